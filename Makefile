@@ -1,0 +1,33 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test quick check format clean
+
+demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
+	$(BIN)/python -m mcbn.demo --out demo
+
+test: $(READY)      ## the whole suite, slow tests too, with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+quick: $(READY)     ## the unit suite without slow tests
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(READY)     ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+
+# torch first, under the pin: nothing later may drag in another build of it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@

@@ -1,0 +1,131 @@
+"""Batches of any structure: pick what goes to the network, move it, describe it in errors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+
+Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
+TARGET_KEYS = ("y", "label", "labels", "target", "targets")
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply a function to every tensor (or array) of a nest of tuples, lists and dicts; keep the nest."""
+    if isinstance(tree, np.ndarray):
+        tree = torch.as_tensor(tree)
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(function, value) for value in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tensors(function, value) for value in tree)
+    return tree
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """List every tensor of a nest, in order."""
+    found: list[Tensor] = []
+    map_tensors(found.append, tree)
+    return found
+
+
+def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
+    """Move every tensor to a device, floating ones to a dtype; objects with a `.to` of their own too."""
+
+    def move_one(tensor: Tensor) -> Tensor:
+        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+    if not isinstance(tree, Tensor | np.ndarray | Mapping | tuple | list) and hasattr(tree, "to"):
+        return tree.to(device)
+    return map_tensors(move_one, tree)
+
+
+def require_finite(tree: Any) -> None:
+    """Refuse NaN and infinity: one such value makes every statistic of its batch useless."""
+    for tensor in tensors_of(tree):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise MCBNError(
+                f"the inputs hold {count} non-finite values (NaN or infinity) in a tensor of shape "
+                f"{tuple(tensor.shape)}; clean or impute them first"
+            )
+
+
+def size_of(tree: Any) -> int:
+    """Count the examples of a batch: the first axis of its first tensor."""
+    for tensor in tensors_of(tree):
+        if tensor.ndim:
+            return int(tensor.shape[0])
+    raise MCBNError(f"no tensor to count examples by in {describe(tree)}")
+
+
+def pick_inputs(batch: Any, inputs: Picker, keys: tuple[list[str], list[str]]) -> Any:
+    """Pick what goes to the network from a training or prediction batch.
+
+    `inputs` is a key, an index, a list of them or a function; without it a tensor goes as it is, a tuple gives its
+    first element, a dict the entries that `forward` names (`keys`: all names it takes, those it must have).
+    """
+    if inputs is not None:
+        return pick(batch, inputs, "inputs")
+    if isinstance(batch, Mapping):
+        accepted, required = keys
+        named = {key: batch[key] for key in batch if key in accepted}
+        return named if named and set(required) <= set(named) else batch
+    if isinstance(batch, tuple | list):
+        if not batch:
+            raise MCBNError(f"a batch is an empty {type(batch).__name__}; the loader must give at least the inputs")
+        return batch[0]
+    return batch
+
+
+def pick_targets(batch: Any, targets: Picker) -> Tensor:
+    """Pick the targets of a validation batch: by `targets`, else the second element or a usual key."""
+    if targets is None and isinstance(batch, Mapping):
+        targets = next((key for key in TARGET_KEYS if key in batch), None)
+    elif targets is None and isinstance(batch, tuple | list) and len(batch) > 1:
+        targets = 1
+    if targets is None:
+        raise MCBNError(f"no targets in {describe(batch)}; give batches (x, y), or pass targets=")
+    picked = pick(batch, targets, "targets")
+    if not isinstance(picked, Tensor | np.ndarray):
+        raise MCBNError(f"targets={targets!r} picks {describe(picked)} from {describe(batch)}, not a tensor")
+    return torch.as_tensor(picked)
+
+
+def pick(batch: Any, picker: Picker, argument: str) -> Any:
+    """Apply one picker: a function of the batch, a key or index, or a list of those (giving a dict or tuple)."""
+    if callable(picker):
+        return picker(batch)
+    if isinstance(picker, Sequence) and not isinstance(picker, str):
+        parts = [pick(batch, one, argument) for one in picker]
+        by_name = all(isinstance(one, str) for one in picker)
+        return dict(zip(picker, parts, strict=True)) if by_name else tuple(parts)
+    try:
+        return batch[picker]
+    except (KeyError, IndexError, TypeError) as error:
+        raise MCBNError(f"{argument}={picker!r} is not in {describe(batch)}") from error
+
+
+def describe(tree: Any) -> str:
+    """Say in a few words what a batch is made of, for error messages."""
+    if isinstance(tree, Tensor | np.ndarray):
+        return f"a {type(tree).__name__} of shape {tuple(tree.shape)} ({str(tree.dtype).removeprefix('torch.')})"
+    if isinstance(tree, Mapping):
+        return "a dict {" + ", ".join(f"{key!r}: {describe(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, tuple | list):
+        shown = ", ".join(describe(value) for value in tree[:4]) + (", ..." if len(tree) > 4 else "")
+        return f"a {type(tree).__name__} ({shown})"
+    return f"a {type(tree).__name__}"
+
+
+def require_int(name: str, value: Any, least: int) -> int:
+    """Check a whole-number argument (bool is not one)."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise MCBNError(f"{name} must be a whole number, at least {least}; got {value!r}")
+    return int(value)

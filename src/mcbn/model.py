@@ -1,0 +1,313 @@
+"""MCBN: a trained batch-normalised network as a Bayesian one."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from mcbn import batches, drift, noise, prediction, statistics, storage
+from mcbn.draws import DEFAULT_BATCH_SIZE, draw_batches, isolated_random
+from mcbn.errors import MCBNError
+from mcbn.network import Network, Output, unwrap
+from mcbn.posterior import Posterior, record
+from mcbn.prediction import ClassificationPrediction, RegressionPrediction
+from mcbn.sampling import sample_outputs
+
+TASKS = ("regression", "classification")
+R = TypeVar("R")
+P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
+
+
+class MCBN(Generic[P]):
+    """Monte Carlo batch normalisation of a trained network (Teye et al. 2018, Algorithm 1).
+
+    `fit` draws T joint sets of batch-norm statistics from training batches; `predict` runs the network with each and
+    gives predictive moments. The network itself is copied at `fit` and never modified.
+
+    Args:
+        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through.
+        task: "regression", or "classification" (one label an input, or one a pixel).
+        layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
+        inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
+        output: which tensor of the network's result counts: key, index or function.
+    """
+
+    @overload
+    def __init__(
+        self: "MCBN[RegressionPrediction]",
+        model: nn.Module,
+        task: Literal["regression"],
+        *,
+        layers: statistics.Layers = None,
+        inputs: batches.Picker = None,
+        output: Output = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "MCBN[ClassificationPrediction]",
+        model: nn.Module,
+        task: Literal["classification"],
+        *,
+        layers: statistics.Layers = None,
+        inputs: batches.Picker = None,
+        output: Output = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "MCBN[Any]",
+        model: nn.Module,
+        task: str,
+        *,
+        layers: statistics.Layers = None,
+        inputs: batches.Picker = None,
+        output: Output = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: str,
+        *,
+        layers: statistics.Layers = None,
+        inputs: batches.Picker = None,
+        output: Output = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if task not in TASKS:
+            raise MCBNError(f"task must be one of {list(TASKS)}, got {task!r}; segmentation is classification")
+        bare = unwrap(model)
+        statistics.choose(layers, statistics.candidates(bare), bare)
+        self.model, self.task = model, task
+        self.layers, self.inputs, self.output = layers, inputs, output
+        self._tau = torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
+        self._network: Network | None = None
+        self._posterior: Posterior | None = None
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        seed: int = 0,
+        inputs: batches.Picker = None,
+    ) -> Self:
+        """Draw T joint sets of batch-norm statistics from random training batches of M examples.
+
+        Args:
+            data: the training DataLoader (its dataset, transforms, collate_fn, workers and batch size are respected,
+                its order is not), a Dataset, tensors, or an iterable of batches, taken as they come.
+            n_samples: T. T * M may exceed N.
+            batch_size: M, as in training; the loader's where it is not given.
+            seed: draw t depends on (seed, t) alone; the global generators are left as they were.
+            inputs: overrides the constructor's.
+        """
+        inputs = self.inputs if inputs is None else inputs
+        with isolated_random(seed if isinstance(seed, int) else None):
+            drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed)
+            network = self._watched()
+            recorded = record(network, drawn, self.layers, inputs)
+        drift.warn_if_far(recorded)
+        self._network, self._posterior, self.inputs = network, recorded.posterior, inputs
+        return self
+
+    def _watched(self) -> Network:
+        network = Network(self.model, self.output)
+        statistics.watch(network.module)
+        return network
+
+    @property
+    def posterior(self) -> Posterior:
+        """The fitted draws."""
+        if self._posterior is None:
+            raise MCBNError("not fitted yet; call fit(training_data) first")
+        return self._posterior
+
+    @property
+    def tau(self) -> float | Tensor:
+        """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
+        return self._tau.item() if self._tau.ndim == 0 else self._tau.clone()
+
+    @tau.setter
+    def tau(self, value: float | Tensor) -> None:
+        tau = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
+        if tau.ndim > 1 or not bool((tau > 0).all()):
+            raise MCBNError(f"tau must be a positive number, or one for each output; got {value!r}")
+        self._tau = tau
+
+    @property
+    def noise_std(self) -> float | Tensor:
+        """Standard deviation of the observation noise, tau^-1/2."""
+        std = self._tau.rsqrt()
+        return std.item() if std.ndim == 0 else std
+
+    def plain(self, x: Any) -> Tensor:
+        """Return what the network says in eval mode with its own running statistics."""
+        network = self._network or Network(self.model, self.output)
+        return self._over(x, network, lambda inputs: network(inputs), torch.cat)
+
+    def sample(self, x: Any, *, n_samples: int | None = None) -> Tensor:
+        """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
+        drawn, network = self._drawn(n_samples)
+
+        def sample_one(inputs: Any) -> Tensor:
+            return torch.cat(list(sample_outputs(network, drawn, inputs)))
+
+        return self._over(x, network, sample_one, lambda parts: torch.cat(parts, 1))
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        method: str = "sample",
+        n_samples: int | None = None,
+        return_samples: bool = False,
+        covariance: bool = False,
+    ) -> P:
+        """Predict with uncertainty: moments over the draws, streamed, so memory does not grow with T.
+
+        Args:
+            x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
+            method: "sample", the Monte Carlo estimate over the draws.
+            n_samples: use only the first draws.
+            return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
+            covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
+        """
+        if method != "sample":
+            raise MCBNError(f"method must be 'sample', got {method!r}")
+        drawn, network = self._drawn(n_samples)
+        stream = isinstance(x, DataLoader | Dataset)
+
+        def predict_one(inputs: Any) -> Any:
+            def draws() -> Iterator[Tensor]:
+                with torch.no_grad():
+                    yield from sample_outputs(network, drawn, inputs)
+
+            if self.task == "classification":
+                return prediction.classification(draws(), self._tau, keep=return_samples)
+            return prediction.regression(
+                draws(), self._tau, covariance=covariance, keep=return_samples, draws=None if stream else draws
+            )
+
+        return self._over(x, network, predict_one, prediction.join)  # type: ignore[no-any-return]
+
+    def tune(
+        self,
+        data: Any,
+        *,
+        score: str | None = None,
+        targets: batches.Picker = None,
+        n_samples: int | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """Set tau on held-out data: the noise precision (regression) or inverse temperature (classification).
+
+        Args:
+            data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
+            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; classification: "pll".
+            targets: what of a batch is the target, where it is not the second element or a usual key.
+            n_samples: use only the first draws.
+            ignore_index: classification: a label to leave out, such as the void class of a segmentation.
+        """
+        default = "crps" if self.task == "regression" else "pll"
+        score = score or default
+        if score not in noise.SCORES or (self.task == "classification" and score != "pll"):
+            raise MCBNError(f"score must be {'crps or pll' if self.task == 'regression' else 'pll'}, got {score!r}")
+        pairs = self._validation(data, targets)
+
+        def moments(x: Any) -> RegressionPrediction:
+            return self.predict(x, n_samples=n_samples)  # type: ignore[return-value]
+
+        def samples(x: Any) -> Tensor:
+            with torch.no_grad():
+                return prediction.as_float(self.sample(x, n_samples=n_samples))
+
+        if self.task == "classification":
+            self._tau = noise.tune_classification(pairs, samples, _length(data), ignore_index)
+        elif score == "crps":
+            self._tau = noise.tune_by_crps(pairs, moments)
+        else:
+            self._tau = noise.tune_by_pll(pairs, samples, _length(data))
+        return self
+
+    def _validation(self, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
+        """Yield inputs and targets of every validation batch."""
+        network = self._drawn(None)[1]
+        with isolated_random():
+            loader = _loader(data) if isinstance(data, DataLoader | Dataset) else [data]
+            for batch in loader:
+                yield (
+                    batches.pick_inputs(batch, self.inputs, network.accepted_keys()),
+                    batches.pick_targets(batch, targets),
+                )
+
+    def _drawn(self, n_samples: int | None) -> tuple[Posterior, Network]:
+        """Return the draws to use and the network they belong to."""
+        drawn, network = self.posterior, self._network
+        if network is None:
+            raise MCBNError("not fitted yet; call fit(training_data) first")
+        return (drawn if n_samples is None else drawn.first(batches.require_int("n_samples", n_samples, 1))), network
+
+    def _over(self, x: Any, network: Network, run: Callable[[Any], R], join: Callable[[list[R]], R]) -> R:
+        """Run on one input, or on every batch of a loader and join; results live where the inputs do."""
+
+        def run_one(inputs: Any) -> R:
+            tensors = batches.tensors_of(inputs)
+            result: Any = run(network.prepare(inputs))
+            return result.to(tensors[0].device) if tensors else result  # type: ignore[no-any-return]
+
+        if not isinstance(x, DataLoader | Dataset):
+            return run_one(x)
+        keys = network.accepted_keys()
+        with isolated_random():
+            return join([run_one(batches.pick_inputs(batch, self.inputs, keys)) for batch in _loader(x)])
+
+    def save(self, path: str | Path) -> None:
+        """Write posterior, tau and settings as one safetensors file."""
+        settings = {"task": self.task, "tau": json.dumps(self._tau.tolist())}
+        for name, value in (("inputs", self.inputs), ("output", self.output)):
+            if value is not None and not callable(value):
+                settings[name] = json.dumps(value)
+        storage.save(path, self.posterior, self._drawn(None)[1].module, settings)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
+        """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
+        drawn, settings = storage.load(path, model)
+        stored = {name: json.loads(settings[name]) if name in settings else None for name in ("inputs", "output")}
+        layers = list(dict.fromkeys(statistics.layer_of(name) for name in drawn.layers))
+        bayes = cls(
+            model,
+            settings["task"],
+            layers=layers,
+            inputs=inputs if inputs is not None else stored["inputs"],
+            output=output if output is not None else stored["output"],
+        )
+        bayes._network = bayes._watched()
+        bayes._posterior = drawn.to(bayes._network.device)
+        bayes.tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
+        return bayes
+
+    def __repr__(self) -> str:
+        state = repr(self._posterior) if self._posterior else "not fitted"
+        return f"MCBN({type(unwrap(self.model)).__name__}, {self.task!r}, tau={self.tau}, {state})"
+
+
+def _loader(data: Any) -> DataLoader[Any]:
+    return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=DEFAULT_BATCH_SIZE)
+
+
+def _length(data: Any) -> int:
+    """Count the batches of validation data, or assume many."""
+    if not isinstance(data, DataLoader | Dataset):
+        return 1
+    loader = _loader(data)
+    return 1000 if isinstance(loader.dataset, IterableDataset) else len(loader)

@@ -1,0 +1,157 @@
+"""The network as mcbn runs it: a private, frozen copy in eval mode. The user's own object is only ever read."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+
+OUTPUT_KEYS = ("out", "logits")
+Output = str | int | Callable[[Any], Tensor] | None
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Take off `torch.compile`, DataParallel and DistributedDataParallel; the network inside is what runs."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
+def snapshot(model: nn.Module) -> nn.Module:
+    """Copy a network, parameters and buffers included, frozen and in eval mode throughout."""
+    model = unwrap(model)
+    memo = {id(t): t.detach().clone() for t in _loose_tensors(model)}
+    try:
+        frozen = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise MCBNError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); mcbn runs a private copy so "
+            "that yours is never touched: keep what cannot be copied (open files, locks, generators) out of it"
+        ) from error
+    for parent in list(frozen.modules()):
+        for name, child in list(parent.named_children()):
+            if hasattr(child, "_orig_mod"):
+                setattr(parent, name, unwrap(child))
+    frozen.eval().requires_grad_(False)
+    for module in frozen.modules():
+        module.training = False  # also where a network overrides train() and keeps parts of it in train mode
+    return frozen
+
+
+def _loose_tensors(model: nn.Module) -> list[Tensor]:
+    """Return tensors held as plain attributes that deepcopy refuses (results of a computation)."""
+    values = (value for module in model.modules() for value in vars(module).values())
+    return [v for v in values if isinstance(v, Tensor) and not v.is_leaf]
+
+
+def structure(model: nn.Module) -> list[str]:
+    """List modules with their class and tensors with their shape: what a posterior file must find again."""
+    model = unwrap(model)
+    names = [f"module {name or '(network)'}: {type(module).__name__}" for name, module in bare_modules(model)]
+    tensors = [f"tensor {bare_name(n)}: {'x'.join(map(str, t.shape))}" for n, t in model.state_dict().items()]
+    return names + tensors
+
+
+def bare_modules(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, nn.Module]]:
+    """List named modules as they are called once compiled parts are unwrapped; `aliases` adds second names."""
+    modules = model.named_modules(remove_duplicate=not aliases)
+    return [(bare_name(name), module) for name, module in modules if not hasattr(module, "_orig_mod")]
+
+
+def bare_name(name: str) -> str:
+    """Drop what `torch.compile` puts into the names of modules and tensors."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+class Network:
+    """A frozen copy of a network with the ways in and out of it: `network(inputs)` gives the output tensor."""
+
+    def __init__(self, model: nn.Module, output: Output = None) -> None:
+        self.module = snapshot(model)
+        self.output = output
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        self.device = tensors[0].device if tensors else None
+        floating = {t.dtype for t in self.module.parameters() if t.is_floating_point()}
+        self.dtype = floating.pop() if len(floating) == 1 else None
+
+    def prepare(self, inputs: Any) -> Any:
+        """Move inputs to the network's device and floating dtype; refuse what is not finite."""
+        batches.require_finite(inputs)
+        return batches.move(inputs, self.device, self.dtype)
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """Run the network on prepared inputs and pick its output tensor."""
+        try:
+            result = self._forward(inputs)
+        except (MCBNError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise MCBNError(
+                f"{type(self.module).__name__} could not run on what it was given, {batches.describe(inputs)} "
+                f"({type(error).__name__}: {error}); if that is not what it takes, pass inputs= "
+                "(a key, an index, a list of them, or a function of the batch)"
+            ) from error
+        return pick_output(result, self.output)
+
+    def _forward(self, inputs: Any) -> Any:
+        """Call with one value, or spread a tuple or dict that fits the signature of forward."""
+        if isinstance(inputs, Mapping) and self._takes(**inputs):
+            return self.module(**inputs)
+        if isinstance(inputs, tuple | list) and self._takes(*inputs):
+            return self.module(*inputs)
+        return self.module(inputs)
+
+    def _takes(self, *args: Any, **kwargs: Any) -> bool:
+        try:
+            inspect.signature(self.module.forward).bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def accepted_keys(self) -> tuple[list[str], list[str]]:
+        """Return the argument names of forward: all that can be given by name, and those that must be."""
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        return [p.name for p in named], [p.name for p in named if p.default is p.empty]
+
+
+def pick_output(result: Any, output: Output = None) -> Tensor:
+    """Find the output tensor in what the network returned: by `output`, else the tensor itself, "out" or "logits"."""
+    picked = result
+    if callable(output):
+        picked = output(result)
+    elif output is not None:
+        picked = _lookup(result, output)
+    elif not isinstance(result, Tensor):
+        for key in OUTPUT_KEYS:
+            found = result.get(key) if isinstance(result, Mapping) else getattr(result, key, None)
+            if found is not None:
+                picked = found
+                break
+        else:
+            if isinstance(result, tuple | list) and len(result) == 1:
+                picked = result[0]
+    if not isinstance(picked, Tensor):
+        raise MCBNError(
+            f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor; "
+            "pass output= (a key, an index, or a function of the result)"
+        )
+    return picked
+
+
+def _lookup(result: Any, key: str | int) -> Any:
+    try:
+        if isinstance(key, str) and not isinstance(result, Mapping):
+            return getattr(result, key)
+        return result[key]
+    except (KeyError, IndexError, AttributeError, TypeError):
+        return None

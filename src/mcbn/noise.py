@@ -1,0 +1,168 @@
+"""The noise level tau, tuned on held-out data by a bounded scalar minimiser."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn import prediction
+from mcbn.errors import MCBNError
+from mcbn.metrics import crps_gaussian
+
+SCORES = ("crps", "pll")
+BUDGET = 2**27  # numbers kept while tuning by samples: 1 GB in double precision
+Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets of each validation batch
+
+
+def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:
+    """Minimise a function of one variable between bounds by golden sections, elementwise for many at once.
+
+    Each step keeps 61.8 % of the bracket and costs one evaluation; it finds the minimum of a unimodal function.
+    """
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    f_left, f_right = function(left), function(right)
+    for _ in range(steps):
+        lower = f_left < f_right  # the minimum lies in [low, right]
+        low, high = torch.where(lower, low, left), torch.where(lower, right, high)
+        probe = torch.where(lower, high - ratio * (high - low), low + ratio * (high - low))
+        f_probe = function(probe)
+        left, right = torch.where(lower, probe, right), torch.where(lower, left, probe)
+        f_left, f_right = torch.where(lower, f_probe, f_right), torch.where(lower, f_left, f_probe)
+    return (low + high) / 2
+
+
+def tau_by_crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Tensor:
+    """Find the tau of each output, (D,), that minimises the mean CRPS of N(mean, epistemic + 1/tau) (section 4.2).
+
+    All arguments (n, D).
+    """
+    mean, epistemic, y = mean.double(), epistemic.double(), y.double()
+
+    def score(log_tau: Tensor) -> Tensor:
+        return crps_gaussian(mean, epistemic + torch.exp(-log_tau), y).mean(0)  # (D,)
+
+    return minimize_bounded(score, *_log_tau_bounds(mean - y)).exp()
+
+
+def tau_by_pll(samples: Tensor, y: Tensor) -> Tensor:
+    """Find the tau of each output, (D,), that maximises the mean mixture log density of that output (appendix 1.5).
+
+    samples (T, n, D), y (n, D); -log p = -logsumexp_j(-tau/2 (y - f_j)^2) - 1/2 log tau + constant.
+    """
+    squares = (samples.double() - y.double()).square()  # (T, n, D)
+
+    def score(log_tau: Tensor) -> Tensor:
+        return -(torch.logsumexp(-0.5 * log_tau.exp() * squares, 0) + 0.5 * log_tau).mean(0)  # (D,)
+
+    return minimize_bounded(score, *_log_tau_bounds(samples.double().mean(0) - y.double())).exp()
+
+
+def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Bound log tau of each output by its residuals (n, D): targets of any scale do.
+
+    The noise variance lies between a thousandth of the squared median error and 100 times the mean squared error. The
+    lower end is reached where the draws alone already spread wider than the errors; the paper bounds tau likewise.
+    """
+    square = residual.square().mean(0)  # (D,)
+    if not bool((square > 0).all()):
+        raise MCBNError(
+            "the predictions equal every validation target exactly, so there is no noise to measure; "
+            "tune on data the network was not made from"
+        )
+    typical = residual.abs().median(0).values.square()  # (D,)
+    return -torch.log(100 * square), -torch.log(1e-3 * torch.where(typical > 0, typical, square))
+
+
+def inverse_temperature(logits: Tensor, y: Tensor) -> Tensor:
+    """Find the tau, (), that maximises the mean log of the averaged softmax(tau * logits).
+
+    logits (T, n, K), labels y (n,). The paper has tau = 1 for classification (section 3.2).
+    """
+    index = y.expand(logits.shape[:2]).unsqueeze(2)  # (T, n, 1)
+
+    def score(log_tau: Tensor) -> Tensor:
+        log_p = torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2)  # (T, n)
+        return -torch.logsumexp(log_p, 0).mean()
+
+    bound = torch.tensor(math.log(100.0), dtype=logits.dtype, device=logits.device)
+    return minimize_bounded(score, -bound, bound, steps=40).exp()
+
+
+def tune_by_crps(pairs: Pairs, moments: Callable[[Any], prediction.RegressionPrediction]) -> Tensor:
+    """Tune tau on validation batches by CRPS; only means and variances are kept."""
+    rows = []
+    for x, y in pairs:
+        pred = moments(x)
+        y = _finite(prediction.match_shape(y, pred.mean))
+        rows.append([_by_output(part) for part in (pred.mean, pred.epistemic, y)])  # each (n, D)
+    return _compact(tau_by_crps(*_gather(rows)))
+
+
+def tune_by_pll(pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int) -> Tensor:
+    """Tune tau on validation batches by the mixture's log density."""
+    rows = []
+    for x, y in pairs:
+        drawn = samples(x)  # (T, N, ...)
+        y = _by_output(_finite(prediction.match_shape(y, drawn[0])))  # (n, D)
+        flat = torch.stack([_by_output(draw) for draw in drawn], 1)  # (n, T, D)
+        kept = _subset(y, flat[0].numel() * n_batches)
+        rows.append([flat[kept], y[kept]])
+    drawn, y = _gather(rows)
+    return _compact(tau_by_pll(drawn.transpose(0, 1), y))
+
+
+def tune_classification(
+    pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int, ignore_index: int | None
+) -> Tensor:
+    """Tune the inverse temperature on validation batches, leaving out positions labelled `ignore_index`."""
+    rows = []
+    for x, y in pairs:
+        drawn = samples(x)
+        prediction.refuse_probabilities(drawn)
+        logits = prediction.as_logits(drawn)  # (T, N, K, ...)
+        T, _, K = logits.shape[:3]
+        ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
+        labels = prediction.require_labels(y.masked_fill(ignored, 0), logits[0]).flatten()  # (n,)
+        flat = logits.movedim(2, -1).reshape(T, -1, K).transpose(0, 1)  # (n, T, K)
+        valid = ~ignored.flatten().to(labels.device)
+        flat, labels = flat[valid], labels[valid]
+        kept = _subset(labels, T * K * n_batches)
+        rows.append([flat[kept], labels[kept]])
+    logits, labels = _gather(rows)
+    return inverse_temperature(logits.transpose(0, 1), labels).double().cpu()
+
+
+def _by_output(values: Tensor) -> Tensor:
+    """Bring (N, D, ...) to rows of outputs, (n, D); (N,) has D = 1."""
+    return values.unsqueeze(1) if values.ndim == 1 else values.movedim(1, -1).reshape(-1, values.shape[1])
+
+
+def _finite(y: Tensor) -> Tensor:
+    if not bool(torch.isfinite(y).all()):
+        raise MCBNError(f"{int((~torch.isfinite(y)).sum())} validation targets are not finite; leave them out")
+    return y
+
+
+def _gather(rows: list[list[Tensor]]) -> list[Tensor]:
+    """Join the parts of all batches, each along its first axis; targets come last."""
+    if sum(len(row[-1]) for row in rows) < 2:
+        raise MCBNError("tune needs at least 2 held-out targets")
+    return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+
+
+def _subset(y: Tensor, numbers_each: int) -> Tensor:
+    """Choose the positions of a batch to keep so that all batches together stay within the budget."""
+    most = max(2, BUDGET // numbers_each)
+    if len(y) <= most:
+        return torch.arange(len(y), device=y.device)
+    chosen = np.random.default_rng(0).choice(len(y), most, replace=False)
+    return torch.as_tensor(np.sort(chosen), device=y.device)
+
+
+def _compact(tau: Tensor) -> Tensor:
+    """One output has a plain number for its tau."""
+    return tau.reshape(()).cpu() if tau.numel() == 1 else tau.cpu()

@@ -1,0 +1,187 @@
+"""The two regression figures of Teye et al. 2018: uncertainty against error, and the toy problem.
+
+Each function draws into `ax`, or into a new figure where none is given, and returns the Axes; save it with
+`ax.figure.savefig(...)`. Nothing is shown and pyplot is not touched. Bands are those of a Gaussian: 50 % within
+0.674 std, 95 % within 1.960 std. The legend sits above the axes; `ax.get_legend().remove()` suits panels.
+"""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from mcbn.errors import MCBNError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Vector: TypeAlias = NDArray[np.float64]
+VectorLike: TypeAlias = torch.Tensor | ArrayLike
+
+Z50 = 0.6744897501960817  # half of a standard normal lies within +-Z50
+Z95 = 1.959963984540054
+
+
+def uncertainty_error(
+    mean: VectorLike,
+    std: VectorLike,
+    y: VectorLike,
+    *,
+    constant_std: float | None = None,
+    ax: "Axes | None" = None,
+    color: str = "tab:blue",
+    window: int | None = None,
+) -> "Axes":
+    """Draw absolute errors |mean - y| in the order of predicted std, over the bands in which they should lie.
+
+    Dark band up to 0.674 std (half of the errors), light band up to 1.960 std (95 %); gray dots are errors, the
+    gray line their running mean; dashed, both bounds for one constant std. Bands that rise with the gray line
+    mean that the uncertainty knows where errors are large. Teye et al. 2018, Figure 2, left (there MCBN is blue,
+    MNF violet, MCDO red).
+
+    mean, std, y (N,) in target units; std is that of the predictive distribution, noise included. `window` is the
+    number of points per running mean, N / 10 or 10 unless given; the ends average what there is. A few far errors do
+    not set the scale: those above the axis are marked and counted.
+    """
+    vectors = _vectors(mean=mean, std=std, y=y)
+    _check_spread(vectors["std"], constant_std)
+    order = np.argsort(vectors["std"], kind="stable")
+    std = vectors["std"][order]  # (N,)
+    error = np.abs(vectors["mean"] - vectors["y"])[order]  # (N,)
+    N = len(error)
+    window = min(N, max(10, N // 10)) if window is None else window
+    rank = np.arange(1.0, N + 1)
+    ax = _new_axes() if ax is None else ax
+    _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
+    size = 3 + 30 / np.sqrt(N)
+    ax.plot(rank, error, ".", color="0.4", markersize=size, markeredgewidth=0, alpha=0.8, label="absolute error")
+    ax.plot(rank, _running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
+    _limit_height(ax, rank, error, Z95 * max(_quantile(std, 0.99), constant_std or 0.0))
+    ax.set_xlim(0, N + 1)
+    _finish(ax, "points sorted by predicted std", "absolute error (target units)")
+    return ax
+
+
+def toy(
+    x_train: VectorLike,
+    y_train: VectorLike,
+    x_grid: VectorLike,
+    mean: VectorLike,
+    std: VectorLike,
+    *,
+    constant_std: float | None = None,
+    ax: "Axes | None" = None,
+    color: str = "tab:blue",
+) -> "Axes":
+    """Draw training points, predictive mean and its 50 % and 95 % bands; dashed, the bands of one constant std.
+
+    Teye et al. 2018, Figure 1. x_train, y_train (N,); x_grid, mean, std (G,) in any order of x.
+    """
+    points = _vectors(x_train=x_train, y_train=y_train)
+    grid = _vectors(x_grid=x_grid, mean=mean, std=std)
+    _check_spread(grid["std"], constant_std)
+    order = np.argsort(grid["x_grid"], kind="stable")
+    x, centre, half = (grid[name][order] for name in ("x_grid", "mean", "std"))  # (G,) each
+    ax = _new_axes() if ax is None else ax
+    _draw_bands(ax, x, centre, half, color, constant_std, sides=(-1, 1))
+    ax.plot(x, centre, color=color, linewidth=1.8, label="predictive mean")
+    ax.plot(points["x_train"], points["y_train"], "o", color="0.15", markersize=3, label="training data", zorder=4)
+    ax.set_xlim(x[0], x[-1])
+    _finish(ax, "x", "y")
+    return ax
+
+
+def _new_axes() -> "Axes":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MCBNError("plots need matplotlib: pip install mcbn[plots]") from error
+    return Figure(figsize=(5.5, 3.7), layout="constrained", dpi=150).add_subplot()
+
+
+def _draw_bands(
+    ax: "Axes",
+    x: Vector,
+    centre: Vector,
+    std: Vector,
+    color: str,
+    constant_std: float | None,
+    *,
+    sides: tuple[int, ...],
+) -> None:
+    """Fill centre + side z std over x, and dash the same for the constant std; one side only starts at centre."""
+    from matplotlib.colors import to_rgb
+
+    for z, strength, label in ((Z95, 0.22, "95 % interval"), (Z50, 0.55, "50 % interval")):
+        tint = 1 - strength * (1 - np.array(to_rgb(color)))  # opaque, so that the legend shows the same shade
+        low = centre - z * std if -1 in sides else centre
+        ax.fill_between(x, low, centre + z * std, color=tuple(tint), linewidth=0, label=label)
+    if constant_std is None:
+        return
+    bounds = [(side, z) for side in sides for z in (Z50, Z95)]
+    for i, (side, z) in enumerate(bounds):
+        label = "_constant" if i else "constant std: 50 %, 95 %"
+        height = centre + side * z * constant_std
+        ax.plot(x, height, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
+
+
+def _running_mean(value: Vector, window: int) -> Vector:
+    """Return the centred mean of `window` neighbours, of fewer at the ends: (N,)."""
+    N = len(value)
+    if not 1 <= window <= N:
+        raise MCBNError(f"window must be 1 to {N}, the number of points; got {window}.")
+    total = np.concatenate([[0.0], np.cumsum(value)])
+    start = np.clip(np.arange(N) - (window - 1) // 2, 0, N)
+    stop = np.clip(np.arange(N) + window // 2 + 1, 0, N)
+    mean: Vector = (total[stop] - total[start]) / (stop - start)
+    return mean
+
+
+def _limit_height(ax: "Axes", rank: Vector, error: Vector, band: float) -> None:
+    """Scale to the bands and the bulk of the errors; mark and count those far above."""
+    bulk = max(1.08 * band, min(1.5 * _quantile(error, 0.95), 1.05 * float(error.max())))
+    top = max(bulk, 1.05 * float(error[error <= 1.4 * bulk].max()))
+    ax.set_ylim(0, top or 1.0)
+    above = rank[error > top]
+    if len(above) == 0:
+        return
+    (marks,) = ax.plot(above, np.full(len(above), 0.985), "^", color="0.25", markersize=4, label="_above")
+    marks.set_transform(ax.get_xaxis_transform())  # heights are a share of the axes
+    note = f"errors above: {len(above)}, largest {error.max():.3g}"
+    ax.text(0.02, 0.955, note, transform=ax.transAxes, ha="left", va="top", fontsize="small", color="0.25")
+
+
+def _quantile(value: Vector, share: float) -> float:
+    return float(np.quantile(value, share, method="lower"))  # "lower": no mixing with the outlier next to it
+
+
+def _finish(ax: "Axes", xlabel: str, ylabel: str) -> None:
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")
+
+
+def _vectors(**values: VectorLike) -> dict[str, Vector]:
+    """Return all arguments as finite float vectors of one length."""
+    arrays = {name: _array(name, value) for name, value in values.items()}
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 or shape[0] == 0 for shape in shapes):
+        received = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise MCBNError(f"need vectors of one length; got {received}. Pass one output, for example mean[:, 0].")
+    return arrays
+
+
+def _array(name: str, value: VectorLike) -> Vector:
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise MCBNError(f"{name} must be a vector of numbers; got {type(value)}: {error}") from error
+    if not np.isfinite(array).all():
+        raise MCBNError(f"{name} holds NaN or infinity, which cannot be drawn; leave those points out.")
+    return array
+
+
+def _check_spread(std: Vector, constant_std: float | None) -> None:
+    if not (std >= 0).all() or (constant_std is not None and not constant_std >= 0):
+        raise MCBNError(f"std must not be negative; smallest is {std.min()}, constant_std is {constant_std}.")

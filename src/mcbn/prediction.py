@@ -1,0 +1,336 @@
+"""What a prediction holds: streamed moments over the draws, and the quantities that follow from them."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+
+Chunks = Callable[[], Iterator[Tensor]]
+
+
+class Moments:
+    """Mean and variance over draws, streamed: memory does not grow with T.
+
+    Sums are taken about the first draw, so equal draws give a variance of exactly zero and large means cost no digits.
+    """
+
+    def __init__(self, *, covariance: bool = False) -> None:
+        self.count = 0
+        self.pivot = torch.zeros(())  # the first draw, (N, ...)
+        self.sum = torch.zeros(())
+        self.squares = torch.zeros(())
+        self.products: Tensor | None = torch.zeros(()) if covariance else None  # (N, D, D)
+
+    def add(self, chunk: Tensor) -> None:
+        """Take in a chunk of draws, (t, N, ...)."""
+        if self.count == 0:
+            self.pivot = chunk[0].clone()
+            self.sum, self.squares = torch.zeros_like(self.pivot), torch.zeros_like(self.pivot)
+        difference = chunk - self.pivot  # (t, N, ...)
+        self.count += len(chunk)
+        self.sum += difference.sum(0)
+        if self.products is not None:
+            flat = _flat(difference, 2)  # (t, N, D)
+            self.products = self.products.to(flat) + torch.einsum("tni,tnj->nij", flat, flat)
+        self.squares += difference.square_().sum(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """1/T sum_t f_t, (N, ...)."""
+        return self.pivot + self.sum / self.count
+
+    @property
+    def variance(self) -> Tensor:
+        """1/T sum_t f_t^2 - (1/T sum_t f_t)^2, (N, ...)."""
+        return (self.squares / self.count - (self.sum / self.count).square()).clamp_(min=0)
+
+    @property
+    def covariance(self) -> Tensor | None:
+        """1/T sum_t f_t^T f_t - mean^T mean over the flattened outputs, (N, D, D)."""
+        if self.products is None:
+            return None
+        shift = _flat(self.sum / self.count, 1)  # (N, D)
+        return self.products / self.count - shift.unsqueeze(2) * shift.unsqueeze(1)
+
+
+def _flat(x: Tensor, start: int) -> Tensor:
+    """Flatten the axes of one output into D: (..., D), D = 1 where there are none."""
+    return x.flatten(start) if x.ndim > start else x.unsqueeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prediction:
+    """What both tasks share: a number of draws, and how to join predictions of successive inputs."""
+
+    n_samples: int
+
+    def to(self, device: torch.device | str | None) -> Self:
+        """Move every tensor to a device."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Join predictions of successive batches into one."""
+    if not parts:
+        raise MCBNError("the data to predict for gives no batch at all")
+    kind = type(parts[0])
+    return kind(**{f.name: _join_field(f.name, [getattr(p, f.name) for p in parts]) for f in fields(kind)})
+
+
+def _join_field(name: str, values: list[Any]) -> Any:
+    if name == "draws":
+        return None  # running them again would need every batch kept
+    if isinstance(values[0], Tensor) and name != "tau":
+        return torch.cat(values, dim=1 if name == "samples" else 0)
+    return values[0]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RegressionPrediction(_Prediction):
+    """Predictive moments of a regression network (Teye et al. 2018, section 3.4 and appendix 1.5), each (N, ...).
+
+    variance = epistemic + aleatoric, aleatoric = 1/tau. Without a tuned tau (tau = inf) aleatoric is zero.
+    """
+
+    mean: Tensor
+    epistemic: Tensor
+    tau: Tensor  # one output's shape, broadcastable: () or (D, 1, ...)
+    epistemic_covariance: Tensor | None = None  # (N, D, D)
+    samples: Tensor | None = None  # (T, N, ...)
+    draws: Chunks | None = None
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Variance of the observation noise, 1/tau."""
+        return (1 / self.tau).expand_as(self.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Total predictive variance."""
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> Tensor:
+        """Square root of the total variance."""
+        return self.variance.sqrt()
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Monte Carlo error of the mean, from the spread of the draws; NaN for a single draw."""
+        return _standard_error(self.epistemic, self.n_samples)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Full predictive covariance over the flattened outputs, tau^-1 I included, (N, D, D)."""
+        if self.epistemic_covariance is None:
+            raise MCBNError("the covariance over outputs was not computed; predict(x, covariance=True)")
+        noise = self.aleatoric.reshape(len(self.mean), -1)  # (N, D)
+        return self.epistemic_covariance + torch.diag_embed(noise)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the central interval (low, high) of the Gaussian with the predictive mean and variance."""
+        if not 0 < level < 1:
+            raise MCBNError(f"level must lie between 0 and 1, got {level!r}")
+        if bool(torch.isinf(self.tau).any()):
+            warnings.warn(
+                "mcbn: tau was never tuned, so the interval holds the network's own uncertainty only, no observation "
+                "noise; call tune(validation_data) before predict",
+                stacklevel=2,
+            )
+        half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * self.std
+        return self.mean - half, self.mean + half
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density of targets under the T-component mixture, per point (N,) (Teye et al. 2018, appendix 1.5).
+
+        log 1/T sum_j N(y; f_j, tau^-1 I). The draws are streamed a second time unless samples were kept.
+        """
+        if bool(torch.isinf(self.tau).any()):
+            raise MCBNError("log_prob needs the noise precision tau; call tune(validation_data) or set bayes.tau")
+        y = match_shape(torch.as_tensor(y), self.mean)
+        chunks = self._chunks()
+        D = self.mean[0].numel() if len(self.mean) else 1
+        tau = self.tau.expand(self.mean.shape[1:])
+        log_sum = torch.full(self.mean.shape[:1], -math.inf, dtype=self.mean.dtype, device=self.mean.device)
+        for chunk in chunks:
+            distance = _flat(tau * (chunk.to(self.mean) - y).square(), 2).sum(2)  # (t, N)
+            log_sum = torch.logaddexp(log_sum, torch.logsumexp(-0.5 * distance, 0))
+        return log_sum - math.log(self.n_samples) - 0.5 * D * math.log(2 * math.pi) + 0.5 * tau.log().sum()
+
+    def _chunks(self) -> Iterable[Tensor]:
+        if self.samples is not None:
+            return [self.samples]
+        if self.draws is None:
+            raise MCBNError("log_prob needs the draws themselves here; predict(..., return_samples=True) keeps them")
+        return self.draws()
+
+    def __repr__(self) -> str:
+        return f"RegressionPrediction(shape={tuple(self.mean.shape)}, n_samples={self.n_samples})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassificationPrediction(_Prediction):
+    """Class probabilities averaged over the draws, and how much the draws disagree; classes on axis 1."""
+
+    probs: Tensor  # (N, K, ...)
+    expected_entropy: Tensor  # (N, ...)
+    variance: Tensor  # (N, K, ...), of the probabilities over the draws
+    samples: Tensor | None = None  # raw outputs, (T, N, ...)
+
+    @property
+    def label(self) -> Tensor:
+        """Most probable class, (N, ...)."""
+        return self.probs.argmax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the averaged probabilities in nats, (N, ...): total uncertainty."""
+        return entropy(self.probs, 1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """entropy - expected_entropy in nats, (N, ...): the epistemic part, how much the draws disagree."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the probabilities over the draws, (N, K, ...)."""
+        return self.variance.sqrt()
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Monte Carlo error of the averaged probabilities, (N, K, ...); NaN for a single draw."""
+        return _standard_error(self.variance, self.n_samples)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log of the averaged probability of each label, (N, ...)."""
+        y = require_labels(y, self.probs)
+        return self.probs.gather(1, y.unsqueeze(1)).squeeze(1).log()
+
+    def __repr__(self) -> str:
+        return f"ClassificationPrediction(shape={tuple(self.probs.shape)}, n_samples={self.n_samples})"
+
+
+def _standard_error(variance: Tensor, n_samples: int) -> Tensor:
+    """sqrt(s^2 / T) with s^2 = variance * T / (T - 1)."""
+    return (variance / (n_samples - 1)).sqrt() if n_samples > 1 else torch.full_like(variance, math.nan)
+
+
+def entropy(probs: Tensor, axis: int) -> Tensor:
+    """-sum_k p_k log p_k along an axis, in nats."""
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(axis)
+
+
+def as_float(output: Tensor) -> Tensor:
+    """Give outputs at least single precision: moments of half-precision numbers lose their digits."""
+    return (
+        output.float() if output.dtype in (torch.float16, torch.bfloat16) or not output.is_floating_point() else output
+    )
+
+
+def as_logits(chunk: Tensor) -> Tensor:
+    """Read raw outputs (t, N, K, ...) as logits; a single output (t, N) or (t, N, 1, ...) is a binary logit, K = 2."""
+    chunk = as_float(chunk)
+    if chunk.ndim == 2:
+        chunk = chunk.unsqueeze(2)
+    if chunk.shape[2] == 1:
+        chunk = torch.cat([torch.zeros_like(chunk), chunk], 2)
+    return chunk
+
+
+def refuse_probabilities(chunk: Tensor) -> None:
+    """Refuse outputs that already are probabilities: a softmax of them would be nearly uniform."""
+    if chunk.ndim > 2 and chunk.shape[2] > 1 and bool((chunk >= 0).all()):
+        total = as_float(chunk).sum(2)
+        if bool(((total - 1).abs() < 1e-3).all()):
+            raise MCBNError(
+                "the network returns probabilities, but classification expects logits; "
+                "pass output=lambda p: p.log(), or leave the softmax out of the network"
+            )
+
+
+def spread(tau: Tensor, mean: Tensor) -> Tensor:
+    """Shape one tau, or one for each output along axis 1, so that it broadcasts over predictions (N, D, ...)."""
+    if tau.ndim == 0:
+        return tau.to(mean)
+    if mean.ndim < 2 or len(tau) != mean.shape[1]:
+        raise MCBNError(f"tau holds {len(tau)} values, one an output, but predictions have shape {tuple(mean.shape)}")
+    return tau.to(mean).reshape(-1, *(1,) * (mean.ndim - 2))
+
+
+def match_shape(y: Tensor, mean: Tensor) -> Tensor:
+    """Bring regression targets to the outputs' shape; (N,) and (N, 1) stand for each other, nothing else does."""
+    if y.shape != mean.shape and y.numel() == mean.numel() and y.shape[:1] == mean.shape[:1]:
+        y = y.reshape(mean.shape)
+    if y.shape != mean.shape:
+        raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}")
+    return y.to(mean)
+
+
+def require_labels(y: Tensor, probs: Tensor) -> Tensor:
+    """Check class labels (N, ...) against probabilities (N, K, ...)."""
+    y = torch.as_tensor(y).to(probs.device)
+    expected = probs.shape[:1] + probs.shape[2:]
+    if y.is_floating_point() and bool((y == y.round()).all()):
+        y = y.long()
+    if y.shape == (*expected, 1):
+        y = y.squeeze(-1)
+    if y.is_floating_point() or y.shape != expected:
+        raise MCBNError(
+            f"labels must be whole numbers of shape {tuple(expected)}; got {tuple(y.shape)}, {str(y.dtype)[6:]}"
+        )
+    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
+        raise MCBNError(
+            f"labels must lie in 0..{probs.shape[1] - 1} ({probs.shape[1]} classes); got {int(y.min())}..{int(y.max())}"
+        )
+    return y.long()
+
+
+def regression(
+    chunks: Iterable[Tensor], tau: Tensor, *, covariance: bool, keep: bool, draws: Chunks | None
+) -> RegressionPrediction:
+    """Stream draws into a regression prediction."""
+    moments, kept = Moments(covariance=covariance), []
+    for chunk in chunks:
+        moments.add(as_float(chunk))
+        if keep:
+            kept.append(chunk)
+    return RegressionPrediction(
+        n_samples=moments.count,
+        mean=moments.mean,
+        epistemic=moments.variance,
+        tau=spread(tau, moments.mean),
+        epistemic_covariance=moments.covariance,
+        samples=torch.cat(kept) if keep else None,
+        draws=draws,
+    )
+
+
+def classification(chunks: Iterable[Tensor], tau: Tensor, *, keep: bool) -> ClassificationPrediction:
+    """Stream draws into a classification prediction: probabilities are averaged, never logits."""
+    moments, kept, entropies = Moments(), [], torch.zeros(())
+    for chunk in chunks:
+        if moments.count == 0:
+            refuse_probabilities(chunk)
+        logits = as_logits(chunk)
+        probs = torch.softmax(logits * tau.to(logits), 2)  # (t, N, K, ...)
+        moments.add(probs)
+        entropies = entropies.to(probs) + entropy(probs, 2).sum(0)  # (N, ...)
+        if keep:
+            kept.append(chunk)
+    return ClassificationPrediction(
+        n_samples=moments.count,
+        probs=moments.mean,
+        expected_entropy=entropies / moments.count,
+        variance=moments.variance,
+        samples=torch.cat(kept) if keep else None,
+    )

@@ -1,0 +1,317 @@
+"""Batch-norm calls of a network: find them by running it, record one batch's statistics, put recorded ones back.
+
+Every kind of batch norm ends in one function, `torch.nn.functional.batch_norm`. While a `BatchNormMode` is active in
+a thread it sees each such call, whatever module makes it, and answers it. No module is swapped, wrapped or switched
+to train mode, so activations fused into a layer, dropout and everything else stay as they are.
+"""
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import CodeType, FunctionType, TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from mcbn.errors import MCBNError
+from mcbn.network import bare_modules, bare_name
+
+Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+
+class BatchNormCall(NamedTuple):
+    """One call of batch norm: who makes it, on what, and how to run it unchanged."""
+
+    layer: str  # the module that makes the call, as in named_modules(); "" is the network itself
+    name: str  # the layer, with "#2", "#3", ... from its second call in one forward pass on
+    x: Tensor  # (N, C, ...)
+    running_mean: Tensor | None  # (C,)
+    running_var: Tensor | None  # (C,)
+    weight: Tensor | None  # (C,)
+    bias: Tensor | None  # (C,)
+    eps: float
+    unchanged: Callable[[], Tensor]
+
+
+class BatchNormMode(TorchFunctionMode):
+    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path: list[str] = []  # the modules now running, outermost first
+        self.entered: set[str] = set()
+        self.calls: Counter[str] = Counter()
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Return the output of this call."""
+        return call.unchanged()
+
+    def __enter__(self) -> Self:
+        self.outer = getattr(_running, "mode", None)
+        _running.mode = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        _running.mode = self.outer
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        read = _READERS.get(func)
+        if read is None:
+            return func(*args, **kwargs)
+        layer = self.path[-1] if self.path else ""
+        self.calls[layer] += 1
+        number = self.calls[layer]
+        name = layer if number == 1 else f"{layer}#{number}"
+        x, running_mean, running_var, weight, bias, eps = read(*args, **kwargs)
+        unchanged = partial(func, *args, **kwargs)
+        return self.answer(BatchNormCall(layer, name, x, running_mean, running_var, weight, bias, eps, unchanged))
+
+
+_running = threading.local()  # the mode active in this thread, for the hooks below
+
+
+def _read_functional(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Any, ...]:
+    return input, running_mean, running_var, weight, bias, eps
+
+
+def _read_native(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> tuple[Any, ...]:
+    return input, running_mean, running_var, weight, bias, eps
+
+
+_READERS: dict[Any, Callable[..., tuple[Any, ...]]] = {
+    F.batch_norm: _read_functional,
+    torch.batch_norm: _read_native,
+}
+
+
+def _enter(name: str, module: nn.Module, args: Any) -> None:
+    mode: BatchNormMode | None = getattr(_running, "mode", None)
+    if mode is not None:
+        mode.path.append(name)
+        mode.entered.add(name)
+
+
+def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    mode: BatchNormMode | None = getattr(_running, "mode", None)
+    if mode is not None:
+        mode.path.pop()
+
+
+def watch(module: nn.Module) -> None:
+    """Let a private network tell the active mode which of its modules is running (hooks: never on a user's)."""
+    for name, child in module.named_modules():
+        child.register_forward_pre_hook(partial(_enter, name), prepend=True)
+        child.register_forward_hook(_leave, always_call=True)
+
+
+class Survey(BatchNormMode):
+    """Run the network as it is and note which modules call batch norm, in the order of their first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[str, bool] = {}  # layer -> has running statistics
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Note the caller."""
+        self.layers.setdefault(call.layer, call.running_mean is not None)
+        return call.unchanged()
+
+
+class Record(BatchNormMode):
+    """Normalise chosen layers by the batch's own statistics, as in a training step, and keep those statistics.
+
+    mu_B = mean_B(h), sigma^2_B = mean_B((h - mu_B)^2): biased, what training-mode BN divides by.
+    """
+
+    def __init__(self, layers: frozenset[str]) -> None:
+        super().__init__()
+        self.chosen = layers
+        self.mean: dict[str, Tensor] = {}  # call name -> (C,)
+        self.var: dict[str, Tensor] = {}  # call name -> (C,), biased
+        self.running: dict[str, tuple[Tensor, Tensor]] = {}
+        self.values: dict[str, int] = {}  # call name -> values per channel in this batch
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Record this call's statistics and normalise by them."""
+        if call.layer not in self.chosen:
+            return call.unchanged()
+        channels = call.x.shape[1]
+        self.values[call.name] = call.x.numel() // max(channels, 1)
+        if self.values[call.name] < 2:
+            raise MCBNError(
+                f"layer {call.name!r} sees one value a channel (input {tuple(call.x.shape)}), which has no variance; "
+                "draw training batches of at least 2: batch_size=2 or more"
+            )
+        axes = [axis for axis in range(call.x.ndim) if axis != 1]
+        var, mean = torch.var_mean(call.x.to(statistics_dtype(call.x)), axes, correction=0)  # (C,), (C,)
+        self.mean[call.name], self.var[call.name] = mean, var
+        if call.running_mean is not None and call.running_var is not None:
+            self.running[call.name] = (call.running_mean, call.running_var)
+        return normalize(call.x, *scale_and_shift(mean, var, call.weight, call.bias, call.eps))
+
+
+class Replay(BatchNormMode):
+    """Normalise chosen layers by given statistics: one draw of the posterior."""
+
+    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.mean, self.var = mean, var
+        self.chosen = {layer_of(name) for name in mean}
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Normalise by the draw's statistics."""
+        if call.layer not in self.chosen:
+            return call.unchanged()
+        if call.name not in self.mean:
+            raise MCBNError(
+                f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
+                "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
+            )
+        mean, var = self.mean[call.name], self.var[call.name]  # (C,), (C,)
+        return normalize(call.x, *scale_and_shift(mean, var, call.weight, call.bias, call.eps))
+
+
+def layer_of(name: str) -> str:
+    """Return the module name of a call name: "bn" for "bn#2"."""
+    return name.rsplit("#", 1)[0]
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """Half precision keeps its statistics in float32, as training does; the rest in its own."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def scale_and_shift(
+    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Turn statistics (..., C) into gamma / sqrt(sigma^2 + eps) and beta - mu * that, so BN is h * scale + shift."""
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    return scale, shift if bias is None else shift + bias
+
+
+def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Apply scale and shift (C,) along axis 1 of x (N, C, ...), in the dtype of the statistics; x's dtype returns."""
+    dtype = statistics_dtype(x)
+    shape = (-1,) + (1,) * (x.ndim - 2)
+    return torch.addcmul(shift.to(dtype).view(shape), x.to(dtype), scale.to(dtype).view(shape)).to(x.dtype)
+
+
+def candidates(module: nn.Module) -> list[str]:
+    """Name the modules that are batch norm, or whose code calls the function: all that could be stochastic."""
+    if any(nn.parameter.is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
+        raise MCBNError("the network has lazy layers that are not initialised; run one batch through it first")
+    found = [name for name, child in bare_modules(module) if isinstance(child, _BatchNorm) or _calls(child)]
+    if not found:
+        norms = Counter(type(child).__name__ for child in module.modules() if "norm" in type(child).__name__.lower())
+        seen = ", ".join(f"{count} x {name}" for name, count in norms.items()) or "no normalisation layer of any kind"
+        script = any(isinstance(child, torch.jit.ScriptModule) for child in module.modules())
+        hint = "; TorchScript hides its layers: pass the original module" if script else ""
+        raise MCBNError(
+            f"{type(module).__name__} has no batch norm layer (found: {seen}), so it has no batch statistics to draw; "
+            f"MCBN needs a network that was trained with batch normalisation{hint}"
+        )
+    return found
+
+
+def _calls(module: nn.Module) -> bool:
+    """Tell whether a module's class, or an object it holds, mentions batch_norm in its code."""
+    owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
+    classes = {cls for owner in owners for cls in type(owner).__mro__ if _foreign(cls)}
+    functions = [f for cls in classes for f in vars(cls).values() if isinstance(f, FunctionType)]
+    functions += [v for v in owners if isinstance(v, FunctionType)]
+    return any(_mentions(f.__code__, f.__globals__, set()) for f in functions)
+
+
+def _foreign(cls: type) -> bool:
+    return cls.__module__.split(".")[0] not in ("torch", "builtins", "collections", "functools", "typing")
+
+
+def _mentions(code: CodeType, names: dict[str, Any], seen: set[CodeType]) -> bool:
+    """Follow a function's code, and the functions it names, to a mention of batch_norm."""
+    if code in seen:
+        return False
+    seen.add(code)
+    if "batch_norm" in code.co_names:
+        return True
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    if any(_mentions(const, names, seen) for const in inner):
+        return True
+    called = (inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType))
+    return any(_mentions(f.__code__, f.__globals__, seen) for f in called if isinstance(f, FunctionType))
+
+
+def choose(layers: Layers, found: Sequence[str], module: nn.Module) -> list[str]:
+    """Resolve `layers=` against the batch-norm layers found, in calling order where `found` is."""
+    modules = dict(bare_modules(module))
+    if layers is None:
+        return list(found)
+    if callable(layers):
+        chosen = [name for name in found if layers(name, modules[name])]
+    elif isinstance(layers, int) and not isinstance(layers, bool) and layers > 0:
+        chosen = list(found[:layers])
+    elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
+        wanted = [_canonical(name, module) for name in layers]
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(found)}")
+        chosen = [name for name in found if name in wanted]
+    else:
+        raise MCBNError(
+            f"layers= must be None, a positive number, a list of names or a function of (name, module); got {layers!r}"
+        )
+    if not chosen:
+        raise MCBNError(f"layers= matches no batch norm layer; there are {list(found)}")
+    return chosen
+
+
+def _canonical(name: str, module: nn.Module) -> str:
+    """Return a module's first name in the bare network: without what `torch.compile` and DataParallel put before it."""
+    first = {id(child): own for own, child in bare_modules(module)}
+    alias = {own: first[id(child)] for own, child in bare_modules(module, aliases=True)}
+    bare = bare_name(name)
+    return next((alias[n] for n in (name, bare, bare.removeprefix("module.")) if n in alias), name)
+
+
+def deaf(module: nn.Module, survey: Survey) -> list[str]:
+    """Name batch norm layers that ran without calling the function: their arithmetic is their own."""
+    names = [name for name, child in module.named_modules() if isinstance(child, _BatchNorm)]
+    return [name for name in names if name in survey.entered and name not in survey.layers]

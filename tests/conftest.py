@@ -1,0 +1,28 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import mcbn
+from kinds import make
+
+_shared = Path(__file__).resolve().parents[2] / "shared" / "data"
+if "MCBN_DATA_DIR" not in os.environ and _shared.is_dir():
+    os.environ["MCBN_DATA_DIR"] = str(_shared)
+
+torch.set_num_threads(1)  # small tensors: a second thread only waits
+
+
+@pytest.fixture
+def regression() -> tuple[mcbn.MCBN, torch.Tensor]:
+    """A fitted regression MCBN (float64, T = 20, M = 8) and its inputs."""
+    net, x = make("1d", dtype=torch.float64)
+    return mcbn.MCBN(net, "regression").fit(x, n_samples=20, batch_size=8), x
+
+
+@pytest.fixture
+def classification() -> tuple[mcbn.MCBN, torch.Tensor]:
+    """A fitted classification MCBN on images (float64, T = 20, M = 8) and its inputs."""
+    net, x = make("residual", dtype=torch.float64)
+    return mcbn.MCBN(net, "classification").fit(x, n_samples=20, batch_size=8), x

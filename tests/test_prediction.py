@@ -1,0 +1,152 @@
+"""Predictive quantities against naive formulas over explicit samples."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import mcbn
+from kinds import make
+from mcbn.metrics import pll
+from mcbn.prediction import Moments
+
+
+def test_regression_moments_equal_the_papers_sums(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = torch.tensor([2.0, 8.0])
+    f = bayes.sample(x)  # (T, N, D)
+    T, N, D = f.shape
+    pred = bayes.predict(x, covariance=True)
+    mean = sum(f[t] for t in range(T)) / T
+    torch.testing.assert_close(pred.mean, mean)
+    noise = torch.diag(torch.tensor([1 / 2.0, 1 / 8.0], dtype=f.dtype))
+    for n in range(N):  # tau^-1 I + 1/T sum f^T f - E[f]^T E[f]
+        naive = noise + sum(torch.outer(f[t, n], f[t, n]) for t in range(T)) / T - torch.outer(mean[n], mean[n])
+        torch.testing.assert_close(pred.covariance[n], naive)
+        torch.testing.assert_close(pred.variance[n], naive.diagonal())
+    torch.testing.assert_close(pred.epistemic, f.var(0, correction=0))
+    torch.testing.assert_close(pred.aleatoric, noise.diagonal().expand(N, D))
+    torch.testing.assert_close(pred.std, pred.variance.sqrt())
+    torch.testing.assert_close(pred.standard_error, f.std(0) / math.sqrt(T))
+
+
+def test_log_prob_is_the_mixture_of_the_draws(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = torch.tensor([2.0, 8.0])
+    y = bayes.plain(x) + 0.5
+    f = bayes.sample(x)
+    components = torch.distributions.Normal(f, bayes.tau.rsqrt()).log_prob(y).sum(2)  # (T, N)
+    naive = components.exp().mean(0).log()
+    torch.testing.assert_close(bayes.predict(x).log_prob(y), naive)
+    torch.testing.assert_close(bayes.predict(x, return_samples=True).log_prob(y), naive)
+    torch.testing.assert_close(pll(f, y, bayes.tau), naive)
+
+
+def test_log_prob_of_a_loader_needs_samples(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = 1.0
+    y, loader = bayes.plain(x), DataLoader(x, batch_size=5)
+    with pytest.raises(mcbn.MCBNError, match="return_samples=True"):
+        bayes.predict(loader).log_prob(y)
+    torch.testing.assert_close(bayes.predict(loader, return_samples=True).log_prob(y), bayes.predict(x).log_prob(y))
+
+
+def test_single_column_targets_may_come_flat() -> None:
+    net, x = make("1d", n=40)
+    bayes = mcbn.MCBN(net, "regression", output=lambda y: y[:, :1]).fit(x, n_samples=5, batch_size=20)
+    bayes.tau = 4.0
+    flat = mcbn.MCBN(net, "regression", output=lambda y: y[:, 0]).fit(x, n_samples=5, batch_size=20)
+    flat.tau = 4.0
+    y = torch.randn(40)
+    assert flat.predict(x).mean.shape == (40,)
+    torch.testing.assert_close(bayes.predict(x).log_prob(y), flat.predict(x).log_prob(y))
+    torch.testing.assert_close(flat.predict(x, covariance=True).covariance[:, 0, 0], flat.predict(x).variance)
+
+
+def test_interval_has_the_gaussian_level(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = 3.0
+    pred = bayes.predict(x)
+    low, high = pred.interval(0.9)
+    normal = torch.distributions.Normal(pred.mean, pred.std)
+    torch.testing.assert_close(normal.cdf(high) - normal.cdf(low), torch.full_like(low, 0.9))
+
+
+def test_interval_without_noise_level_warns(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    pred = bayes.predict(x)
+    assert torch.all(pred.aleatoric == 0)
+    with pytest.warns(UserWarning, match="tau was never tuned"):
+        pred.interval()
+
+
+def test_classification_averages_probabilities(classification: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = classification
+    p = torch.softmax(bayes.sample(x), 2)  # (T, N, K)
+    pred = bayes.predict(x)
+    torch.testing.assert_close(pred.probs, p.mean(0))
+    assert torch.equal(pred.label, p.mean(0).argmax(1))
+    entropy = -(p.mean(0) * p.mean(0).log()).sum(1)
+    expected = -(p * p.log()).sum(2).mean(0)
+    torch.testing.assert_close(pred.entropy, entropy)
+    torch.testing.assert_close(pred.expected_entropy, expected)
+    torch.testing.assert_close(pred.mutual_information, (entropy - expected).clamp(min=0))
+    torch.testing.assert_close(pred.variance, p.var(0, correction=0))
+    torch.testing.assert_close(pred.std, p.std(0, correction=0))
+    torch.testing.assert_close(pred.standard_error, p.std(0) / math.sqrt(len(p)))
+    y = torch.arange(len(x)) % 5
+    torch.testing.assert_close(pred.log_prob(y), p.mean(0)[torch.arange(len(x)), y].log())
+
+
+def test_segmentation_is_classification_per_pixel() -> None:
+    net, x = make("fused-activation", dtype=torch.float64)
+    bayes = mcbn.MCBN(net, "classification").fit(x, n_samples=6, batch_size=8)
+    pred = bayes.predict(x)
+    assert pred.probs.shape == (24, 2, 2, 2)
+    assert pred.label.shape == pred.entropy.shape == pred.mutual_information.shape == (24, 2, 2)
+    pixel = torch.softmax(bayes.sample(x)[:, :, :, 1, 0], 2).mean(0)
+    torch.testing.assert_close(pred.probs[:, :, 1, 0], pixel)
+    assert pred.log_prob(torch.zeros(24, 2, 2)).shape == (24, 2, 2)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_single_logit_is_a_binary_classifier(flat: bool) -> None:
+    net, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(net, "classification", output=lambda y: y[:, 0] if flat else y[:, :1])
+    pred = bayes.fit(x, n_samples=6, batch_size=8).predict(x)
+    sigmoid = torch.sigmoid(bayes.sample(x).reshape(6, 24)).mean(0)
+    torch.testing.assert_close(pred.probs, torch.stack([1 - sigmoid, sigmoid], 1))
+
+
+def test_network_that_returns_probabilities_is_refused() -> None:
+    net, x = make("1d")
+    bayes = mcbn.MCBN(nn.Sequential(net, nn.Softmax(1)), "classification").fit(x, n_samples=3, batch_size=8)
+    with pytest.raises(mcbn.MCBNError, match=r"output=lambda p: p.log\(\)"):
+        bayes.predict(x)
+    mended = mcbn.MCBN(nn.Sequential(net, nn.Softmax(1)), "classification", output=lambda p: p.log())
+    direct = mcbn.MCBN(net, "classification").fit(x, n_samples=3, batch_size=8).predict(x)
+    torch.testing.assert_close(mended.fit(x, n_samples=3, batch_size=8).predict(x).probs, direct.probs)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_streamed_moments_do_not_depend_on_the_chunks(size: int) -> None:
+    samples = torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1e6
+    moments = Moments(covariance=True)
+    for chunk in samples.split(size):
+        moments.add(chunk.clone())
+    torch.testing.assert_close(moments.mean, samples.mean(0), rtol=1e-14, atol=0)
+    torch.testing.assert_close(moments.variance, samples.var(0, correction=0), rtol=1e-8, atol=0)
+    centred = samples - samples.mean(0)
+    torch.testing.assert_close(
+        moments.covariance, torch.einsum("tni,tnj->nij", centred, centred) / 7, rtol=1e-7, atol=1e-9
+    )
+
+
+def test_moments_hold_no_more_than_a_few_outputs(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    moments = Moments()
+    for _ in range(50):
+        moments.add(torch.randn(1, 10, 3))
+    held = sum(t.numel() for t in vars(moments).values() if isinstance(t, Tensor))
+    assert held == 3 * 30

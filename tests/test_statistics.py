@@ -1,0 +1,192 @@
+"""A draw equals a hand-made training-mode pass on the same batch, for every kind of batch norm."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mcbn
+from kinds import KINDS, make, norms_in_training
+from mcbn.draws import rows_of_draw
+from mcbn.statistics import Record, normalize, scale_and_shift
+
+M, T = 12, 4
+
+
+def training_pass(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return norms_in_training(copy.deepcopy(getattr(model, "_orig_mod", model)))(batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
+def test_same_batch_equals_training_forward(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    model, x = make(kind, dtype=dtype)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=T, batch_size=M)
+    assert bayes.posterior.layers == KINDS[kind].calls
+    for t in range(T):
+        batch = x[rows_of_draw(len(x), M, 0, t)]
+        expected = training_pass(model, batch)
+        got = bayes.sample(batch)[t]
+        assert got.dtype == dtype
+        assert (got - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_are_mean_and_biased_variance_of_the_layers_inputs(kind: str) -> None:
+    model, x = make(kind, dtype=torch.float64)
+    posterior = mcbn.MCBN(model, "regression").fit(x, n_samples=1, batch_size=M).posterior
+    batch, seen = x[rows_of_draw(len(x), M, 0, 0)], []
+    reference = norms_in_training(copy.deepcopy(getattr(model, "_orig_mod", model)))
+    original = torch.nn.functional.batch_norm
+
+    def spy(input: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        seen.append(input)
+        return original(input, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "batch_norm", spy)
+        reference(batch)
+    for name, h in zip(posterior.layers, seen, strict=False):
+        flat = h.transpose(0, 1).flatten(1)  # (C, n)
+        n = flat.shape[1]
+        mean = flat.sum(1) / n
+        torch.testing.assert_close(posterior.mean[name][0], mean, rtol=1e-10, atol=1e-10)
+        variance = ((flat - mean[:, None]) ** 2).sum(1) / n
+        torch.testing.assert_close(posterior.var[name][0], variance, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_statistics_in_float32(dtype: torch.dtype) -> None:
+    model, x = make("residual")
+    exact = mcbn.MCBN(model, "regression").fit(x, n_samples=T, batch_size=M)
+    half = mcbn.MCBN(copy.deepcopy(model).to(dtype), "regression").fit(x, n_samples=T, batch_size=M)
+    assert all(value.dtype == torch.float32 for value in half.posterior.var.values())
+    samples = half.sample(x)
+    assert samples.dtype == dtype
+    torch.testing.assert_close(samples.float(), exact.sample(x), rtol=0.1, atol=0.1)
+    assert half.predict(x).mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_draw_equals_half_precision_training(dtype: torch.dtype) -> None:
+    model, x = make("1d")
+    model = model.to(dtype)
+    bayes = mcbn.MCBN(model, "regression").fit(x.to(dtype), n_samples=1, batch_size=M)
+    batch = x[rows_of_draw(len(x), M, 0, 0)].to(dtype)
+    expected = training_pass(model, batch).float()
+    resolution = 4 * torch.finfo(dtype).eps
+    assert (bayes.sample(batch)[0].float() - expected).abs().max() <= resolution * expected.abs().max().clamp(min=1)
+
+
+def test_scale_and_shift_is_batch_norm() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 3, 4, generator=g, dtype=torch.float64) * 3 + 5
+    mean, var, weight, bias = torch.rand(4, 3, generator=g, dtype=torch.float64)
+    naive = torch.stack([(x[:, c] - mean[c]) / (var[c] + 1e-3) ** 0.5 * weight[c] + bias[c] for c in range(3)], 1)
+    torch.testing.assert_close(normalize(x, *scale_and_shift(mean, var, weight, bias, 1e-3)), naive)
+
+
+def test_layers_not_chosen_keep_running_statistics_while_recording() -> None:
+    model, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression", layers=["4"]).fit(x, n_samples=1, batch_size=M)
+    assert bayes.posterior.layers == ("4",)
+    batch = x[rows_of_draw(len(x), M, 0, 0)]
+    reference = copy.deepcopy(model).eval()
+    reference[4].training = True
+    with torch.no_grad():
+        torch.testing.assert_close(bayes.sample(batch)[0], reference(batch), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (None, ("first", "shortcut.1", "head.1")),
+        (1, ("first",)),
+        (2, ("first", "shortcut.1")),
+        (99, ("first", "shortcut.1", "head.1")),
+        (["head.1", "first"], ("first", "head.1")),
+        (lambda name, module: isinstance(module, nn.BatchNorm1d), ("head.1",)),
+    ],
+)
+def test_layers_choose_by_number_name_or_predicate(layers: object, expected: tuple[str, ...]) -> None:
+    model, x = make("residual")
+    bayes = mcbn.MCBN(model, "regression", layers=layers).fit(x, n_samples=2, batch_size=M)
+    assert bayes.posterior.layers == expected
+
+
+def test_first_layers_are_the_first_to_run_not_to_be_defined() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late, self.early = nn.BatchNorm1d(5), nn.BatchNorm1d(5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.late(self.early(x).relu())
+
+    bayes = mcbn.MCBN(Backwards(), "regression", layers=1).fit(torch.randn(50, 5), n_samples=2, batch_size=20)
+    assert bayes.posterior.layers == ("early",)
+
+
+@pytest.mark.parametrize("name", ["module.1", "_orig_mod.1", "1"])
+def test_names_of_wrapped_networks_are_understood(name: str) -> None:
+    model, x = make("data-parallel" if name.startswith("module") else "compiled")
+    bayes = mcbn.MCBN(model, "regression", layers=[name]).fit(x, n_samples=2, batch_size=M)
+    assert bayes.posterior.layers == ("1",)
+
+
+def test_second_name_of_a_shared_layer_is_understood() -> None:
+    model, x = make("two-names")
+    bayes = mcbn.MCBN(model, "regression", layers=["alias"]).fit(x, n_samples=2, batch_size=M)
+    assert bayes.posterior.layers == ("inner.1", "inner.1#2")
+
+
+def test_record_refuses_one_value_a_channel() -> None:
+    with pytest.raises(mcbn.MCBNError, match="one value a channel"), Record(frozenset([""])):
+        nn.BatchNorm1d(3).eval()(torch.zeros(1, 3))
+
+
+def test_layer_with_its_own_arithmetic_is_not_silently_left_deterministic() -> None:
+    class Own(nn.BatchNorm1d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x - self.running_mean) / (self.running_var + self.eps).sqrt()
+
+    net, x = nn.Sequential(nn.BatchNorm1d(5), Own(5)), torch.randn(40, 5)
+    with pytest.raises(mcbn.MCBNError, match=r"'1' .*own arithmetic"):
+        mcbn.MCBN(net, "regression").fit(x, batch_size=8)
+    assert mcbn.MCBN(net, "regression", layers=["0"]).fit(x, n_samples=2, batch_size=20).posterior.layers == ("0",)
+
+
+def test_unchosen_layer_without_running_statistics_warns() -> None:
+    model, x = make("no-tracking")
+    with pytest.warns(UserWarning, match="'4' is not among layers= and has no running"):
+        mcbn.MCBN(model, "regression", layers=1).fit(x, n_samples=2, batch_size=M)
+
+
+def test_path_that_changes_between_fit_and_predict_is_an_error() -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bn(self.bn(x)) if len(x) > 10 else self.bn(x)
+
+    bayes = mcbn.MCBN(Grows(), "regression").fit(torch.randn(50, 5), n_samples=2, batch_size=10)
+    with pytest.raises(mcbn.MCBNError, match="called more often"):
+        bayes.predict(torch.randn(11, 5))
+
+
+def test_path_that_changes_between_batches_is_an_error() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.count = nn.BatchNorm1d(5), nn.BatchNorm1d(5), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return self.b(self.a(x)) if self.count % 2 else self.a(x)
+
+    with pytest.raises(mcbn.MCBNError, match="'b' was called for 1 of 3 training batches"):
+        mcbn.MCBN(Sometimes(), "regression").fit(torch.randn(50, 5), n_samples=3, batch_size=10)

@@ -1,0 +1,156 @@
+"""Posterior files: equal predictions back, and a clear word on every file that does not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import mcbn
+from kinds import KINDS, make
+from mcbn.storage import FORMAT_VERSION
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaded_posterior_predicts_the_same(kind: str, tmp_path: Path) -> None:
+    model, x = make(kind)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=12)
+    bayes.tau = 3.0
+    bayes.save(tmp_path / "net.mcbn")
+    again = mcbn.MCBN.load(tmp_path / "net.mcbn", model)
+    assert torch.equal(again.sample(x), bayes.sample(x))
+    assert (again.tau, again.task, again.posterior.batch_size) == (3.0, "regression", 12)
+    assert again.posterior.layers == bayes.posterior.layers
+    assert (again.predict(x).epistemic > 0).any()
+    assert [p.name for p in tmp_path.iterdir()] == ["net.mcbn"]
+
+
+def saved(tmp_path: Path, **options: object) -> tuple[Path, nn.Module, Tensor]:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "classification", **options).fit(x, n_samples=5, batch_size=8)
+    bayes.save(tmp_path / "net.mcbn")
+    return tmp_path / "net.mcbn", model, x
+
+
+def rewrite(path: Path, **changes: str | None) -> Path:
+    """Change the metadata of a posterior file."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = {**file.metadata(), **changes}
+    save_file(load_file(path), path, {k: v for k, v in metadata.items() if v is not None})
+    return path
+
+
+def test_settings_come_back(tmp_path: Path) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression", layers=1, inputs="x", output=None)
+    bayes.fit({"x": x, "z": x}, n_samples=5, batch_size=8)
+    bayes.tau = torch.tensor([1.0, 2.0])
+    bayes.save(tmp_path / "a.mcbn")
+    again = mcbn.MCBN.load(tmp_path / "a.mcbn", model)
+    assert torch.equal(again.tau, bayes.tau)
+    assert (again.inputs, again.layers) == ("x", ["1"])
+    untuned = mcbn.MCBN(model, "regression").fit(x, n_samples=2, batch_size=8)
+    untuned.save(tmp_path / "b.mcbn")
+    assert mcbn.MCBN.load(tmp_path / "b.mcbn", model).tau == float("inf")
+
+
+def test_functions_as_settings_come_again_at_load(tmp_path: Path) -> None:
+    path, model, x = saved(tmp_path, output=lambda y: y * 2)
+    doubled = mcbn.MCBN.load(path, model, output=lambda y: y * 2)
+    assert torch.equal(doubled.sample(x), 2 * mcbn.MCBN.load(path, model).sample(x))
+
+
+def test_truncated_file(tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(mcbn.MCBNError, match="not a whole safetensors file"):
+        mcbn.MCBN.load(path, model)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path, model, x = saved(tmp_path)
+    path.write_text("hello")
+    with pytest.raises(mcbn.MCBNError, match="not a whole safetensors file"):
+        mcbn.MCBN.load(path, model)
+    save_file({"x": x}, path)
+    with pytest.raises(mcbn.MCBNError, match="not an mcbn posterior"):
+        mcbn.MCBN.load(path, model)
+    with pytest.raises(mcbn.MCBNError, match="there is no file"):
+        mcbn.MCBN.load(tmp_path / "none.mcbn", model)
+
+
+@pytest.mark.parametrize("version", ["0", "99", None])
+def test_other_format_version(version: str | None, tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    with pytest.raises(mcbn.MCBNError, match=f"format {version}, this mcbn reads {FORMAT_VERSION}"):
+        mcbn.MCBN.load(rewrite(path, format_version=version), model)
+
+
+def test_damaged_layers(tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    with pytest.raises(mcbn.MCBNError, match=r"mean of layer 'gone' should be \(5, 6\), found nothing"):
+        mcbn.MCBN.load(rewrite(path, layers=json.dumps([["gone", [5, 6]]])), model)
+    with pytest.raises(mcbn.MCBNError, match=r"mean of layer '1' should be \(9, 9\), found shape \(5, 6\)"):
+        mcbn.MCBN.load(rewrite(path, layers=json.dumps([["1", [9, 9]]])), model)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda net: net.append(nn.Linear(2, 2)), "'module 7: Linear'"),
+        (lambda net: net.__setitem__(2, nn.Tanh()), "there 'module 2: ReLU', here 'module 2: Tanh'"),
+        (
+            lambda net: net.__setitem__(3, nn.Linear(6, 6, bias=False)),
+            "there 'tensor 3.bias: 6', here 'tensor 4.weight",
+        ),
+        (lambda net: net.__setitem__(6, nn.Linear(6, 9)), "there 'tensor 6.weight: 2x6', here 'tensor 6.weight: 9x6'"),
+    ],
+)
+def test_other_network_names_the_first_difference(change: object, difference: str, tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    change(model)
+    with pytest.raises(mcbn.MCBNError, match=f"fitted on another network: .*{difference}"):
+        mcbn.MCBN.load(path, model)
+
+
+def test_other_weights_warn(tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    model[1].num_batches_tracked += 1
+    mcbn.MCBN.load(path, model)
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1e-3
+    with pytest.warns(UserWarning, match="fitted on other weights"):
+        mcbn.MCBN.load(path, model)
+
+
+def test_other_precision_loads(tmp_path: Path) -> None:
+    path, model, x = saved(tmp_path)
+    assert mcbn.MCBN.load(path, model.bfloat16()).predict(x).probs.shape == (24, 2)
+
+
+def test_posterior_saved_from_a_wrapped_network_loads_on_the_bare_one(tmp_path: Path) -> None:
+    model, x = make("1d")
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
+        bayes = mcbn.MCBN(wrapped, "regression").fit(x, n_samples=2, batch_size=8)
+        bayes.save(tmp_path / "net.mcbn")
+        assert torch.equal(mcbn.MCBN.load(tmp_path / "net.mcbn", model).sample(x), bayes.sample(x))
+
+
+def test_failed_save_leaves_no_file_and_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model, x = saved(tmp_path)
+    before = path.read_bytes()
+
+    def broken(*args: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("safetensors.torch.save", broken)
+    with pytest.raises(KeyboardInterrupt):
+        mcbn.MCBN(model, "regression").fit(x, n_samples=2, batch_size=8).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(mcbn.MCBNError, match="does not exist"):
+        mcbn.MCBN(model, "regression").fit(x, n_samples=2, batch_size=8).save(tmp_path / "no" / "net.mcbn")
