@@ -1,6 +1,5 @@
 """Do the drawn statistics agree with the running ones? If not, the batches are not those of training."""
 
-import math
 import warnings
 from typing import NamedTuple
 
@@ -10,7 +9,9 @@ from torch import Tensor
 from mcbn.posterior import Recorded
 
 MOMENTUM = 0.1  # PyTorch's default: the running statistics average some 19 batches
-EFFECT_LIMIT = 0.15  # in standard deviations of the channel; smaller differences do no harm
+# Measured: CIFAR-10 ResNet-32 0.02 as trained, 0.24 without its augmentation; Boston MLPs up to 0.09, their running
+# statistics lagging behind the last steps of training.
+EFFECT_LIMIT = 0.15
 SIGMA_LIMIT = 4.0
 
 
@@ -18,7 +19,7 @@ class Drift(NamedTuple):
     """How far a layer's average drawn statistics sit from its running statistics."""
 
     layer: str
-    effect: float  # root mean square over channels, in standard deviations of the channel
+    effect: float  # median over channels, in standard deviations of the channel
     sigmas: float  # the same in units of the sampling error of both averages
 
 
@@ -49,12 +50,12 @@ def _layer(name: str, mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor],
     scale = running_std.maximum(average_std)
     shift = (mean.mean(0) - running_mean) / scale  # (C,)
     stretch = (average_std.log() - running_std.log()).clamp(-3, 3)  # (C,)
-    effect = math.sqrt(float((shift.square() + stretch.square()).mean()))
-    spread = 1.5 / n  # variance of one draw; for a single draw, what independent Gaussian values would have
+    effect = (shift.square() + stretch.square()).sqrt()  # (C,)
+    spread = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
     if T > 1:
-        spread = float((mean.var(0) / scale.square() + std.log().var(0)).mean())
-    error = math.sqrt(spread * (1 / T + MOMENTUM / (2 - MOMENTUM)))
-    return Drift(name, effect, effect / max(error, 1e-12))
+        spread = mean.var(0) / scale.square() + std.log().var(0)
+    error = (spread * (1 / T + MOMENTUM / (2 - MOMENTUM))).sqrt().clamp(min=1e-12)  # (C,)
+    return Drift(name, float(effect.median()), float((effect / error).median()))
 
 
 def warn_if_far(recorded: Recorded) -> None:

@@ -1,0 +1,196 @@
+"""`make demo`: the paper's network on real data, scored against constant uncertainty, and two of its figures.
+
+Protocol of Teye et al. 2018, section 4.3, with a small grid searched beforehand: per split, tau comes from a network on
+a validation fold; the scored network is trained on the whole training part; test rows serve for scores alone.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from mcbn import data, metrics, plots
+from mcbn.model import MCBN
+from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn.noise import tau_by_crps
+from mcbn.prediction import RegressionPrediction
+
+T = 500  # section 4.3
+Tick = Callable[[int], object]  # told of every finished epoch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Hyperparameters of a data set."""
+
+    batch_size: int
+    weight_decay: float
+    epochs: int
+
+
+# Best mean RMSE of the MCBN mean on the first validation fold of splits 1 and 2 (no test rows), out of batch size
+# 32, 64; weight decay 1e-1, 1e-2, 1e-3, 1e-5; 50, 100, ... 500 epochs.
+SETTINGS = {"boston": Setting(32, 1e-1, 400), "concrete": Setting(32, 1e-5, 400)}
+TOY = Setting(batch_size=20, weight_decay=1e-5, epochs=1500)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Test scores of one split, with what the figure needs."""
+
+    rmse: float
+    crps: float
+    pll: float
+    crps_constant: float
+    pll_constant: float
+    crps_normalized: float
+    pll_normalized: float
+    mean: Tensor  # (N,)
+    std: Tensor  # (N,)
+    y: Tensor  # (N,)
+    constant_std: float
+
+
+COLUMNS = {
+    "RMSE": "rmse",
+    "CRPS": "crps",
+    "constant": "crps_constant",
+    "normalised %": "crps_normalized",
+    "PLL": "pll",
+    "constant ": "pll_constant",
+    "normalised % ": "pll_normalized",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the demonstration and print its table."""
+    parser = argparse.ArgumentParser(prog="python -m mcbn.demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the figures (default: demo)")
+    parser.add_argument("--splits", type=int, default=5, help="train/test splits per data set (default: 5)")
+    parser.add_argument("--epochs", type=int, default=None, help="fewer epochs than the default, for a quick look")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # the network is small: a second thread only waits
+    started = time.perf_counter()
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = {name: replace(s, epochs=options.epochs or s.epochs) for name, s in SETTINGS.items()}
+    toy = replace(TOY, epochs=options.epochs or TOY.epochs)
+    total = sum(2 * options.splits * s.epochs for s in settings.values()) + toy.epochs
+    with tqdm(total=total, unit="epoch", desc="training", disable=None) as bar:
+        scores = {
+            name: [score_split(name, number, setting, bar.update) for number in range(1, options.splits + 1)]
+            for name, setting in settings.items()
+        }
+        written = [plot_errors(options.out, scores), plot_toy(options.out, toy, bar.update)]
+    print(table(scores))
+    print(f"{time.perf_counter() - started:.0f} seconds; figures: {', '.join(map(str, written))}")
+
+
+def score_split(name: str, number: int, setting: Setting, tick: Tick) -> Scores:
+    """Tune tau on a validation fold, retrain on the whole training part, score the test part of one split."""
+    x, y = (part.float() for part in data.load(name))
+    split = data.split(len(x), number)
+    fold = data.folds(split.train)[0]
+    x_val, y_val = x[fold.validation], y[fold.validation]
+    tuned = train_and_fit(x[fold.train], y[fold.train], setting, number, tick).tune((x_val, y_val))
+    constant = constant_tau(tuned.predict(x_val).mean, y_val)
+    final = train_and_fit(x[split.train], y[split.train], setting, number, tick)
+    final.tau = tuned.tau
+    return score(final, x[split.test], y[split.test], constant)
+
+
+def train_and_fit(
+    x: Tensor, y: Tensor, setting: Setting, seed: int, tick: Tick, hidden: tuple[int, ...] = (50, 50)
+) -> MCBN[RegressionPrediction]:
+    """Train the paper's network in original units, then draw its T sets of batch statistics."""
+    network = Standardized(RegressionMLP(x.shape[1], hidden, seed=seed), x, y)
+
+    def count(epoch: int) -> None:
+        tick(1)
+
+    train_regression(
+        network,
+        x,
+        y,
+        batch_size=setting.batch_size,
+        epochs=setting.epochs,
+        weight_decay=setting.weight_decay,
+        seed=seed,
+        on_epoch=count,
+    )
+    return MCBN(network, "regression").fit(x, n_samples=T, batch_size=setting.batch_size)
+
+
+def constant_tau(mean: Tensor, y: Tensor) -> float:
+    """Precision of the constant-uncertainty twin: the same mean, one variance, tuned by CRPS (section 4.2)."""
+    return float(tau_by_crps(mean[:, None], torch.zeros_like(mean[:, None]), y[:, None]))
+
+
+def score(bayes: MCBN[RegressionPrediction], x: Tensor, y: Tensor, constant: float) -> Scores:
+    """Score MCBN and its constant twin on test data."""
+    pred = bayes.predict(x)
+    crps, pll = metrics.crps_gaussian(pred.mean, pred.variance, y), pred.log_prob(y)
+    crps_constant = metrics.crps_gaussian(pred.mean, torch.full_like(pred.mean, 1 / constant), y)
+    pll_constant = metrics.pll(pred.mean[None], y, constant)
+    crps_best, pll_best = metrics.crps_optimum(pred.mean, y), metrics.pll_optimum(pred.mean, y)
+    return Scores(
+        rmse=metrics.rmse(pred.mean, y).item(),
+        crps=crps.mean().item(),
+        pll=pll.mean().item(),
+        crps_constant=crps_constant.mean().item(),
+        pll_constant=pll_constant.mean().item(),
+        crps_normalized=metrics.normalized(crps, crps_constant, crps_best).item(),
+        pll_normalized=metrics.normalized(pll, pll_constant, pll_best).item(),
+        mean=pred.mean,
+        std=pred.std,
+        y=y,
+        constant_std=constant**-0.5,
+    )
+
+
+def table(scores: Mapping[str, Sequence[Scores]]) -> str:
+    """Lay out mean and standard error over the splits; normalised: 0 is constant uncertainty, 100 the optimum."""
+    lines = ["MCBN against constant uncertainty (lower RMSE and CRPS, higher PLL and normalised scores are better)"]
+    lines.append(f"{'':10}" + "".join(f"{title.strip():>16}" for title in COLUMNS))
+    for name, runs in scores.items():
+        lines.append(f"{name:10}" + "".join(f"{_mean_error(runs, field):>16}" for field in COLUMNS.values()))
+    splits = len(next(iter(scores.values())))
+    return "\n".join([*lines, f"mean +- standard error over {splits} split(s), T = {T}, target units"])
+
+
+def _mean_error(runs: Sequence[Scores], field: str) -> str:
+    values = torch.tensor([getattr(run, field) for run in runs])
+    error = f" +- {values.std().item() / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    return f"{values.mean().item():.2f}{error}"
+
+
+def plot_errors(folder: Path, scores: Mapping[str, Sequence[Scores]]) -> Path:
+    """Write the uncertainty-error plot of each data set's first split (paper Figure 2, left)."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=150)
+    for ax, (name, runs) in zip(figure.subplots(1, len(scores)), scores.items(), strict=True):
+        plots.uncertainty_error(runs[0].mean, runs[0].std, runs[0].y, constant_std=runs[0].constant_std, ax=ax)
+        ax.set_title(f"{data.describe(name).title}, test part of split 1", pad=34)
+    figure.savefig(folder / "uncertainty_error.png")
+    return folder / "uncertainty_error.png"
+
+
+def plot_toy(folder: Path, setting: Setting, tick: Tick) -> Path:
+    """Write the toy figure (paper Figure 1): three hidden layers of 30 units on one-dimensional data."""
+    x, y = (part.float() for part in data.toy())
+    bayes = train_and_fit(x, y, setting, 0, tick, hidden=(30, 30, 30)).tune((x, y))
+    constant = constant_tau(bayes.predict(x).mean, y)
+    grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1)
+    pred = bayes.predict(grid)
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained", dpi=150)
+    plots.toy(x[:, 0], y, grid[:, 0], pred.mean, pred.std, constant_std=constant**-0.5, ax=figure.subplots())
+    figure.savefig(folder / "toy.png")
+    return folder / "toy.png"
+
+
+if __name__ == "__main__":
+    main()

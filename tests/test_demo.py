@@ -1,0 +1,35 @@
+"""The demonstration end to end, small."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mcbn import data, demo, metrics
+
+
+@pytest.mark.slow
+def test_demo_writes_both_figures_and_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(["--out", str(tmp_path / "new"), "--splits", "2", "--epochs", "20"])
+    printed = capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["toy.png", "uncertainty_error.png"]
+    for row in ("boston", "concrete"):
+        line = next(text for text in printed.splitlines() if text.startswith(row))
+        assert line.count("+-") == 7
+    assert "seconds; figures:" in printed
+
+
+def test_scores_compare_variances_at_the_same_mean() -> None:
+    x, y = (part.float() for part in data.load("boston"))
+    bayes = demo.train_and_fit(x, y, demo.Setting(32, 1e-3, 5), 0, lambda n: None)
+    bayes.tune((x, y))
+    constant = demo.constant_tau(bayes.predict(x).mean, y)
+    scores = demo.score(bayes, x, y, constant)
+    pred = bayes.predict(x)
+    assert scores.rmse == pytest.approx((pred.mean - y).square().mean().sqrt().item())
+    assert scores.crps == pytest.approx(metrics.crps_gaussian(pred.mean, pred.variance, y).mean().item())
+    normal = torch.distributions.Normal(pred.mean, constant**-0.5)
+    assert scores.pll_constant == pytest.approx(normal.log_prob(y).mean().item(), rel=1e-5)
+    best = metrics.crps_optimum(pred.mean, y).mean().item()
+    share = (scores.crps - scores.crps_constant) / (best - scores.crps_constant) * 100
+    assert scores.crps_normalized == pytest.approx(share, rel=1e-3)
