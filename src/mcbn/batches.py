@@ -35,6 +35,17 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return found
 
 
+def outline(tree: Any) -> Any:
+    """Describe the nest without its tensors, as a value that compares and hashes."""
+    if isinstance(tree, Tensor | np.ndarray):
+        return "tensor"
+    if isinstance(tree, Mapping):
+        return tuple((key, outline(value)) for key, value in tree.items())
+    if isinstance(tree, tuple | list):
+        return (type(tree).__name__, *(outline(value) for value in tree))
+    return tree if isinstance(tree, int | float | str | bool | None) else id(tree)
+
+
 def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
     """Move every tensor to a device, floating ones to a dtype; objects with a `.to` of their own too."""
 

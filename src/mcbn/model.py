@@ -16,7 +16,7 @@ from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
 from mcbn.posterior import Posterior, record
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
-from mcbn.sampling import sample_outputs
+from mcbn.sampling import Engine
 
 TASKS = ("regression", "classification")
 R = TypeVar("R")
@@ -88,8 +88,7 @@ class MCBN(Generic[P]):
         self.model, self.task = model, task
         self.layers, self.inputs, self.output = layers, inputs, output
         self._tau = torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
-        self._network: Network | None = None
-        self._posterior: Posterior | None = None
+        self._engine: Engine | None = None
 
     def fit(
         self,
@@ -116,7 +115,7 @@ class MCBN(Generic[P]):
             network = self._watched()
             recorded = record(network, drawn, self.layers, inputs)
         drift.warn_if_far(recorded)
-        self._network, self._posterior, self.inputs = network, recorded.posterior, inputs
+        self._engine, self.inputs = Engine(network, recorded.posterior), inputs
         return self
 
     def _watched(self) -> Network:
@@ -127,9 +126,12 @@ class MCBN(Generic[P]):
     @property
     def posterior(self) -> Posterior:
         """The fitted draws."""
-        if self._posterior is None:
+        return self._fitted().posterior
+
+    def _fitted(self) -> Engine:
+        if self._engine is None:
             raise MCBNError("not fitted yet; call fit(training_data) first")
-        return self._posterior
+        return self._engine
 
     @property
     def tau(self) -> float | Tensor:
@@ -151,17 +153,17 @@ class MCBN(Generic[P]):
 
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics."""
-        network = self._network or Network(self.model, self.output)
+        network = self._engine.network if self._engine else Network(self.model, self.output)
         return self._over(x, network, lambda inputs: network(inputs), torch.cat)
 
-    def sample(self, x: Any, *, n_samples: int | None = None) -> Tensor:
+    def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
-        drawn, network = self._drawn(n_samples)
+        engine, T = self._fitted(), self._draws(n_samples, chunk_size)
 
         def sample_one(inputs: Any) -> Tensor:
-            return torch.cat(list(sample_outputs(network, drawn, inputs)))
+            return torch.cat(list(engine.outputs(inputs, T, chunk_size)))
 
-        return self._over(x, network, sample_one, lambda parts: torch.cat(parts, 1))
+        return self._over(x, engine.network, sample_one, lambda parts: torch.cat(parts, 1))
 
     def predict(
         self,
@@ -169,6 +171,7 @@ class MCBN(Generic[P]):
         *,
         method: str = "sample",
         n_samples: int | None = None,
+        chunk_size: int | None = None,
         return_samples: bool = False,
         covariance: bool = False,
     ) -> P:
@@ -178,18 +181,19 @@ class MCBN(Generic[P]):
             x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
             method: "sample", the Monte Carlo estimate over the draws.
             n_samples: use only the first draws.
+            chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
         """
         if method != "sample":
             raise MCBNError(f"method must be 'sample', got {method!r}")
-        drawn, network = self._drawn(n_samples)
+        engine, T = self._fitted(), self._draws(n_samples, chunk_size)
         stream = isinstance(x, DataLoader | Dataset)
 
         def predict_one(inputs: Any) -> Any:
             def draws() -> Iterator[Tensor]:
                 with torch.no_grad():
-                    yield from sample_outputs(network, drawn, inputs)
+                    yield from engine.outputs(inputs, T, chunk_size)
 
             if self.task == "classification":
                 return prediction.classification(draws(), self._tau, keep=return_samples)
@@ -197,7 +201,22 @@ class MCBN(Generic[P]):
                 draws(), self._tau, covariance=covariance, keep=return_samples, draws=None if stream else draws
             )
 
-        return self._over(x, network, predict_one, prediction.join)  # type: ignore[no-any-return]
+        return self._over(x, engine.network, predict_one, prediction.join)  # type: ignore[no-any-return]
+
+    def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
+        """Say in a sentence how the draws would run for x."""
+        engine, T = self._fitted(), self._draws(n_samples, chunk_size)
+        return engine.explain(engine.network.prepare(x), T, chunk_size)
+
+    def _draws(self, n_samples: int | None, chunk_size: int | None) -> int:
+        """Check the options that say how many draws run, and how many at a time; return T."""
+        if chunk_size is not None:
+            batches.require_int("chunk_size", chunk_size, 1)
+        available = self.posterior.n_samples
+        T = available if n_samples is None else batches.require_int("n_samples", n_samples, 1)
+        if available < T:
+            raise MCBNError(f"n_samples={T} asked of a posterior of {available} draws; fit more of them")
+        return T
 
     def tune(
         self,
@@ -240,7 +259,7 @@ class MCBN(Generic[P]):
 
     def _validation(self, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
         """Yield inputs and targets of every validation batch."""
-        network = self._drawn(None)[1]
+        network = self._fitted().network
         with isolated_random():
             loader = _loader(data) if isinstance(data, DataLoader | Dataset) else [data]
             for batch in loader:
@@ -249,20 +268,13 @@ class MCBN(Generic[P]):
                     batches.pick_targets(batch, targets),
                 )
 
-    def _drawn(self, n_samples: int | None) -> tuple[Posterior, Network]:
-        """Return the draws to use and the network they belong to."""
-        drawn, network = self.posterior, self._network
-        if network is None:
-            raise MCBNError("not fitted yet; call fit(training_data) first")
-        return (drawn if n_samples is None else drawn.first(batches.require_int("n_samples", n_samples, 1))), network
-
     def _over(self, x: Any, network: Network, run: Callable[[Any], R], join: Callable[[list[R]], R]) -> R:
         """Run on one input, or on every batch of a loader and join; results live where the inputs do."""
 
         def run_one(inputs: Any) -> R:
-            tensors = batches.tensors_of(inputs)
+            home = next((t.device for t in batches.tensors_of(inputs)), network.device)
             result: Any = run(network.prepare(inputs))
-            return result.to(tensors[0].device) if tensors else result  # type: ignore[no-any-return]
+            return result if home == network.device else result.to(home)  # type: ignore[no-any-return]
 
         if not isinstance(x, DataLoader | Dataset):
             return run_one(x)
@@ -276,7 +288,7 @@ class MCBN(Generic[P]):
         for name, value in (("inputs", self.inputs), ("output", self.output)):
             if value is not None and not callable(value):
                 settings[name] = json.dumps(value)
-        storage.save(path, self.posterior, self._drawn(None)[1].module, settings)
+        storage.save(path, self.posterior, self._fitted().network.module, settings)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
@@ -291,13 +303,13 @@ class MCBN(Generic[P]):
             inputs=inputs if inputs is not None else stored["inputs"],
             output=output if output is not None else stored["output"],
         )
-        bayes._network = bayes._watched()
-        bayes._posterior = drawn.to(bayes._network.device)
+        network = bayes._watched()
+        bayes._engine = Engine(network, drawn.to(network.device))
         bayes.tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
         return bayes
 
     def __repr__(self) -> str:
-        state = repr(self._posterior) if self._posterior else "not fitted"
+        state = repr(self._engine.posterior) if self._engine else "not fitted"
         return f"MCBN({type(unwrap(self.model)).__name__}, {self.task!r}, tau={self.tau}, {state})"
 
 

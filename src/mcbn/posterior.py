@@ -36,12 +36,6 @@ class Posterior:
         """T, the number of draws."""
         return len(next(iter(self.mean.values())))
 
-    def first(self, n_samples: int) -> "Posterior":
-        """Keep the first draws only."""
-        if not 1 <= n_samples <= self.n_samples:
-            raise MCBNError(f"n_samples={n_samples} asked of a posterior of {self.n_samples} draws; fit more of them")
-        return Posterior(_each(self.mean, slice(n_samples)), _each(self.var, slice(n_samples)), self.batch_size)
-
     def draw(self, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the statistics of draw t: means and variances, each name -> (C,)."""
         return _each(self.mean, t), _each(self.var, t)

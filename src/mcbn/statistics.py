@@ -36,7 +36,7 @@ class BatchNormCall(NamedTuple):
     weight: Tensor | None  # (C,)
     bias: Tensor | None  # (C,)
     eps: float
-    unchanged: Callable[[], Tensor]
+    unchanged: partial[Tensor]
 
 
 class BatchNormMode(TorchFunctionMode):
@@ -72,7 +72,7 @@ class BatchNormMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        read = _READERS.get(func)
+        read = READERS.get(func)
         if read is None:
             return func(*args, **kwargs)
         layer = self.path[-1] if self.path else ""
@@ -114,7 +114,7 @@ def _read_native(
     return input, running_mean, running_var, weight, bias, eps
 
 
-_READERS: dict[Any, Callable[..., tuple[Any, ...]]] = {
+READERS: dict[Any, Callable[..., tuple[Any, ...]]] = {
     F.batch_norm: _read_functional,
     torch.batch_norm: _read_native,
 }
@@ -231,8 +231,12 @@ def scale_and_shift(
 def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Apply scale and shift (C,) along axis 1 of x (N, C, ...), in the dtype of the statistics; x's dtype returns."""
     dtype = statistics_dtype(x)
-    shape = (-1,) + (1,) * (x.ndim - 2)
-    return torch.addcmul(shift.to(dtype).view(shape), x.to(dtype), scale.to(dtype).view(shape)).to(x.dtype)
+    if x.ndim > 2:
+        shape = (-1,) + (1,) * (x.ndim - 2)
+        scale, shift = scale.view(shape), shift.view(shape)
+    if scale.dtype == dtype == x.dtype:
+        return torch.addcmul(shift, x, scale)
+    return torch.addcmul(shift.to(dtype), x.to(dtype), scale.to(dtype)).to(x.dtype)
 
 
 def candidates(module: nn.Module) -> list[str]:
