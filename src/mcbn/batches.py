@@ -10,6 +10,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 
 Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
+PLAIN = (int, float, str, bool, type(None))
 TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 
 
@@ -43,7 +44,16 @@ def outline(tree: Any) -> Any:
         return tuple((key, outline(value)) for key, value in tree.items())
     if isinstance(tree, tuple | list):
         return (type(tree).__name__, *(outline(value) for value in tree))
-    return tree if isinstance(tree, int | float | str | bool | None) else id(tree)
+    return tree if isinstance(tree, PLAIN) else type(tree)
+
+
+def is_plain(tree: Any) -> bool:
+    """Tell whether a nest holds tensors and plain constants only, no objects with tensors of their own inside."""
+    if isinstance(tree, Mapping):
+        return all(is_plain(value) for value in tree.values())
+    if isinstance(tree, tuple | list):
+        return all(is_plain(value) for value in tree)
+    return isinstance(tree, (Tensor, np.ndarray, *PLAIN))
 
 
 def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
@@ -55,6 +65,17 @@ def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> A
     if not isinstance(tree, Tensor | np.ndarray | Mapping | tuple | list) and hasattr(tree, "to"):
         return tree.to(device)
     return map_tensors(move_one, tree)
+
+
+def cut(inputs: Any, count: int) -> list[Any]:
+    """Cut every tensor of the inputs along its first axis into as many nearly equal parts."""
+    pieces = [t.tensor_split(count) for t in tensors_of(inputs)]
+
+    def part(number: int) -> Any:
+        remaining = iter(piece[number] for piece in pieces)
+        return map_tensors(lambda t: next(remaining), inputs)
+
+    return [part(number) for number in range(count)]
 
 
 def require_finite(tree: Any) -> None:

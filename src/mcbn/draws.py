@@ -182,8 +182,11 @@ class _Rows(Dataset[Any]):
 
 def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> list[int]:
     """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone."""
-    generator = np.random.default_rng([seed, t])
-    return sorted(generator.choice(n, batch_size, replace=False, shuffle=False).tolist())
+    generator = np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
+    chosen = generator.choice(n, batch_size, replace=False, shuffle=False)
+    chosen.sort()
+    rows: list[int] = chosen.tolist()
+    return rows
 
 
 def _parallel(rows: _Rows, loader: DataLoader[Any]) -> Iterable[Any]:

@@ -1,14 +1,14 @@
 """The approximate posterior q(omega): T joint draws of all batch-norm statistics."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mcbn import draws, statistics
+from mcbn import batches, draws, program, statistics
 from mcbn.batches import Picker, pick_inputs
 from mcbn.errors import MCBNError
 from mcbn.network import Network
@@ -65,26 +65,81 @@ class Recorded(NamedTuple):
     values: Mapping[str, int]  # name -> values per channel in a batch
 
 
-def record(network: Network, batches: draws.Draws, layers: statistics.Layers, inputs: Picker) -> Recorded:
+def record(network: Network, drawn: draws.Draws, layers: statistics.Layers, inputs: Picker) -> Recorded:
     """Run every drawn batch through the network with batch norm as in training; keep the statistics.
 
     A draw is joint: one batch sets all layers, each seeing inputs already normalised by that batch (Algorithm 1).
     """
     keys = network.accepted_keys()
-    chosen: frozenset[str] | None = None
+    recorder: Recorder | None = None
     means: dict[str, list[Tensor]] = {}
     variances: dict[str, list[Tensor]] = {}
-    for batch in batches.batches:
-        x = network.prepare(pick_inputs(batch, inputs, keys))
-        if chosen is None:
-            chosen = stochastic_layers(network, x, layers)
-        with torch.no_grad(), statistics.Record(chosen) as mode:
-            network(x)
-        for name in mode.mean:
-            means.setdefault(name, []).append(mode.mean[name])
-            variances.setdefault(name, []).append(mode.var[name])
-    posterior = Posterior(_stack(means), _stack(variances), batches.batch_size)
-    return Recorded(posterior, mode.running, mode.values)
+    with torch.no_grad():
+        for batch in drawn.batches:
+            x = network.prepare(pick_inputs(batch, inputs, keys))
+            if recorder is None:
+                recorder = Recorder(network, stochastic_layers(network, x, layers))
+            for name, mean, var in recorder(x):
+                means.setdefault(name, []).append(mean)
+                variances.setdefault(name, []).append(var)
+    if recorder is None:
+        raise MCBNError("the training data gives no batch at all")
+    posterior = Posterior(_stack(means), _stack(variances), drawn.batch_size)
+    return Recorded(posterior, recorder.running, recorder.values)
+
+
+class Recorder:
+    """Records batches: the first through the network's own code, those of the same shape as a straight program."""
+
+    def __init__(self, network: Network, chosen: frozenset[str]) -> None:
+        self.network, self.chosen = network, chosen
+        self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
+        self.values: Mapping[str, int] = {}
+        self._programs: dict[Any, Callable[..., Any] | None] = {}  # by shape; None: cannot be written down
+        self._names: list[str] = []
+
+    def __call__(self, x: Any) -> list[tuple[str, Tensor, Tensor]]:
+        """Return name, mean and variance, (C,) each, of every stochastic call for one batch."""
+        tensors = batches.tensors_of(x)
+        shape = tuple((t.shape, t.dtype) for t in tensors)
+        if shape not in self._programs:
+            return self._first(x, tensors, shape)
+        run = self._programs[shape]
+        if run is None:
+            with statistics.Record(self.chosen) as mode:
+                self.network(x)
+            return [(name, mode.mean[name], mode.var[name]) for name in mode.mean]
+        return [(name, mean, var) for name, (_, mean, var) in zip(self._names, run(*tensors), strict=True)]
+
+    def _first(self, x: Any, tensors: list[Tensor], shape: Any) -> list[tuple[str, Tensor, Tensor]]:
+        """Record a batch of a new shape, and try to write the pass down for the next ones."""
+        with statistics.Record(self.chosen) as mode:
+            self.network(x)
+        self.running, self.values = mode.running, mode.values
+        recorded = [(name, mode.mean[name], mode.var[name]) for name in mode.mean]
+        writable = batches.is_plain(x) and len(self._programs) < 4
+        self._programs[shape] = self._program(x, tensors, recorded) if writable else None
+        return recorded
+
+    def _program(self, x: Any, tensors: list[Tensor], recorded: list[tuple[str, Tensor, Tensor]]) -> Any:
+        """Trace the pass; keep the program only if it repeats the recorded statistics."""
+        versions = [t._version for t in tensors]
+        trace = program.TraceRecord(self.chosen, tensors)
+        try:
+            with trace:
+                self.network(x)
+            run = trace.program()
+            again = run(*tensors)
+        except Exception:  # whatever a foreign network does while watched, it can still be run as it is
+            return None
+        if [t._version for t in tensors] != versions:
+            return None
+        self._names = list(trace.results)
+        same = len(again) == len(recorded) and all(
+            torch.allclose(mean, old_mean, rtol=1e-4, atol=1e-5) and torch.allclose(var, old_var, rtol=1e-3, atol=1e-5)
+            for (_, mean, var), (_, old_mean, old_var) in zip(again, recorded, strict=True)
+        )
+        return run if same else None
 
 
 def stochastic_layers(network: Network, x: Any, layers: statistics.Layers) -> frozenset[str]:

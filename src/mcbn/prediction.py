@@ -12,6 +12,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 
 Chunks = Callable[[], Iterator[Tensor]]
+LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
 
 
 class Moments:
@@ -49,6 +50,12 @@ class Moments:
     def variance(self) -> Tensor:
         """1/T sum_t f_t^2 - (1/T sum_t f_t)^2, (N, ...)."""
         return (self.squares / self.count - (self.sum / self.count).square()).clamp_(min=0)
+
+    def settled(self, tolerance: float | None) -> bool:
+        """Tell whether the standard error of every mean is below the tolerance."""
+        if tolerance is None or self.count < LEAST_DRAWS:
+            return False
+        return bool((_standard_error(self.variance, self.count) < tolerance).all())
 
     @property
     def covariance(self) -> Tensor | None:
@@ -296,14 +303,22 @@ def require_labels(y: Tensor, probs: Tensor) -> Tensor:
 
 
 def regression(
-    chunks: Iterable[Tensor], tau: Tensor, *, covariance: bool, keep: bool, draws: Chunks | None
+    chunks: Iterable[Tensor],
+    tau: Tensor,
+    *,
+    covariance: bool = False,
+    keep: bool = False,
+    tolerance: float | None = None,
+    draws: Chunks | None = None,
 ) -> RegressionPrediction:
-    """Stream draws into a regression prediction."""
+    """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance."""
     moments, kept = Moments(covariance=covariance), []
     for chunk in chunks:
         moments.add(as_float(chunk))
         if keep:
             kept.append(chunk)
+        if moments.settled(tolerance):
+            break
     return RegressionPrediction(
         n_samples=moments.count,
         mean=moments.mean,
@@ -311,11 +326,43 @@ def regression(
         tau=spread(tau, moments.mean),
         epistemic_covariance=moments.covariance,
         samples=torch.cat(kept) if keep else None,
+        draws=_first(draws, moments.count),
+    )
+
+
+def _first(draws: Chunks | None, count: int) -> Chunks | None:
+    """Limit what can be run again to the draws that were used."""
+    if draws is None:
+        return None
+
+    def limited() -> Iterator[Tensor]:
+        left = count
+        for chunk in draws():
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+    return limited
+
+
+def gaussian(
+    mean: Tensor, projected: Tensor, tau: Tensor, *, n_samples: int, covariance: bool, draws: Chunks | None
+) -> RegressionPrediction:
+    """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance."""
+    return RegressionPrediction(
+        n_samples=n_samples,
+        mean=mean,
+        epistemic=projected.square().sum(2).reshape(mean.shape),
+        tau=spread(tau, mean),
+        epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
         draws=draws,
     )
 
 
-def classification(chunks: Iterable[Tensor], tau: Tensor, *, keep: bool) -> ClassificationPrediction:
+def classification(
+    chunks: Iterable[Tensor], tau: Tensor, *, keep: bool = False, tolerance: float | None = None
+) -> ClassificationPrediction:
     """Stream draws into a classification prediction: probabilities are averaged, never logits."""
     moments, kept, entropies = Moments(), [], torch.zeros(())
     for chunk in chunks:
@@ -327,6 +374,8 @@ def classification(chunks: Iterable[Tensor], tau: Tensor, *, keep: bool) -> Clas
         entropies = entropies.to(probs) + entropy(probs, 2).sum(0)  # (N, ...)
         if keep:
             kept.append(chunk)
+        if moments.settled(tolerance):
+            break
     return ClassificationPrediction(
         n_samples=moments.count,
         probs=moments.mean,

@@ -15,8 +15,16 @@ from torch import Tensor, fx, nn
 
 from mcbn import batches
 from mcbn.network import Network
-from mcbn.posterior import Posterior
-from mcbn.statistics import READERS, BatchNormCall, Replay, normalize, scale_and_shift
+from mcbn.statistics import (
+    READERS,
+    BatchNormCall,
+    BatchNormMode,
+    Record,
+    Replay,
+    normalize,
+    scale_and_shift,
+    train_batch_norm,
+)
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
@@ -52,13 +60,12 @@ class Norm:
     folded_bias: Tensor | None = None
 
 
-class Trace(Replay):
-    """Replay one draw and write down every operation as an `fx` node."""
+class Writer(BatchNormMode):
+    """A mode that also writes down every operation as an `fx` node."""
 
-    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor], inputs: list[Tensor]) -> None:
-        super().__init__(mean, var)
+    def begin(self, inputs: list[Tensor]) -> None:
+        """Start the list with the tensors that go into the network."""
         self.graph, self.root = fx.Graph(), nn.Module()
-        self.norms: dict[str, Norm] = {}
         self.width = 0  # largest number of values of one intermediate result
         self.on_gpu = any(t.is_cuda for t in inputs)
         for number, tensor in enumerate(inputs):
@@ -73,16 +80,6 @@ class Trace(Replay):
         result = func(*args, **kwargs)
         self._write(func, args, kwargs, result, [t for t, v in zip(tensors, versions, strict=True) if t._version != v])
         return result
-
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Write down a stochastic call as a node of its own; any other as the operation it is."""
-        output = super().answer(call)
-        if call.layer in self.chosen:
-            self.norms[call.name] = Norm(call.name, call.weight, call.bias, call.eps, call.x.shape[1])
-            self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), call.name)))
-        else:
-            self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output, [])
-        return output
 
     def _write(self, func: Any, args: Any, kwargs: Any, result: Any, changed: list[Tensor]) -> None:
         name = getattr(func, "__name__", "")
@@ -139,6 +136,56 @@ class Trace(Replay):
             return value
         raise UntraceableError(f"an argument is {type(value).__name__}")
 
+    def write_unchanged(self, call: BatchNormCall) -> Tensor:
+        """Run a call that is not stochastic as the operation it is."""
+        output = call.unchanged()
+        self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output, [])
+        return output
+
+
+class Trace(Writer, Replay):
+    """Replay one draw and write it down."""
+
+    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor], inputs: list[Tensor]) -> None:
+        super().__init__(mean, var)
+        self.norms: dict[str, Norm] = {}
+        self.begin(inputs)
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Write down a stochastic call as a node of its own."""
+        if call.layer not in self.chosen:
+            return self.write_unchanged(call)
+        output = super().answer(call)
+        self.norms[call.name] = Norm(call.name, call.weight, call.bias, call.eps, call.x.shape[1])
+        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), call.name)))
+        return output
+
+
+class TraceRecord(Writer, Record):
+    """Record one training batch and write the pass down, its statistics as its results."""
+
+    def __init__(self, layers: frozenset[str], inputs: list[Tensor]) -> None:
+        super().__init__(layers)
+        self.results: dict[str, fx.Node] = {}
+        self.begin(inputs)
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Write down a stochastic call as what training does."""
+        if call.layer not in self.chosen:
+            return self.write_unchanged(call)
+        output = super().answer(call)
+        arguments = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
+        self.results[call.name] = self.graph.call_function(train_batch_norm, arguments)
+        self._remember(output, self.graph.call_function(_item, (self.results[call.name], 0)))
+        return output
+
+    def program(self) -> Callable[..., list[tuple[Tensor, Tensor, Tensor]]]:
+        """Return a function of the input tensors that gives (output, mean, var) of every call, in order."""
+        self.graph.output(list(self.results.values()))
+        self.graph.eliminate_dead_code()
+        run: Callable[..., list[tuple[Tensor, Tensor, Tensor]]] = fx.GraphModule(self.root, self.graph).forward
+        return run
+
 
 def _item(values: Any, number: int) -> Any:
     return values[number]
@@ -183,12 +230,11 @@ class Program:
         together: Tensor = torch.vmap(lambda row: self.run_each(shared, row))(omega)
         return together
 
-    def scales_and_shifts(self, posterior: Posterior) -> Tensor:
-        """Precompute scale and shift of every draw and channel: one row a draw, (T, S)."""
+    def scales_and_shifts(self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> Tensor:
+        """Precompute scale and shift of every draw and channel from statistics (T, C): one row a draw, (T, S)."""
         parts: list[Tensor] = []
         for norm in self.norms:
-            mean, var = posterior.mean[norm.name], posterior.var[norm.name]  # (T, C)
-            parts += scale_and_shift(mean, var, norm.weight, norm.bias, norm.eps)
+            parts += scale_and_shift(means[norm.name], variances[norm.name], norm.weight, norm.bias, norm.eps)
         return torch.cat(parts, 1)
 
     def _parameters(self, omega: Tensor) -> list[Tensor]:
@@ -219,6 +265,8 @@ def trace(
 
     `fold(width, convolutional)` decides whether batch norm is folded into the weights before it.
     """
+    if not batches.is_plain(inputs):
+        raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
     copies = batches.map_tensors(torch.clone, inputs)
     tensors = batches.tensors_of(copies)
     mode = Trace(mean, var, tensors)

@@ -178,12 +178,11 @@ class Record(BatchNormMode):
                 f"layer {call.name!r} sees one value a channel (input {tuple(call.x.shape)}), which has no variance; "
                 "draw training batches of at least 2: batch_size=2 or more"
             )
-        axes = [axis for axis in range(call.x.ndim) if axis != 1]
-        var, mean = torch.var_mean(call.x.to(statistics_dtype(call.x)), axes, correction=0)  # (C,), (C,)
-        self.mean[call.name], self.var[call.name] = mean, var
         if call.running_mean is not None and call.running_var is not None:
             self.running[call.name] = (call.running_mean, call.running_var)
-        return normalize(call.x, *scale_and_shift(mean, var, call.weight, call.bias, call.eps))
+        output, mean, var = train_batch_norm(call.x, call.weight, call.bias, call.eps)
+        self.mean[call.name], self.var[call.name] = mean, var
+        return output
 
 
 class Replay(BatchNormMode):
@@ -205,6 +204,21 @@ class Replay(BatchNormMode):
             )
         mean, var = self.mean[call.name], self.var[call.name]  # (C,), (C,)
         return normalize(call.x, *scale_and_shift(mean, var, call.weight, call.bias, call.eps))
+
+
+def train_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise x (N, C, ...) by its own statistics; return it with their mean and biased variance, (C,) each.
+
+    Training's own kernel where it keeps statistics in x's dtype; it hands back 1 / sqrt(sigma^2 + eps).
+    """
+    if x.dtype == statistics_dtype(x) and (weight is None or weight.dtype == x.dtype):
+        output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        return output, mean, (inverse.square().reciprocal_() - eps).clamp_(min=0)
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    var, mean = torch.var_mean(x.to(statistics_dtype(x)), axes, correction=0)
+    return normalize(x, *scale_and_shift(mean, var, weight, bias, eps)), mean, var
 
 
 def layer_of(name: str) -> str:

@@ -1,0 +1,158 @@
+"""Sampling-free moments: the covariance of the drawn statistics carried through the network's Jacobian.
+
+Batch norm with statistics (mu_B, sigma_B) is h * scale + shift, so let omega hold scale and shift of every stochastic
+channel, omega_0 their average over the draws and C their full covariance. With J the gradient of one example's output,
+
+    f_omega(x) ~ f_omega_0(x) + J (omega - omega_0),    mean = f_omega_0(x),    covariance = J C J^T.
+
+Exact where the output is linear in omega, as in a network whose batch norm is followed by linear layers only;
+otherwise the first term of the expansion, good while draws differ little (large M). It takes one forward pass and one
+backward pass for each output, whatever T. Class probabilities are averaged over the linearised logits of the draws,
+which have exactly this covariance.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.network import Network
+from mcbn.posterior import Posterior
+from mcbn.statistics import BatchNormCall, BatchNormMode, Replay, scale_and_shift, statistics_dtype
+
+MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
+BLOCK_VALUES = 2**20  # inputs and statistics of the examples that go through together
+DRAWS_AT_ONCE = 2**24  # values of linearised outputs made in one piece
+
+
+class Linearised(NamedTuple):
+    """First-order expansion of every example's output in the statistics."""
+
+    mean: Tensor  # (N, ...), the output at the average statistics
+    jacobian: Tensor  # (N, D, S)
+    deviations: Tensor  # (T, S), draws less their average
+    factor: Tensor  # (S', S), C = factor^T factor, S' the smaller of T and S
+
+    @property
+    def projected(self) -> Tensor:
+        """J factor^T, (N, D, S'): its squares sum to the variance."""
+        return self.jacobian @ self.factor.T
+
+    def draws(self) -> Iterator[Tensor]:
+        """Yield the linearised output of every draw, (t, N, ...) a chunk."""
+        N, D, _ = self.jacobian.shape
+        for rows in torch.split(self.deviations, max(1, DRAWS_AT_ONCE // max(1, N * D))):
+            yield self.mean + torch.einsum("nds,ts->tnd", self.jacobian, rows).reshape(-1, *self.mean.shape)
+
+
+class Expansion(NamedTuple):
+    """Scale and shift of every stochastic call about their average over T draws."""
+
+    centres: Mapping[str, tuple[Tensor, Tensor]]  # call name -> scale, shift, each (C,)
+    deviations: Tensor  # (T, S)
+    factor: Tensor  # (S', S)
+
+
+class Linearizer:
+    """Linearises one network in the statistics of one posterior; what does not depend on the inputs is kept."""
+
+    def __init__(self, network: Network, posterior: Posterior) -> None:
+        self.network, self.posterior = network, posterior
+        self._expansions: dict[int, Expansion] = {}
+
+    def __call__(self, inputs: Any, n_samples: int) -> Linearised:
+        """Expand the output of each input on its own in the statistics of the first draws."""
+        if n_samples < 2:
+            raise MCBNError(
+                f"method='linear' needs a covariance, so at least 2 draws; got {n_samples}: fit more of them"
+            )
+        if n_samples not in self._expansions:
+            self._expansions[n_samples] = self._expand(inputs, n_samples)
+        expansion = self._expansions[n_samples]
+        parts = [self._linearise(block, expansion) for block in _blocks(inputs, expansion.deviations.shape[1])]
+        mean, jacobian = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Linearised(mean, jacobian, expansion.deviations, expansion.factor)
+
+    def _expand(self, inputs: Any, T: int) -> Expansion:
+        """Average the scales and shifts of T draws, in the order the network makes its calls."""
+        with torch.no_grad(), Gather(self.posterior) as mode:
+            self.network(inputs)
+        drawn = {name: tuple(part[:T] for part in pair) for name, pair in mode.drawn.items()}  # each (T, C)
+        centres = {name: (scale.mean(0), shift.mean(0)) for name, (scale, shift) in drawn.items()}
+        deviations = torch.cat([part - part.mean(0) for pair in drawn.values() for part in pair], 1)  # (T, S)
+        return Expansion(centres, deviations, torch.linalg.qr(deviations, mode="r").R / math.sqrt(T))
+
+    def _linearise(self, inputs: Any, expansion: Expansion) -> tuple[Tensor, Tensor]:
+        """Return output (N, ...) and Jacobian (N, D, S) at the average statistics."""
+        N = batches.size_of(inputs)
+        with torch.enable_grad(), PerExample(expansion.centres, N) as mode:
+            output = self.network(batches.map_tensors(torch.Tensor.detach, inputs))  # (N, ...)
+        flat = output.reshape(N, -1)  # (N, D)
+        D = flat.shape[1]
+        if D > MOST_OUTPUTS:
+            raise MCBNError(
+                f"method='linear' takes one backward pass an output and this network has {D} for each input; "
+                "use method='sample'"
+            )
+        rows = []
+        for d in range(D):
+            again = d < D - 1
+            gradients = torch.autograd.grad(flat[:, d].sum(), mode.leaves, retain_graph=again, materialize_grads=True)
+            rows.append(torch.cat(gradients, 1))  # (N, S)
+        jacobian = torch.stack(rows, 1)
+        return output.detach().to(jacobian.dtype), jacobian
+
+
+class Gather(Replay):
+    """Replay the first draw and note scale and shift of all draws, (T, C) each, of every stochastic call."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__(*posterior.draw(0))
+        self.posterior = posterior
+        self.drawn: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Note this call."""
+        if call.layer in self.chosen and call.name in self.posterior.mean:
+            mean, var = self.posterior.mean[call.name], self.posterior.var[call.name]
+            self.drawn[call.name] = scale_and_shift(mean, var, call.weight, call.bias, call.eps)
+        return super().answer(call)
+
+
+class PerExample(BatchNormMode):
+    """Give every example its own scale and shift, all at the average of the draws, so that gradients come apart."""
+
+    def __init__(self, centres: Mapping[str, tuple[Tensor, Tensor]], n_examples: int) -> None:
+        super().__init__()
+        self.centres, self.N = centres, n_examples
+        self.leaves: list[Tensor] = []  # scale and shift of each call, (N, C)
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Normalise with per-example parameters that require grad."""
+        if call.name not in self.centres:
+            return call.unchanged()
+        if call.x.shape[0] != self.N:
+            raise MCBNError(
+                f"layer {call.name!r} sees {call.x.shape[0]} rows for {self.N} inputs, so its statistics have no "
+                "gradient per input; use method='sample'"
+            )
+        dtype = statistics_dtype(call.x)
+        pair = [part.to(dtype).repeat(self.N, 1).requires_grad_() for part in self.centres[call.name]]  # (N, C)
+        self.leaves += pair
+        scale, shift = (leaf.reshape(*leaf.shape, *(1,) * (call.x.ndim - 2)) for leaf in pair)
+        return torch.addcmul(shift, call.x.to(dtype), scale).to(call.x.dtype)
+
+
+def _blocks(inputs: Any, S: int) -> Iterator[Any]:
+    """Cut the inputs so that the activations kept for the backward pass stay bounded."""
+    N, tensors = batches.size_of(inputs), batches.tensors_of(inputs)
+    each = S + sum(t.numel() for t in tensors) // max(N, 1)
+    count = -(-N * each // BLOCK_VALUES)
+    if count <= 1 or any(t.ndim == 0 or t.shape[0] != N for t in tensors):
+        yield inputs
+    else:
+        yield from batches.cut(inputs, min(count, N))
