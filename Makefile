@@ -2,10 +2,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test quick check format clean
+.PHONY: demo bench test quick check format clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
 	$(BIN)/python -m mcbn.demo --out demo
+
+bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
+	$(BIN)/python -m mcbn.bench --out benchmarks/results
 
 test: $(READY)      ## the whole suite, slow tests too, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95

@@ -1,9 +1,11 @@
 """A draw equals a hand-made training-mode pass on the same batch, for every kind of batch norm."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import mcbn
@@ -190,3 +192,43 @@ def test_path_that_changes_between_batches_is_an_error() -> None:
 
     with pytest.raises(mcbn.MCBNError, match="'b' was called for 1 of 3 training batches"):
         mcbn.MCBN(Sometimes(), "regression").fit(torch.randn(50, 5), n_samples=3, batch_size=10)
+
+
+class InstanceNormed(nn.Module):
+    """Instance norm and weight standardisation written with the batch-norm function, beside a real batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.style = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = F.batch_norm(self.conv.weight.reshape(1, 4, -1), None, None, training=True).reshape_as(
+            self.conv.weight
+        )
+        h = self.bn(F.conv2d(x, weight, self.conv.bias))
+        N, C, H, W = h.shape
+        return F.batch_norm(h.reshape(1, N * C, H, W), None, None, training=True).reshape(N, C, H, W)
+
+
+def test_instance_norm_and_weight_standardisation_are_not_batch_norm() -> None:
+    net, x = InstanceNormed().double(), torch.randn(24, 3, 6, 6, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=3, batch_size=8)
+    assert bayes.posterior.layers == ("bn",)
+    for n in (1, 8, 24):
+        assert bayes.predict(x[:n]).mean.shape == (n, 4, 4, 4)
+    batch = x[rows_of_draw(24, 8, 0, 1)]
+    with torch.no_grad():
+        torch.testing.assert_close(bayes.sample(batch)[1], norms_in_training(copy.deepcopy(net))(batch))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_parts_run_and_scripted_batch_norm_is_refused() -> None:
+    x = torch.randn(40, 5)
+    net = nn.Sequential(nn.BatchNorm1d(5), torch.jit.script(nn.GELU()))
+    bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=3, batch_size=20)
+    assert (bayes.predict(x).epistemic > 0).any()
+    hidden = nn.Sequential(nn.BatchNorm1d(5), torch.jit.script(nn.BatchNorm1d(5)))
+    with pytest.raises(mcbn.MCBNError, match="'1' is batch norm inside TorchScript"):
+        mcbn.MCBN(hidden, "regression").fit(x, n_samples=3, batch_size=20)

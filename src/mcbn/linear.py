@@ -89,22 +89,22 @@ class Linearizer:
     def _linearise(self, inputs: Any, expansion: Expansion) -> tuple[Tensor, Tensor]:
         """Return output (N, ...) and Jacobian (N, D, S) at the average statistics."""
         N = batches.size_of(inputs)
-        with torch.enable_grad(), PerExample(expansion.centres, N) as mode:
-            output = self.network(batches.map_tensors(torch.Tensor.detach, inputs))  # (N, ...)
-        flat = output.reshape(N, -1)  # (N, D)
-        D = flat.shape[1]
-        if D > MOST_OUTPUTS:
-            raise MCBNError(
-                f"method='linear' takes one backward pass an output and this network has {D} for each input; "
-                "use method='sample'"
-            )
-        rows = []
-        for d in range(D):
-            again = d < D - 1
-            gradients = torch.autograd.grad(flat[:, d].sum(), mode.leaves, retain_graph=again, materialize_grads=True)
-            rows.append(torch.cat(gradients, 1))  # (N, S)
-        jacobian = torch.stack(rows, 1)
+        with torch.enable_grad():
+            with PerExample(expansion.centres, N) as mode:
+                output = self.network(batches.map_tensors(torch.Tensor.detach, inputs))  # (N, ...)
+            flat = output.reshape(N, -1)  # (N, D)
+            if flat.shape[1] > MOST_OUTPUTS:
+                raise MCBNError(
+                    "method='linear' takes one backward pass an output and this network has "
+                    f"{flat.shape[1]} for each input; use method='sample'"
+                )
+            jacobian = torch.stack([_gradient(column.sum(), mode.leaves) for column in flat.unbind(1)], 1)
         return output.detach().to(jacobian.dtype), jacobian
+
+
+def _gradient(total: Tensor, leaves: list[Tensor]) -> Tensor:
+    """Return the gradient with respect to every example's own statistics, (N, S)."""
+    return torch.cat(torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), 1)
 
 
 class Gather(Replay):

@@ -91,7 +91,6 @@ class MCBN(Generic[P]):
         self.layers, self.inputs, self.output = layers, inputs, output
         self._tau = torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
         self._engine: Engine | None = None
-        self._linearizer: Linearizer | None = None
 
     def fit(
         self,
@@ -123,7 +122,7 @@ class MCBN(Generic[P]):
         return self
 
     def _set(self, network: Network, drawn: Posterior) -> None:
-        self._engine, self._linearizer = Engine(network, drawn), Linearizer(network, drawn)
+        self._engine, self._linearise = Engine(network, drawn), Linearizer(network, drawn)
 
     def _watched(self) -> Network:
         network = Network(self.model, self.output)
@@ -161,7 +160,7 @@ class MCBN(Generic[P]):
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics."""
         network = self._engine.network if self._engine else Network(self.model, self.output)
-        return self._over(x, network, lambda inputs: network(inputs), torch.cat)
+        return self._over(x, network, lambda inputs: network(batches.map_tensors(torch.clone, inputs)), torch.cat)
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
@@ -203,7 +202,7 @@ class MCBN(Generic[P]):
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
         engine, T = self._fitted(), self._draws(n_samples, chunk_size)
-        linearise = self._linearizer or Linearizer(engine.network, engine.posterior)
+        linearise = self._linearise
         stream = isinstance(x, DataLoader | Dataset)
 
         def predict_one(inputs: Any) -> Any:

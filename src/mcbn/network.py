@@ -41,7 +41,10 @@ def snapshot(model: nn.Module) -> nn.Module:
         for name, child in list(parent.named_children()):
             if hasattr(child, "_orig_mod"):
                 setattr(parent, name, unwrap(child))
-    frozen.eval().requires_grad_(False)
+    frozen.eval()
+    for parameter in frozen.parameters():
+        if parameter.is_leaf:  # copies of TorchScript parameters are not
+            parameter.requires_grad_(False)
     for module in frozen.modules():
         module.training = False  # also where a network overrides train() and keeps parts of it in train mode
     return frozen

@@ -96,7 +96,7 @@ class Recorder:
         self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
         self.values: Mapping[str, int] = {}
         self._programs: dict[Any, Callable[..., Any] | None] = {}  # by shape; None: cannot be written down
-        self._names: list[str] = []
+        self._proven: set[Any] = set()  # shapes whose program repeated a batch it was not traced on
 
     def __call__(self, x: Any) -> list[tuple[str, Tensor, Tensor]]:
         """Return name, mean and variance, (C,) each, of every stochastic call for one batch."""
@@ -105,18 +105,25 @@ class Recorder:
         if shape not in self._programs:
             return self._first(x, tensors, shape)
         run = self._programs[shape]
-        if run is None:
-            with statistics.Record(self.chosen) as mode:
-                self.network(x)
-            return [(name, mode.mean[name], mode.var[name]) for name in mode.mean]
-        return [(name, mean, var) for name, (_, mean, var) in zip(self._names, run(*tensors), strict=True)]
+        if shape in self._proven and run is not None:
+            proven: list[tuple[str, Tensor, Tensor]] = run(*tensors)
+            return proven
+        recorded = self._plain(x)
+        if run is not None and _same_statistics(run(*tensors), recorded):
+            self._proven.add(shape)
+        else:
+            self._programs[shape] = None
+        return recorded
 
-    def _first(self, x: Any, tensors: list[Tensor], shape: Any) -> list[tuple[str, Tensor, Tensor]]:
-        """Record a batch of a new shape, and try to write the pass down for the next ones."""
+    def _plain(self, x: Any) -> list[tuple[str, Tensor, Tensor]]:
         with statistics.Record(self.chosen) as mode:
             self.network(x)
         self.running, self.values = mode.running, mode.values
-        recorded = [(name, mode.mean[name], mode.var[name]) for name in mode.mean]
+        return [(name, mode.mean[name], mode.var[name]) for name in mode.mean]
+
+    def _first(self, x: Any, tensors: list[Tensor], shape: Any) -> list[tuple[str, Tensor, Tensor]]:
+        """Record a batch of a new shape, and try to write the pass down for the next ones."""
+        recorded = self._plain(x)
         writable = batches.is_plain(x) and len(self._programs) < 4
         self._programs[shape] = self._program(x, tensors, recorded) if writable else None
         return recorded
@@ -124,27 +131,30 @@ class Recorder:
     def _program(self, x: Any, tensors: list[Tensor], recorded: list[tuple[str, Tensor, Tensor]]) -> Any:
         """Trace the pass; keep the program only if it repeats the recorded statistics."""
         versions = [t._version for t in tensors]
-        trace = program.TraceRecord(self.chosen, tensors)
+        trace = program.TraceRecord(self.network, self.chosen, tensors)
         try:
             with trace:
                 self.network(x)
             run = trace.program()
-            again = run(*tensors)
+            same = _same_statistics(run(*tensors), recorded)
         except Exception:  # whatever a foreign network does while watched, it can still be run as it is
             return None
-        if [t._version for t in tensors] != versions:
-            return None
-        self._names = list(trace.results)
-        same = len(again) == len(recorded) and all(
-            torch.allclose(mean, old_mean, rtol=1e-4, atol=1e-5) and torch.allclose(var, old_var, rtol=1e-3, atol=1e-5)
-            for (_, mean, var), (_, old_mean, old_var) in zip(again, recorded, strict=True)
-        )
-        return run if same else None
+        return run if same and [t._version for t in tensors] == versions else None
+
+
+def _same_statistics(found: list[tuple[str, Tensor, Tensor]], expected: list[tuple[str, Tensor, Tensor]]) -> bool:
+    """Compare two recordings of one batch, up to rounding."""
+    pairs = list(zip(found, expected, strict=False))
+    return len(found) == len(expected) and all(
+        a[0] == b[0] and torch.allclose(a[1], b[1], rtol=1e-4, atol=1e-5) and torch.allclose(a[2], b[2], rtol=1e-3)
+        for a, b in pairs
+    )
 
 
 def stochastic_layers(network: Network, x: Any, layers: statistics.Layers) -> frozenset[str]:
     """Run the network once as it is to see which layers call batch norm, and choose among them."""
-    with torch.no_grad(), statistics.Survey() as survey:
+    statistics.refuse_scripted(network.module)
+    with torch.no_grad(), statistics.Survey(batches.tensors_of(x)) as survey:
         network(x)
     found = [*survey.layers, *statistics.deaf(network.module, survey)]
     if not found:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
 from mcbn.network import Network
@@ -63,9 +64,11 @@ class Norm:
 class Writer(BatchNormMode):
     """A mode that also writes down every operation as an `fx` node."""
 
-    def begin(self, inputs: list[Tensor]) -> None:
-        """Start the list with the tensors that go into the network."""
+    def begin(self, network: Network, inputs: list[Tensor]) -> None:
+        """Start the list with the tensors that go into the network; its own tensors are the only constants."""
+        self.constants = {id(tensor) for tensor in _tensors_held(network.module)}
         self.graph, self.root = fx.Graph(), nn.Module()
+        self.nodes = WeakTensorKeyDictionary()
         self.width = 0  # largest number of values of one intermediate result
         self.on_gpu = any(t.is_cuda for t in inputs)
         for number, tensor in enumerate(inputs):
@@ -101,19 +104,21 @@ class Writer(BatchNormMode):
             raise UntraceableError(f"{name} gives {type(result).__name__}")
 
     def _remember(self, tensor: Tensor, node: fx.Node) -> None:
-        """Tie a value to its node, on the tensor itself: the trace must not keep every intermediate result alive."""
+        """Tie a value to its node, weakly: the trace must not keep every intermediate result alive."""
         node.meta["shape"], node.meta["dtype"] = tensor.shape, tensor.dtype
-        tensor._mcbn_node = node  # type: ignore[attr-defined]
+        self.nodes[tensor] = node
         self.width = max(self.width, tensor.numel())
 
     def _known(self, tensor: Tensor) -> fx.Node | None:
-        node: fx.Node | None = getattr(tensor, "_mcbn_node", None)
-        return node if node is not None and node.graph is self.graph else None
+        node: fx.Node | None = self.nodes.get(tensor)  # type: ignore[no-untyped-call]
+        return node
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor, a constant of the network where no operation made it."""
         node = self._known(tensor)
         if node is None:
+            if id(tensor) not in self.constants:
+                raise UntraceableError("a value comes from an operation that cannot be seen")
             name = f"constant{len(self.graph.nodes)}"
             self.root.register_buffer(name, tensor)
             node = self.graph.get_attr(name)
@@ -146,10 +151,12 @@ class Writer(BatchNormMode):
 class Trace(Writer, Replay):
     """Replay one draw and write it down."""
 
-    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor], inputs: list[Tensor]) -> None:
+    def __init__(
+        self, network: Network, mean: Mapping[str, Tensor], var: Mapping[str, Tensor], inputs: list[Tensor]
+    ) -> None:
         super().__init__(mean, var)
         self.norms: dict[str, Norm] = {}
-        self.begin(inputs)
+        self.begin(network, inputs)
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Write down a stochastic call as a node of its own."""
@@ -164,10 +171,10 @@ class Trace(Writer, Replay):
 class TraceRecord(Writer, Record):
     """Record one training batch and write the pass down, its statistics as its results."""
 
-    def __init__(self, layers: frozenset[str], inputs: list[Tensor]) -> None:
+    def __init__(self, network: Network, layers: frozenset[str], inputs: list[Tensor]) -> None:
         super().__init__(layers)
         self.results: dict[str, fx.Node] = {}
-        self.begin(inputs)
+        self.begin(network, inputs)
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Write down a stochastic call as what training does."""
@@ -179,12 +186,22 @@ class TraceRecord(Writer, Record):
         self._remember(output, self.graph.call_function(_item, (self.results[call.name], 0)))
         return output
 
-    def program(self) -> Callable[..., list[tuple[Tensor, Tensor, Tensor]]]:
-        """Return a function of the input tensors that gives (output, mean, var) of every call, in order."""
+    def program(self) -> Callable[..., list[tuple[str, Tensor, Tensor]]]:
+        """Return a function of the input tensors that gives name, mean and variance of every call, in order."""
         self.graph.output(list(self.results.values()))
         self.graph.eliminate_dead_code()
-        run: Callable[..., list[tuple[Tensor, Tensor, Tensor]]] = fx.GraphModule(self.root, self.graph).forward
+        forward, names = fx.GraphModule(self.root, self.graph).forward, list(self.results)
+
+        def run(*tensors: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+            return [(name, mean, var) for name, (_, mean, var) in zip(names, forward(*tensors), strict=True)]
+
         return run
+
+
+def _tensors_held(module: nn.Module) -> list[Tensor]:
+    """List parameters, buffers and tensors kept as plain attributes of the network's modules."""
+    attributes = [list(vars(child).values()) for child in module.modules()]
+    return [*module.parameters(), *module.buffers(), *batches.tensors_of(attributes)]
 
 
 def _item(values: Any, number: int) -> Any:
@@ -246,7 +263,7 @@ class Program:
             weight = norm.folded_weight
             if weight is not None:
                 if norm.folded_bias is not None:
-                    shift = torch.addcmul(shift, norm.folded_bias, scale)
+                    shift = torch.addcmul(shift, norm.folded_bias.to(scale.dtype), scale)
                 scale = weight * scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
                 shift = shift.to(weight.dtype)
             made += [scale, shift]
@@ -269,7 +286,7 @@ def trace(
         raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
     copies = batches.map_tensors(torch.clone, inputs)
     tensors = batches.tensors_of(copies)
-    mode = Trace(mean, var, tensors)
+    mode = Trace(network, mean, var, tensors)
     versions = [t._version for t in tensors]
     with mode:
         output = network(copies)

@@ -93,18 +93,22 @@ class Engine:
         self.__init__(**state)  # type: ignore[misc]
 
     def outputs(
-        self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False
+        self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False, *, start: int = 0
     ) -> Iterator[Tensor]:
-        """Yield outputs for draws 0 to T-1 in order, chunk by chunk, each (t, N, ...).
+        """Yield outputs for draws start to T-1 in order, chunk by chunk, each (t, N, ...).
 
         Every input meets the same draws, so an input alone and in a batch give the same numbers.
         """
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
-            yield from (self._replay(inputs, t).unsqueeze(0) for t in range(n_samples))
+            yield from (self._replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
             return
-        blocks = self._blocks(inputs, chunk_size, compile)
-        runs = [self._run(block, plan) for block, plan in blocks]
-        chunk, start = min(plan.chunk for _, plan in blocks), 0
+        try:
+            blocks = self._blocks(inputs, chunk_size, compile)
+            runs = [self._run(block, plan) for block, plan in blocks]
+        except torch.OutOfMemoryError as error:
+            yield from self._halved(inputs, start, n_samples, error)
+            return
+        chunk = min(plan.chunk for _, plan in blocks)
         while start < n_samples:
             stop = min(start + chunk, n_samples)
             try:
@@ -137,8 +141,9 @@ class Engine:
         )
 
     def _replay(self, inputs: Any, t: int) -> Tensor:
+        """Run one draw through the network's own code, on a copy: the network may change its inputs in place."""
         with Replay(*self.posterior.draw(t)):
-            return self.network(inputs)
+            return self.network(batches.map_tensors(torch.clone, inputs))
 
     def _plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan:
         """Look up how inputs of this shape run, or find out."""
@@ -156,7 +161,7 @@ class Engine:
         self._plans[key] = plan
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan:
-        """Trace the network and keep the first way that gives the numbers of the plain pass on the first draw."""
+        """Trace the network and keep the first way that gives the numbers of the plain pass."""
         on_gpu = any(t.is_cuda for t in batches.tensors_of(inputs))
         T = self.posterior.n_samples
 
@@ -171,10 +176,10 @@ class Engine:
             program, expected = trace(
                 self.network, *self.posterior.draw(0), inputs, fold=lambda width, conv: draws_at_once(width, conv) == 1
             )
-        except (MCBNError, torch.OutOfMemoryError):
+        except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a foreign network does while watched, it can still be run as it is
-            return Plan(1, None, None, f"it cannot be traced ({error})")
+            return Plan(1, None, None, f"it cannot be traced ({error.__cause__ or error})")
         chunk = draws_at_once(program.width, program.convolutional)
         first = Plan(chunk, program, program.scales_and_shifts(self.posterior.mean, self.posterior.var))
         plans = [first, replace(first, chunk=1)]
@@ -183,19 +188,21 @@ class Engine:
         ready = [replace(plan, one_pass=_one_pass(plan.program)) for plan in plans if plan.program]
         if compile:
             ready.insert(0, replace(first, one_pass=torch.compile(_one_pass(program), dynamic=False)))
+        last = self._replay(inputs, T - 1)
         for plan in ready:
-            if self._agrees(inputs, plan, expected):
+            if self._agrees(inputs, plan, expected, last):
                 return plan
         return Plan(1, None, None, "the traced program gave other numbers")
 
-    def _agrees(self, inputs: Any, plan: Plan, expected: Tensor) -> bool:
+    def _agrees(self, inputs: Any, plan: Plan, first: Tensor, last: Tensor) -> bool:
+        """Check a plan against the plain pass on the draw it was traced on and on another one."""
+        T = self.posterior.n_samples
         try:
-            found = self._run(inputs, plan)(0, min(plan.chunk, 2))[0]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # an operation without a batching rule, a view that needs another memory layout
+            run = self._run(inputs, plan)
+            found = run(0, min(plan.chunk, 2))[0], run(max(T - plan.chunk, T - 2, 0), T)[-1]
+        except Exception:  # no memory, an operation without a batching rule, a view that needs another layout
             return False
-        return _close(found, expected)
+        return _close(found[0], first) and _close(found[1], last)
 
     def _run(self, inputs: Any, plan: Plan) -> Callable[[int, int], Tensor]:
         """Prepare a function that runs draws start to stop on these inputs."""
@@ -250,10 +257,9 @@ class Engine:
             raise MCBNError(
                 f"one draw of one input does not fit into memory (its widest result has {width:,} values): {error}"
             ) from error
-        halves = batches.cut(inputs, 2)
-        runs = [self._run(half, replace(self._plan(half, 1, False), chunk=1)) for half in halves]
-        for t in range(start, stop):
-            yield torch.cat([run(t, t + 1) for run in runs], 1)
+        halves = [self.outputs(half, stop, 1, start=start) for half in batches.cut(inputs, 2)]
+        for parts in zip(*halves, strict=True):
+            yield torch.cat(parts, 1)
 
 
 def _one_pass(program: Program) -> Callable[[tuple[Tensor, ...], Tensor], Tensor]:

@@ -36,6 +36,7 @@ class BatchNormCall(NamedTuple):
     weight: Tensor | None  # (C,)
     bias: Tensor | None  # (C,)
     eps: float
+    training: bool  # asked to use the statistics of x itself, though the network is in eval mode
     unchanged: partial[Tensor]
 
 
@@ -79,9 +80,10 @@ class BatchNormMode(TorchFunctionMode):
         self.calls[layer] += 1
         number = self.calls[layer]
         name = layer if number == 1 else f"{layer}#{number}"
-        x, running_mean, running_var, weight, bias, eps = read(*args, **kwargs)
         unchanged = partial(func, *args, **kwargs)
-        return self.answer(BatchNormCall(layer, name, x, running_mean, running_var, weight, bias, eps, unchanged))
+        x, running_mean, running_var, weight, bias, eps, training = read(*args, **kwargs)
+        call = BatchNormCall(layer, name, x, running_mean, running_var, weight, bias, eps, training, unchanged)
+        return self.answer(call)
 
 
 _running = threading.local()  # the mode active in this thread, for the hooks below
@@ -97,7 +99,7 @@ def _read_functional(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Any, ...]:
-    return input, running_mean, running_var, weight, bias, eps
+    return input, running_mean, running_var, weight, bias, eps, training
 
 
 def _read_native(
@@ -111,7 +113,7 @@ def _read_native(
     eps: float,
     cudnn_enabled: bool,
 ) -> tuple[Any, ...]:
-    return input, running_mean, running_var, weight, bias, eps
+    return input, running_mean, running_var, weight, bias, eps, training
 
 
 READERS: dict[Any, Callable[..., tuple[Any, ...]]] = {
@@ -136,20 +138,28 @@ def _leave(module: nn.Module, args: Any, output: Any) -> None:
 def watch(module: nn.Module) -> None:
     """Let a private network tell the active mode which of its modules is running (hooks: never on a user's)."""
     for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            continue  # takes no hooks
         child.register_forward_pre_hook(partial(_enter, name), prepend=True)
         child.register_forward_hook(_leave, always_call=True)
 
 
 class Survey(BatchNormMode):
-    """Run the network as it is and note which modules call batch norm, in the order of their first call."""
+    """Run the network as it is and note which modules call batch norm, in the order of their first call.
 
-    def __init__(self) -> None:
+    The function also serves for instance norm and weight standardisation, on one row and with that row's statistics;
+    such calls see no batch and are left alone.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.layers: dict[str, bool] = {}  # layer -> has running statistics
+        self.batched = any(t.ndim > 0 and t.shape[0] > 1 for t in inputs)
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Note the caller."""
-        self.layers.setdefault(call.layer, call.running_mean is not None)
+        if not (self.batched and call.training and call.x.shape[0] == 1):
+            self.layers.setdefault(call.layer, call.running_mean is not None)
         return call.unchanged()
 
 
@@ -327,6 +337,15 @@ def _canonical(name: str, module: nn.Module) -> str:
     alias = {own: first[id(child)] for own, child in bare_modules(module, aliases=True)}
     bare = bare_name(name)
     return next((alias[n] for n in (name, bare, bare.removeprefix("module.")) if n in alias), name)
+
+
+def refuse_scripted(module: nn.Module) -> None:
+    """Refuse batch norm inside TorchScript: its calls cannot be seen, so it would stay deterministic in silence."""
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule) and "BatchNorm" in getattr(child, "original_name", ""):
+            raise MCBNError(
+                f"layer {name!r} is batch norm inside TorchScript, which hides it; pass the original module"
+            )
 
 
 def deaf(module: nn.Module, survey: Survey) -> list[str]:

@@ -1,0 +1,76 @@
+"""One record a measurement, appended to a JSON-lines file."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and from what a measurement was made."""
+
+    device: str
+    hardware: str
+    torch: str
+    commit: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement; what does not apply is None."""
+
+    case: str
+    n: int
+    n_samples: int
+    method: str
+    milliseconds: float | None = None  # of all T draws
+    draws_timed: int | None = None  # below T: milliseconds are scaled from these
+    peak_bytes: int | None = None  # growth over what was held before the call
+    value: float | None = None  # of a measurement that is no time, such as a relative error
+    note: str = ""
+    seconds: float | None = None  # spent measuring, all repeats
+
+
+def environment(device: str) -> Environment:
+    """Describe this machine and checkout."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Environment(device, _hardware(device), torch.__version__, _commit(), now)
+
+
+def append(path: Path, records: Iterable[Record], where: Environment) -> None:
+    """Add records at the end of the file; what is there stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for record in records:
+            file.write(json.dumps(asdict(record) | asdict(where)) + "\n")
+
+
+def _hardware(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

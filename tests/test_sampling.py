@@ -1,0 +1,362 @@
+"""Every fast way gives the numbers of the plain loop, and what cannot be fast still runs."""
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mcbn
+from kinds import KINDS, make, norms_in_training
+from mcbn import sampling
+from mcbn.bench.networks import UNet, resnet32, resnet50
+from mcbn.draws import rows_of_draw
+
+
+def loop(bayes: mcbn.MCBN, x: Any) -> Tensor:
+    """Run every draw through the network's own code."""
+    engine = bayes._fitted()
+    with torch.no_grad():
+        return torch.stack([engine._replay(x, t) for t in range(engine.posterior.n_samples)])
+
+
+def fit(net: nn.Module, x: Tensor, **options: Any) -> mcbn.MCBN:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mcbn.MCBN(net.eval(), "regression").fit(x, **{"n_samples": 5, "batch_size": 8, **options})
+
+
+def check_equal(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_chunk_size_equals_the_loop(kind: str, chunk_size: int | None) -> None:
+    model, x = make(kind, dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
+    pred, expected = bayes.predict(x, chunk_size=chunk_size), loop(bayes, x)
+    torch.testing.assert_close(pred.mean, expected.mean(0), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(pred.epistemic, expected.var(0, correction=0), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_written_down_as_a_program(kind: str) -> None:
+    model, x = make(kind, dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    assert "own code" not in bayes.explain(x)
+    assert "one by one" not in bayes.explain(x, chunk_size=1)
+
+
+@pytest.mark.parametrize(
+    ("make_net", "shape"),
+    [(resnet32, (3, 32, 32)), (UNet, (3, 32, 32)), (resnet50, (3, 64, 64))],
+    ids=["resnet32", "unet", "resnet50"],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_real_networks(make_net: Any, shape: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
+    if make_net is resnet50 and dtype == torch.float32:
+        tolerance = 1e-4  # 53 layers of random weights on 2x2 maps: the loop itself is no nearer to the truth
+    torch.manual_seed(0)
+    x = torch.randn(32, *shape, dtype=dtype)
+    bayes = fit(make_net().to(dtype), x, n_samples=3, batch_size=16)
+    expected = loop(bayes, x[:4])
+    for chunk_size in (None, 1, 3):
+        check_equal(bayes.sample(x[:4], chunk_size=chunk_size), expected, tolerance)
+
+
+def test_batch_norm_is_folded_and_the_first_layer_runs_once() -> None:
+    bayes = fit(resnet32(), torch.randn(16, 3, 32, 32))
+    assert "one draw a pass, 30 of 31 batch norm calls folded" in bayes.explain(torch.randn(32, 3, 32, 32))
+    assert "5 draws in one pass; 1 operations before the first batch norm run once" in bayes.explain(
+        torch.randn(1, 3, 32, 32)
+    )
+
+
+def test_many_inputs_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    model, x = make("1d", n=50, dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    assert "50 inputs in 5 blocks" in bayes.explain(x)
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+
+
+class Neighbours(nn.Module):
+    """A network whose outputs depend on the inputs beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn(x)
+        return y - y.mean(0)
+
+
+def test_inputs_that_need_each_other_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    x = torch.randn(50, 5, dtype=torch.float64)
+    bayes = fit(Neighbours().double(), x)
+    assert "blocks" not in bayes.explain(x)
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+
+
+class Doubling(torch.autograd.Function):
+    """A custom autograd Function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class Awkward(nn.Module):
+    """Batch norm followed by something that resists being written down or batched."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.bn, self.last, self.how = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.bn(self.first(x))
+        if self.how == "branch":
+            h = h if h.sum() > 0 else -h
+        elif self.how == "item":
+            h = h * h.abs().max().item()
+        elif self.how == "function":
+            h = Doubling.apply(h)
+        elif self.how == "numpy":
+            h = h + torch.from_numpy(h.detach().cpu().numpy()) * 0.5
+        elif self.how == "in place shared":
+            shared = self.first(x)
+            shared += h
+            h = shared
+        elif self.how == "nonzero":
+            h = h + h[torch.nonzero(h.sum(1) > 0)].sum()
+        elif self.how == "setitem":
+            h = h.clone()
+            h[:, 0] = 0
+        elif self.how == "input in place":
+            x.mul_(2)
+            h = h + x.sum(1, keepdim=True)
+        elif self.how == "several results":
+            a, b = h.chunk(2, 1)
+            h = torch.cat([b, a], 1).sort(1).values
+        return self.last(h.relu())
+
+
+HOWS = ["branch", "item", "function", "numpy", "in place shared", "nonzero", "setitem", "input in place"]
+
+
+@pytest.mark.parametrize("how", [*HOWS, "several results"])
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_networks_that_resist_give_the_same_numbers(how: str, chunk_size: int | None) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5, dtype=torch.float64)
+    before = x.clone()
+    bayes = fit(Awkward(how).double(), x)
+    expected = torch.stack([bayes._fitted()._replay(x.clone(), t) for t in range(5)])
+    check_equal(bayes.sample(x, chunk_size=chunk_size), expected, 1e-12)
+    assert torch.equal(x, before)
+
+
+def test_looking_at_values_is_run_as_it_is_and_said() -> None:
+    bayes = fit(Awkward("branch"), torch.randn(30, 5))
+    assert "own code, because it cannot be traced (__bool__ looks at values)" in bayes.explain(torch.randn(30, 5))
+
+
+def test_program_that_gives_other_numbers_is_not_used() -> None:
+    class Random(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bn(x) + torch.rand(())
+
+    bayes = fit(Random(), torch.randn(30, 5))
+    assert "gave other numbers" in bayes.explain(torch.randn(30, 5))
+
+
+def test_new_shapes_and_dtypes_find_new_plans() -> None:
+    model, x = make("residual")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    for n in range(1, 24):
+        check_equal(bayes.sample(x[:n]), loop(bayes, x[:n]), 1e-5)
+    wide = torch.randn(3, 3, 9, 7)
+    check_equal(bayes.sample(wide), loop(bayes, wide), 1e-5)
+    assert len(bayes._fitted()._plans) <= sampling.PROGRAMS_KEPT
+    assert bayes.sample(x[:0]).shape == (5, 0, 5)
+
+
+def test_inputs_are_not_remembered_between_calls() -> None:
+    model, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    first = bayes.sample(x)
+    check_equal(bayes.sample(x + 1), loop(bayes, x + 1), 1e-12)
+    assert not torch.equal(bayes.sample(x + 1), first)
+
+
+def test_copies_and_pickles_find_their_plans_again(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    expected = bayes.sample(x)
+    assert torch.equal(copy.deepcopy(bayes).sample(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(bayes)).sample(x), expected)
+
+
+def test_out_of_memory_halves_the_chunk_then_the_inputs(
+    regression: tuple[mcbn.MCBN, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bayes, x = regression
+    expected, engine = bayes.sample(x), bayes._fitted()
+    tried: list[tuple[int, int]] = []
+    original = sampling.Engine._run
+    limit = 3 * len(x)
+
+    def scarce(self: sampling.Engine, inputs: Any, plan: sampling.Plan) -> Any:
+        run, n = original(self, inputs, plan), len(inputs)
+
+        def limited(start: int, stop: int) -> Tensor:
+            tried.append((stop - start, n))
+            if (stop - start) * n > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return run(start, stop)
+
+        return limited
+
+    engine._plan(x, None, False)
+    monkeypatch.setattr(sampling.Engine, "_run", scarce)
+    torch.testing.assert_close(bayes.sample(x), expected)
+    assert tried[:4] == [(20, 24), (10, 24), (5, 24), (2, 24)]
+    engine._plan(x[:12], 1, False)
+    limit = 12
+    torch.testing.assert_close(bayes.sample(x), expected)
+    limit = 0
+    with pytest.raises(mcbn.MCBNError, match=r"one draw of one input does not fit .*values\): CUDA out of memory"):
+        bayes.sample(x[:1])
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1, 1.5, True])
+def test_bad_chunk_size(regression: tuple[mcbn.MCBN, Tensor], chunk_size: Any) -> None:
+    bayes, x = regression
+    for call in (bayes.predict, bayes.sample, bayes.explain):
+        with pytest.raises(mcbn.MCBNError, match="chunk_size must be a whole number, at least 1"):
+            call(x, chunk_size=chunk_size)
+
+
+@pytest.mark.slow
+def test_compiled_passes_give_the_same_numbers() -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pred = bayes.predict(x, compile=True)
+    torch.testing.assert_close(pred.mean, bayes.predict(x).mean, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- adaptive T
+
+
+def test_tolerance_stops_once_every_standard_error_is_below() -> None:
+    model, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=400, batch_size=8)
+    reached = bayes.predict(x, n_samples=100).standard_error.max().item()
+    pred = bayes.predict(x, tolerance=reached, chunk_size=10)
+    assert pred.n_samples % 10 == 0
+    assert 20 <= pred.n_samples < 400
+    assert pred.standard_error.max() < reached
+    before = bayes.predict(x, n_samples=pred.n_samples - 10)
+    assert before.standard_error.max() >= reached
+    torch.testing.assert_close(pred.mean, bayes.predict(x, n_samples=pred.n_samples).mean)
+    bayes.tau = 1.0
+    adaptive, fixed = bayes.predict(x, tolerance=reached, chunk_size=10), bayes.predict(x, n_samples=pred.n_samples)
+    torch.testing.assert_close(adaptive.log_prob(pred.mean), fixed.log_prob(pred.mean))
+
+
+def test_tolerance_that_cannot_be_reached_uses_all_draws(classification: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = classification
+    assert bayes.predict(x, tolerance=1e-9).n_samples == 20
+    loose = bayes.predict(x, tolerance=0.5, chunk_size=1)
+    assert loose.n_samples == 8
+
+
+@pytest.mark.parametrize("tolerance", [0, -1.0, float("nan")])
+def test_bad_tolerance(regression: tuple[mcbn.MCBN, Tensor], tolerance: float) -> None:
+    bayes, x = regression
+    with pytest.raises(mcbn.MCBNError, match="tolerance must be a positive number"):
+        bayes.predict(x, tolerance=tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["1d", "2d", "residual", "fused-activation"])
+def test_gpu_ways_equal_the_loop(kind: str) -> None:
+    model, x = make(kind)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        bayes = fit(model.cuda(), x, n_samples=6)
+        q = x.cuda()
+        expected = loop(bayes, q)
+        for chunk_size in (None, 1, 2, 6):
+            for _ in range(6):  # the later calls replay a CUDA graph
+                check_equal(bayes.sample(q, chunk_size=chunk_size), expected, 1e-5)
+        check_equal(bayes.sample(q + 1), loop(bayes, q + 1), 1e-5)
+
+
+# ---------------------------------------------------------------- operations that no trace can see
+
+
+def swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    scripted_swish = torch.jit.script(swish)
+
+
+HIDDEN = {
+    "scripted function": scripted_swish,
+    "vmap": lambda h: torch.vmap(lambda row: row * 2)(h),
+    "new parameter": lambda h: nn.Parameter(h, requires_grad=False) * 2,
+    "no torch function": lambda h: _without_torch_function(h),
+}
+
+
+def _without_torch_function(h: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return torch.sin(h)
+
+
+class Hidden(nn.Module):
+    """Two batch norms with an operation between them that the trace does not see."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.BatchNorm1d(5), nn.BatchNorm1d(5)
+        self.between, self.how = nn.Linear(5, 5), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(HIDDEN[self.how](self.a(x))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", HIDDEN)
+def test_operations_that_cannot_be_seen_do_not_freeze(how: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64)
+    net = Hidden(how).double()
+    bayes = fit(net, x)
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+    assert (bayes.posterior.var["b"].std(0) > 1e-6).all()
+    for t in range(5):
+        batch = x[rows_of_draw(40, 8, 0, t)]
+        with torch.no_grad():
+            expected = norms_in_training(copy.deepcopy(net))(batch)
+        check_equal(bayes.sample(batch)[t], expected, 1e-10)
