@@ -226,6 +226,11 @@ class Program:
     clones_inputs: bool
     stackable: bool  # every operation takes one more axis in front as it is, so several draws need no `vmap`
 
+    @property
+    def folds(self) -> bool:
+        """Whether batch norm is folded into weights."""
+        return any(norm.folded_weight is not None for norm in self.norms)
+
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
         tensors = batches.tensors_of(inputs)

@@ -10,7 +10,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, 
 GPU_CHUNK = 2**27  # 512 MB in single precision
 GPU_FOLD = 2**24
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
+GPU_GATHER = 2**22  # outputs handed on at once
 PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph
 PROGRAMS_KEPT = 16
 TOLERANCE = {
@@ -108,19 +110,24 @@ class Engine:
         except torch.OutOfMemoryError as error:
             yield from self._halved(inputs, start, n_samples, error)
             return
-        chunk = min(plan.chunk for _, plan in blocks)
+        chunk, done = min(plan.chunk for _, plan in blocks), list[Tensor]()
         while start < n_samples:
             stop = min(start + chunk, n_samples)
             try:
                 parts = [run(start, stop) for run in runs]  # each (t, n, ...)
             except torch.OutOfMemoryError as error:
                 if chunk == 1:
+                    yield from done
                     yield from self._halved(inputs, start, n_samples, error)
                     return
                 chunk = max(1, chunk // 2)
                 continue
-            yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            done.append(parts[0] if len(parts) == 1 else torch.cat(parts, 1))  # (t, n, ...)
             start = stop
+            gather = chunk_size is None and done[0].is_cuda  # few large pieces: whoever reads them launches kernels too
+            if not gather or start == n_samples or sum(piece.numel() for piece in done) >= GPU_GATHER:
+                yield done[0] if len(done) == 1 else torch.cat(done)
+                done.clear()
 
     def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False) -> str:
         """Say in a sentence how draws would run for these inputs."""
@@ -186,8 +193,8 @@ class Engine:
         if program.channels_last:
             plans += [replace(plan, program=replace(program, channels_last=False)) for plan in plans]
         ready = [replace(plan, one_pass=_one_pass(plan.program)) for plan in plans if plan.program]
-        if compile:
-            ready.insert(0, replace(first, one_pass=torch.compile(_one_pass(program), dynamic=False)))
+        if compile and not (on_gpu and program.folds):  # cuDNN's fused convolutions are faster than compiled ones
+            ready.insert(0, replace(first, one_pass=_compiled(_one_pass(program))))
         last = self._replay(inputs, T - 1)
         for plan in ready:
             if self._agrees(inputs, plan, expected, last):
@@ -262,7 +269,7 @@ class Engine:
             yield torch.cat(parts, 1)
 
 
-def _one_pass(program: Program) -> Callable[[tuple[Tensor, ...], Tensor], Tensor]:
+def _one_pass(program: Program) -> FunctionType:
     """Return the function that runs rows (t, S) of scales and shifts in one pass: (t, N, ...)."""
 
     def one_pass(shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
@@ -270,7 +277,13 @@ def _one_pass(program: Program) -> Callable[[tuple[Tensor, ...], Tensor], Tensor
             return program.run_each(shared, rows[0]).unsqueeze(0)
         return program.run_together(shared, rows)
 
-    return one_pass
+    return cast(FunctionType, one_pass)
+
+
+def _compiled(function: FunctionType) -> Callable[..., Tensor]:
+    """Compile a copy of a function with code of its own: torch.compile counts its recompilations by code object."""
+    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return torch.compile(own, dynamic=False)
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
