@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mcbn import batches
+from mcbn import batches, workspace
 from mcbn.network import Network
 from mcbn.statistics import (
     READERS,
@@ -305,13 +305,11 @@ def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) 
     depends = _depends_on_draw(mode.graph)
     norms = _fold(mode, depends) if fold(mode.width, convolutional) else mode.norms
     _work_in_place(mode.graph, depends)
-    shared, each, order = _split(mode, depends)
+    stackable = norms is mode.norms and all(_stackable(node, depends) for node in depends)
+    shared, each, order = _split(mode, depends, stackable)
     if mode.on_gpu and norms is not mode.norms:
         _fuse_activations(each)
     chosen = tuple(norms[name] for name in order)
-    stackable = chosen == tuple(mode.norms[name] for name in order) and all(
-        _stackable(node, depends) for node in depends
-    )
     return Program(shared, each, chosen, mode.width, convolutional, convolutional, inputs_change, stackable)
 
 
@@ -427,7 +425,7 @@ def _same_kind(source: fx.Node, node: fx.Node) -> bool:
     return bool(source.meta["shape"] == node.meta["shape"] and source.meta["dtype"] == node.meta["dtype"])
 
 
-def _split(mode: Trace, depends: set[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
+def _split(mode: Trace, depends: set[fx.Node], stackable: bool) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
     """Cut the graph into the part all draws share and the part that runs for each, with its order of norms."""
     shared, each = fx.Graph(), fx.Graph()
     in_shared: dict[fx.Node, fx.Node] = {}
@@ -444,7 +442,7 @@ def _split(mode: Trace, depends: set[fx.Node]) -> tuple[fx.GraphModule, fx.Graph
     }
     for node in nodes:
         if node in depends:
-            in_each[node] = _copy_drawn(each, node, in_each, parameters)
+            in_each[node] = _copy_drawn(each, node, in_each, parameters, stackable)
             continue
         in_shared[node] = shared.node_copy(node, lambda source: in_shared[source])
         if node.op == "get_attr" and node in crossing:
@@ -462,16 +460,25 @@ def _norm_of(node: fx.Node) -> str | None:
 
 
 def _copy_drawn(
-    each: fx.Graph, node: fx.Node, made: dict[fx.Node, fx.Node], parameters: Mapping[str, tuple[fx.Node, fx.Node]]
+    each: fx.Graph,
+    node: fx.Node,
+    made: dict[fx.Node, fx.Node],
+    parameters: Mapping[str, tuple[fx.Node, fx.Node]],
+    stackable: bool,
 ) -> fx.Node:
     if node.target is batch_norm:
         x, (scale, shift) = cast(fx.Node, node.args[0]), parameters[str(node.args[1])]
-        if _is_flat(x):
-            return each.call_function(torch.addcmul, (shift, made[x], scale))
+        if stackable:
+            own = made[x].target is workspace.linear and len(x.users) == 1
+            slot = workspace.IN_PLACE if own else len(each.nodes)
+            return each.call_function(workspace.addcmul, (shift, made[x], scale, slot))
         return each.call_function(normalize, (made[x], scale, shift))
     if "folded" in node.meta:
         source, target = node.args[0] if node.args else node.kwargs["input"], cast(Callable[..., Any], node.target)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
         arguments = (made[cast(fx.Node, source)], *parameters[node.meta["folded"]], *node.args[3:])
         return each.call_function(target, arguments, kwargs)
+    if stackable and node.target is F.linear and not node.kwargs:
+        operands = [made[part] if isinstance(part, fx.Node) else None for part in (*node.args, None)[:3]]
+        return each.call_function(workspace.linear, (*operands, len(each.nodes)))
     return each.node_copy(node, lambda source: made[source])

@@ -22,6 +22,7 @@ from mcbn.network import Network
 from mcbn.posterior import Posterior
 from mcbn.program import Program, trace
 from mcbn.statistics import Replay
+from mcbn.workspace import Workspace
 
 # Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
 CPU_CHUNK = 400_000  # several draws in one pass: together they stay in the cache, and allocations below 2 MB
@@ -216,12 +217,15 @@ class Engine:
         program, omega, one_pass = plan.program, plan.omega, plan.one_pass
         if program is None or omega is None or one_pass is None:
             return lambda start, stop: torch.stack([self._replay(inputs, t) for t in range(start, stop)])
-        shared = program.run_shared(inputs)
+        shared, workspace = program.run_shared(inputs), Workspace()
         capture = omega.is_cuda and program.width * plan.chunk <= GPU_GRAPH and not torch.is_autocast_enabled("cuda")
 
         def run(start: int, stop: int) -> Tensor:
             rows = omega[start:stop]
             plan.passes[len(rows)] += 1
+            if program.stackable and not omega.is_cuda:
+                with workspace.active():
+                    return one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
             if not capture or plan.passes[len(rows)] < PASSES_BEFORE_CAPTURE:
                 return one_pass(shared, rows)
             if len(rows) not in plan.graphs:

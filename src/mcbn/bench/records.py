@@ -69,6 +69,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
+    """Name the commit measured: MCBN_COMMIT where the code runs outside its checkout, else what git says."""
+    if "MCBN_COMMIT" in os.environ:
+        return os.environ["MCBN_COMMIT"]
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
