@@ -21,6 +21,7 @@ Method = Callable[[int], object]  # runs so many draws
 LEAST_REPEATS, MOST_REPEATS = 3, 20
 ENOUGH_SECONDS = 1.0  # of the fastest method, over its repeats
 MOST_SECONDS = 10.0  # of all, once each has its least repeats
+TURN_SECONDS, MOST_CALLS = 0.02, 50
 CPU_DRAW_SECONDS = 1.0  # a baseline slower than that for T draws times fewer of them
 LEAST_DRAWS = 8
 CUDA_WARM_UPS = 5  # graphs are captured on the way
@@ -48,7 +49,9 @@ def time_interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     while not _enough(seconds, most_repeats):
         for name, run in methods.items():
-            seconds[name].append(_seconds(run, draws[name], device))
+            first = _seconds(run, draws[name], device)
+            calls = min(MOST_CALLS, int(TURN_SECONDS / max(first, 1e-9)))  # short work repeats within its turn, warm
+            seconds[name] += [_seconds(run, draws[name], device) for _ in range(calls)] or [first]
     return {
         name: Timing(1000 * statistics.median(taken) * n_samples / draws[name], draws[name], sum(taken))
         for name, taken in seconds.items()
