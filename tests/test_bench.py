@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -144,9 +145,13 @@ def test_few_draws_are_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [1, 100]
 
 
-def test_methods_are_timed_in_turns() -> None:
+def test_methods_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     methods = {name: lambda draws, name=name: seen.append(name) for name in "abc"}
+    timing.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
+    assert [name for name, _ in groupby(seen)] == list("abcabc")  # short work repeats within its turn
+    seen.clear()
+    monkeypatch.setattr(timing, "MOST_CALLS", 0)
     timing.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
     assert seen == list("abcabcabc")
 
