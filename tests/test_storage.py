@@ -154,3 +154,15 @@ def test_failed_save_leaves_no_file_and_the_old_one(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(mcbn.MCBNError, match="does not exist"):
         mcbn.MCBN(model, "regression").fit(x, n_samples=2, batch_size=8).save(tmp_path / "no" / "net.mcbn")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("before", "after"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_posterior_loads_onto_another_device(before: str, after: str, tmp_path: Path) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model.to(before), "regression").fit(x, n_samples=5, batch_size=12)
+    expected = bayes.sample(x)
+    bayes.save(tmp_path / "net.mcbn")
+    again = mcbn.MCBN.load(tmp_path / "net.mcbn", model.to(after))
+    assert all(value.device.type == after for value in again.posterior.mean.values())
+    torch.testing.assert_close(again.sample(x), expected, rtol=1e-3, atol=1e-3)
