@@ -75,7 +75,7 @@ def _warn(message: str) -> None:
 class _Source(NamedTuple):
     """Examples that can be fetched by index, as batches of the user's own making."""
 
-    fetch: Callable[[list[int]], Any]
+    fetch: Callable[[Any], Any]
     population: Sequence[int]
     batch_size: int | None
     loader: DataLoader[Any] | None
@@ -133,7 +133,7 @@ class _Take:
     def __init__(self, data: Any) -> None:
         self.data = data
 
-    def __call__(self, rows: list[int]) -> Any:
+    def __call__(self, rows: Any) -> Any:
         index = torch.as_tensor(rows)
         return batches.map_tensors(lambda t: t[index.to(t.device)], self.data)
 
@@ -159,7 +159,7 @@ class _Rows(Dataset[Any]):
 
     def __init__(
         self,
-        fetch: Callable[[list[int]], Any],
+        fetch: Callable[[Any], Any],
         population: Sequence[int],
         n_samples: int,
         batch_size: int,
@@ -173,20 +173,19 @@ class _Rows(Dataset[Any]):
 
     def __getitem__(self, t: int) -> Any:
         chosen = rows_of_draw(len(self.population), self.batch_size, self.seed, t)
-        rows = [int(self.population[i]) for i in chosen]
         if isinstance(self.fetch, _Take):
-            return self.fetch(rows)
+            return self.fetch(chosen)
+        rows = [int(self.population[i]) for i in chosen]
         with isolated_random(int(np.random.SeedSequence([self.seed, t, 1]).generate_state(1)[0])):
             return self.fetch(rows)
 
 
-def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> list[int]:
+def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone."""
     generator = np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
     chosen = generator.choice(n, batch_size, replace=False, shuffle=False)
     chosen.sort()
-    rows: list[int] = chosen.tolist()
-    return rows
+    return chosen
 
 
 def _parallel(rows: _Rows, loader: DataLoader[Any]) -> Iterable[Any]:

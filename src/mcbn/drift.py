@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mcbn.posterior import Recorded
+from mcbn.recording import Recorded
 
 MOMENTUM = 0.1  # PyTorch's default: the running statistics average some 19 batches
 # Measured: CIFAR-10 ResNet-32 0.02 as trained, 0.24 without its augmentation; Boston MLPs up to 0.09, their running

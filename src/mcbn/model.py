@@ -15,8 +15,9 @@ from mcbn.draws import DEFAULT_BATCH_SIZE, draw_batches, isolated_random
 from mcbn.errors import MCBNError
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, unwrap
-from mcbn.posterior import Posterior, record
+from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
+from mcbn.recording import record
 from mcbn.sampling import Engine
 
 TASKS = ("regression", "classification")

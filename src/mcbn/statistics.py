@@ -225,7 +225,7 @@ def train_batch_norm(
     """
     if x.dtype == statistics_dtype(x) and (weight is None or weight.dtype == x.dtype):
         output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
-        return output, mean, (inverse.square().reciprocal_() - eps).clamp_(min=0)
+        return output, mean, (inverse.square().reciprocal() - eps).clamp(min=0)  # not in place: vmap has no rule for it
     axes = [axis for axis in range(x.ndim) if axis != 1]
     var, mean = torch.var_mean(x.to(statistics_dtype(x)), axes, correction=0)
     return normalize(x, *scale_and_shift(mean, var, weight, bias, eps)), mean, var

@@ -1,0 +1,196 @@
+"""A written-down pass made faster: batch norm into weights, work in place, what all draws share split off."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from mcbn import workspace
+from mcbn.statistics import normalize
+from mcbn.tracing import Norm, Trace, UntraceableError, batch_norm
+
+FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
+ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
+RELUS = (F.relu, torch.relu, torch.Tensor.relu)
+IN_PLACE_OPTION = (F.silu, F.relu6, F.hardswish, F.mish)
+NEW_MEMORY: tuple[Any, ...] = (*FOLDABLE, *ADDITIONS, *RELUS, *IN_PLACE_OPTION, F.leaky_relu)
+ELEMENTWISE: tuple[Any, ...] = (torch.tanh, torch.sigmoid, F.tanh, F.sigmoid, F.gelu, F.softplus, F.elu, F.hardtanh)
+ARITHMETIC: tuple[Any, ...] = (
+    *ADDITIONS,
+    *(torch.Tensor.add_, torch.Tensor.__iadd__, torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
+    *(torch.Tensor.sub, torch.Tensor.__sub__, torch.div, torch.Tensor.div, torch.Tensor.__truediv__),
+)
+
+
+def stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
+    """Tell whether an operation on values (N, C) does the same on (t, N, C)."""
+    first = node.args[0] if node.args else None
+    if node.target is batch_norm or node.target is F.linear:
+        return isinstance(first, fx.Node) and _is_flat(first) and (node.target is batch_norm or first in depends)
+    if node.target in (*RELUS, torch.relu_, *IN_PLACE_OPTION, F.leaky_relu, *ELEMENTWISE):
+        return True
+    if node.target in ARITHMETIC:
+        return len({len(source.meta["shape"]) for source in node.all_input_nodes if source in depends}) == 1
+    return node.target in (torch.squeeze, torch.Tensor.squeeze) and node.args[1:] == (-1,)
+
+
+def _is_flat(node: fx.Node) -> bool:
+    """Tell whether a value is (N, C) in a precision that batch norm computes in."""
+    return len(node.meta["shape"]) == 2 and node.meta["dtype"] in (torch.float32, torch.float64)
+
+
+def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
+    """Find the nodes that differ from draw to draw: stochastic calls and all that reads them."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "output":
+            break
+        if node.target is batch_norm or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+            if any(source is not None and source not in found for source in node.meta.get("changed", [])):
+                raise UntraceableError("a value that all draws share is changed in place")
+    return found
+
+
+def fold(mode: Trace, depends: set[fx.Node]) -> dict[str, Norm]:
+    """Let a stochastic call disappear into the Linear or convolution before it, where nothing else reads between."""
+    norms = dict(mode.norms)
+    for node in list(mode.graph.nodes):
+        if node.target is not batch_norm:
+            continue
+        source, name = node.args
+        if source not in depends or len(source.users) > 1 or source.target not in FOLDABLE:
+            continue
+        weight, bias = _weights(mode.root, source)
+        if weight is None or (source.target is F.linear and len(source.meta["shape"]) != 2):
+            continue
+        norms[name] = replace(norms[name], folded_weight=weight, folded_bias=bias)
+        source.meta["folded"] = name
+        node.replace_all_uses_with(source)
+        mode.graph.erase_node(node)
+    return norms
+
+
+def _weights(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | None]:
+    """Return the constant weight and bias of a Linear or convolution node, None where it is not that simple."""
+    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    for part in (weight, bias):
+        if part is not None and (not isinstance(part, fx.Node) or part.op != "get_attr"):
+            return None, None
+    if not isinstance(weight, fx.Node):
+        return None, None
+    return getattr(root, str(weight.target)), getattr(root, str(bias.target)) if isinstance(bias, fx.Node) else None
+
+
+def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
+    """Overwrite values that only the next activation or addition reads, and whose memory no other value shares."""
+    own: set[fx.Node] = set()  # nodes whose result has memory of its own
+    for node in graph.nodes:
+        first = node.args[0] if node.args else None
+        usable = isinstance(first, fx.Node) and first in own and len(first.users) == 1
+        if node in depends and (
+            node.target in (batch_norm, *NEW_MEMORY) or (usable and node.target is torch.Tensor.__iadd__)
+        ):
+            own.add(node)
+        if not usable or node not in depends:
+            continue
+        if node.target in RELUS:
+            node.target, node.args, node.kwargs = torch.relu_, (first,), {}
+        elif node.target is F.leaky_relu:
+            node.args, node.kwargs = node.args[:2], {**node.kwargs, "inplace": True}
+        elif node.target in IN_PLACE_OPTION:
+            node.args, node.kwargs = (first,), {**node.kwargs, "inplace": True}
+        elif node.target in ADDITIONS and not node.kwargs and _same_kind(cast(fx.Node, first), node):
+            node.target = torch.Tensor.add_
+
+
+def fuse_activations(each: fx.GraphModule) -> None:
+    """Let cuDNN add bias, residual and ReLU inside the convolution: one pass over memory instead of three."""
+    for node in list(each.graph.nodes):
+        if node.target is not F.conv2d or node.kwargs or len(node.args) != 7 or node.args[2] is None:
+            continue
+        x, weight, bias, stride, padding, dilation, groups = node.args
+        after = next(iter(node.users)) if len(node.users) == 1 else None
+        if isinstance(padding, str) or after is None:
+            continue
+        fused: Callable[..., Tensor] = torch.cudnn_convolution_relu
+        arguments: tuple[Any, ...] = (x, weight, bias, stride, padding, dilation, groups)
+        if after.target in (torch.Tensor.add_, torch.Tensor.__iadd__) and after.args[0] is node:
+            relu, other = next(iter(after.users)) if len(after.users) == 1 else None, after.args[1]
+            if relu is None or relu.target is not torch.relu_ or not isinstance(other, fx.Node):
+                continue
+            after, fused = relu, torch.cudnn_convolution_add_relu
+            arguments = (x, weight, other, 1.0, bias, stride, padding, dilation, groups)
+        elif after.target is not torch.relu_:
+            continue
+        with each.graph.inserting_before(after):
+            after.replace_all_uses_with(each.graph.call_function(fused, arguments))
+    each.graph.eliminate_dead_code()
+    each.recompile()
+
+
+def _same_kind(source: fx.Node, node: fx.Node) -> bool:
+    return bool(source.meta["shape"] == node.meta["shape"] and source.meta["dtype"] == node.meta["dtype"])
+
+
+def split(mode: Trace, depends: set[fx.Node], stackable: bool) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
+    """Cut the graph into the part all draws share and the part that runs for each, with its order of norms."""
+    shared, each = fx.Graph(), fx.Graph()
+    in_shared: dict[fx.Node, fx.Node] = {}
+    in_each: dict[fx.Node, fx.Node] = {}
+    *nodes, last = mode.graph.nodes
+    result = cast(fx.Node, last.args[0])
+    crossing = [n for n in nodes if n not in depends and (n is result or any(user in depends for user in n.users))]
+    for node in crossing:
+        if node.op != "get_attr":
+            in_each[node] = each.placeholder(f"shared{len(in_each)}")
+    drawn = {node: name for node in nodes if (name := _norm_of(node)) is not None}
+    parameters = {
+        name: (each.placeholder(f"scale{i}"), each.placeholder(f"shift{i}")) for i, name in enumerate(drawn.values())
+    }
+    for node in nodes:
+        if node in depends:
+            in_each[node] = _copy_drawn(each, node, in_each, parameters, stackable)
+            continue
+        in_shared[node] = shared.node_copy(node, lambda source: in_shared[source])
+        if node.op == "get_attr" and node in crossing:
+            in_each[node] = each.node_copy(node)
+    shared.output(tuple(in_shared[node] for node in crossing if node.op != "get_attr"))
+    each.output(in_each[result])
+    for graph in (shared, each):
+        graph.eliminate_dead_code()
+    return fx.GraphModule(mode.root, shared), fx.GraphModule(mode.root, each), list(drawn.values())
+
+
+def _norm_of(node: fx.Node) -> str | None:
+    """Name the stochastic call that a node is, or that was folded into it."""
+    return cast(str, node.args[1]) if node.target is batch_norm else node.meta.get("folded")
+
+
+def _copy_drawn(
+    each: fx.Graph,
+    node: fx.Node,
+    made: dict[fx.Node, fx.Node],
+    parameters: Mapping[str, tuple[fx.Node, fx.Node]],
+    stackable: bool,
+) -> fx.Node:
+    if node.target is batch_norm:
+        x, (scale, shift) = cast(fx.Node, node.args[0]), parameters[str(node.args[1])]
+        if stackable:
+            own = made[x].target is workspace.linear and len(x.users) == 1
+            slot = workspace.IN_PLACE if own else len(each.nodes)
+            return each.call_function(workspace.addcmul, (shift, made[x], scale, slot))
+        return each.call_function(normalize, (made[x], scale, shift))
+    if "folded" in node.meta:
+        source, target = node.args[0] if node.args else node.kwargs["input"], cast(Callable[..., Any], node.target)
+        kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
+        arguments = (made[cast(fx.Node, source)], *parameters[node.meta["folded"]], *node.args[3:])
+        return each.call_function(target, arguments, kwargs)
+    if stackable and node.target is F.linear and not node.kwargs:
+        operands = [made[part] if isinstance(part, fx.Node) else None for part in (*node.args, None)[:3]]
+        return each.call_function(workspace.linear, (*operands, len(each.nodes)))
+    return each.node_copy(node, lambda source: made[source])

@@ -1,0 +1,196 @@
+"""One forward pass written down as a straight list of `fx` operations, for inputs of one shape."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mcbn import batches
+from mcbn.network import Network
+from mcbn.statistics import READERS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
+
+METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
+CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+READS_VALUES = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "__array__", "is_nonzero"}
+READS_VALUES |= {"equal", "allclose", "__contains__", "unique", "nonzero", "masked_select"}
+
+
+class UntraceableError(Exception):
+    """The pass cannot be written down as a list of operations; it is run as it is instead."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """One stochastic batch-norm call of a program: its constants, and the operation it was folded into."""
+
+    name: str
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    channels: int
+    folded_weight: Tensor | None = None  # of the Linear or convolution before it
+    folded_bias: Tensor | None = None
+
+
+class Writer(BatchNormMode):
+    """A mode that also writes down every operation as an `fx` node."""
+
+    def begin(self, network: Network, inputs: list[Tensor]) -> None:
+        """Start the list with the tensors that go into the network; its own tensors are the only constants."""
+        self.constants = {id(tensor) for tensor in _tensors_held(network.module)}
+        self.graph, self.root = fx.Graph(), nn.Module()
+        self.nodes = WeakTensorKeyDictionary()
+        self.width = 0  # largest number of values of one intermediate result
+        self.on_gpu = any(t.is_cuda for t in inputs)
+        for number, tensor in enumerate(inputs):
+            self._remember(tensor, self.graph.placeholder(f"x{number}"))
+
+    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in READERS:
+            return super().__torch_function__(func, types, args, kwargs)
+        tensors = batches.tensors_of((args, kwargs))
+        versions = [t._version for t in tensors]
+        result = func(*args, **kwargs)
+        self._write(func, args, kwargs, result, [t for t, v in zip(tensors, versions, strict=True) if t._version != v])
+        return result
+
+    def _write(self, func: Any, args: Any, kwargs: Any, result: Any, changed: list[Tensor]) -> None:
+        name = getattr(func, "__name__", "")
+        outputs = batches.tensors_of(result)
+        if name in READS_VALUES:
+            raise UntraceableError(f"{name} looks at values")
+        if not outputs:
+            if isinstance(result, METADATA) and not changed:
+                return  # a size, a dtype: the same for every draw
+            raise UntraceableError(f"{name} gives no tensor")
+        node = self.graph.call_function(func, self._arguments(args), self._arguments(kwargs))
+        node.meta["changed"] = [self._known(t) for t in changed]
+        if isinstance(result, Tensor):
+            self._remember(result, node)
+        elif isinstance(result, tuple | list) and all(isinstance(part, Tensor) for part in result):
+            for number, part in enumerate(result):
+                self._remember(part, self.graph.call_function(_item, (node, number)))
+        else:
+            raise UntraceableError(f"{name} gives {type(result).__name__}")
+
+    def _remember(self, tensor: Tensor, node: fx.Node) -> None:
+        """Tie a value to its node, weakly: the trace must not keep every intermediate result alive."""
+        node.meta["shape"], node.meta["dtype"] = tensor.shape, tensor.dtype
+        self.nodes[tensor] = node
+        self.width = max(self.width, tensor.numel())
+
+    def _known(self, tensor: Tensor) -> fx.Node | None:
+        node: fx.Node | None = self.nodes.get(tensor)  # type: ignore[no-untyped-call]
+        return node
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        """Return the node of a tensor, a constant of the network where no operation made it."""
+        node = self._known(tensor)
+        if node is None:
+            if id(tensor) not in self.constants:
+                raise UntraceableError("a value comes from an operation that cannot be seen")
+            name = f"constant{len(self.graph.nodes)}"
+            self.root.register_buffer(name, tensor)
+            node = self.graph.get_attr(name)
+            width = self.width
+            self._remember(tensor, node)
+            self.width = width  # weights are not results
+        return node
+
+    def _arguments(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._node(value)
+        if isinstance(value, torch.Size | tuple | list):
+            parts = [self._arguments(part) for part in value]
+            return parts if isinstance(value, list) else tuple(parts)
+        if isinstance(value, dict):
+            return {key: self._arguments(part) for key, part in value.items()}
+        if isinstance(value, slice):
+            return slice(*(self._arguments(part) for part in (value.start, value.stop, value.step)))
+        if isinstance(value, CONSTANTS):
+            return value
+        raise UntraceableError(f"an argument is {type(value).__name__}")
+
+    def write_unchanged(self, call: BatchNormCall) -> Tensor:
+        """Run a call that is not stochastic as the operation it is."""
+        output = call.unchanged()
+        self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output, [])
+        return output
+
+
+class Trace(Writer, Replay):
+    """Replay one draw and write it down."""
+
+    def __init__(
+        self, network: Network, mean: Mapping[str, Tensor], var: Mapping[str, Tensor], inputs: list[Tensor]
+    ) -> None:
+        super().__init__(mean, var)
+        self.norms: dict[str, Norm] = {}
+        self.begin(network, inputs)
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Write down a stochastic call as a node of its own."""
+        if call.layer not in self.chosen:
+            return self.write_unchanged(call)
+        output = super().answer(call)
+        self.norms[call.name] = Norm(call.name, call.weight, call.bias, call.eps, call.x.shape[1])
+        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), call.name)))
+        return output
+
+
+class TraceRecord(Writer, Record):
+    """Record one training batch and write the pass down, its statistics as its results."""
+
+    def __init__(self, network: Network, layers: frozenset[str], inputs: list[Tensor]) -> None:
+        super().__init__(layers)
+        self.results: dict[str, fx.Node] = {}
+        self.begin(network, inputs)
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Write down a stochastic call as what training does."""
+        if call.layer not in self.chosen:
+            return self.write_unchanged(call)
+        output = super().answer(call)
+        arguments = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
+        self.results[call.name] = self.graph.call_function(train_batch_norm, arguments)
+        self._remember(output, self.graph.call_function(_item, (self.results[call.name], 0)))
+        return output
+
+    def program(self) -> "Recording":
+        """Return the pass as a function of the input tensors."""
+        self.graph.output(list(self.results.values()))
+        self.graph.eliminate_dead_code()
+        return Recording(fx.GraphModule(self.root, self.graph).forward, tuple(self.results), self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A written-down training pass: input tensors -> mean and variance of every stochastic call."""
+
+    forward: Callable[..., Sequence[tuple[Tensor, Tensor, Tensor]]]
+    names: tuple[str, ...]
+    width: int
+
+    def __call__(self, *tensors: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return name -> mean and variance, (C,) each, in the order of the calls."""
+        results = self.forward(*tensors)
+        return {name: (mean, var) for name, (_, mean, var) in zip(self.names, results, strict=True)}
+
+
+def _tensors_held(module: nn.Module) -> list[Tensor]:
+    """List parameters, buffers and tensors kept as plain attributes of the network's modules."""
+    attributes = [list(vars(child).values()) for child in module.modules()]
+    return [*module.parameters(), *module.buffers(), *batches.tensors_of(attributes)]
+
+
+def _item(values: Any, number: int) -> Any:
+    return values[number]
+
+
+def batch_norm(x: Tensor, name: str) -> Tensor:
+    """Stand for a stochastic call until its scale and shift are put in."""
+    raise AssertionError(name)

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kinds
+from mcbn import MCBN, recording
+from mcbn.recording import GROUP
+
+
+def small() -> tuple[nn.Module, Tensor]:
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    network = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.BatchNorm1d(6))
+    return kinds.settle(network, x), x
+
+
+def test_a_group_in_one_pass_equals_batches_one_by_one(monkeypatch):
+    network, x = small()
+    together = MCBN(network, "regression").fit(x, n_samples=2 * GROUP + 3, batch_size=16).posterior
+    monkeypatch.setattr(recording, "CPU_GROUP_WIDTH", 0)
+    alone = MCBN(network, "regression").fit(x, n_samples=2 * GROUP + 3, batch_size=16).posterior
+    for name in alone.layers:
+        torch.testing.assert_close(together.mean[name], alone.mean[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(together.var[name], alone.var[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fewer", [2, GROUP - 1, GROUP, GROUP + 1])
+def test_a_draw_has_the_same_bits_whatever_the_number_of_draws(fewer):
+    network, x = small()
+    many = MCBN(network, "regression").fit(x, n_samples=GROUP + 5, batch_size=16).posterior
+    few = MCBN(network, "regression").fit(x, n_samples=fewer, batch_size=16).posterior
+    for name in many.layers:
+        assert torch.equal(few.mean[name], many.mean[name][:fewer])
+        assert torch.equal(few.var[name], many.var[name][:fewer])
+
+
+def test_small_batches_are_recorded_in_groups():
+    network, x = small()
+    passes = []
+    plain = recording.Recorder._together
+
+    def counted(self, program, group):
+        passes.append(len(group))
+        return plain(self, program, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording.Recorder, "_together", counted)
+        MCBN(network, "regression").fit(x, n_samples=GROUP + 5, batch_size=16)
+    assert passes == [1, GROUP, 5]  # the first proves the way
+
+
+def test_batches_of_several_shapes_are_recorded_as_they_come():
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(10, 5, 6 if t < 2 else 6 + t % 3, generator=generator) for t in range(GROUP + 6)]
+    network = kinds.settle(nn.Sequential(nn.Conv1d(5, 4, 3), nn.BatchNorm1d(4)), batches[0])
+    found = MCBN(network, "regression").fit(iter(batches), n_samples=GROUP + 6).posterior
+    for t, batch in enumerate(batches):
+        with torch.no_grad():
+            h = network[0](batch)  # (10, 4, L)
+        torch.testing.assert_close(found.mean["1"][t], h.mean((0, 2)), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.var["1"][t], h.var((0, 2), correction=0), rtol=1e-4, atol=1e-6)
+
+
+class Stubborn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(5)
+
+    def forward(self, x):
+        return self.bn(Stubborn.apply(x))
+
+
+def test_a_network_that_refuses_groups_is_recorded_all_the_same():
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
+    network = kinds.settle(Custom(), x)
+    posterior = MCBN(network, "regression").fit(x, n_samples=GROUP + 1, batch_size=10).posterior
+    assert posterior.mean["bn"].shape == (GROUP + 1, 5)
+    torch.testing.assert_close(posterior.mean["bn"].mean(0), 2 * x.mean(0), rtol=0, atol=0.4)
