@@ -25,7 +25,7 @@ from mcbn.statistics import Replay
 from mcbn.workspace import Workspace
 
 # Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
-CPU_CHUNK = 400_000  # several draws in one pass: together they stay in the cache, and allocations below 2 MB
+CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
 CPU_BLOCK = 2**17  # inputs of one pass without convolutions
 CPU_BLOCK_CONVOLUTIONAL = 2**19
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
@@ -107,7 +107,8 @@ class Engine:
             return
         try:
             blocks = self._blocks(inputs, chunk_size, compile)
-            runs = [self._run(block, plan) for block, plan in blocks]
+            workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
+            runs = [self._run(block, plan, workspace) for block, plan in blocks]
         except torch.OutOfMemoryError as error:
             yield from self._halved(inputs, start, n_samples, error)
             return
@@ -212,12 +213,12 @@ class Engine:
             return False
         return _close(found[0], first) and _close(found[1], last)
 
-    def _run(self, inputs: Any, plan: Plan) -> Callable[[int, int], Tensor]:
+    def _run(self, inputs: Any, plan: Plan, workspace: Workspace | None = None) -> Callable[[int, int], Tensor]:
         """Prepare a function that runs draws start to stop on these inputs."""
         program, omega, one_pass = plan.program, plan.omega, plan.one_pass
         if program is None or omega is None or one_pass is None:
             return lambda start, stop: torch.stack([self._replay(inputs, t) for t in range(start, stop)])
-        shared, workspace = program.run_shared(inputs), Workspace()
+        shared, workspace = program.run_shared(inputs), workspace or Workspace()
         capture = omega.is_cuda and program.width * plan.chunk <= GPU_GRAPH and not torch.is_autocast_enabled("cuda")
 
         def run(start: int, stop: int) -> Tensor:

@@ -24,6 +24,7 @@ MOST_SECONDS = 10.0  # of all, once each has its least repeats
 TURN_SECONDS, MOST_CALLS = 0.02, 50
 CPU_DRAW_SECONDS = 1.0  # a baseline slower than that for T draws times fewer of them
 LEAST_DRAWS = 8
+MOST_TURN_SECONDS = 15.0  # a draw may take that long by itself (UNet): then one is timed
 CUDA_WARM_UPS = 5  # graphs are captured on the way
 PLAIN_MEMORY_DRAWS = 2  # plain passes free what they used: more of them need no more
 
@@ -76,7 +77,8 @@ def _warm_up(run: Method, n_samples: int, device: str, whole: bool) -> int:
         run(n_samples)
         return n_samples
     run(1)
-    return min(n_samples, max(LEAST_DRAWS, int(CPU_DRAW_SECONDS / _seconds(run, 1, device))))
+    one = _seconds(run, 1, device)
+    return min(n_samples, max(LEAST_DRAWS, int(CPU_DRAW_SECONDS / one)), max(1, int(MOST_TURN_SECONDS / one)))
 
 
 def _seconds(run: Method, n_samples: int, device: str) -> float:
