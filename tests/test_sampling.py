@@ -221,7 +221,7 @@ def test_out_of_memory_halves_the_chunk_then_the_inputs(
     original = sampling.Engine._run
     limit = 3 * len(x)
 
-    def scarce(self: sampling.Engine, inputs: Any, plan: sampling.Plan) -> Any:
+    def scarce(self: sampling.Engine, inputs: Any, plan: sampling.Plan, workspace: Any = None) -> Any:
         run, n = original(self, inputs, plan), len(inputs)
 
         def limited(start: int, stop: int) -> Tensor:
