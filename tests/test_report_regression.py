@@ -149,6 +149,15 @@ def test_without_a_constant_twin_nothing_is_dashed(tmp_path, monkeypatch):
     assert not [line for line in ax.lines if line.is_dashed()]
 
 
+def test_a_run_that_diverged_leaves_its_panel_empty(tmp_path, monkeypatch):
+    arrays = {"error": np.full((1, 9), np.inf), "std": np.ones((1, 9)), "constant_std": np.ones(1)}
+    np.savez(tmp_path / "boston-mnf-1.npz", **arrays)
+    first, second, *_ = panels(tmp_path, monkeypatch)["uncertainty_error_mnf"]
+    assert first.get_title() == "Boston Housing, split 1: not finite"
+    assert second.get_title() == f"Concrete Compressive Strength: {MISSING}"
+    assert not first.lines
+
+
 def test_toy_figure_is_drawn_where_its_predictions_are(tmp_path):
     grid = np.linspace(-2, 2, 50)
     vectors = {"x_train": grid[::5], "y_train": grid[::5], "x_grid": grid, "mean": grid, "std": 1 + grid**2}
@@ -199,6 +208,13 @@ def test_missing_matplotlib_names_the_extra_after_the_numbers_are_written(tmp_pa
     with pytest.raises(MCBNError, match=r"pip install 'mcbn\[plots\]'"):
         regression.write(tmp_path)
     assert (tmp_path / "regression" / "summary.csv").exists()
+
+
+def test_a_reader_of_the_old_file_keeps_all_of_it(tmp_path):
+    path = files.write_text(tmp_path / "a.txt", "old")
+    with path.open() as reader:
+        files.write_text(path, "new")
+        assert (reader.read(), path.read_text()) == ("old", "new")
 
 
 def test_an_error_in_the_middle_leaves_the_old_file(tmp_path):

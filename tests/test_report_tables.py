@@ -218,6 +218,8 @@ def test_a_higher_normalised_score_is_better():
 def test_single_runs_are_not_compared():
     row = shifted("boston", "mcbn", "rmse", -9)._replace(n=1, standard_error=None)
     assert fidelity.gaps({("boston", "mcbn", "rmse"): row}, "mcbn", "rmse") == []
+    single = row._replace(metric="crps_normalized")
+    assert fidelity.n_significant({("boston", "mcbn", "crps_normalized"): single}) == (0, 0)
 
 
 def test_cost_sums_all_seconds_by_device():

@@ -68,9 +68,9 @@ def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
 
 
 def n_significant(summary: Summary) -> tuple[int, int]:
-    """Count the data sets on which MCBN's normalised CRPS is significantly above 0 (p < .05), and all tested."""
+    """Count the data sets on which MCBN's normalised CRPS is significantly above 0 (p < .05), and all with two runs."""
     found = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
-    rows = [(row.mean, row.p_value) for row in found if row]
+    rows = [(row.mean, row.p_value) for row in found if row and row.n > 1]
     return sum(mean > 0 and p is not None and p < _SIGNIFICANT for mean, p in rows), len(rows)
 
 

@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,29 +58,40 @@ def _grid(method: str, files: dict[str, Path]) -> "Figure":
         if name in files:
             _draw_panel(ax, name, files[name], COLORS.get(method, "tab:cyan"))
         else:
-            ax.set_axis_off()
-            ax.set_title(f"{describe(name).title}: {MISSING}", fontsize="medium")
-    drawn = next(ax for ax in panels.flat if ax.lines)
-    handles, labels = drawn.get_legend_handles_labels()
-    labels = ["running mean of a tenth" if label.startswith("running mean") else label for label in labels]
+            _leave_empty(ax, f"{describe(name).title}: {MISSING}")
     figure.suptitle(f"{METHODS[method]}: absolute test errors in the order of predicted std, target units")
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    _add_legend(figure, [ax for ax in panels.flat if ax.lines])
     return figure
+
+
+def _add_legend(figure: "Figure", drawn: Sequence["Axes"]) -> None:
+    """One legend for all panels; the number of points in a running mean differs from panel to panel."""
+    if drawn:
+        handles, labels = drawn[0].get_legend_handles_labels()
+        labels = ["running mean of a tenth" if label.startswith("running mean") else label for label in labels]
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+
+def _leave_empty(ax: "Axes", title: str) -> None:
+    ax.set_axis_off()
+    ax.set_title(title, fontsize="medium")
 
 
 def _draw_panel(ax: "Axes", name: str, file: Path, color: str) -> None:
     arrays = _load(file, _SHAPES)
     error, std = arrays["error"][0], arrays["std"][0]  # (N,)
-    constant = float(arrays["constant_std"][0])  # NaN: the method has no constant twin
-    plots.uncertainty_error(
-        np.zeros_like(error), std, error, constant_std=None if np.isnan(constant) else constant, ax=ax, color=color
-    )
+    title = f"{describe(name).title}, split {file.stem.rpartition('-')[2]}"
+    if not (np.isfinite(error).all() and np.isfinite(std).all()):  # a run that diverged, beyond float16
+        _leave_empty(ax, f"{title}: not finite")
+        return
+    constant = float(arrays["constant_std"][0])
+    twin = constant if np.isfinite(constant) else None  # NaN: the method has no constant twin
+    plots.uncertainty_error(np.zeros_like(error), std, error, constant_std=twin, ax=ax, color=color)
     legend = ax.get_legend()
     if legend is not None:
         legend.remove()
     ax.set(xlabel="", ylabel="")
-    split = file.stem.rpartition("-")[2]
-    ax.set_title(f"{describe(name).title}, split {split}", fontsize="medium")
+    ax.set_title(title, fontsize="medium")
 
 
 def _toy(file: Path) -> "Figure":

@@ -23,11 +23,9 @@ def sensitivity_tables(runs: Iterable[Record]) -> list[Table]:
     sizes = {str(M): (M, 100) for M in BATCH_SIZES}
     passes = {str(T): (128, T) for T in FORWARD_PASSES}
     return [
-        *(_table("batch size", f"table:batch_size_{_SCORES[metric]}", metric, sizes, values) for metric in _SCORES),
-        *(
-            _table("forward passes", f"table:forward_pass_{_SCORES[metric]}", metric, passes, values)
-            for metric in _SCORES
-        ),
+        _table(varied, f"table:{label}_{name}", metric, settings, values)
+        for varied, label, settings in (("batch size", "batch_size", sizes), ("forward passes", "forward_pass", passes))
+        for metric, name in _SCORES.items()
     ]
 
 
