@@ -1,0 +1,1 @@
+"""Tables and figures of the reproduction, from its records alone: nothing here trains or predicts."""

@@ -1,0 +1,126 @@
+"""How far the reproduction agrees with the paper, and what it cost."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mcbn.data import NAMES, describe
+from mcbn.report import paper
+from mcbn.report.estimates import ours, theirs, triple
+from mcbn.report.layout import MISSING, Table
+from mcbn.report.records import Record
+from mcbn.report.summary import METHODS, METRICS, Row, Summary
+
+_COMPARED = [(method, metric) for metric in ("rmse", "crps") for method in ("mcbn", "mcdo")]
+_TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets
+_SIGNIFICANT = 0.05
+
+
+class Gap(NamedTuple):
+    """Our mean beside a printed one."""
+
+    row: Row
+    printed: paper.Printed
+    excess: float  # ours minus the paper's
+    combined: float  # standard error of the difference: sqrt(e^2 + e_paper^2), as printed
+
+    def within(self, *, rounding: bool = False) -> bool:
+        """Whether ours, an error where lower is better, is at most 2 combined standard errors above the paper's."""
+        return self.excess - (self.printed.half_unit if rounding else 0.0) <= 2 * self.combined
+
+    def differs(self, *, rounding: bool = False) -> bool:
+        """Whether the means are more than 2 combined standard errors apart, in either direction."""
+        return abs(self.excess) - (self.printed.half_unit if rounding else 0.0) > 2 * self.combined
+
+
+def fidelity_tables(summary: Summary) -> list[Table]:
+    """Count the data sets on which we agree with the paper, then list where we differ."""
+    return [_counts(summary), _differences(summary)]
+
+
+def coverage_table(summary: Summary) -> Table:
+    """Lay out the number of runs behind every cell; a run without a score counts for RMSE alone."""
+    rows = []
+    for name in NAMES:
+        found = [summary.get((name, method, "rmse")) for method in METHODS]
+        rows.append((describe(name).title, *(str(row.n) if row else MISSING for row in found)))
+    note = "25 runs are 5 splits with 5 seeds each. CUBN and CUDO share the runs of MCBN and MCDO."
+    return Table("Runs", "table:runs", ("Dataset", *METHODS.values()), tuple(rows), note)
+
+
+def cost_table(records: Iterable[Record]) -> Table:
+    """Sum the recorded seconds per study, kind and device, every record counted, also what was run again."""
+    spent: dict[tuple[str, ...], list[float]] = {}
+    for record in records:
+        key = tuple(str(record.get(name, MISSING)) for name in ("study", "profile", "kind", "device"))
+        spent.setdefault(key, []).append(record.get("seconds") or 0.0)
+    rows = [(*key, str(len(seconds)), f"{math.fsum(seconds):.0f}") for key, seconds in sorted(spent.items())]
+    total = math.fsum(second for seconds in spent.values() for second in seconds)
+    rows.append(("Total", "", "", "", str(sum(map(len, spent.values()))), f"{total:.0f}"))
+    header = ("Study", "Profile", "Kind", "Device", "Records", "Seconds")
+    return Table("Time and devices", "table:cost", header, tuple(rows), "Seconds as recorded, all records.")
+
+
+def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
+    """Return the gap of every data set that has two runs or more and a printed number."""
+    rows = [summary.get((name, method, metric)) for name in NAMES]
+    return [gap for row in rows if row and (gap := _gap(row))]
+
+
+def n_significant(summary: Summary) -> tuple[int, int]:
+    """Count the data sets on which MCBN's normalised CRPS is significantly above 0 (p < .05), and all with two runs."""
+    found = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
+    rows = [(row.mean, row.p_value) for row in found if row and row.n > 1]
+    return sum(mean > 0 and p is not None and p < _SIGNIFICANT for mean, p in rows), len(rows)
+
+
+def _gap(row: Row) -> Gap | None:
+    found = paper.find(row.dataset, row.method, row.metric)
+    if found is None or found.standard_error is None or row.standard_error is None:
+        return None
+    return Gap(row, found, row.mean - found.mean, math.hypot(row.standard_error, found.standard_error))
+
+
+def _counts(summary: Summary) -> Table:
+    rows = []
+    for method, metric in _COMPARED:
+        found = gaps(summary, method, metric)
+        strict, lenient = (sum(gap.within(rounding=rounding) for gap in found) for rounding in (False, True))
+        claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
+        rows.append((claim, *_verdict(strict, len(found), _TARGET_WITHIN), f"{lenient} of {len(found)}"))
+    n, tested = n_significant(summary)
+    rows.append(("MCBN: normalised CRPS significantly above 0", *_verdict(n, tested, _TARGET_SIGNIFICANT), MISSING))
+    header = ("Claim", "Data sets", "Target", "Met", "Data sets, allowing for rounding")
+    note = (
+        "The paper prints its means to two decimals; the last column grants half a unit of the last printed digit."
+        " A data set counts once it has two runs."
+    )
+    return Table("Fidelity", "table:fidelity", header, tuple(rows), note)
+
+
+def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
+    short = "no" if tested == len(NAMES) else "incomplete"
+    return f"{n} of {tested}", f"{target} of {len(NAMES)}", "yes" if n >= target else short
+
+
+def _differences(summary: Summary) -> Table:
+    compared = [*_COMPARED, ("mcbn", "crps_normalized")]
+    found = [gap for method, metric in compared for gap in gaps(summary, method, metric) if gap.differs()]
+    rows = tuple(_describe(gap) for gap in found) or (("none", *[""] * 6),)
+    header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is")
+    note = (
+        "Means more than 2 combined standard errors apart, as printed; by rounding: apart by no more than that and"
+        " half a unit of the last printed digit."
+    )
+    return Table("Where ours differs from the paper", "table:differences", header, rows, note)
+
+
+def _describe(gap: Gap) -> tuple[str, ...]:
+    names = (METRICS[gap.row.metric], METHODS[gap.row.method], describe(gap.row.dataset).title)
+    higher_is_better = gap.row.metric.endswith("_normalized")
+    better = "better" if (gap.excess > 0) == higher_is_better else "worse"
+    return (
+        *names,
+        *triple(ours(gap.row), theirs(gap.printed)),
+        better if gap.differs(rounding=True) else f"{better}, by rounding",
+    )

@@ -1,0 +1,24 @@
+"""Files that appear whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; on leaving without an error it takes the place of `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write UTF-8 text with \\n line ends, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+    return path

@@ -1,0 +1,78 @@
+"""The regression reproduction as tables and figures: summary.csv, tables.md, tables.tex, figures/*.png."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mcbn.errors import MCBNError
+from mcbn.report import records
+from mcbn.report.fidelity import cost_table, coverage_table, fidelity_tables
+from mcbn.report.figures import write_figures
+from mcbn.report.files import write_text
+from mcbn.report.layout import MISSING, Table, escape_markdown, to_latex, to_markdown
+from mcbn.report.records import Record
+from mcbn.report.sensitivity import sensitivity_tables
+from mcbn.report.summary import Summary, runs, summarise, to_csv
+from mcbn.report.tables import further_tables, paper_tables
+
+_COMMAND = "mcbn reproduce regression"
+
+
+def main(results: str | Path = "results") -> None:
+    """Write all tables and figures and print their paths."""
+    print("\n".join(map(str, write(results))))
+
+
+def write(results: str | Path = "results") -> list[Path]:
+    """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from the records there.
+
+    Reads results/regression/records.jsonl and predictions/, and results/sensitivity/records.jsonl. What has not been
+    run yet is a dash; no run at all is an error. The same records give the same files.
+    """
+    results = Path(results)
+    out = results / "regression"
+    regression, sensitivity = (
+        records.read(results / study / "records.jsonl") for study in ("regression", "sensitivity")
+    )
+    tests = runs(regression)
+    varied = runs(sensitivity, kind="sensitivity", also=("batch_size", "n_samples"))
+    if not tests and not varied:
+        raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`.")
+    summary = summarise(tests)
+    tables = _tables(summary, varied, [*regression, *sensitivity])
+    written = [
+        write_text(out / "summary.csv", to_csv(summary.values())),
+        write_text(out / "tables.tex", _latex(tables)),
+    ]
+    figures = write_figures(out / "predictions", out / "figures")
+    profiles = sorted({str(run.get("profile")) for run in [*tests, *varied]})
+    text = _markdown(tables, [figure.relative_to(out) for figure in figures], profiles)
+    return [*written, write_text(out / "tables.md", text), *figures]
+
+
+def _tables(summary: Summary, varied: Sequence[Record], everything: Sequence[Record]) -> list[Table]:
+    return [
+        *fidelity_tables(summary),
+        *paper_tables(summary),
+        *sensitivity_tables(varied),
+        *further_tables(summary),
+        coverage_table(summary),
+        cost_table(everything),
+    ]
+
+
+def _markdown(tables: Sequence[Table], figures: Sequence[Path], profiles: Sequence[str]) -> str:
+    head = [
+        "# Regression: ours beside Teye et al. 2018",
+        "",
+        f"Made from the records by `mcbn reproduce tables`; the records by `{_COMMAND}`. {MISSING} marks what was not"
+        f" run or is not printed in the paper. Profile of the runs: {escape_markdown(', '.join(profiles))}.",
+        "",
+    ]
+    shown = [f"![{escape_markdown(figure.stem)}]({figure.as_posix()})\n" for figure in figures]
+    heading = ["## Figures 1 and 2 (left) of the text, uncertainty-error figures of the appendix\n"] if shown else []
+    return "\n".join([*head, *map(to_markdown, tables), *heading, *shown])
+
+
+def _latex(tables: Sequence[Table]) -> str:
+    head = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
+    return "\n".join([head, *map(to_latex, tables)])
