@@ -1,0 +1,7 @@
+"""What MCBN is compared with, in the same verbs: MC dropout, constant uncertainty, deep ensemble."""
+
+from mcbn.baselines.constant import ConstantUncertainty
+from mcbn.baselines.dropout import MCDropout
+from mcbn.baselines.ensemble import DeepEnsemble
+
+__all__ = ["ConstantUncertainty", "DeepEnsemble", "MCDropout"]
