@@ -26,7 +26,7 @@ class Predictor(ABC):
     A method says which network runs (`network`) and how its draws are made (`draws`).
     """
 
-    n_samples: int  # T where a call names none
+    n_samples: int = 100  # T where a call names none
 
     def __init__(self, task: str, *, inputs: batches.Picker = None) -> None:
         if task not in TASKS:
