@@ -114,6 +114,7 @@ class Stack:
     def _captured_step(self, max_steps: int) -> Callable[[], None]:
         """Capture the step, its kernels fused where training is long enough to pay for compiling."""
         if max_steps >= COMPILE_FROM:
+            torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
             self.loss = torch.compile(self.losses, dynamic=False)
             try:
                 return capture(self._step, list(self.network.parameters()), self.optimizer)
@@ -130,11 +131,13 @@ def capture(
     before = [tensor.detach().clone() for tensor in state]
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    _restore(state, before, optimizer)
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                function()
+    finally:
+        torch.cuda.current_stream().wait_stream(side)
+        _restore(state, before, optimizer)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
