@@ -2,13 +2,13 @@
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import mcbn
 from kinds import make, scramble
@@ -201,6 +201,29 @@ def test_constant_twin_uses_the_draws_asked_for() -> None:
     base = MCDropout(net(0), "regression").fit(n_samples=5)
     assert torch.equal(ConstantUncertainty(base).predict(x, n_samples=2).mean, base.predict(x, n_samples=2).mean)
     assert torch.equal(ConstantUncertainty(base).plain(x), base.plain(x))
+
+
+def test_constant_twin_follows_a_new_fit_of_its_base() -> None:
+    x, _ = data()
+    base = mcbn.MCBN(net(0), "regression").fit(x, n_samples=3, batch_size=8)
+    constant = ConstantUncertainty(base)
+    before = constant.predict(x).mean
+    base.fit(x, n_samples=5, batch_size=4, seed=7)
+    assert torch.equal(constant.predict(x).mean, base.predict(x).mean)
+    assert not torch.equal(constant.predict(x).mean, before)
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Pairs that come one after the other, their number unknown."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(*data(), strict=True))
+
+
+@pytest.mark.parametrize("score", ["crps", "pll"])
+def test_tune_on_a_stream_equals_tune_on_tensors(score: str) -> None:
+    tuned = [METHODS["ensemble"]("regression", 0).tune(held, score=score).tau for held in (Stream(), data())]
+    torch.testing.assert_close(*tuned, rtol=1e-6, atol=0)
 
 
 def test_classification_ensemble_averages_probabilities() -> None:

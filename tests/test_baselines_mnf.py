@@ -132,14 +132,14 @@ def brute_force_kl(layer: MNFLinear, n: int) -> Tensor:
 
 
 def test_kl_equals_brute_force_within_monte_carlo_error() -> None:
-    n = 200_000
+    n = 100_000
     layer = scrambled_layer()
     brute = brute_force_kl(layer, n)
     noise = [normal(n, *shape, seed=i) for i, shape in enumerate(layer.pass_shapes(1))]
     with torch.no_grad():
         _, kl = repeated(layer, n)(torch.zeros(n, 1, 3, dtype=DOUBLE), noise)
     error = math.sqrt((brute.var() / n + kl.var() / n).item())
-    assert error < 0.02
+    assert error < 0.03
     assert abs(brute.mean() - kl.mean()).item() < 4 * error
     assert kl.var() < brute.var()  # the parts known in closed form add no noise
 
@@ -202,11 +202,11 @@ def assert_networks_equal(a: stack.Stack, i: int, b: stack.Stack, j: int) -> Non
 
 def test_network_of_a_stack_equals_the_network_alone() -> None:
     together = stacked([4, 7, 9])
-    for _ in range(15):
-        together.epoch()  # 75 steps: more than a block of noise
+    for _ in range(13):
+        together.epoch()  # 65 steps: more than a block of noise
     for i, member in enumerate([4, 7, 9]):
         alone = stacked([member])
-        for _ in range(15):
+        for _ in range(13):
             alone.epoch()
         assert_networks_equal(together, i, alone, 0)
 
@@ -271,6 +271,18 @@ def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(stack.sample_mean(two.network, two.x, noise), whole, rtol=1e-12, atol=1e-12)
 
 
+def test_what_a_warm_up_changed_is_put_back() -> None:
+    warmed, fresh = stacked([1, 2]), stacked([1, 2])
+    before = [parameter.detach().clone() for parameter in warmed.network.parameters()]
+    for _ in range(3):
+        warmed._step()
+    stack._restore(list(warmed.network.parameters()), before, warmed.optimizer)
+    for one in (warmed, fresh):
+        one.epoch()
+    for i in range(2):
+        assert_networks_equal(warmed, i, fresh, i)
+
+
 # ---------------------------------------------------------------- the method
 
 
@@ -324,6 +336,25 @@ def test_more_draws_begin_with_the_same_draws() -> None:
     x, y = toy()
     method = MNF("regression", hidden=(5,)).fit(x, y, epochs=1)
     assert torch.equal(method.sample(x, n_samples=9)[:4], method.sample(x, n_samples=4))
+
+
+def test_chunked_prediction_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = toy()
+    method = MNF("regression", hidden=(5,)).fit(x, y, epochs=1)
+    whole = method.predict(x)
+    monkeypatch.setitem(stack.CHUNK, "cpu", len(x) * 5 * 3)
+    parts = method.predict(x)
+    torch.testing.assert_close(parts.mean, whole.mean)
+    torch.testing.assert_close(parts.epistemic, whole.epistemic, rtol=1e-4, atol=1e-4)
+
+
+def test_failed_fit_leaves_the_fitted_network() -> None:
+    x, y = toy()
+    method = MNF("regression", hidden=(5,)).fit(x, y, epochs=1, n_samples=4, seed=1)
+    before = method.sample(x)
+    with pytest.raises(mcbn.MCBNError):
+        method.fit(x, y.fill_(math.inf), n_samples=7, seed=2)
+    assert torch.equal(method.sample(x), before)
 
 
 def test_constant_twin_of_mnf_has_its_mean() -> None:

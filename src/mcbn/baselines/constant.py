@@ -9,6 +9,7 @@ from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network
+from mcbn.posterior import Posterior
 
 
 class ConstantUncertainty(Predictor):
@@ -29,6 +30,7 @@ class ConstantUncertainty(Predictor):
             raise MCBNError(f"a constant variance is for regression; the wrapped predictor does {base.task}")
         super().__init__(base.task, inputs=base.inputs)
         self.base = base
+        self._copy: tuple[Posterior, Network] | None = None  # of an MCBN's network, and the fit it belongs to
 
     def fit(self, *data: Any, **options: Any) -> Self:
         """Fit the wrapped predictor."""
@@ -44,7 +46,12 @@ class ConstantUncertainty(Predictor):
     @property
     def network(self) -> Network:
         """The network that runs."""
-        return Network(self.base.model, self.base.output) if isinstance(self.base, MCBN) else self.base.network
+        if not isinstance(self.base, MCBN):
+            return self.base.network
+        fitted = self.base.posterior
+        if self._copy is None or self._copy[0] is not fitted:
+            self._copy = fitted, Network(self.base.model, self.base.output)
+        return self._copy[1]
 
     def plain(self, x: Any) -> Tensor:
         """Return what the deterministic network says, (N, ...)."""

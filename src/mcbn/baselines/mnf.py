@@ -66,12 +66,9 @@ class MNF(Predictor):
             n_samples: T where a later call names none.
             seed: of initial weights, batches and noise; the global generators are left as they were.
         """
-        epochs, patience, seed = (
-            batches.require_int(name, value, least)
-            for name, value, least in (("epochs", epochs, 1), ("patience", patience, 1), ("seed", seed, 0))
-        )
-        self.n_samples, self.seed = batches.require_int("n_samples", n_samples, 1), seed
-        batch_size = batches.require_int("batch_size", batch_size, 1)
+        for name, value in (("epochs", epochs), ("patience", patience), ("batch_size", batch_size)):
+            batches.require_int(name, value, 1)
+        n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
         if not learning_rate > 0:
             raise MCBNError(f"learning_rate must be positive, got {learning_rate!r}")
         if validation is not None and self.task == "classification":
@@ -92,7 +89,7 @@ class MNF(Predictor):
             held_out = model.standardize(*self._pairs(validation, None))
             noise = stack.draw_noise([[seed, stack.VALIDATION]], 0, VALIDATION_PASSES, model.network.draw_size)
             stack.train_until_best(training, *held_out, noise.to(held_out[0]), max_epochs=epochs, patience=patience)
-        self._network = Network(model)
+        self._network, self.n_samples, self.seed = Network(model), n_samples, seed
         return self
 
     def _pairs(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:

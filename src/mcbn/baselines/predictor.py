@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mcbn import batches, noise, prediction
 from mcbn.draws import DEFAULT_BATCH_SIZE, isolated_random
@@ -117,7 +117,7 @@ class Predictor(ABC):
         if score not in noise.SCORES or (not regression and score != "pll"):
             raise MCBNError(f"score must be {'crps or pll' if regression else 'pll'}, got {score!r}")
         pairs = self._validation(data, targets)
-        count = len(_loader(data)) if isinstance(data, DataLoader | Dataset) else 1
+        count = _length(data)
         if not regression:
             self._tau = noise.tune_classification(pairs, self._outputs(n_samples), count, ignore_index)
         elif score == "crps":
@@ -161,3 +161,11 @@ class Predictor(ABC):
 
 def _loader(data: Any) -> DataLoader[Any]:
     return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=DEFAULT_BATCH_SIZE)
+
+
+def _length(data: Any) -> int:
+    """Count the batches of validation data, or assume many."""
+    if not isinstance(data, DataLoader | Dataset):
+        return 1
+    loader = _loader(data)
+    return 1000 if isinstance(loader.dataset, IterableDataset) else len(loader)
