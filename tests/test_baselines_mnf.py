@@ -262,6 +262,18 @@ def test_loss_is_half_the_squared_error_plus_kl_over_n() -> None:
     torch.testing.assert_close(two.losses(x, y, two.noise), naive)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while tracing
+def test_loss_traces_whole_and_gives_the_same_gradients() -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    batch = two.x[two.rows, two.index], two.y[two.rows, two.index], two.noise
+    traced = torch.compile(two.losses, backend="aot_eager", dynamic=False, fullgraph=True)
+    found, expected = (torch.autograd.grad(f(*batch), list(two.network.parameters())) for f in (traced, two.losses))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
 def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     two = stacked([1, 2])
     noise = normal(2, 7, two.network.draw_size)
@@ -330,6 +342,24 @@ def test_outputs_are_shaped_like_the_targets() -> None:
     for target in (y, y.unsqueeze(1), torch.stack([y, -y], 1)):
         method = MNF("regression", hidden=(5,)).fit(x, target, epochs=1)
         assert method.predict(x).mean.shape == method.plain(x).shape == target.shape
+
+
+def test_whole_number_targets_are_standardised_like_any_others() -> None:
+    x, y = toy()
+    y = y.round()
+    means = [MNF("regression", hidden=(5,)).fit(x, given, epochs=3).predict(x).mean for given in (y, y.long())]
+    assert torch.equal(*means)
+
+
+def test_default_dtype_changes_nothing() -> None:
+    x, y = toy()
+    expected = MNF("regression", hidden=(5,)).fit(x, y, epochs=2).predict(x).mean
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = MNF("regression", hidden=(5,)).fit(x, y, epochs=2).predict(x).mean
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
 
 
 def test_more_draws_begin_with_the_same_draws() -> None:

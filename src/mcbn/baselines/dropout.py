@@ -101,7 +101,7 @@ class SharedMasks(TorchFunctionMode):
         shape = list(x.shape) if isinstance(x, nn.Parameter) else [1, *x.shape[1:]]
         if func in CHANNELS:
             shape[2:] = [1] * (len(shape) - 2)
-        keep = (torch.rand(shape, generator=self.generator) >= p).to(x)  # (1, ...)
+        keep = (torch.rand(shape, generator=self.generator, device="cpu") >= p).to(x)  # (1, ...)
         if func in ALPHAS:
             return _alpha(x, keep, p)
         return x * (keep / (1 - p) if p < 1 else keep)

@@ -1,4 +1,4 @@
-"""Masked RealNVP flows, S independent ones as one program (Dinh et al. 2017; Louizos and Welling 2017, Eq. (9)).
+"""Masked RealNVP flows, S independent ones as one program (Dinh et al. 2017; Louizos and Welling 2017).
 
 Symbols: S networks in a stack, R rows, I width of z, H hidden width, F steps of a flow.
 """
@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from mcbn.errors import MCBNError
 
-GATE_BIAS = 2.0  # published code of both papers: gates start near 1, the flow near the identity
+GATE_BIAS = 2.0  # published code: gates start near 1, the flow near the identity
 HALF = 0.5  # masks are Bernoulli(0.5); their mean stands for them in the deterministic pass
 
 
@@ -23,7 +23,8 @@ def initial(generators: Sequence[torch.Generator], *shape: int, mean: float = 0.
     The initialisation of Louizos and Welling's published code ("he2"; a vector has no fan out).
     """
     std = scale * math.sqrt(4 / sum(shape))
-    return nn.Parameter(torch.stack([mean + std * torch.randn(shape, generator=g) for g in generators]))
+    drawn = [torch.randn(shape, generator=g, dtype=torch.float32, device="cpu") for g in generators]
+    return nn.Parameter(mean + std * torch.stack(drawn))
 
 
 def constant(stack: int, *shape: int, value: float = 0.0) -> nn.Parameter:
@@ -35,7 +36,7 @@ class FlowStep(nn.Module):
     """One step: the entries that the mask hides are moved, given those that it shows.
 
     z' = m z + (1 - m) (g z + (1 - g) mu),   log |det dz'/dz| = sum_i (1 - m_i) log g_i,
-    (mu, a) = tanh((m z) W_1 + b_1) W_2 + b_2,   g = sigmoid(a).   Louizos and Welling 2017, Eq. (9).
+    (mu, a) = tanh((m z) W_1 + b_1) W_2 + b_2,   g = sigmoid(a).   As in the published code of Louizos and Welling 2017.
     """
 
     def __init__(self, width: int, hidden: int, generators: Sequence[torch.Generator]) -> None:
@@ -56,7 +57,7 @@ class FlowStep(nn.Module):
 
 
 class _Move(torch.autograd.Function):
-    """A flow step with its gradient written out: a third of the kernels, which is what the time of a step goes by."""
+    """A flow step with its gradient written out: fewer kernels than autograd makes of it."""
 
     @staticmethod
     def forward(

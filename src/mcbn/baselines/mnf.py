@@ -5,9 +5,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -93,17 +95,18 @@ class MNF(Predictor):
         return self
 
     def _pairs(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Gather training data as two tensors."""
+        """Gather training data as two tensors, targets as the task has them."""
         if isinstance(x, DataLoader | Dataset):
             loader = x if isinstance(x, DataLoader) else DataLoader(x, batch_size=DEFAULT_BATCH_SIZE)
             with isolated_random():
                 pairs = [(batches.pick_inputs(b, None, ([], [])), batches.pick_targets(b, None)) for b in loader]
-            return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+            x, y = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
         if y is None and isinstance(x, tuple | list) and len(x) == 2:
             x, y = x
         if y is None:
             raise MCBNError("MNF is trained by fit, so it needs targets: fit(x, y), fit((x, y)) or a loader of pairs")
-        return torch.as_tensor(x), torch.as_tensor(y)
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        return x, y.to(x) if self.task == "regression" else y
 
     @property
     def network(self) -> Network:
@@ -114,8 +117,7 @@ class MNF(Predictor):
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
         """Yield raw outputs of several drawn networks at a time, (t, N, ...)."""
-        model = self.network.module
-        assert isinstance(model, MNFModel)
+        model = cast(MNFModel, self.network.module)
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != model.network.sizes[0]:
             raise MCBNError(f"MNF could not run on {batches.describe(inputs)}; it takes (N, {model.network.sizes[0]})")
         step = stack.draws_at_once(model.network, inputs.unsqueeze(0))
@@ -124,10 +126,7 @@ class MNF(Predictor):
 
     def save(self, path: str | Path) -> None:
         """Write the trained network, tau and settings as one safetensors file, whole or not at all."""
-        from safetensors.torch import save_file
-
-        model = self.network.module
-        assert isinstance(model, MNFModel)
+        model = cast(MNFModel, self.network.module)
         settings = {"task": self.task, "hidden": self.hidden, "n_samples": self.n_samples, "seed": self.seed}
         settings |= {"sizes": model.network.sizes, "tau": self._tau.tolist(), "format": FORMAT}
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -138,8 +137,6 @@ class MNF(Predictor):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a saved MNF, ready to predict."""
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(path, "pt") as file:
                 settings = json.loads((file.metadata() or {}).get("mcbn", "{}"))
@@ -190,7 +187,7 @@ class MNFModel(nn.Module):
         """Bring x (N, Q) and y to what a stack of one trains on: (1, N, Q), and (1, N, D) or labels (1, N)."""
         x = ((x.to(self.x_mean) - self.x_mean) / self.x_std).unsqueeze(0)
         if not y.is_floating_point():
-            return x, y.to(x.device).unsqueeze(0)
+            return x, y.to(x.device).long().unsqueeze(0)
         return x, ((y.to(x) - self.y_mean) / self.y_std).reshape(1, len(y), -1)
 
     def _in_units(self, output: Tensor) -> Tensor:
@@ -201,7 +198,7 @@ class MNFModel(nn.Module):
 def _untrained(task: str, x: Tensor, y: Tensor, hidden: Sequence[int], seed: int) -> MNFModel:
     """Build a network that fits the data's sizes and units."""
     if task == "regression":
-        units = Standardized(nn.Identity(), x, y.to(x))
+        units = Standardized(nn.Identity(), x, y)
         outputs = units.y_mean.numel()
         y_units = (units.y_mean, units.y_std)
     else:

@@ -25,7 +25,7 @@ class MNFLinear(nn.Module):
     """y = W^T x + b with q(W, b) = int q(W | z) q(z) dz q(b): Gaussians whose means are scaled by a flow's z.
 
     W_ij | z ~ N(z_i mu_ij, sigma_ij^2), z = flow(z_0), z_0 ~ N(m, v) of the input width; prior N(0, 1) on all of
-    W and b. Louizos and Welling 2017, Eqs. (3) to (7). Parameters have a leading axis S.
+    W and b (Louizos and Welling 2017). Parameters have a leading axis S.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class MNFLinear(nn.Module):
         return [(inputs,), (steps, inputs), (inputs, outputs), (outputs,)]
 
     def forward(self, x: Tensor, noise: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Run a training pass: x (S, B, I) -> outputs (S, B, O) and an unbiased estimate of the KL (S,).
+        """Run a training pass: x (S, B, I) -> outputs (S, B, O) and an unbiased estimate of the bound on the KL (S,).
 
-        Every row has its own z, and W | z is integrated out row by row (local reparametrisation, Eq. (6)):
+        Every row has its own z, and W | z is integrated out row by row (local reparametrisation):
         y ~ N((x z) mu + b, x^2 sigma^2 + var b). The KL's z is one more row.
         """
         B = x.shape[1]
@@ -84,7 +84,7 @@ class MNFLinear(nn.Module):
         KL <= E_q(z) [ KL(q(W|z) || p(W)) + log q(z) - E_q(W|z) log r(z|W) ] + KL(q(b) || p(b)),
         KL(q(W|z) || p(W)) = sum_ij 1/2 (sigma_ij^2 + z_i^2 mu_ij^2 - 1) - log sigma_ij,
         log q(z) = log N(z_0; m, v) - log_det, whose first term is taken at its mean, minus the entropy of z_0.
-        Louizos and Welling 2017, Eqs. (8), (12) to (14).
+        The masks of the flows are drawn with z, and the bound is that given them.
         """
         scaled = torch.bmm(z.square(), self.mean.square())  # (S, 1, O)
         weights = 0.5 * scaled.sum((1, 2)) + (0.5 * var - self.log_std).sum((1, 2))  # (S,)
@@ -101,7 +101,7 @@ class MNFLinear(nn.Module):
     def log_r(self, z: Tensor, masks: Tensor, a_noise: Tensor, var: Tensor) -> Tensor:
         """log r(z | W), (S,), with c^T W drawn given z (S, 1, I): c^T W ~ N((c z)^T mu, (c^2)^T sigma^2).
 
-        a = mean_j tanh(c^T W)_j;  r: flow_r(z) ~ N(a b_mean, exp(-a b_log_precision)). Eqs. (10), (11).
+        a = mean_j tanh(c^T W)_j;  r: flow_r(z) ~ N(a b_mean, exp(-a b_log_precision)).
         Differs: the second is a log-precision, as in the published code; the paper has a sigmoid for the std.
         """
         spread = torch.bmm(self.c.square(), var).sqrt()  # (S, 1, O)

@@ -34,9 +34,11 @@ def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
 
 def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) -> Tensor:
     """Return the normal numbers of draws start..stop-1 of each network, (S, T, size): draw t by (key, t) alone."""
-    return torch.stack(
-        [torch.stack([torch.randn(size, generator=generator(*key, t)) for t in range(start, stop)]) for key in keys]
-    )
+
+    def draw(*key: int) -> Tensor:
+        return torch.randn(size, generator=generator(*key), dtype=torch.float32, device="cpu")
+
+    return torch.stack([torch.stack([draw(*key, t) for t in range(start, stop)]) for key in keys])
 
 
 class Stack:
