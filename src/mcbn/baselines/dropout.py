@@ -1,0 +1,147 @@
+"""MC dropout (Gal and Ghahramani 2016): T passes with dropout on, everything else as in evaluation."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mcbn import batches
+from mcbn.baselines.predictor import Predictor
+from mcbn.draws import isolated_random
+from mcbn.errors import MCBNError
+from mcbn.network import Network, Output, unwrap
+
+ALPHA = 1.7580993408473766  # SELU's scale * alpha: what a dropped unit is set to, negated (Klambauer et al. 2017)
+ELEMENTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
+CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_}
+CHANNELS |= {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
+ALPHAS = {f for f in ELEMENTS | CHANNELS if "alpha" in f.__name__}
+
+
+class MCDropout(Predictor):
+    """MC dropout of a trained network: `predict` gives moments over T thinned networks.
+
+    A draw is one network: its masks hold for every input, so draw t is a function of x that depends on (seed, t)
+    alone. For a single input this is the distribution of the usual pass, which draws new masks for each input.
+    Dropout of modules and of functions (`F.dropout(x, p, self.training)`) is on; batch norm and the rest are as in
+    evaluation. What a network does only under `if self.training:` stays off. Inputs lie on the first axis throughout.
+
+    Args:
+        model: any module with dropout; it is copied at construction and at `fit`, never modified.
+        task: "regression", or "classification" (one label an input, or one a pixel).
+        inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
+        output: which tensor of the network's result counts: key, index or function.
+    """
+
+    def __init__(self, model: nn.Module, task: str, *, inputs: batches.Picker = None, output: Output = None) -> None:
+        super().__init__(task, inputs=inputs)
+        if not isinstance(model, nn.Module):
+            raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        _require_dropout(unwrap(model))
+        self.model, self.output = model, output
+        self.fit()
+
+    def fit(self, data: Any = None, *, n_samples: int = 100, seed: int = 0) -> Self:
+        """Copy the network as it is now and set T and the seed; dropout needs no data, so `data` is not looked at."""
+        self.n_samples = batches.require_int("n_samples", n_samples, 1)
+        self.seed = batches.require_int("seed", seed, 0)
+        self._network = Network(self.model, self.output)
+        return self
+
+    @property
+    def network(self) -> Network:
+        """The private copy that runs."""
+        return self._network
+
+    def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
+        """Yield the output of each thinned network, (1, N, ...)."""
+        for t in range(n_samples):
+            state = int(np.random.SeedSequence([self.seed, t]).generate_state(1, np.uint64)[0])
+            with isolated_random(state), SharedMasks(state) as mode:
+                output = self._network(batches.map_tensors(torch.clone, inputs))
+            if mode.calls == 0:
+                raise MCBNError(_none_found(self._network.module))
+            yield output.unsqueeze(0)
+
+    def __repr__(self) -> str:
+        name = type(unwrap(self.model)).__name__
+        return f"MCDropout({name}, {self.task!r}, tau={self.tau}, n_samples={self.n_samples}, seed={self.seed})"
+
+
+class SharedMasks(TorchFunctionMode):
+    """Turn on every dropout call made while active, with one mask for all inputs.
+
+    out_i = m x_i / (1 - p), m ~ Bernoulli(1 - p) of the shape of one input (one value a channel for Dropout1d, 2d,
+    3d); alpha dropout: out_i = a (m x_i - ALPHA (1 - m)) + b, which keeps mean 0 and variance 1. Dropout of a
+    parameter (DropConnect) has a mask of the parameter's full shape.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ELEMENTS or func in CHANNELS:
+            return self._drop(func, *_arguments(*args, **kwargs))
+        if func is F.scaled_dot_product_attention and _attention_rate(*args, **kwargs) > 0:
+            raise MCBNError("attention with dropout_p > 0 cannot be thinned; set dropout_p to 0 there")
+        return func(*args, **kwargs)
+
+    def _drop(self, func: Any, x: Tensor, p: float) -> Tensor:
+        if p == 0:
+            return x
+        self.calls += 1
+        shape = list(x.shape) if isinstance(x, nn.Parameter) else [1, *x.shape[1:]]
+        if func in CHANNELS:
+            shape[2:] = [1] * (len(shape) - 2)
+        keep = (torch.rand(shape, generator=self.generator, device="cpu") >= p).to(x)  # (1, ...)
+        if func in ALPHAS:
+            return _alpha(x, keep, p)
+        return x * (keep / (1 - p) if p < 1 else keep)
+
+
+def _alpha(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    a = 1 / math.sqrt((ALPHA**2 * p + 1) * (1 - p)) if p < 1 else 0.0
+    return a * (x * keep - ALPHA * (1 - keep)) + a * ALPHA * p
+
+
+def _arguments(input: Tensor, p: float = 0.5, *rest: Any, **options: Any) -> tuple[Tensor, float]:
+    """Read a dropout call, whichever function it is of."""
+    if not 0 <= p <= 1:
+        raise MCBNError(f"a dropout rate must lie between 0 and 1, got {p!r}")
+    return input, p
+
+
+def _attention_rate(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **options: Any
+) -> float:
+    return dropout_p
+
+
+def _require_dropout(model: nn.Module) -> None:
+    """Refuse what can be told without running: no dropout at all, or dropout inside one fused call."""
+    for name, module in model.named_modules():
+        fused = isinstance(module, nn.RNNBase) and module.num_layers > 1
+        if (fused or isinstance(module, nn.MultiheadAttention)) and float(module.dropout) > 0:
+            raise MCBNError(
+                f"layer {name!r} ({type(module).__name__}) drops units inside one fused call, which cannot be thinned; "
+                f"set its dropout (now {module.dropout}) to 0 to keep that part deterministic"
+            )
+    modules = list(model.modules())
+    known = all(type(module).__module__.startswith("torch.nn.") for module in modules)  # no function calls of its own
+    if known and not any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules):
+        raise MCBNError(_none_found(model))
+
+
+def _none_found(model: nn.Module) -> str:
+    return (
+        f"{type(model).__name__} has no dropout that acts in evaluation: no dropout layer or function with p > 0 is "
+        "called; train it with dropout, or use mcbn.MCBN where it has batch norm"
+    )

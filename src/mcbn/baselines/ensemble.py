@@ -1,0 +1,69 @@
+"""A deep ensemble (Lakshminarayanan et al. 2017): networks trained apart, each a draw."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from mcbn import batches
+from mcbn.baselines.predictor import Predictor
+from mcbn.errors import MCBNError
+from mcbn.network import Network, Output
+
+
+class DeepEnsemble(Predictor):
+    """Mean and variance over independently trained networks; classification averages their probabilities.
+
+    mean = 1/T sum_t f_t(x), epistemic = 1/T sum_t (f_t(x) - mean)^2, T the number of members (5 is usual), noise 1/tau
+    tuned on held-out data. Lakshminarayanan et al. 2017, Section 2.4.
+    `plain` is the first member.
+    Differs: members give a mean alone, and the noise is one tau for all inputs, as for the other methods here.
+
+    Args:
+        models: trained networks with the same inputs and output shape; copied at construction and `fit`.
+        task: "regression", or "classification" (one label an input, or one a pixel).
+        inputs: what of a batch goes to the networks: key, index, list of them, or function of the batch.
+        output: which tensor of a network's result counts: key, index or function.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], task: str, *, inputs: batches.Picker = None, output: Output = None
+    ) -> None:
+        super().__init__(task, inputs=inputs)
+        self.models, self.output = list(models), output
+        if not self.models:
+            raise MCBNError("an ensemble needs at least one network, got none; 5 are usual")
+        for position, model in enumerate(self.models):
+            if not isinstance(model, nn.Module):
+                raise MCBNError(f"member {position} must be a torch.nn.Module, got {type(model).__name__}")
+        self.fit()
+
+    def fit(self, data: Any = None) -> Self:
+        """Copy the members as they are now; they come trained, so `data` is not looked at."""
+        self._members = [Network(model, self.output) for model in self.models]
+        self.n_samples = len(self._members)
+        return self
+
+    @property
+    def network(self) -> Network:
+        """The first member."""
+        return self._members[0]
+
+    def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
+        """Yield the output of each member, (1, N, ...)."""
+        if n_samples > len(self._members):
+            raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
+        first: Tensor | None = None
+        for position, member in enumerate(self._members[:n_samples]):
+            output = member(batches.map_tensors(torch.clone, member.prepare(inputs))).to(self.network.device)
+            first = output if first is None else first
+            if output.shape != first.shape:
+                raise MCBNError(
+                    f"members must give outputs of one shape; the first gives {tuple(first.shape)}, "
+                    f"member {position} {tuple(output.shape)}"
+                )
+            yield output.unsqueeze(0)
+
+    def __repr__(self) -> str:
+        return f"DeepEnsemble({self.n_samples} networks, {self.task!r}, tau={self.tau})"
