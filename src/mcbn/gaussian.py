@@ -123,14 +123,13 @@ def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: st
     if T < 2:
         raise MCBNError(f"posterior={family!r} needs a covariance, so at least 2 draws; got {T}: raise n_samples")
     channels = {name: value.shape[1] for name, value in mean.items()}
-    drawn = torch.cat([part for name in mean for part in (mean[name].double(), var[name].double().sqrt())], 1)  # (T, P)
-    location = drawn.mean(0)
+    drawn = torch.cat([part for name in mean for part in (mean[name], var[name].sqrt())], 1)  # (T, P)
+    shifted = (drawn - drawn[0]).cpu().double()  # about a draw: equal draws have a variance of exactly zero
     sizes = [drawn.shape[1]] if family == "gaussian" else [2 * C for C in channels.values()]
-    blocks = [_block(part) for part in torch.split(drawn - location, sizes, 1)]
-    like = next(iter(mean.values()))
-    factors = tuple(factor.to(like) for factor, _ in blocks)
-    diagonal = torch.cat([own for _, own in blocks]).to(like)
-    return Gaussian(family, channels, location.to(like), factors, diagonal)
+    blocks = [_block(part) for part in torch.split(shifted - shifted.mean(0), sizes, 1)]
+    location = (drawn[0].cpu().double() + shifted.mean(0)).to(drawn)
+    diagonal = torch.cat([own for _, own in blocks]).to(drawn)
+    return Gaussian(family, channels, location, tuple(factor.to(drawn) for factor, _ in blocks), diagonal)
 
 
 def _block(deviations: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,23 +151,33 @@ def shrinkage(deviations: Tensor) -> float:
 
         log det A + log(1 - a q_t) + (T / (T - 1))^2 q_t / (1 - a q_t),
 
-    all of it from the T x T matrix of products d_s^T d_t. Directions in which draws never vary, as the means of a first
-    layer with fewer inputs than units, drive lambda towards zero; so do more draws.
+    all of it from one eigendecomposition of the smaller side. Directions in which draws never vary, as the means of a
+    first layer with fewer inputs than units, drive lambda towards zero; so do more draws.
     """
     T = len(deviations)
     scale = deviations.square().sum(0).div(T - 1).sqrt()  # (P,)
     d = deviations[:, scale > 0] / scale[scale > 0]
     if T < 3 or not d.numel():
         return 0.5  # nothing to leave out
-    e, U = torch.linalg.eigh(d @ d.T)  # (T,), (T, T)
-    e, intensity = e.clamp(min=0), INTENSITIES.to(d)[:, None]  # (L, 1)
+    e, squares = _spectrum(d)  # (R,), (T, R)
+    intensity = INTENSITIES.to(d)[:, None]  # (L, 1)
     b = (1 - intensity) / (T - 2)
-    eigenvalues = intensity + b * e  # (L, T)
-    log_det = eigenvalues.log().sum(1) + (d.shape[1] - T) * intensity[:, 0].log()  # (L,)
-    q = (e / eigenvalues) @ U.square().T  # (L, T)
+    eigenvalues = intensity + b * e  # (L, R)
+    log_det = eigenvalues.log().sum(1) + (d.shape[1] - len(e)) * intensity[:, 0].log()  # (L,)
+    q = (1 / eigenvalues) @ squares.T  # (L, T)
     left = (1 - b * T / (T - 1) * q).clamp(min=1e-300)
     loss = log_det + (left.log() + (T / (T - 1)) ** 2 * q / left).mean(1)  # (L,)
     return float(INTENSITIES[int(loss.argmin())])
+
+
+def _spectrum(d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the R leading eigenvalues of d^T d, R the smaller of T and P, and squared rows of d along them, (T, R)."""
+    T, P = d.shape
+    if T > P:
+        e, V = torch.linalg.eigh(d.T @ d)
+        return e.clamp(min=0), (d @ V).square()
+    e, U = torch.linalg.eigh(d @ d.T)
+    return e.clamp(min=0), U.square() * e.clamp(min=0)
 
 
 def stretch(drawn: Tensor, factor: float) -> Tensor:
