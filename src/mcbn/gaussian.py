@@ -143,6 +143,16 @@ def _block(deviations: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shrinkage(deviations: Tensor) -> float:
+    """Choose lambda for draws with these deviations (T, P) from their mean: the likeliest, at most 2 / (T + 2).
+
+    Along any one direction the covariance of T draws has a squared relative error of 2 / T, however large P; where
+    diag(S) is off by a factor r there, shrinking gives lambda^2 (r - 1)^2 + (1 - lambda)^2 2 / T, least at 2 / (T + 2)
+    for r = 2. More would help the likelihood when T << P and harm predictions, whose correlated statistics cancel.
+    """
+    return min(likeliest_intensity(deviations), 2 / (len(deviations) + 2))
+
+
+def likeliest_intensity(deviations: Tensor) -> float:
     """Choose lambda by the likelihood of every draw under the Gaussian of the others; deviations (T, P) about the mean.
 
     With d_t a deviation in units of its statistics' standard deviations and A = lambda I + b sum_t d_t d_t^T,
@@ -158,7 +168,7 @@ def shrinkage(deviations: Tensor) -> float:
     scale = deviations.square().sum(0).div(T - 1).sqrt()  # (P,)
     d = deviations[:, scale > 0] / scale[scale > 0]
     if T < 3 or not d.numel():
-        return 0.5  # nothing to leave out
+        return 1.0  # nothing to leave out
     e, squares = _spectrum(d)  # (R,), (T, R)
     intensity = INTENSITIES.to(d)[:, None]  # (L, 1)
     b = (1 - intensity) / (T - 2)

