@@ -489,6 +489,14 @@ def test_sampled_draws_are_stretched_about_their_mean_and_back(M: int) -> None:
     assert bayes.posterior.at_batch_size(16) is bayes.posterior
 
 
+def test_images_drawn_one_by_one_rescale_and_return() -> None:
+    model, x = make("2d", dtype=torch.float64)
+    with pytest.warns(UserWarning, match="batch_size is 1"):
+        bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=9, batch_size=1)
+    back = bayes.posterior.at_batch_size(4).at_batch_size(1)
+    torch.testing.assert_close(vector(back), vector(bayes.posterior))
+
+
 def test_rescaled_draws_spread_like_draws_of_that_batch_size() -> None:
     model, x = make("1d", n=4000, dtype=torch.float64, batch_size=64)
     large, small = (mcbn.MCBN(model, "regression").fit(x, n_samples=800, batch_size=M) for M in (64, 16))

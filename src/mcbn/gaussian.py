@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcbn import batches
 from mcbn.errors import MCBNError
 
 FAMILIES = ("sample", "gaussian", "layerwise", "diagonal")
@@ -204,8 +203,3 @@ def stretch_positive(drawn: Tensor, factor: float) -> Tensor:
     values = drawn.double()
     weights = torch.softmax(factor * values.log(), 0)  # (T, C), s^factor / sum(s^factor)
     return (values.mean(0) * len(values) * weights).where(values.amax(0) > 0, values.new_zeros(())).to(drawn)
-
-
-def batch_size_ratio(fitted: int, wanted: int) -> float:
-    """Return M / M', by which the covariance of batch statistics grows from batches of M to batches of M'."""
-    return fitted / batches.require_int("batch_size", wanted, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mcbn import batches, draws, program, statistics
 from mcbn.batches import Picker, pick_inputs
 from mcbn.errors import MCBNError
-from mcbn.gaussian import Gaussian, batch_size_ratio, from_draws, stretch, stretch_positive
+from mcbn.gaussian import Gaussian, from_draws, stretch, stretch_positive
 from mcbn.network import Network
 
 
@@ -92,16 +92,17 @@ class Posterior:
         """
         if batch_size == self.batch_size:
             return self
-        ratio = batch_size_ratio(self.batch_size, batch_size)
         fitted = self.fitted_batch_size or self.batch_size
+        M = batches.require_int("batch_size", batch_size, min(2, fitted))
+        ratio = self.batch_size / M
         if self.gaussian is not None:
             scaled = self.gaussian.scaled(ratio)
-            drawn = Posterior.from_gaussian(scaled, self.n_samples, int(batch_size), seed=self.seed)
+            drawn = Posterior.from_gaussian(scaled, self.n_samples, M, seed=self.seed)
             return replace(drawn, fitted_batch_size=fitted)
         mean = {name: stretch(value, ratio**0.5) for name, value in self.mean.items()}
         std = {name: stretch_positive(value.sqrt(), ratio**0.5) for name, value in self.var.items()}
         var = {name: value.square() for name, value in std.items()}
-        return replace(self, mean=mean, var=var, batch_size=int(batch_size), fitted_batch_size=fitted)
+        return replace(self, mean=mean, var=var, batch_size=M, fitted_batch_size=fitted)
 
     def to(self, device: torch.device | str | None) -> "Posterior":
         """Move all statistics to a device."""
