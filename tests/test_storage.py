@@ -27,6 +27,65 @@ def test_loaded_posterior_predicts_the_same(kind: str, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["net.mcbn"]
 
 
+@pytest.mark.parametrize("kind", ["1d", "residual", "called-twice"])
+@pytest.mark.parametrize("family", ["gaussian", "layerwise", "diagonal"])
+def test_gaussian_posterior_loads_the_same(family: str, kind: str, tmp_path: Path) -> None:
+    model, x = make(kind)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=12, posterior=family, seed=3)
+    bayes.posterior = bayes.posterior.at_batch_size(6)
+    bayes.save(tmp_path / "net.mcbn")
+    again = mcbn.MCBN.load(tmp_path / "net.mcbn", model)
+    assert torch.equal(again.sample(x), bayes.sample(x))
+    assert torch.equal(again.sample(x, n_samples=40), bayes.sample(x, n_samples=40))
+    linear = [b.predict(x, method="linear").epistemic for b in (bayes, again)]
+    assert torch.equal(*linear)
+    assert repr(again.posterior) == repr(bayes.posterior)
+    assert (again.posterior.family, again.posterior.batch_size, again.posterior.fitted_batch_size) == (family, 6, 12)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "layerwise", "diagonal"])
+def test_gaussian_file_does_not_grow_with_the_data_or_the_draws(family: str, tmp_path: Path) -> None:
+    sizes = []
+    for n, T in ((64, 30), (4096, 30), (64, 300)):
+        model, x = make("1d", n=n, batch_size=16)
+        bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=T, batch_size=16, posterior=family)
+        bayes.save(tmp_path / "net.mcbn")
+        sizes.append((tmp_path / "net.mcbn").stat().st_size)
+    assert max(sizes) - min(sizes) < 16  # the number of digits of T
+
+
+def test_tuned_batch_size_is_kept(tmp_path: Path) -> None:
+    model, x = make("1d", n=64, dtype=torch.float64, batch_size=16)
+    for family in ("sample", "gaussian"):
+        bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=20, batch_size=16, posterior=family)
+        y = bayes.predict(x).mean + 0.01
+        bayes.tune((x, y), batch_sizes="auto").save(tmp_path / "net.mcbn")
+        again = mcbn.MCBN.load(tmp_path / "net.mcbn", model)
+        assert again.posterior.batch_size == bayes.posterior.batch_size == 256
+        assert again.posterior.fitted_batch_size == 16
+        assert torch.equal(again.predict(x).variance, bayes.predict(x).variance)
+
+
+def test_files_of_format_1_still_load(tmp_path: Path) -> None:
+    path, model, x = saved(tmp_path)
+    before = mcbn.MCBN.load(path, model).sample(x)
+    rewrite(path, format_version="1", family=None, seed=None, fitted_batch_size=None)
+    again = mcbn.MCBN.load(path, model)
+    assert torch.equal(again.sample(x), before)
+    assert (again.posterior.family, again.posterior.batch_size) == ("sample", 8)
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": json.dumps([["1", [5, 6]]])}, {"family": "layerwise"}, {"family": "new"}]
+)
+def test_damaged_gaussian(change: dict[str, str], tmp_path: Path) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian")
+    bayes.save(tmp_path / "net.mcbn")
+    with pytest.raises(mcbn.MCBNError, match=r"is damaged: posterior '\w+' of \d+ statistics, found .*factor"):
+        mcbn.MCBN.load(rewrite(tmp_path / "net.mcbn", **change), model)
+
+
 def saved(tmp_path: Path, **options: object) -> tuple[Path, nn.Module, Tensor]:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "classification", **options).fit(x, n_samples=5, batch_size=8)

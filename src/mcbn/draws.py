@@ -24,6 +24,7 @@ from mcbn import batches
 from mcbn.errors import MCBNError
 
 DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes without a loader
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Draws(NamedTuple):
@@ -49,8 +50,25 @@ def draw_batches(data: Any, *, n_samples: int, batch_size: int | None, seed: int
     return Draws(loaded, M, len(source.population))
 
 
-def _batch_size(asked: int | None, source: "_Source") -> int:
-    """Resolve M: what was asked, else the loader's, else a default; at most N."""
+def pass_over(data: Any, *, most: int, batch_size: int | None, seed: int) -> Draws:
+    """Prepare one pass over all training examples: in random order, each once, in batches of M or slightly more.
+
+    A stream has no end to count on: its first `most` full batches make the pass.
+    """
+    most, seed = batches.require_int("n_samples", most, 1), batches.require_int("seed", seed, 0)
+    if batch_size is not None:
+        batch_size = batches.require_int("batch_size", batch_size, 1)
+    source = _source(data)
+    if isinstance(source, _Stream):
+        return source.draws(most, batch_size, seed)
+    N = len(source.population)
+    M = _batch_size(batch_size, source, whole=True)
+    rows = _Partition(source.fetch, source.population, max(1, N // M), M, seed)
+    return Draws(_each(rows) if source.loader is None else _parallel(rows, source.loader), M, N)
+
+
+def _batch_size(asked: int | None, source: "_Source", *, whole: bool = False) -> int:
+    """Resolve M: what was asked, else the loader's, else a default; at most N, of which `whole` approves."""
     N = len(source.population)
     if N < 2:
         raise MCBNError(f"the training data holds {N} example(s); batch statistics need at least 2")
@@ -60,7 +78,7 @@ def _batch_size(asked: int | None, source: "_Source") -> int:
         _warn(f"no batch size known; drawing batches of {M}: pass batch_size= as in training, or the training loader")
     if M == 1:
         _warn("batch_size is 1, as of a loader for evaluation; pass the training loader or batch_size=")
-    if M >= N:
+    if M >= N and not whole:
         _warn(
             f"batch_size={M} takes in all {N} examples, so every draw is the same and the variance is zero; "
             "pass a smaller batch_size, as in training"
@@ -172,15 +190,32 @@ class _Rows(Dataset[Any]):
         return self.n_samples
 
     def __getitem__(self, t: int) -> Any:
-        chosen = rows_of_draw(len(self.population), self.batch_size, self.seed, t)
+        chosen = self.chosen(t)
         if isinstance(self.fetch, _Take):
             return self.fetch(chosen)
         rows = [int(self.population[i]) for i in chosen]
         with isolated_random(int(np.random.SeedSequence([self.seed, t, 1]).generate_state(1)[0])):
             return self.fetch(rows)
 
+    def chosen(self, t: int) -> Indices:
+        """Choose the rows of batch t."""
+        return rows_of_draw(len(self.population), self.batch_size, self.seed, t)
 
-def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+
+class _Partition(_Rows):
+    """All rows in a random order that depends on the seed alone, cut into batches whose sizes differ by one at most."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.order = np.random.Generator(np.random.Philox(key=self.seed)).permutation(len(self.population))
+
+    def chosen(self, t: int) -> Indices:
+        """Take part t."""
+        N = len(self.order)
+        return np.sort(self.order[t * N // len(self) : (t + 1) * N // len(self)])
+
+
+def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone."""
     generator = np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
     chosen = generator.choice(n, batch_size, replace=False, shuffle=False)

@@ -9,6 +9,9 @@ Exact where the output is linear in omega, as in a network whose batch norm is f
 otherwise the first term of the expansion, good while draws differ little (large M). It takes one forward pass and one
 backward pass for each output, whatever T. Class probabilities are averaged over the linearised logits of the draws,
 which have exactly this covariance.
+
+A Gaussian posterior (`mcbn.gaussian`) gives its own moments instead: omega then holds mean and standard deviation of
+every channel, omega_0 their location and C the modelled covariance, exactly, whatever the number of draws.
 """
 
 import math
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
+from mcbn.gaussian import Gaussian
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 from mcbn.statistics import BatchNormCall, BatchNormMode, Replay, scale_and_shift, statistics_dtype
@@ -35,12 +39,17 @@ class Linearised(NamedTuple):
     mean: Tensor  # (N, ...), the output at the average statistics
     jacobian: Tensor  # (N, D, S)
     deviations: Tensor  # (T, S), draws less their average
-    factor: Tensor  # (S', S), C = factor^T factor, S' the smaller of T and S
+    factors: tuple[Tensor, ...]  # of blocks of successive statistics: C = blockdiag(factor^T factor, ...) + diagonal
+    diagonal: Tensor | None  # (S,)
 
     @property
     def projected(self) -> Tensor:
-        """J factor^T, (N, D, S'): its squares sum to the variance."""
-        return self.jacobian @ self.factor.T
+        """J C^1/2, (N, D, S'): its squares sum to the variance."""
+        blocks = torch.split(self.jacobian, [part.shape[1] for part in self.factors], 2) if self.factors else ()
+        parts = [block @ factor.T for block, factor in zip(blocks, self.factors, strict=True)]
+        if self.diagonal is not None:
+            parts.append(self.jacobian * self.diagonal.sqrt())
+        return torch.cat(parts, 2)
 
     def draws(self) -> Iterator[Tensor]:
         """Yield the linearised output of every draw, (t, N, ...) a chunk."""
@@ -50,11 +59,12 @@ class Linearised(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """Scale and shift of every stochastic call about their average over T draws."""
+    """The point that outputs are expanded about, and the covariance of the statistics there."""
 
-    centres: Mapping[str, tuple[Tensor, Tensor]]  # call name -> scale, shift, each (C,)
+    centres: Mapping[str, tuple[Tensor, Tensor]]  # call name -> scale and shift, or mean and std, each (C,)
     deviations: Tensor  # (T, S)
-    factor: Tensor  # (S', S)
+    factors: tuple[Tensor, ...]  # each (S', S_block)
+    diagonal: Tensor | None = None  # (S,); given: centres are mean and std
 
 
 class Linearizer:
@@ -66,16 +76,18 @@ class Linearizer:
 
     def __call__(self, inputs: Any, n_samples: int) -> Linearised:
         """Expand the output of each input on its own in the statistics of the first draws."""
-        if n_samples < 2:
+        model = self.posterior.gaussian
+        if n_samples < 2 and model is None:
             raise MCBNError(
                 f"method='linear' needs a covariance, so at least 2 draws; got {n_samples}: fit more of them"
             )
         if n_samples not in self._expansions:
-            self._expansions[n_samples] = self._expand(inputs, n_samples)
+            expand = self._expand(inputs, n_samples) if model is None else self._modelled(model, n_samples)
+            self._expansions[n_samples] = expand
         expansion = self._expansions[n_samples]
         parts = [self._linearise(block, expansion) for block in _blocks(inputs, expansion.deviations.shape[1])]
         mean, jacobian = (torch.cat(part) for part in zip(*parts, strict=True))
-        return Linearised(mean, jacobian, expansion.deviations, expansion.factor)
+        return Linearised(mean, jacobian, expansion.deviations, expansion.factors, expansion.diagonal)
 
     def _expand(self, inputs: Any, T: int) -> Expansion:
         """Average the scales and shifts of T draws, in the order the network makes its calls."""
@@ -84,13 +96,18 @@ class Linearizer:
         drawn = {name: tuple(part[:T] for part in pair) for name, pair in mode.drawn.items()}  # each (T, C)
         centres = {name: (scale.mean(0), shift.mean(0)) for name, (scale, shift) in drawn.items()}
         deviations = torch.cat([part - part.mean(0) for pair in drawn.values() for part in pair], 1)  # (T, S)
-        return Expansion(centres, deviations, torch.linalg.qr(deviations, mode="r").R / math.sqrt(T))
+        return Expansion(centres, deviations, (torch.linalg.qr(deviations, mode="r").R / math.sqrt(T),))
+
+    def _modelled(self, model: Gaussian, T: int) -> Expansion:
+        """Take the moments of a Gaussian as they are; T deviations are drawn from it for class probabilities."""
+        deviations = model.deviations(T, self.posterior.seed).to(model.location)  # (T, S)
+        return Expansion(model.split(model.location), deviations, model.factors, model.diagonal)
 
     def _linearise(self, inputs: Any, expansion: Expansion) -> tuple[Tensor, Tensor]:
         """Return output (N, ...) and Jacobian (N, D, S) at the average statistics."""
         N = batches.size_of(inputs)
         with torch.enable_grad():
-            with PerExample(expansion.centres, N) as mode:
+            with PerExample(expansion.centres, N, of_statistics=expansion.diagonal is not None) as mode:
                 output = self.network(batches.map_tensors(torch.Tensor.detach, inputs))  # (N, ...)
             flat = output.reshape(N, -1)  # (N, D)
             if flat.shape[1] > MOST_OUTPUTS:
@@ -98,7 +115,8 @@ class Linearizer:
                     "method='linear' takes one backward pass an output and this network has "
                     f"{flat.shape[1]} for each input; use method='sample'"
                 )
-            jacobian = torch.stack([_gradient(column.sum(), mode.leaves) for column in flat.unbind(1)], 1)
+            leaves = [leaf for name in expansion.centres for leaf in mode.leaf_pair(name, flat.dtype)]
+            jacobian = torch.stack([_gradient(column.sum(), leaves) for column in flat.unbind(1)], 1)
         return output.detach().to(jacobian.dtype), jacobian
 
 
@@ -124,12 +142,21 @@ class Gather(Replay):
 
 
 class PerExample(BatchNormMode):
-    """Give every example its own scale and shift, all at the average of the draws, so that gradients come apart."""
+    """Give every example statistics of its own, all at the centre, so that gradients come apart."""
 
-    def __init__(self, centres: Mapping[str, tuple[Tensor, Tensor]], n_examples: int) -> None:
+    def __init__(
+        self, centres: Mapping[str, tuple[Tensor, Tensor]], n_examples: int, *, of_statistics: bool = False
+    ) -> None:
         super().__init__()
-        self.centres, self.N = centres, n_examples
-        self.leaves: list[Tensor] = []  # scale and shift of each call, (N, C)
+        self.centres, self.N, self.of_statistics = centres, n_examples, of_statistics
+        self.leaves: dict[str, tuple[Tensor, Tensor]] = {}  # call name -> scale and shift, or mean and std, each (N, C)
+
+    def leaf_pair(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the parameters of one call that gradients are taken for, (N, C) each."""
+        if name not in self.leaves:
+            first, second = (part.to(dtype).repeat(self.N, 1).requires_grad_() for part in self.centres[name])
+            self.leaves[name] = first, second
+        return self.leaves[name]
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Normalise with per-example parameters that require grad."""
@@ -141,9 +168,10 @@ class PerExample(BatchNormMode):
                 "gradient per input; use method='sample'"
             )
         dtype = statistics_dtype(call.x)
-        pair = [part.to(dtype).repeat(self.N, 1).requires_grad_() for part in self.centres[call.name]]  # (N, C)
-        self.leaves += pair
-        scale, shift = (leaf.reshape(*leaf.shape, *(1,) * (call.x.ndim - 2)) for leaf in pair)
+        first, second = self.leaf_pair(call.name, dtype)
+        if self.of_statistics:
+            first, second = scale_and_shift(first, second.square(), call.weight, call.bias, call.eps)
+        scale, shift = (part.to(dtype).reshape(*part.shape, *(1,) * (call.x.ndim - 2)) for part in (first, second))
         return torch.addcmul(shift, call.x.to(dtype), scale).to(call.x.dtype)
 
 

@@ -1,8 +1,9 @@
 """MCBN: a trained batch-normalised network as a Bayesian one."""
 
+import copy
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mcbn import batches, drift, noise, prediction, statistics, storage
-from mcbn.draws import DEFAULT_BATCH_SIZE, draw_batches, isolated_random
+from mcbn import batches, drift, moments, noise, prediction, statistics, storage
+from mcbn.draws import DEFAULT_BATCH_SIZE, draw_batches, isolated_random, pass_over
 from mcbn.errors import MCBNError
+from mcbn.gaussian import require_family
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, unwrap
 from mcbn.posterior import Posterior
@@ -92,6 +94,7 @@ class MCBN(Generic[P]):
         self.layers, self.inputs, self.output = layers, inputs, output
         self._tau = torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
         self._engine: Engine | None = None
+        self._extended: Engine | None = None  # draws of a Gaussian beyond those of the posterior
 
     def fit(
         self,
@@ -100,6 +103,7 @@ class MCBN(Generic[P]):
         n_samples: int = 100,
         batch_size: int | None = None,
         seed: int = 0,
+        posterior: str = "sample",
         inputs: batches.Picker = None,
     ) -> Self:
         """Draw T joint sets of batch-norm statistics from random training batches of M examples.
@@ -110,20 +114,37 @@ class MCBN(Generic[P]):
             n_samples: T. T * M may exceed N.
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
+            posterior: the family of q(omega). "sample": the drawn statistics themselves. "gaussian": a Gaussian with
+                their full covariance, across units and layers; "layerwise": across the units of each layer only. Both
+                are kept as moments (`mcbn.gaussian`), whatever the size of the data, and give any number of draws.
+                "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from the moments of one pass
+                over the data (`mcbn.moments`; of a stream, its first T full batches). It ignores that statistics move
+                together, which is not safe: prefer "gaussian".
             inputs: overrides the constructor's.
         """
+        require_family(posterior)
         inputs = self.inputs if inputs is None else inputs
         with isolated_random(seed if isinstance(seed, int) else None):
-            drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed)
-            network = self._watched()
-            recorded = record(network, drawn, self.layers, inputs)
+            if posterior == "diagonal":
+                drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
+                network = self._watched()
+                model, recorded = moments.observe(network, drawn, self.layers, inputs)
+                fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
+            else:
+                if posterior != "sample":
+                    batches.require_int(f"n_samples for the covariance of posterior={posterior!r}", n_samples, 2)
+                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed)
+                network = self._watched()
+                recorded = record(network, drawn, self.layers, inputs)
+                fitted = recorded.posterior
+                fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
         drift.warn_if_far(recorded)
-        self._set(network, recorded.posterior)
+        self._set(network, fitted)
         self.inputs = inputs
         return self
 
     def _set(self, network: Network, drawn: Posterior) -> None:
-        self._engine, self._linearise = Engine(network, drawn), Linearizer(network, drawn)
+        self._engine, self._linearise, self._extended = Engine(network, drawn), Linearizer(network, drawn), None
 
     def _watched(self) -> Network:
         network = Network(self.model, self.output)
@@ -132,8 +153,16 @@ class MCBN(Generic[P]):
 
     @property
     def posterior(self) -> Posterior:
-        """The fitted draws."""
+        """The fitted draws; set it to predict with another posterior of the same layers, such as a rescaled one."""
         return self._fitted().posterior
+
+    @posterior.setter
+    def posterior(self, value: Posterior) -> None:
+        shapes = [{name: part.shape[1] for name, part in p.mean.items()} for p in (self.posterior, value)]
+        if shapes[0] != shapes[1]:
+            raise MCBNError(f"the posterior has layers (channels) {shapes[1]}, this network {shapes[0]}")
+        network = self._fitted().network
+        self._set(network, value.to(network.device))
 
     def _fitted(self) -> Engine:
         if self._engine is None:
@@ -165,7 +194,7 @@ class MCBN(Generic[P]):
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
-        engine, T = self._fitted(), self._draws(n_samples, chunk_size)
+        engine, T = self._drawing(n_samples, chunk_size)
 
         def sample_one(inputs: Any) -> Tensor:
             return torch.cat(list(engine.outputs(inputs, T, chunk_size)))
@@ -190,7 +219,7 @@ class MCBN(Generic[P]):
             x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
             method: "sample", the Monte Carlo estimate over the draws; "linear", one pass that carries the covariance
                 of the draws through the network's gradient: far faster for few outputs, approximate (`mcbn.linear`).
-            n_samples: use only the first draws.
+            n_samples: use only the first draws; of a Gaussian posterior also more than were fitted.
             chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
@@ -202,7 +231,7 @@ class MCBN(Generic[P]):
             raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
-        engine, T = self._fitted(), self._draws(n_samples, chunk_size)
+        engine, T = self._drawing(n_samples, chunk_size)
         linearise = self._linearise
         stream = isinstance(x, DataLoader | Dataset)
 
@@ -230,18 +259,26 @@ class MCBN(Generic[P]):
 
     def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
         """Say in a sentence how the draws would run for x."""
-        engine, T = self._fitted(), self._draws(n_samples, chunk_size)
+        engine, T = self._drawing(n_samples, chunk_size)
         return engine.explain(engine.network.prepare(x), T, chunk_size)
 
-    def _draws(self, n_samples: int | None, chunk_size: int | None) -> int:
-        """Check the options that say how many draws run, and how many at a time; return T."""
+    def _drawing(self, n_samples: int | None, chunk_size: int | None) -> tuple[Engine, int]:
+        """Check the options that say how many draws run, and how many at a time; return who runs them, and T."""
         if chunk_size is not None:
             batches.require_int("chunk_size", chunk_size, 1)
-        available = self.posterior.n_samples
-        T = available if n_samples is None else batches.require_int("n_samples", n_samples, 1)
-        if available < T:
-            raise MCBNError(f"n_samples={T} asked of a posterior of {available} draws; fit more of them")
-        return T
+        engine, drawn = self._fitted(), self.posterior
+        T = drawn.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
+        if drawn.n_samples >= T:
+            return engine, T
+        if drawn.gaussian is None:
+            raise MCBNError(
+                f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; fit more of them, or a Gaussian "
+                "posterior, which gives any number"
+            )
+        extended = self._extended
+        if extended is None or extended.posterior.n_samples < T:
+            extended = self._extended = Engine(engine.network, drawn.sample(T, seed=drawn.seed))
+        return extended, T
 
     def tune(
         self,
@@ -251,8 +288,13 @@ class MCBN(Generic[P]):
         targets: batches.Picker = None,
         n_samples: int | None = None,
         ignore_index: int | None = None,
+        batch_sizes: str | Sequence[int] | None = None,
     ) -> Self:
         """Set tau on held-out data: the noise precision (regression) or inverse temperature (classification).
+
+        With `batch_sizes` also M, by rescaling the posterior (`Posterior.at_batch_size`): the spread of the draws goes
+        with 1 / sqrt(M), so MCBN loses its epistemic uncertainty as training batches grow (Mukhoti et al. 2020,
+        arXiv 2012.13220). M acts as a temperature; no training data is needed.
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
@@ -260,11 +302,30 @@ class MCBN(Generic[P]):
             targets: what of a batch is the target, where it is not the second element or a usual key.
             n_samples: use only the first draws.
             ignore_index: classification: a label to leave out, such as the void class of a segmentation.
+            batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
+                the fit is always tried, and kept unless another scores better. None: only tau is tuned.
         """
         default = "crps" if self.task == "regression" else "pll"
         score = score or default
         if score not in noise.SCORES or (self.task == "classification" and score != "pll"):
             raise MCBNError(f"score must be {'crps or pll' if self.task == 'regression' else 'pll'}, got {score!r}")
+        if batch_sizes is None:
+            self._tau = self._tuned(data, score, targets, n_samples, ignore_index).tau
+            return self
+        drawn, network = self.posterior, self._fitted().network
+        tuned, twin = dict[int, noise.Tuned](), copy.copy(self)
+        for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size):
+            twin._set(network, drawn.at_batch_size(M))
+            tuned[M] = twin._tuned(data, score, targets, n_samples, ignore_index)
+        M = noise.best(tuned, score)
+        self._set(network, drawn.at_batch_size(M))
+        self._tau = tuned[M].tau
+        return self
+
+    def _tuned(
+        self, data: Any, score: str, targets: batches.Picker, n_samples: int | None, ignore_index: int | None
+    ) -> noise.Tuned:
+        """Find the best tau of the posterior as it is."""
         pairs = self._validation(data, targets)
 
         def moments(x: Any) -> RegressionPrediction:
@@ -275,12 +336,10 @@ class MCBN(Generic[P]):
                 return prediction.as_float(self.sample(x, n_samples=n_samples))
 
         if self.task == "classification":
-            self._tau = noise.tune_classification(pairs, samples, _length(data), ignore_index)
-        elif score == "crps":
-            self._tau = noise.tune_by_crps(pairs, moments)
-        else:
-            self._tau = noise.tune_by_pll(pairs, samples, _length(data))
-        return self
+            return noise.tune_classification(pairs, samples, _length(data), ignore_index)
+        if score == "crps":
+            return noise.tune_by_crps(pairs, moments)
+        return noise.tune_by_pll(pairs, samples, _length(data))
 
     def _validation(self, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
         """Yield inputs and targets of every validation batch."""

@@ -1,20 +1,28 @@
-"""The noise level tau, tuned on held-out data by a bounded scalar minimiser."""
+"""The noise level tau, tuned on held-out data by a bounded scalar minimiser, and the batch size M beside it."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mcbn import prediction
+from mcbn import batches, prediction
 from mcbn.errors import MCBNError
 from mcbn.metrics import crps_gaussian
 
 SCORES = ("crps", "pll")
 BUDGET = 2**27  # numbers kept while tuning by samples: 1 GB in double precision
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets of each validation batch
+Loss = Callable[[Tensor], Tensor]  # of log tau
+
+
+class Tuned(NamedTuple):
+    """The best tau, and what it reaches: mean CRPS, or mean negative log density up to a constant; lower is better."""
+
+    tau: Tensor  # () or (D,)
+    loss: Tensor  # of each output, (D,)
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:
@@ -40,12 +48,13 @@ def tau_by_crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Tensor:
 
     All arguments (n, D).
     """
+    return minimize_bounded(_crps(mean, epistemic, y), *_log_tau_bounds(mean.double() - y.double())).exp()
+
+
+def _crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Loss:
+    """Mean CRPS of each output, (D,), as a function of log tau."""
     mean, epistemic, y = mean.double(), epistemic.double(), y.double()
-
-    def score(log_tau: Tensor) -> Tensor:
-        return crps_gaussian(mean, epistemic + torch.exp(-log_tau), y).mean(0)  # (D,)
-
-    return minimize_bounded(score, *_log_tau_bounds(mean - y)).exp()
+    return lambda log_tau: crps_gaussian(mean, epistemic + torch.exp(-log_tau), y).mean(0)
 
 
 def tau_by_pll(samples: Tensor, y: Tensor) -> Tensor:
@@ -53,12 +62,13 @@ def tau_by_pll(samples: Tensor, y: Tensor) -> Tensor:
 
     samples (T, n, D), y (n, D); -log p = -logsumexp_j(-tau/2 (y - f_j)^2) - 1/2 log tau + constant.
     """
+    return minimize_bounded(_mixture(samples, y), *_log_tau_bounds(samples.double().mean(0) - y.double())).exp()
+
+
+def _mixture(samples: Tensor, y: Tensor) -> Loss:
+    """Mean negative log density of each output, (D,), up to a constant, as a function of log tau."""
     squares = (samples.double() - y.double()).square()  # (T, n, D)
-
-    def score(log_tau: Tensor) -> Tensor:
-        return -(torch.logsumexp(-0.5 * log_tau.exp() * squares, 0) + 0.5 * log_tau).mean(0)  # (D,)
-
-    return minimize_bounded(score, *_log_tau_bounds(samples.double().mean(0) - y.double())).exp()
+    return lambda log_tau: -(torch.logsumexp(-0.5 * log_tau.exp() * squares, 0) + 0.5 * log_tau).mean(0)
 
 
 def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,27 +92,34 @@ def inverse_temperature(logits: Tensor, y: Tensor) -> Tensor:
 
     logits (T, n, K), labels y (n,). The paper has tau = 1 for classification (section 3.2).
     """
+    bound = torch.tensor(math.log(100.0), dtype=logits.dtype, device=logits.device)
+    return minimize_bounded(_softmax(logits, y), -bound, bound, steps=40).exp()
+
+
+def _softmax(logits: Tensor, y: Tensor) -> Loss:
+    """Mean negative log of the averaged probabilities, (), up to a constant, as a function of log tau."""
     index = y.expand(logits.shape[:2]).unsqueeze(2)  # (T, n, 1)
 
-    def score(log_tau: Tensor) -> Tensor:
+    def loss(log_tau: Tensor) -> Tensor:
         log_p = torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2)  # (T, n)
         return -torch.logsumexp(log_p, 0).mean()
 
-    bound = torch.tensor(math.log(100.0), dtype=logits.dtype, device=logits.device)
-    return minimize_bounded(score, -bound, bound, steps=40).exp()
+    return loss
 
 
-def tune_by_crps(pairs: Pairs, moments: Callable[[Any], prediction.RegressionPrediction]) -> Tensor:
+def tune_by_crps(pairs: Pairs, moments: Callable[[Any], prediction.RegressionPrediction]) -> Tuned:
     """Tune tau on validation batches by CRPS; only means and variances are kept."""
     rows = []
     for x, y in pairs:
         pred = moments(x)
         y = _finite(prediction.match_shape(y, pred.mean))
         rows.append([_by_output(part) for part in (pred.mean, pred.epistemic, y)])  # each (n, D)
-    return _compact(tau_by_crps(*_gather(rows)))
+    gathered = _gather(rows)
+    tau = tau_by_crps(*gathered)
+    return Tuned(_compact(tau), _crps(*gathered)(tau.log()).cpu())
 
 
-def tune_by_pll(pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int) -> Tensor:
+def tune_by_pll(pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int) -> Tuned:
     """Tune tau on validation batches by the mixture's log density."""
     rows = []
     for x, y in pairs:
@@ -112,12 +129,14 @@ def tune_by_pll(pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int) 
         kept = _subset(y, flat[0].numel() * n_batches)
         rows.append([flat[kept], y[kept]])
     drawn, y = _gather(rows)
-    return _compact(tau_by_pll(drawn.transpose(0, 1), y))
+    drawn = drawn.transpose(0, 1)  # (T, n, D)
+    tau = tau_by_pll(drawn, y)
+    return Tuned(_compact(tau), _mixture(drawn, y)(tau.log()).cpu())
 
 
 def tune_classification(
     pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int, ignore_index: int | None
-) -> Tensor:
+) -> Tuned:
     """Tune the inverse temperature on validation batches, leaving out positions labelled `ignore_index`."""
     rows = []
     for x, y in pairs:
@@ -133,7 +152,36 @@ def tune_classification(
         kept = _subset(labels, T * K * n_batches)
         rows.append([flat[kept], labels[kept]])
     logits, labels = _gather(rows)
-    return inverse_temperature(logits.transpose(0, 1), labels).double().cpu()
+    logits = logits.transpose(0, 1)  # (T, n, K)
+    tau = inverse_temperature(logits, labels)
+    return Tuned(tau.double().cpu(), _softmax(logits, labels)(tau.log()).reshape(1).double().cpu())
+
+
+def candidates(batch_sizes: str | Sequence[int], fitted: int) -> list[int]:
+    """List the batch sizes to try, the fitted one first; "auto" takes it times 1/16, 1/8, ... 16."""
+    if isinstance(batch_sizes, str):
+        if batch_sizes != "auto":
+            raise MCBNError(f"batch_sizes must be 'auto' or a list of whole numbers, got {batch_sizes!r}")
+        tried = [round(fitted * 2.0**power) for power in range(-4, 5)]
+        return list(dict.fromkeys([fitted, *(M for M in tried if M >= 2)]))
+    if not isinstance(batch_sizes, Sequence) or len(batch_sizes) == 0:
+        raise MCBNError(f"batch_sizes must be 'auto' or a list of at least one whole number, got {batch_sizes!r}")
+    tried = [batches.require_int("each of batch_sizes", M, 2) for M in batch_sizes]
+    return list(dict.fromkeys([fitted, *tried]))
+
+
+def best(tuned: Mapping[int, Tuned], score: str) -> int:
+    """Choose the batch size of least loss; the first is kept where none is better.
+
+    Outputs of several units count alike: CRPS relative to that of the first batch size, log densities as they are.
+    """
+    reference = next(iter(tuned.values())).loss  # (D,)
+
+    def loss(M: int) -> float:
+        own = tuned[M].loss
+        return (own / reference if score == "crps" else own - reference).mean().item()
+
+    return min(tuned, key=loss)
 
 
 def _by_output(values: Tensor) -> Tensor:

@@ -6,17 +6,20 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
+from mcbn.gaussian import FAMILIES, Gaussian
 from mcbn.network import bare_name, structure, unwrap
 from mcbn.posterior import Posterior
 
 FORMAT = "mcbn posterior"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 knew drawn statistics only
+READABLE = ("1", "2")
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
@@ -38,12 +41,14 @@ def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Map
     """Write a posterior and its settings as one safetensors file, whole or not at all."""
     from safetensors.torch import save as serialise
 
-    tensors = {f"mean.{n}": v.cpu().contiguous() for n, v in posterior.mean.items()}
-    tensors |= {f"var.{n}": v.cpu().contiguous() for n, v in posterior.var.items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in _tensors(posterior).items()}
     metadata = {
         "format": FORMAT,
         "format_version": str(FORMAT_VERSION),
+        "family": posterior.family,
+        "seed": str(posterior.seed),
         "batch_size": str(posterior.batch_size),
+        "fitted_batch_size": str(posterior.fitted_batch_size or posterior.batch_size),
         "layers": json.dumps([[name, list(value.shape)] for name, value in posterior.mean.items()]),
         **fingerprint(model),
         **settings,
@@ -61,6 +66,16 @@ def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Map
             raise
 
 
+def _tensors(posterior: Posterior) -> dict[str, Tensor]:
+    """Name what is stored: the draws of training batches, or the moments that a Gaussian's draws come from."""
+    if posterior.gaussian is None:
+        mean = {f"mean.{name}": value for name, value in posterior.mean.items()}
+        return mean | {f"var.{name}": value for name, value in posterior.var.items()}
+    moments = posterior.gaussian
+    factors = {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
+    return {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal, **factors}
+
+
 def load(path: str | Path, model: nn.Module) -> tuple[Posterior, dict[str, str]]:
     """Read a posterior file for this network, or say in what it first differs."""
     tensors, metadata = _read(Path(path))
@@ -73,16 +88,44 @@ def load(path: str | Path, model: nn.Module) -> tuple[Posterior, dict[str, str]]
             "them: load the fitted weights first, or fit again",
             stacklevel=3,
         )
-    mean: dict[str, Tensor] = {}
-    var: dict[str, Tensor] = {}
-    for name, shape in json.loads(metadata["layers"]):
-        for part, prefix in ((mean, "mean"), (var, "var")):
-            found = tensors.get(f"{prefix}.{name}")
-            if found is None or list(found.shape) != shape:
-                got = "nothing" if found is None else f"shape {tuple(found.shape)}"
-                raise MCBNError(f"{path} is damaged: {prefix} of layer {name!r} should be {tuple(shape)}, found {got}")
-            part[name] = found
-    return Posterior(mean, var, int(metadata["batch_size"])), metadata
+    layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
+    family, batch_size = metadata.get("family", "sample"), int(metadata["batch_size"])
+    if family == "sample":
+        mean, var = ({n: _found(path, tensors, p, n, s) for n, s in layers.items()} for p in ("mean", "var"))
+        posterior = Posterior(mean, var, batch_size)
+    else:
+        moments = _gaussian(path, tensors, family, {name: C for name, (_, C) in layers.items()})
+        n_samples = next(iter(layers.values()))[0]
+        posterior = Posterior.from_gaussian(moments, n_samples, batch_size, seed=int(metadata["seed"]))
+    fitted = int(metadata.get("fitted_batch_size", batch_size))
+    return replace(posterior, fitted_batch_size=fitted), metadata
+
+
+def _found(path: str | Path, tensors: Mapping[str, Tensor], part: str, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a stored tensor, or say how it differs from what the file promises."""
+    found = tensors.get(f"{part}.{name}")
+    if found is None or found.shape != shape:
+        got = "nothing" if found is None else f"shape {tuple(found.shape)}"
+        raise MCBNError(f"{path} is damaged: {part} of layer {name!r} should be {shape}, found {got}")
+    return found
+
+
+def _gaussian(path: str | Path, tensors: Mapping[str, Tensor], family: str, channels: Mapping[str, int]) -> Gaussian:
+    """Put the moments of a Gaussian together; its blocks must cover all statistics of the layers."""
+    blocks = {"gaussian": [2 * sum(channels.values())], "layerwise": [2 * C for C in channels.values()]}
+    sizes = blocks.get(family, [])
+    single = [tensors.get("gaussian.location"), tensors.get("gaussian.diagonal")]
+    factors = [tensors.get(f"gaussian.factor.{number}") for number in range(len(sizes))]
+    P = 2 * sum(channels.values())
+    whole = all(part is not None and part.shape == (P,) for part in single)
+    fits = all(f is not None and f.ndim == 2 and f.shape[1] == size for f, size in zip(factors, sizes, strict=True))
+    if not whole or not fits or family not in FAMILIES:
+        shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+        raise MCBNError(
+            f"{path} is damaged: posterior {family!r} of {P} statistics, found {shapes}; fit and save again"
+        )
+    location, diagonal = (part for part in single if part is not None)
+    return Gaussian(family, channels, location, tuple(f for f in factors if f is not None), diagonal)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -100,9 +143,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ) from error
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
-    if metadata.get("format_version") != str(FORMAT_VERSION):
+    if metadata.get("format_version") not in READABLE:
         raise MCBNError(
-            f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION}; "
+            f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION} and 1; "
             "fit and save again"
         )
     return tensors, metadata

@@ -119,11 +119,12 @@ class Predictor(ABC):
         pairs = self._validation(data, targets)
         count = _length(data)
         if not regression:
-            self._tau = noise.tune_classification(pairs, self._outputs(n_samples), count, ignore_index)
+            tuned = noise.tune_classification(pairs, self._outputs(n_samples), count, ignore_index)
         elif score == "crps":
-            self._tau = noise.tune_by_crps(pairs, lambda x: self.predict(x, n_samples=n_samples))
+            tuned = noise.tune_by_crps(pairs, lambda x: self.predict(x, n_samples=n_samples))
         else:
-            self._tau = noise.tune_by_pll(pairs, self._outputs(n_samples), count)
+            tuned = noise.tune_by_pll(pairs, self._outputs(n_samples), count)
+        self._tau = tuned.tau
         return self
 
     def _outputs(self, n_samples: int | None) -> Callable[[Any], Tensor]:

@@ -1,0 +1,205 @@
+"""Gaussian families of q(omega): batch statistics modelled by moments, so that any number of draws come without data.
+
+Let s hold mean mu_B and standard deviation sigma_B of every stochastic batch-norm call, P = 2 sum C numbers. A
+family is
+
+    s ~ N(location, C),    C = blockdiag(F_1^T F_1, F_2^T F_2, ...) + diag(d),
+
+with one block over all layers ("gaussian"), one a layer ("layerwise"), or none ("diagonal", the factorised q of Teye et
+al. 2018, appendix 1.3). F has at most as many rows as there were draws, so C is never built: a network with tens of
+thousands of channels needs T * P numbers.
+
+A standard deviation is positive, so its Gaussian is bent into the log-normal of the same mean m and variance v:
+
+    sigma_B = m exp(sqrt(w) z - w / 2),    z = (s - m) / sqrt(v),    w = log(1 + v / m^2).
+
+Mean and variance of every statistic are kept exactly; covariances with a sigma_B shrink by about v / (4 m^2) of
+themselves (0.4 % for independent Gaussian values at M = 32). Unbent, draws of sigma_B near zero blow the network up:
+on Concrete (M = 32) they raise the CRPS up to 2.6 times.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+
+FAMILIES = ("sample", "gaussian", "layerwise", "diagonal")
+DRAWS_AT_ONCE = 16  # always as many, so that rounding does not depend on how many are asked for
+INTENSITIES = torch.logspace(-5, -0.05, 60, dtype=torch.float64)  # shrinkage tried
+
+
+def require_family(family: str, known: tuple[str, ...] = FAMILIES) -> str:
+    """Check the name of a family."""
+    if family not in known:
+        raise MCBNError(f"posterior must be one of {list(known)}, got {family!r}")
+    return family
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Moments of all statistics: each call's means, then its standard deviations, in the order of `channels`."""
+
+    family: str
+    channels: Mapping[str, int]  # call name -> C
+    location: Tensor  # (P,)
+    factors: tuple[Tensor, ...]  # one a block of successive statistics, (R, P_block); none: no block
+    diagonal: Tensor  # (P,)
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of C, (P,)."""
+        low_rank = [factor.square().sum(0) for factor in self.factors]
+        return self.diagonal + torch.cat(low_rank) if low_rank else self.diagonal
+
+    def split(self, statistics: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Cut (..., P) into the mean and standard deviation of every call, each (..., C)."""
+        sizes = [C for C in self.channels.values() for _ in range(2)]
+        parts = torch.split(statistics, sizes, -1)
+        return dict(zip(self.channels, zip(parts[::2], parts[1::2], strict=True), strict=True))
+
+    def scaled(self, factor: float) -> "Gaussian":
+        """Multiply the covariance by a number; the location stays."""
+        factors = tuple(part * math.sqrt(factor) for part in self.factors)
+        return replace(self, factors=factors, diagonal=self.diagonal * factor)
+
+    def to(self, device: torch.device | str | None) -> "Gaussian":
+        """Move all moments to a device."""
+        moved = tuple(part.to(device) for part in self.factors)
+        return replace(self, location=self.location.to(device), factors=moved, diagonal=self.diagonal.to(device))
+
+    def deviations(self, n_samples: int, seed: int) -> Tensor:
+        """Draw s - location ~ N(0, C), (n, P), in double precision; row t depends on (seed, t) alone."""
+        factors = [part.detach().cpu().double() for part in self.factors]
+        ranks, own = [len(part) for part in factors], self.diagonal.detach().cpu().double().sqrt()
+        drawn = []
+        for start in range(0, n_samples, DRAWS_AT_ONCE):
+            noise = _normal(sum(ranks) + len(own), seed, range(start, start + DRAWS_AT_ONCE))  # (t, R + P)
+            parts = torch.split(noise, [*ranks, len(own)], 1)
+            rows = parts[-1] * own  # (t, P)
+            if factors:
+                rows += torch.cat([z @ part for z, part in zip(parts[:-1], factors, strict=True)], 1)
+            drawn.append(rows)
+        return torch.cat(drawn)[:n_samples]
+
+    def statistics(self, n_samples: int, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Draw the mean and variance of every call, each (n, C)."""
+        deviations = self.split(self.deviations(n_samples, seed))
+        location, variance = (self.split(part.detach().cpu().double()) for part in (self.location, self.variance))
+        mean, var = {}, {}
+        for name, (of_mean, of_std) in deviations.items():
+            std = _bend(location[name][1], variance[name][1], of_std)  # (n, C)
+            mean[name] = (location[name][0] + of_mean).to(self.location)
+            var[name] = std.square().to(self.location)
+        return mean, var
+
+
+def _normal(width: int, seed: int, draws: range) -> Tensor:
+    """Draw standard normal numbers, (t, width), each row by a generator of (seed, t) alone."""
+    streams = (np.random.Philox(key=[seed, t], counter=[0, 0, 0, 1]) for t in draws)  # counter: not those of the rows
+    return torch.from_numpy(np.stack([np.random.Generator(stream).standard_normal(width) for stream in streams]))
+
+
+def _bend(mean: Tensor, variance: Tensor, deviation: Tensor) -> Tensor:
+    """Turn Gaussian deviations (n, C) into log-normal values of this mean and variance, (C,) each."""
+    w = torch.log1p(variance / mean.square()).where(variance > 0, variance.new_zeros(()))
+    z = (deviation / variance.sqrt()).where(variance > 0, variance.new_zeros(()))
+    return mean * torch.exp(w.sqrt() * z - w / 2)
+
+
+def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: str) -> Gaussian:
+    """Fit a Gaussian with full covariance, across layers or within each, to T joint draws (T, C) of each call.
+
+    C = (1 - lambda) S + lambda diag(S), S the unbiased covariance of the draws: variances are those of the draws, and
+    lambda (`shrinkage`) settles the directions that T < P draws leave empty.
+    """
+    require_family(family, ("gaussian", "layerwise"))
+    T = len(next(iter(mean.values())))
+    if T < 2:
+        raise MCBNError(f"posterior={family!r} needs a covariance, so at least 2 draws; got {T}: raise n_samples")
+    channels = {name: value.shape[1] for name, value in mean.items()}
+    drawn = torch.cat([part for name in mean for part in (mean[name], var[name].sqrt())], 1)  # (T, P)
+    shifted = (drawn - drawn[0]).cpu().double()  # about a draw: equal draws have a variance of exactly zero
+    sizes = [drawn.shape[1]] if family == "gaussian" else [2 * C for C in channels.values()]
+    blocks = [_block(part) for part in torch.split(shifted - shifted.mean(0), sizes, 1)]
+    location = (drawn[0].cpu().double() + shifted.mean(0)).to(drawn)
+    diagonal = torch.cat([own for _, own in blocks]).to(drawn)
+    return Gaussian(family, channels, location, tuple(factor.to(drawn) for factor, _ in blocks), diagonal)
+
+
+def _block(deviations: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factor (R, P) and diagonal (P,) of the shrunk covariance of deviations (T, P), R the smaller of T, P."""
+    T, P = deviations.shape
+    intensity = shrinkage(deviations)
+    factor = deviations * math.sqrt((1 - intensity) / (T - 1))
+    if T > P:
+        factor = torch.linalg.qr(factor, mode="r").R  # the same product in fewer rows
+    return factor, intensity * deviations.square().sum(0) / (T - 1)
+
+
+def shrinkage(deviations: Tensor) -> float:
+    """Choose lambda for draws with these deviations (T, P) from their mean: the likeliest, at most 2 / (T + 2).
+
+    Along any one direction the covariance of T draws has a squared relative error of 2 / T, however large P; where
+    diag(S) is off by a factor r there, shrinking gives lambda^2 (r - 1)^2 + (1 - lambda)^2 2 / T, least at 2 / (T + 2)
+    for r = 2. More would help the likelihood when T << P and harm predictions, whose correlated statistics cancel.
+    """
+    return min(likeliest_intensity(deviations), 2 / (len(deviations) + 2))
+
+
+def likeliest_intensity(deviations: Tensor) -> float:
+    """Choose lambda by the likelihood of every draw under the Gaussian of the others; deviations (T, P) about the mean.
+
+    With d_t a deviation in units of its statistics' standard deviations and A = lambda I + b sum_t d_t d_t^T,
+    b = (1 - lambda) / (T - 2), leaving draw t out gives A - a d_t d_t^T, a = b T / (T - 1), and the residual
+    d_t T / (T - 1). With q_t = d_t^T A^-1 d_t its log density is, up to a constant, -1/2 of
+
+        log det A + log(1 - a q_t) + (T / (T - 1))^2 q_t / (1 - a q_t),
+
+    all of it from one eigendecomposition of the smaller side. Directions in which draws never vary, as the means of a
+    first layer with fewer inputs than units, drive lambda towards zero; so do more draws.
+    """
+    T = len(deviations)
+    scale = deviations.square().sum(0).div(T - 1).sqrt()  # (P,)
+    d = deviations[:, scale > 0] / scale[scale > 0]
+    if T < 3 or not d.numel():
+        return 1.0  # nothing to leave out
+    e, squares = _spectrum(d)  # (R,), (T, R)
+    intensity = INTENSITIES.to(d)[:, None]  # (L, 1)
+    b = (1 - intensity) / (T - 2)
+    eigenvalues = intensity + b * e  # (L, R)
+    log_det = eigenvalues.log().sum(1) + (d.shape[1] - len(e)) * intensity[:, 0].log()  # (L,)
+    q = (1 / eigenvalues) @ squares.T  # (L, T)
+    left = (1 - b * T / (T - 1) * q).clamp(min=1e-300)
+    loss = log_det + (left.log() + (T / (T - 1)) ** 2 * q / left).mean(1)  # (L,)
+    return float(INTENSITIES[int(loss.argmin())])
+
+
+def _spectrum(d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the R leading eigenvalues of d^T d, R the smaller of T and P, and squared rows of d along them, (T, R)."""
+    T, P = d.shape
+    if T > P:
+        e, V = torch.linalg.eigh(d.T @ d)
+        return e.clamp(min=0), (d @ V).square()
+    e, U = torch.linalg.eigh(d @ d.T)
+    return e.clamp(min=0), U.square() * e.clamp(min=0)
+
+
+def stretch(drawn: Tensor, factor: float) -> Tensor:
+    """Stretch draws (T, C) about their mean: s_bar + factor (s - s_bar)."""
+    centre = drawn.double().mean(0)
+    return (centre + factor * (drawn.double() - centre)).to(drawn)
+
+
+def stretch_positive(drawn: Tensor, factor: float) -> Tensor:
+    """Stretch positive draws (T, C) in their logarithm, keeping their mean: s_bar s^factor / mean(s^factor).
+
+    To first order in their spread this is `stretch`; it is never negative, and stretching by 1 / factor undoes it.
+    """
+    values = drawn.double()
+    weights = torch.softmax(factor * values.log(), 0)  # (T, C), s^factor / sum(s^factor)
+    return (values.mean(0) * len(values) * weights).where(values.amax(0) > 0, values.new_zeros(())).to(drawn)
