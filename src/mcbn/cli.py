@@ -15,6 +15,7 @@ app.add_typer(reproduce, name="reproduce")
 Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
+Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -41,6 +42,7 @@ def regression(
     methods: Names = None,
     profile: ProfileName = "paper",
     device: Device = "cpu",
+    compiled: Compile = False,
     out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
         "results/regression"
     ),
@@ -50,8 +52,10 @@ def regression(
     from mcbn.reproduce.profiles import METHODS, find_profile
 
     with _one_line_errors(), _one_thread(device):
-        chosen = _split(methods) or METHODS
-        store = regression.run(find_profile(profile), out, datasets=_split(datasets), methods=chosen, device=device)
+        names, chosen = _split(datasets), _split(methods) or METHODS
+        store = regression.run(
+            find_profile(profile), out, datasets=names, methods=chosen, device=device, compiled=compiled
+        )
         typer.echo(f"{len(store.find(kind='test'))} test runs in {store.path}")
 
 
@@ -60,6 +64,7 @@ def sensitivity(
     datasets: Names = None,
     profile: ProfileName = "paper",
     device: Device = "cpu",
+    compiled: Compile = False,
     out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
     regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
 ) -> None:
@@ -69,7 +74,9 @@ def sensitivity(
 
     with _one_line_errors(), _one_thread(device):
         names = _split(datasets)
-        store = sensitivity.run(find_profile(profile), out, regression=regression, datasets=names, device=device)
+        store = sensitivity.run(
+            find_profile(profile), out, regression=regression, datasets=names, device=device, compiled=compiled
+        )
         typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
 
 

@@ -82,7 +82,7 @@ def measure(
             "microseconds_one_at_a_time": 1e6 * single,
             "speed_up": single / per_network,
             "target": TARGET,
-            "seconds_an_evaluation_500": evaluation(case, trainer),
+            "seconds_an_evaluation_500": evaluation(case, trainer, options),
             "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
             **options,
         }
@@ -109,11 +109,12 @@ def one_at_a_time(case: Case, device: str, seconds: float) -> float:
     return _repeat(epoch, min(seconds, 2.0), case, device) / 100
 
 
-def evaluation(case: Case, trainer: Trainer) -> float:
+def evaluation(case: Case, trainer: Trainer, options: dict[str, bool]) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, case.batch_size, 500)
-    small = trainer.networks[torch.arange(1, device=trainer.problem.device)]
-    evaluator.moments({name: value[:1] for name, value in trainer.values.items()}, small)
+    evaluator = Evaluator(trainer.problem, case.batch_size, 500, **options)
+    for few in (1, 2):  # compile, and draw the batches
+        small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
+        evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
     synchronize(trainer.problem.device.type)
     started = time.perf_counter()
     evaluator.moments(trainer.values, trainer.networks)

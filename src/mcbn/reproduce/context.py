@@ -17,6 +17,7 @@ class Context:
     profile: Profile
     store: Store
     device: str
+    compiled: bool = False
     progress: Progress = field(default_factory=lambda: Progress(0))
     where: Environment = field(init=False)
 
@@ -27,6 +28,11 @@ class Context:
         """Make a record with what all have in common."""
         start: Record = {"kind": kind, "study": self.study, "profile": self.profile.name}
         return start | fields | {"seconds": round(seconds, 3)} | self.common
+
+    @property
+    def numerics(self) -> dict[str, bool]:
+        """Return how to compute, as trainer and evaluator take it."""
+        return {"tf32": self.profile.tf32, "compiled": self.compiled}
 
     @property
     def common(self) -> Record:

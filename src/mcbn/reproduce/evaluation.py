@@ -3,8 +3,9 @@
 Symbols as in `stack`; T draws, n query rows. Results are in standardised units unless said otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -49,8 +50,11 @@ class Evaluator:
     The paper draws anew at every evaluation; fixed draws remove noise from the comparison of epochs and of lambda.
     """
 
-    def __init__(self, problem: Problem, batch_size: int, n_samples: int, *, tf32: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, batch_size: int, n_samples: int, *, tf32: bool = False, compiled: bool = False
+    ) -> None:
         self.problem, self.batch_size, self.n_samples, self.tf32 = problem, batch_size, n_samples, tf32
+        self._fused = _fused(compiled)
         self._draws: Tensor | None = None
         self._mask_keys = torch.tensor(
             [purpose_key(stream, "dropout draws") for stream in problem.streams], device=problem.device
@@ -83,7 +87,8 @@ class Evaluator:
         rows = max(self.problem.query.y.shape[1], self.batch_size if networks.family == "bn" else 1)
         S, T = len(networks.stream), self.n_samples
         at_once = max(1, CHUNK_NUMBERS[self.problem.device.type] // (rows * networks.hidden))
-        t = min(T, at_once)
+        # Draws of dropout hash one number a unit for all networks of a stream: many networks, few draws at a time.
+        t = min(T, at_once if networks.family == "bn" else max(1, at_once // S))
         s = min(S, max(1, at_once // t))
         with precision(self.tf32):
             for i in range(0, S, s):
@@ -113,9 +118,9 @@ class Evaluator:
         x = self.problem.query.x[networks.stream]  # (s, n, Q)
         if networks.family == "bn":
             layers = population(values, networks, self.problem)
-            return _bn_forward(values, x, *(Affine(layer.scale[:, None], layer.shift[:, None]) for layer in layers))[
-                :, 0
-            ]
+            return self._bn_forward(
+                values, x, *(Affine(layer.scale[:, None], layer.shift[:, None]) for layer in layers)
+            )[:, 0]
         w = matrices(values["weights"], x.shape[2], networks.hidden)
         a = relu_(torch.baddbmm(values["bias1"][:, None], x, w.first))
         a = relu_(torch.baddbmm(values["bias2"][:, None], a, w.second))
@@ -124,7 +129,7 @@ class Evaluator:
     def _bn_outputs(self, values: Values, networks: Networks, draws: slice) -> Tensor:
         """Estimate the statistics of both layers jointly from each draw's batch, then predict with them."""
         first, second = self._batch_statistics(values, networks, draws)
-        return _bn_forward(values, self.problem.query.x[networks.stream], first, second)
+        return self._bn_forward(values, self.problem.query.x[networks.stream], first, second)
 
     def _batch_statistics(self, values: Values, networks: Networks, draws: slice) -> tuple[Affine, Affine]:
         train, stream = self.problem.train, networks.stream
@@ -135,7 +140,7 @@ class Evaluator:
         w = matrices(values["weights"], Q, H)
         z = torch.bmm(train.x.view(R * N, Q)[at.flatten(1)], w.first).view(s, -1, M, H)
         first = _affine(z, values["gamma1"], values["beta1"])
-        a = _apply(first, z)  # (s, t, M, H)
+        a = self._fused.hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))  # (s, t, M, H)
         second = _affine(torch.bmm(a.view(s, -1, H), w.second).view_as(a), values["gamma2"], values["beta2"])
         return first, second
 
@@ -159,12 +164,56 @@ class Evaluator:
         positions = torch.arange(draws.start, draws.stop, device=x.device)
         u = uniforms(self._mask_keys[streams], positions, n, Q + 2 * H).flatten(1, 2)  # (r, t n, Q + 2H)
         rate = networks.rate[:, None, None]
-        kept0, kept1, kept2 = ((part[which] >= rate) for part in torch.split(u, [Q, H, H], 2))
+        kept0, kept1, kept2 = torch.split(u, [Q, H, H], 2)
         scale = 1 / (1 - rate)
-        a = x.repeat(1, len(positions), 1).mul_(kept0)  # (s, t n, Q)
-        a = relu_(torch.baddbmm(values["bias1"][:, None], a, w.first * scale)).mul_(kept1)
-        a = relu_(torch.baddbmm(values["bias2"][:, None], a, w.second * scale)).mul_(kept2)
+        a = x.repeat(1, len(positions), 1) * (kept0[which] >= rate)  # (s, t n, Q)
+        a = self._fused.dropped(torch.bmm(a, w.first * scale), values["bias1"], kept1, which, rate)
+        a = self._fused.dropped(torch.bmm(a, w.second * scale), values["bias2"], kept2, which, rate)
         return torch.baddbmm(values["bias3"][:, None], a, w.last * scale).view(s, -1, n)
+
+    def _bn_forward(self, values: Values, x: Tensor, first: Affine, second: Affine) -> Tensor:
+        """Predict x (s, n, Q) under t pairs of statistics, (s, t, H) each: (s, t, n)."""
+        s, n, Q = x.shape
+        t, H = first.scale.shape[1:]
+        w = matrices(values["weights"], Q, H)
+        z = torch.bmm(x, w.first).unsqueeze(1)  # (s, 1, n, H): the same for all draws
+        a = self._fused.hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))  # (s, t, n, H)
+        z = torch.bmm(a.view(s, t * n, H), w.second).view(s, t, n, H)
+        output: Tensor = self._fused.head(z, second.scale.unsqueeze(2), second.shift.unsqueeze(2), w.last)
+        return output.add_(values["bias3"][:, None])
+
+
+class _Fused(NamedTuple):
+    """The elementwise parts of a prediction, each one kernel where compiled."""
+
+    hidden: Callable[..., Tensor]
+    head: Callable[..., Tensor]
+    dropped: Callable[..., Tensor]
+
+
+@cache
+def _fused(compiled: bool) -> _Fused:
+    parts = (_hidden, _head, _dropped)
+    return _Fused(*(torch.compile(part, dynamic=True) if compiled else part for part in parts))
+
+
+def _hidden(z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Normalise and rectify."""
+    return relu_(torch.addcmul(shift, z, scale))
+
+
+def _head(z: Tensor, scale: Tensor, shift: Tensor, last: Tensor) -> Tensor:
+    """Normalise and rectify z (s, t, n, H), then multiply by the last weights (s, H, 1): (s, t, n)."""
+    s, t, n, H = z.shape
+    a = relu_(torch.addcmul(shift, z, scale))
+    if torch.compiler.is_compiling():
+        return (a * last.view(s, 1, 1, H)).sum(3)  # joins the kernel, where a matrix product would not
+    return torch.bmm(a.view(s, t * n, H), last).view(s, t, n)
+
+
+def _dropped(z: Tensor, bias: Tensor, uniform: Tensor, which: Tensor, rate: Tensor) -> Tensor:
+    """Rectify z (s, m, H) and drop units by the numbers of each network's stream, uniform[which]."""
+    return relu_(z + bias[:, None]) * (uniform[which] >= rate)
 
 
 def population(values: Values, networks: Networks, problem: Problem) -> tuple[Affine, Affine]:
@@ -180,7 +229,8 @@ def population_statistics(
     w = matrices(values["weights"], x.shape[2], networks.hidden)
     z = torch.bmm(x, w.first)
     first = _masked_moments(z, mask)
-    a = _apply(_fold(*first, values, 1), z)
+    layer = _fold(*first, values, 1)
+    a = _hidden(z, layer.scale[:, None], layer.shift[:, None])
     return first, _masked_moments(torch.bmm(a, w.second), mask)
 
 
@@ -201,23 +251,6 @@ def _affine(z: Tensor, gamma: Tensor, beta: Tensor) -> Affine:
     variance, mean = torch.var_mean(z, 2, correction=0)  # (s, t, H)
     scale = gamma[:, None] * torch.rsqrt(variance + BN_EPSILON)
     return Affine(scale, torch.addcmul(beta[:, None], mean, scale, value=-1))
-
-
-def _apply(layer: Affine, z: Tensor) -> Tensor:
-    """Normalise and rectify z (..., rows, H) with scale and shift (..., H)."""
-    return relu_(torch.addcmul(layer.shift.unsqueeze(-2), z, layer.scale.unsqueeze(-2)))
-
-
-def _bn_forward(values: Values, x: Tensor, first: Affine, second: Affine) -> Tensor:
-    """Predict x (s, n, Q) under t pairs of statistics, (s, t, H) each: (s, t, n)."""
-    s, n, Q = x.shape
-    t, H = first.scale.shape[1:]
-    w = matrices(values["weights"], Q, H)
-    z = torch.bmm(x, w.first).unsqueeze(1)  # (s, 1, n, H): the same for all draws
-    a = _apply(first, z)  # (s, t, n, H)
-    z = torch.bmm(a.view(s, t * n, H), w.second).view(s, t, n, H)
-    a = relu_(torch.addcmul(second.shift.unsqueeze(2), z, second.scale.unsqueeze(2), out=z))
-    return torch.baddbmm(values["bias3"][:, None], a.view(s, t * n, H), w.last).view(s, t, n)
 
 
 def rmse(prediction: Tensor, problem: Problem, stream: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Networks trained for a chosen number of epochs, several configurations at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,20 +36,20 @@ def train_jobs(
     hidden: int,
     *,
     tf32: bool = False,
-    on_epoch: Callable[[float], object] = lambda fraction: None,
+    compiled: bool = False,
 ) -> list[Trained]:
     """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
     sizes = sorted({job.configuration.batch_size for job in jobs})
+    numerics = {"tf32": tf32, "compiled": compiled}
     done = []
-    for i, size in enumerate(sizes):
+    for size in sizes:
         places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == size]
-        done.append(_train_stack(problem, jobs, places, family, hidden, tf32))
-        on_epoch((i + 1) / len(sizes))
+        done.append(_train_stack(problem, jobs, places, family, hidden, numerics))
     return done
 
 
 def _train_stack(
-    problem: Problem, jobs: Sequence[Job], places: list[int], family: Family, hidden: int, tf32: bool
+    problem: Problem, jobs: Sequence[Job], places: list[int], family: Family, hidden: int, numerics: dict[str, bool]
 ) -> Trained:
     n = problem.train.n.cpu()
     size = min(jobs[places[0]].configuration.batch_size, int(n.min()))
@@ -63,7 +63,7 @@ def _train_stack(
         size,
         hidden,
     )
-    trainer = Trainer(problem, networks, tf32=tf32)
+    trainer = Trainer(problem, networks, **numerics)
     whole = trainer.networks
     values = {name: value.clone() for name, value in trainer.values.items()}
     epochs = torch.tensor([job.epochs for job in chosen], device=problem.device)

@@ -10,7 +10,7 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.noise import minimize_bounded
 
-GRID = 200  # points of log tau looked at before the fine search
+GRID = 60  # points of log tau looked at before the fine search
 
 
 def tune_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, float]) -> float:
@@ -29,7 +29,7 @@ def tune_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, flo
     grid = torch.linspace(math.log(bounds[0]), math.log(bounds[1]), GRID, dtype=torch.float64)
     best = int(torch.stack([score(point) for point in grid]).argmin())
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
-    return float(minimize_bounded(score, low, high, steps=40).exp())
+    return float(minimize_bounded(score, low, high, steps=30).exp())
 
 
 def score_run(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> dict[str, float | None]:

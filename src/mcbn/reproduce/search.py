@@ -77,15 +77,16 @@ def fold_problem(
     return make_problem(data, parts, context.device)
 
 
-def rules_of(profile: Profile, dataset: str) -> Rules:
+def rules_of(context: Context, dataset: str) -> Rules:
     """Return the protocol's rules for a data set."""
+    profile = context.profile
     return Rules(
         evaluate_every=profile.evaluate_every,
         patience=profile.patience,
         max_epochs=profile.max_epochs,
         search_samples=profile.search_samples(dataset),
         n_samples=profile.n_samples,
-        tf32=profile.tf32,
+        **context.numerics,
     )
 
 
@@ -136,7 +137,7 @@ def _search_cell(context: Context, dataset: str, family: Family, cell: Cell, pro
         problem,
         profile.n_folds,
         list(cell.configurations),
-        rules_of(profile, dataset),
+        rules_of(context, dataset),
         hidden=describe(dataset).hidden_units,
         family=family,
     )

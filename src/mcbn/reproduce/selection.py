@@ -38,6 +38,12 @@ class Rules:
     search_samples: int = 500
     n_samples: int = 500
     tf32: bool = False
+    compiled: bool = False
+
+    @property
+    def numerics(self) -> dict[str, bool]:
+        """Return how to compute, as trainer and evaluator take it."""
+        return {"tf32": self.tf32, "compiled": self.compiled}
 
 
 @dataclass
@@ -101,7 +107,7 @@ class CrossValidation:
         wanted = networks_of(problem, configurations, family, hidden)
         order = torch.argsort((problem.train.n.cpu() // wanted.batch_size)[wanted.stream], stable=True)
         self.ids = order  # the place of each trained network in (B, F, C)
-        self.trainer = Trainer(problem, wanted[order], tf32=rules.tf32)
+        self.trainer = Trainer(problem, wanted[order], **rules.numerics)
         self.best = {name: _Best((self.B, self.C), self.trainer.values) for name in CRITERIA}
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
         self.stopped = torch.full((self.B, self.C), rules.max_epochs)
@@ -113,7 +119,7 @@ class CrossValidation:
     def run(self, on_evaluation: Callable[[int], object] = lambda epoch: None) -> Search:
         """Train until every configuration has stopped; `on_evaluation(epoch)` follows the progress."""
         rules = self.rules
-        evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, tf32=rules.tf32)
+        evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, **rules.numerics)
         for epoch in range(rules.evaluate_every, rules.max_epochs + 1, rules.evaluate_every):
             self.trainer.advance(rules.evaluate_every)
             self._evaluate(evaluator, epoch)
@@ -186,7 +192,7 @@ class CrossValidation:
         index = places.flatten()
         networks = self._all[index]
         values = {name: value[index] for name, value in self.best[criterion].values.items()}
-        evaluator = Evaluator(self.problem, networks.batch_size, self.rules.n_samples, tf32=self.rules.tf32)
+        evaluator = Evaluator(self.problem, networks.batch_size, self.rules.n_samples, **self.rules.numerics)
         if criterion == "mc":
             moments = evaluator.moments(values, networks)
         else:

@@ -38,13 +38,14 @@ def run(
     regression: str | Path = "results/regression",
     datasets: Sequence[str] = (),
     device: str = "cpu",
+    compiled: bool = False,
 ) -> Store:
     """Run the study; `regression` is the folder of the regression study, whose choice of lambda is kept."""
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, ("mcbn",), device)
     sets = {name: load(name) for name in datasets}
     decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
-    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device)
+    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled)
     work = [(name, M) for name in datasets for M in batch_sizes(profile, name)]
     context.progress = Progress(sum(_weight(*pair) for pair in work), STUDY)
     try:
@@ -111,7 +112,7 @@ def _select(
     context: Context, dataset: str, problem: Problem, configurations: list[Configuration], winner: list[int]
 ) -> Search:
     profile = context.profile
-    rules = replace(rules_of(profile, dataset), search_samples=profile.sensitivity_samples, n_samples=2)
+    rules = replace(rules_of(context, dataset), search_samples=profile.sensitivity_samples, n_samples=2)
     hidden = describe(dataset).hidden_units
     validation = CrossValidation(
         problem, profile.n_folds, configurations, rules, hidden=hidden, family="bn", winner=winner
@@ -127,7 +128,7 @@ def _tune(
     networks = networks_of(problem, [chosen[0].configuration], "bn", describe(dataset).hidden_units)
     networks = networks.like(problem.train.x)
     values = {name: value[0].flatten(0, 1).to(context.device) for name, value in found.values.items()}  # (B F, ...)
-    evaluator = Evaluator(problem, networks.batch_size, T, tf32=context.profile.tf32)
+    evaluator = Evaluator(problem, networks.batch_size, T, **context.numerics)
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
     tuned = []
     for b, choice in enumerate(chosen):

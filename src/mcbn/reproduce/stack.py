@@ -100,16 +100,21 @@ def bn_gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> 
     return grads
 
 
-def dropout_gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor, masks: Tensor) -> Values:
-    """Return the gradient of each network's loss with the units of `masks` (S, M, Q + 2H) kept.
+def dropout_gradients(
+    values: Values, x: Tensor, y: Tensor, weight_decay: Tensor, uniform: Tensor, stream: Tensor, rate: Tensor
+) -> Values:
+    """Return the gradient of each network's loss; a unit is kept where the uniform number of its stream is >= rate.
 
-    A mask holds 0 for a dropped unit and 1 / (1 - rate) for a kept one, of the inputs, then of both hidden layers.
+    uniform (R, M, Q + 2H): of the inputs, then of both hidden layers; stream, rate (S,). Kept units are multiplied
+    by 1 / (1 - rate).
     """
     _, _, Q = x.shape
     H = values["bias1"].shape[1]
     w = matrices(values["weights"], Q, H)
     grads = {name: torch.empty_like(value) for name, value in values.items()}
     g = matrices(grads["weights"], Q, H)
+    rate = rate[:, None, None]
+    masks = (uniform[stream] >= rate) * (1 / (1 - rate))  # (S, M, Q + 2H)
     kept0, kept1, kept2 = torch.split(masks, [Q, H, H], 2)
     a0 = x * kept0  # (S, M, Q)
     a1 = relu_(torch.bmm(a0, w.first).add_(values["bias1"][:, None])).mul_(kept1)  # (S, M, H)
@@ -118,7 +123,7 @@ def dropout_gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor
 
     torch.bmm(a2.transpose(1, 2), error, out=g.last)
     torch.sum(error, 1, out=grads["bias3"])
-    d2 = _relu_backward(error * w.last.transpose(1, 2), a2, 0).mul_(kept2)  # a2 > 0 where kept and rectified open
+    d2 = _relu_backward(error * w.last.transpose(1, 2), a2, 0).mul_(kept2)  # a2 > 0: kept, and the rectifier open
     torch.bmm(a1.transpose(1, 2), d2, out=g.second)
     torch.sum(d2, 1, out=grads["bias2"])
     d1 = _relu_backward(torch.bmm(d2, w.second.transpose(1, 2)), a1, 0).mul_(kept1)

@@ -66,7 +66,7 @@ def train_chosen(
     each = len(problem.streams) // len(choices)
     chosen = [choices[r // each] for r in range(len(problem.streams))]
     jobs = [Job(r, choice.configuration, choice.epochs) for r, choice in enumerate(chosen)]
-    return train_jobs(problem, jobs, family, describe(dataset).hidden_units, tf32=context.profile.tf32)
+    return train_jobs(problem, jobs, family, describe(dataset).hidden_units, **context.numerics)
 
 
 def outputs(
@@ -75,7 +75,7 @@ def outputs(
     """Return the draws (T, n), or the plain output (1, n), of each stream's network in original units."""
     found: dict[int, Tensor] = {}
     for part in trained:
-        evaluator = Evaluator(problem, part.networks.batch_size, n_samples, tf32=context.profile.tf32)
+        evaluator = Evaluator(problem, part.networks.batch_size, n_samples, **context.numerics)
         for i, job in enumerate(part.jobs):
             one = torch.tensor([i], device=problem.device)
             values, network = {name: value[one] for name, value in part.values.items()}, part.networks[one]

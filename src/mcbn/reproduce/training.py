@@ -57,7 +57,7 @@ class _Block(NamedTuple):
 
     x: Tensor  # (S, k M, Q)
     y: Tensor  # (S, k M)
-    masks: Tensor | None  # (S, k M, Q + 2H)
+    uniform: Tensor  # (R, k M, Q + 2H) of the dropout family
 
 
 class Trainer:
@@ -150,30 +150,24 @@ class Trainer:
             self._run(size, active)
 
     def _block_steps(self) -> int:
-        S, Q, H = len(self.networks.stream), self.problem.train.x.shape[2], self.networks.hidden
-        width = Q + 1 if self.networks.family == "bn" else 2 * (Q + H)
-        numbers = BLOCK_NUMBERS[self.problem.device.type] // (S * self.networks.batch_size * width)
-        return max(1, min(BLOCK_STEPS, numbers))
+        S, R = len(self.networks.stream), len(self.problem.streams)
+        Q, H = self.problem.train.x.shape[2], self.networks.hidden
+        numbers = S * (Q + 1) + (R * (Q + 2 * H) if self.networks.family == "dropout" else 0)
+        most = BLOCK_NUMBERS[self.problem.device.type] // (numbers * self.networks.batch_size)
+        return max(1, min(BLOCK_STEPS, most))
 
     def _load(self, rows: Tensor, positions: Tensor) -> None:
-        """Bring the batches of the next steps, and their dropout masks, to where the steps read them."""
-        train, stream, M = self.problem.train, self.networks.stream, self.networks.batch_size
+        """Bring the batches of the next steps, and their dropout uniforms, to where the steps read them."""
+        train, n = self.problem.train, self.networks
         R, N, Q = train.x.shape
-        at = (rows + torch.arange(0, R * N, N, device=rows.device)[:, None])[stream]  # (S, k M)
-        x, y = train.x.view(R * N, Q)[at], train.y.view(R * N)[at]
-        masks = None
-        if self.networks.family == "dropout":
-            u = uniforms(self._mask_keys, positions, M, Q + 2 * self.networks.hidden).flatten(1, 2)
-            rate = self.networks.rate[:, None, None]
-            masks = (u[stream] >= rate) / (1 - rate)  # (S, k M, Q + 2H)
-        block = self._blocks.get(len(positions))
-        if block is None or not self._graphs:
-            self._blocks[len(positions)] = _Block(x, y, masks)
-            return
-        block.x.copy_(x)
-        block.y.copy_(y)
-        if block.masks is not None and masks is not None:
-            block.masks.copy_(masks)
+        at = (rows + torch.arange(0, R * N, N, device=rows.device)[:, None])[n.stream]  # (S, k M)
+        units = Q + 2 * n.hidden if n.family == "dropout" else 0
+        uniform = uniforms(self._mask_keys, positions, n.batch_size, units).flatten(1, 2)
+        new = _Block(train.x.view(R * N, Q)[at], train.y.view(R * N)[at], uniform)
+        block = self._blocks.setdefault(len(positions), new)
+        if block is not new:  # a captured graph reads from where the first block was
+            for target, source in zip(block, new, strict=True):
+                target.copy_(source)
 
     def _run(self, size: int, active: int) -> None:
         """Take the steps of a loaded block: eagerly the first time, then as a CUDA graph."""
@@ -199,7 +193,7 @@ class Trainer:
         block, M, n = self._blocks[size], self.networks.batch_size, self.networks
         for k in range(size):
             batch = slice(k * M, (k + 1) * M)
-            rest = () if block.masks is None else (block.masks[:, batch],)
+            rest = (block.uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
             grads = self._gradients(self.values, block.x[:, batch], block.y[:, batch], n.weight_decay, *rest)
             for i, (group, parameters) in enumerate(zip(self._groups, self._parameters, strict=True)):
                 for name, parameter in parameters.items():
