@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 import mcbn
 from mcbn.cli import app
-from mcbn.data import load, split
+from mcbn.data import folds, load, split
 from mcbn.errors import MCBNError
-from mcbn.reproduce import regression, sensitivity
+from mcbn.reproduce import regression, search, sensitivity
 from mcbn.reproduce.profiles import PAPER, QUICK, TAU_RANGES, find_profile
 from mcbn.reproduce.saved import load_networks
 from mcbn.reproduce.store import Store, read_records
+from mcbn.reproduce.training import Trainer
 
 TINY = replace(
     QUICK,
@@ -132,7 +133,21 @@ def test_networks_come_back_as_the_plain_networks_they_were(whole):
 def test_fold_networks_are_those_that_were_validated(whole):
     loaded = load_networks(whole / "networks" / "boston_folds.safetensors")
     assert [(info["split"], info["fold"]) for _, info in loaded] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert {len(info["train"]) for _, info in loaded} == {202, 203}
+    data, records = load("boston"), read_records(whole / "records.jsonl")
+    for s in (1, 2):
+        chosen = next(r for r in records if (r.get("method"), r["split"]) == ("mcbn", s))["config"]
+        errors = []
+        for network, info in loaded:
+            if info["split"] == s:
+                fold = folds(split(506, s).train, 2)[info["fold"]]
+                assert torch.equal(info["train"], fold.train)
+                bayes = mcbn.MCBN(network, "regression")
+                bayes.fit(data.x[fold.train].float(), n_samples=100, batch_size=chosen["batch_size"])
+                mean = bayes.predict(data.x[fold.validation].float()).mean
+                errors.append(float(mcbn.metrics.rmse(mean, data.y[fold.validation].float())))
+        selections = [r for r in records if r["kind"] == "selection" and r["family"] == "bn" and r["split"] == s]
+        best = min(min(r["rmse_mc"]) for r in selections)
+        assert sum(errors) / 2 == pytest.approx(best, rel=0.03)  # other draws
 
 
 def test_foreign_files_are_refused(tmp_path, whole):
@@ -178,6 +193,27 @@ def test_interrupted_and_started_again_it_gives_the_same(whole, tmp_path, monkey
     assert starts > 5
     assert stripped(read_records(tmp_path / "records.jsonl")) == stripped(read_records(whole / "records.jsonl"))
     assert predictions(tmp_path / "predictions") == predictions(whole / "predictions")
+
+
+def test_a_cell_at_work_goes_on_where_it_was_kept(whole, tmp_path, monkeypatch):
+    advance, epochs = Trainer.advance, []
+
+    def fail_in_the_second_interval(self, n):
+        epochs.append(self.epoch)
+        if self.epoch == 5 and epochs.count(5) == 1:
+            raise KeyboardInterrupt
+        advance(self, n)
+
+    monkeypatch.setattr(search, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(Trainer, "advance", fail_in_the_second_interval)
+    with pytest.raises(KeyboardInterrupt):
+        regression.run(TINY, tmp_path, methods=("bn",))
+    assert (tmp_path / "cells" / "boston-bn-64.part.safetensors").exists()
+    regression.run(TINY, tmp_path, methods=("bn",))
+    assert epochs[:3] == [0, 5, 5], "the first interval should not have been trained again"
+    assert not list((tmp_path / "cells").glob("*.part*"))
+    found = [r for r in read_records(tmp_path / "records.jsonl") if r.get("method") == "bn"]
+    assert stripped(found) == stripped(Store(whole, TINY.settings()).find(method="bn"))
 
 
 def test_one_method_alone_gives_what_it_gives_in_company(whole, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mcbn.data import Regression
+from mcbn.data import Regression, folds, split
 from mcbn.data import load as load_data
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
@@ -41,19 +41,13 @@ def network_states(values: Values, networks: Networks, problem: Problem) -> list
 
 
 def save_networks(path: Path, states: Sequence[dict[str, Tensor]], infos: Sequence[dict[str, Any]]) -> None:
-    """Write networks, float32, with one description each: dataset, split, seed, rows of training, config, tau.
-
-    `info["train"]` (row indices of the training part) is stored as a tensor.
-    """
+    """Write networks, float32, with one description each: dataset, split, seed or fold, config, tau."""
     from safetensors.torch import save_file
 
-    tensors: dict[str, Tensor] = {}
-    described = []
-    for i, (state, info) in enumerate(zip(states, infos, strict=True)):
-        tensors |= {f"{i}.{name}": value.float().contiguous() for name, value in state.items()}
-        tensors[f"{i}.train"] = info["train"].to(torch.int32)
-        described.append({name: value for name, value in info.items() if name != "train"})
-    metadata = {"format": FORMAT, "networks": json.dumps(described)}
+    tensors = {
+        f"{i}.{name}": value.float().contiguous() for i, state in enumerate(states) for name, value in state.items()
+    }
+    metadata = {"format": FORMAT, "networks": json.dumps(list(infos))}
     write_whole(path, lambda name: save_file(tensors, name, metadata))
 
 
@@ -81,11 +75,16 @@ def load_networks(path: str | Path) -> list[tuple[Standardized, dict[str, Any]]]
 def _module(tensors: dict[str, Tensor], index: int, info: dict[str, Any], data: Regression) -> Standardized:
     prefix = f"{index}."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    info["train"] = state.pop("train").long()
+    info["train"] = _training_rows(info, len(data.y))
     hidden, n_inputs = state["0.weight"].shape
     network = RegressionMLP(n_inputs, (hidden, hidden), seed=0)
     network.load_state_dict(state | _counters(network))
     return Standardized(network, data.x[info["train"]], data.y[info["train"]]).float().eval()
+
+
+def _training_rows(info: dict[str, Any], n: int) -> Tensor:
+    train = split(n, info["split"]).train
+    return folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
 
 
 def _counters(network: nn.Module) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from mcbn.reproduce.store import Record
 from mcbn.reproduce.streams import stream_key
 
 Criterion = Literal["mc", "plain"]
+KEEP_SECONDS = 60.0  # between states kept of a search at work
 SEARCH_SEED = 1  # of the fold networks
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
 
@@ -131,6 +132,23 @@ def search_weight(profile: Profile, dataset: str, cell: Cell) -> float:
     return rows * (networks / cell.configurations[0].batch_size + 0.1 * networks) * profile.max_epochs
 
 
+def run_kept(context: Context, name: str, validation: CrossValidation) -> Search:
+    """Run a cross-validation, keeping its state every minute; one that was interrupted goes on from there."""
+    part, kept = f"{name}.part", time.monotonic()
+    state = context.store.load(part)
+    if state is not None:
+        validation.restore(state)
+
+    def on_evaluation(epoch: int) -> None:
+        nonlocal kept
+        context.progress.fraction(epoch / context.profile.max_epochs)
+        if time.monotonic() - kept >= KEEP_SECONDS:
+            context.store.keep(part, validation.state())
+            kept = time.monotonic()
+
+    return validation.run(on_evaluation)
+
+
 def _search_cell(context: Context, dataset: str, family: Family, cell: Cell, problem: Problem) -> dict[str, Tensor]:
     profile, started = context.profile, time.perf_counter()
     validation = CrossValidation(
@@ -141,7 +159,7 @@ def _search_cell(context: Context, dataset: str, family: Family, cell: Cell, pro
         hidden=describe(dataset).hidden_units,
         family=family,
     )
-    found = validation.run(lambda epoch: context.progress.fraction(epoch / profile.max_epochs))
+    found = run_kept(context, cell.name, validation)
     tensors = {name: value for name, value in vars(found).items() if name != "values"}
     tensors |= {f"value.{name}": value for name, value in found.values.items()}
     seconds = time.perf_counter() - started

@@ -117,17 +117,36 @@ class CrossValidation:
         self._split, self._configuration = ids // (self.F * self.C), ids % self.C
 
     def run(self, on_evaluation: Callable[[int], object] = lambda epoch: None) -> Search:
-        """Train until every configuration has stopped; `on_evaluation(epoch)` follows the progress."""
+        """Train until every configuration has stopped; `on_evaluation(epoch)` may keep the `state`."""
         rules = self.rules
         evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, **rules.numerics)
-        for epoch in range(rules.evaluate_every, rules.max_epochs + 1, rules.evaluate_every):
-            self.trainer.advance(rules.evaluate_every)
-            self._evaluate(evaluator, epoch)
-            on_evaluation(epoch)
-            if not bool(self.running.any()):
-                break
+        while bool(self.running.any()) and self.trainer.epoch + rules.evaluate_every <= rules.max_epochs:
             self._shrink()
+            self.trainer.advance(rules.evaluate_every)
+            self._evaluate(evaluator, self.trainer.epoch)
+            on_evaluation(self.trainer.epoch)
         return self._result()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything the search goes on from after an evaluation."""
+        state = {f"trainer.{name}": value for name, value in self.trainer.state().items()}
+        state |= {"present": self._present, "running": self.running, "stopped": self.stopped}
+        for criterion, best in self.best.items():
+            parts = {"rmse": best.rmse, "epoch": best.epoch, "waited": best.waited}
+            parts |= {f"value.{name}": value for name, value in best.values.items()}
+            state |= {f"best.{criterion}.{name}": value for name, value in parts.items()}
+        return state
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of the same search."""
+        device = self.problem.device
+        self._present, self.running = state["present"].to(device), state["running"].to(device)
+        self.stopped = state["stopped"]
+        self.trainer.restore(_under(state, "trainer."), self._present)
+        for criterion, best in self.best.items():
+            own = {name: value.to(device) for name, value in _under(state, f"best.{criterion}.").items()}
+            best.rmse, best.epoch, best.waited = own["rmse"], own["epoch"], own["waited"]
+            best.values = _under(own, "value.")
 
     def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
         local = torch.nonzero(self._is_running()).flatten()  # places in the trainer
@@ -203,6 +222,10 @@ class CrossValidation:
         y = original_units(Moments(y, y), self.problem, networks.stream).mean
         shape = (self.B, self.F, -1)
         return Moments(moments.mean.view(shape), moments.variance.view(shape)), y.view(shape)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def networks_of(problem: Problem, configurations: list[Configuration], family: Family, hidden: int) -> Networks:

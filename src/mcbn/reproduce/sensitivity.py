@@ -21,7 +21,7 @@ from mcbn.reproduce.profiles import Profile
 from mcbn.reproduce.progress import Progress
 from mcbn.reproduce.regression import check_request
 from mcbn.reproduce.scores import score_run
-from mcbn.reproduce.search import Choice, fold_problem, rules_of, tune_both
+from mcbn.reproduce.search import Choice, fold_problem, rules_of, run_kept, tune_both
 from mcbn.reproduce.selection import Configuration, CrossValidation, Search, networks_of, original_units
 from mcbn.reproduce.store import Record, Store, read_records
 from mcbn.reproduce.testing import final_problem, final_targets, outputs, train_chosen
@@ -93,7 +93,8 @@ def _measure(context: Context, dataset: str, data: Regression, M: int, decays: S
     problem = fold_problem(context, dataset, data, splits=splits)
     configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
     winner = [sorted(set(decays)).index(decay) for decay in decays]
-    found = _select(context, dataset, problem, configurations, winner)
+    name = f"{dataset}-sensitivity-{M}"
+    found = _select(context, name, dataset, problem, configurations, winner)
     epochs = [int(found.epoch[0, b, c]) for b, c in enumerate(winner)]
     chosen = [Choice(configurations[c], epochs[b], 0.0, 0.0, {}) for b, c in enumerate(winner)]
     final = final_problem(context, dataset, data, splits)
@@ -105,11 +106,11 @@ def _measure(context: Context, dataset: str, data: Regression, M: int, decays: S
         seconds = (time.perf_counter() - started) / (len(samples) * len(counts))
         records += _records(context, dataset, data, samples, tuned, seconds)
     tensors = {"rmse": found.rmse, "epoch": found.epoch, "winner": found.winner}
-    context.store.finish(f"{dataset}-sensitivity-{M}", tensors, records)
+    context.store.finish(name, tensors, records)
 
 
 def _select(
-    context: Context, dataset: str, problem: Problem, configurations: list[Configuration], winner: list[int]
+    context: Context, name: str, dataset: str, problem: Problem, configurations: list[Configuration], winner: list[int]
 ) -> Search:
     profile = context.profile
     rules = replace(rules_of(context, dataset), search_samples=profile.sensitivity_samples, n_samples=2)
@@ -117,7 +118,7 @@ def _select(
     validation = CrossValidation(
         problem, profile.n_folds, configurations, rules, hidden=hidden, family="bn", winner=winner
     )
-    return validation.run(lambda epoch: context.progress.fraction(epoch / profile.max_epochs))
+    return run_kept(context, name, validation)
 
 
 def _tune(

@@ -7,7 +7,7 @@ it is written first, the records after it, so that an interruption between the t
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +83,19 @@ class Store:
         self._known |= {record_key(record) for record in new}
 
     def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
-        """Write a cell's file, then its records."""
+        """Write a cell's file, then its records; what was kept of it on the way goes."""
+        self.keep(cell, tensors, records)
+        self.append(records)
+        self._cell(f"{cell}.part").unlink(missing_ok=True)
+
+    def keep(self, cell: str, tensors: Mapping[str, Tensor], records: Sequence[Record] = ()) -> None:
+        """Write a file of tensors under the cell's name."""
         from safetensors.torch import save_file
 
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         metadata = {"records": json.dumps(records), "settings": json.dumps(self.settings)}
         write_whole(self._cell(cell), lambda name: save_file(stored, name, metadata))
-        self.append(records)
+        (self.folder / "cells" / ".gitignore").write_text("*\n")  # to go on from, not to publish
 
     def load(self, cell: str) -> dict[str, Tensor] | None:
         """Return the tensors of a finished cell, None if there is none; records it still owes are added."""

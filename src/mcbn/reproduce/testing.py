@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcbn.data import Regression, describe, folds, split
+from mcbn.data import Regression, describe, split
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.evaluation import Evaluator
 from mcbn.reproduce.final import Job, Trained, train_jobs
@@ -44,7 +44,7 @@ def score_networks(context: Context, dataset: str, data: Regression, method: str
         y = final_targets(context, data, context.profile.splits[b])
         records += score_split(context, dataset, method, b, own, y, choice, seconds)
     if method == "mcbn":
-        _save_final(context, dataset, data, problem, trained, choices)
+        _save_final(context, dataset, problem, trained, choices)
         _save_folds(context, dataset, data, choices)
     means = torch.stack([drawn.mean(0).float() for drawn in samples])  # (B seeds, n)
     context.store.finish(f"{dataset}-test-{method}", {"mean": means}, records)
@@ -128,37 +128,32 @@ def save_predictions(
 
 
 def _save_final(
-    context: Context,
-    dataset: str,
-    data: Regression,
-    problem: Problem,
-    trained: Sequence[Trained],
-    choices: Sequence[Choice],
+    context: Context, dataset: str, problem: Problem, trained: Sequence[Trained], choices: Sequence[Choice]
 ) -> None:
-    seeds, infos = context.profile.seeds, []
+    """Write the networks of the test, ordered by split, seed."""
+    seeds = context.profile.seeds
     states: dict[int, dict[str, Tensor]] = {}
     for part in trained:
         states |= dict(zip(part.jobs, network_states(part.values, part.networks, problem), strict=True))
-    for job in sorted(states):
-        b, k = divmod(job, len(seeds))
-        train = split(len(data.y), context.profile.splits[b]).train
-        infos.append(_info(context, dataset, b, choices[b]) | {"seed": seeds[k], "train": train})
+    places = [divmod(job, len(seeds)) for job in sorted(states)]
+    infos = [_info(context, dataset, b, choices[b]) | {"seed": seeds[k]} for b, k in places]
     path = context.store.folder / "networks" / f"{dataset}.safetensors"
     save_networks(path, [states[job] for job in sorted(states)], infos)
 
 
 def _save_folds(context: Context, dataset: str, data: Regression, choices: Sequence[Choice]) -> None:
     """Write the fold networks of the winning configuration, ordered by split, fold."""
-    problem = fold_problem(context, dataset, data)
+    problem, n_folds = fold_problem(context, dataset, data), context.profile.n_folds
     names = choices[0].values
     values = {name: torch.cat([choice.values[name] for choice in choices]).to(context.device) for name in names}
     stream = torch.arange(len(problem.streams), device=context.device)
     unused = torch.zeros(len(stream), device=context.device)
     networks = Networks("bn", stream, unused, unused, 0, describe(dataset).hidden_units)
-    infos = []
-    for b, s in enumerate(context.profile.splits):
-        for f, fold in enumerate(folds(split(len(data.y), s).train, context.profile.n_folds)):
-            infos.append(_info(context, dataset, b, choices[b]) | {"fold": f, "train": fold.train})
+    infos = [
+        _info(context, dataset, b, choice) | {"fold": f, "n_folds": n_folds}
+        for b, choice in enumerate(choices)
+        for f in range(n_folds)
+    ]
     path = context.store.folder / "networks" / f"{dataset}_folds.safetensors"
     save_networks(path, network_states(values, networks, problem), infos)
 

@@ -105,13 +105,28 @@ class Trainer:
         self.networks = self.networks[index]
         self._start(moments)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that training goes on from, to be handed to `restore`."""
+        state = {f"value.{name}": value for name, value in self.values.items()}
+        for name, parts in self._moments().items():
+            state |= {f"first.{name}": parts[0], f"second.{name}": parts[1]}
+        return state | {"epoch": torch.tensor(self.epoch)}
+
+    def restore(self, state: dict[str, Tensor], index: Tensor) -> None:
+        """Go on from a state: that of the networks at `index`, which alone remain."""
+        self.networks, self.epoch = self.networks[index], int(state["epoch"])
+        like = self.problem.train.x
+        self.values = {name: state[f"value.{name}"].to(like) for name in self.values}
+        kinds = ("first", "second")
+        self._start({n: [state[f"{kind}.{n}"].to(like) for kind in kinds] for n in self.values})
+
     def _start(self, moments: dict[str, list[Tensor]]) -> None:
         """Make the optimizer of the present networks, with the moments they have, and forget captured graphs."""
         self._groups = _groups((self.problem.train.n // self.networks.batch_size)[self.networks.stream])
         self._parameters = [{n: value[g.rows] for n, value in self.values.items()} for g in self._groups]
         every = [parameter for group in self._parameters for parameter in group.values()]
-        on_gpu = self.problem.device.type == "cuda"
-        self._optimizer = torch.optim.Adam(every, lr=LEARNING_RATE, fused=True, capturable=on_gpu)
+        self._optimizer = torch.optim.Adam(every, lr=LEARNING_RATE, fused=True, capturable=self._graphs)
+        self._optimizer._warned_capturable_if_run_uncaptured = True  # the first block runs before capture
         for group, parameters in zip(self._groups, self._parameters, strict=True):
             for name, parts in moments.items():
                 first, second = (part[group.rows] for part in parts)
