@@ -1,10 +1,21 @@
-"""The command line: `mcbn demo`, `mcbn bench`."""
+"""The command line: `mcbn demo`, `mcbn bench`, `mcbn reproduce`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from mcbn.errors import MCBNError
 
 app = typer.Typer(no_args_is_help=True, help="Bayesian uncertainty for trained batch-normalised networks.")
+reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of Teye et al. 2018.")
+app.add_typer(reproduce, name="reproduce")
+Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
+ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
+Device = Annotated[str, typer.Option(help="cpu or cuda")]
+Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -21,8 +32,75 @@ def bench(context: typer.Context) -> None:
     """Measure MCBN against the loop of Algorithm 1 and T plain passes; `mcbn bench --help` lists its options."""
     from mcbn.bench.__main__ import main
 
-    try:
+    with _one_line_errors():
         main(context.args)
+
+
+@reproduce.command()
+def regression(
+    datasets: Names = None,
+    methods: Names = None,
+    profile: ProfileName = "paper",
+    device: Device = "cpu",
+    compiled: Compile = False,
+    out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
+        "results/regression"
+    ),
+) -> None:
+    """Cross-validate, tune tau and test on the paper's regression sets."""
+    from mcbn.reproduce import regression
+    from mcbn.reproduce.profiles import METHODS, find_profile
+
+    with _one_line_errors(), _one_thread(device):
+        names, chosen = _split(datasets), _split(methods) or METHODS
+        store = regression.run(
+            find_profile(profile), out, datasets=names, methods=chosen, device=device, compiled=compiled
+        )
+        typer.echo(f"{len(store.find(kind='test'))} test runs in {store.path}")
+
+
+@reproduce.command()
+def sensitivity(
+    datasets: Names = None,
+    profile: ProfileName = "paper",
+    device: Device = "cpu",
+    compiled: Compile = False,
+    out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
+    regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
+) -> None:
+    """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`."""
+    from mcbn.reproduce import sensitivity
+    from mcbn.reproduce.profiles import find_profile
+
+    with _one_line_errors(), _one_thread(device):
+        names = _split(datasets)
+        store = sensitivity.run(
+            find_profile(profile), out, regression=regression, datasets=names, device=device, compiled=compiled
+        )
+        typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
+
+
+def _split(names: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(part.strip() for name in names or () for part in name.split(",") if part.strip())
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
     except MCBNError as error:
         typer.echo(f"mcbn: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """Run small CPU tensors on one thread: a second one mostly waits."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

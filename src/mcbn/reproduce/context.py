@@ -1,0 +1,41 @@
+"""What every part of a study needs: its profile, its folder, its device."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcbn.bench.records import Environment, environment
+from mcbn.reproduce.profiles import Profile
+from mcbn.reproduce.progress import Progress
+from mcbn.reproduce.store import Record, Store
+
+
+@dataclass
+class Context:
+    """One study in one folder on one device."""
+
+    study: str
+    profile: Profile
+    store: Store
+    device: str
+    compiled: bool = False
+    progress: Progress = field(default_factory=lambda: Progress(0))
+    where: Environment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.where = environment(self.device)
+
+    def record(self, kind: str, seconds: float, **fields: Any) -> Record:
+        """Make a record with what all have in common."""
+        start: Record = {"kind": kind, "study": self.study, "profile": self.profile.name}
+        return start | fields | {"seconds": round(seconds, 3)} | self.common
+
+    @property
+    def numerics(self) -> dict[str, bool]:
+        """Return how to compute, as trainer and evaluator take it."""
+        return {"tf32": self.profile.tf32, "compiled": self.compiled}
+
+    @property
+    def common(self) -> Record:
+        """Return where and by what configuration a record was made."""
+        hardware, commit = self.where.hardware, self.where.commit
+        return {"device": hardware, "commit": commit, "config_hash": self.profile.hash}
