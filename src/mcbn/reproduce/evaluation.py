@@ -3,10 +3,11 @@
 Symbols as in `stack`; T draws, n query rows. Results are in standardised units unless said otherwise.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ class Evaluator:
     ) -> None:
         self.problem, self.batch_size, self.n_samples, self.tf32 = problem, batch_size, n_samples, tf32
         self._fused = _fused(compiled)
+        self._kernels = _kernels(problem.device)
         self._draws: Tensor | None = None
         self._mask_keys = torch.tensor(
             [purpose_key(stream, "dropout draws") for stream in problem.streams], device=problem.device
@@ -63,6 +65,9 @@ class Evaluator:
     @torch.no_grad()
     def moments(self, values: Values, networks: Networks) -> Moments:
         """Return mean and variance over T draws."""
+        if self._kernels is not None:
+            with precision(self.tf32):
+                return Moments(*self._kernel_moments(self._kernels, values, networks))
         S, n = len(networks.stream), self.problem.query.y.shape[1]
         total = torch.zeros(2, S, n, dtype=torch.float64, device=self.problem.device)
         for chunk in self.chunks(values, networks):
@@ -71,6 +76,16 @@ class Evaluator:
             total[1, chunk.networks] += output.square_().sum(1)
         mean, square = total / self.n_samples
         return Moments(mean, (square - mean.square()).clamp_(min=0))
+
+    def _kernel_moments(self, kernels: Any, values: Values, networks: Networks) -> tuple[Tensor, Tensor]:
+        """Let one kernel a part go through all draws, the activations of none ever in memory."""
+        x, stream = self.problem.query.x, networks.stream
+        w = matrices(values["weights"], x.shape[2], networks.hidden)
+        if networks.family == "bn":
+            layers = kernels.batch_statistics(self.problem.train.x, self._batches(), stream, w, values, BN_EPSILON)
+            return kernels.bn_moments(x, stream, w, values["bias3"], *layers)  # type: ignore[no-any-return]
+        biases = values["bias1"], values["bias2"], values["bias3"]
+        return kernels.dropout_moments(x, stream, self._mask_keys, w, biases, networks.rate, self.n_samples)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def samples(self, values: Values, networks: Networks) -> Tensor:
@@ -181,6 +196,15 @@ class Evaluator:
         z = torch.bmm(a.view(s, t * n, H), w.second).view(s, t, n, H)
         output: Tensor = self._fused.head(z, second.scale.unsqueeze(2), second.shift.unsqueeze(2), w.last)
         return output.add_(values["bias3"][:, None])
+
+
+def _kernels(device: torch.device) -> Any:
+    """Return the Triton kernels where they run: on a GPU, in an environment that has Triton."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from mcbn.reproduce import kernels
+
+    return kernels
 
 
 class _Fused(NamedTuple):
