@@ -25,7 +25,7 @@ RUNS = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="run in a 
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run here themselves")
 @pytest.mark.slow
 def test_kernels_in_the_interpreter():
-    arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    arguments = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
