@@ -2,6 +2,7 @@
 
 from mcbn.theory.divergence import Prior, implied_prior, kl_derivative, kl_gaussian
 from mcbn.theory.moments import StatisticMoments, activation_moments, analytic_moments
+from mcbn.theory.normality import kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
 from mcbn.theory.objective import ObjectiveGap, objective_gap
 from mcbn.theory.regularizer import kl_regularizer
 
@@ -15,5 +16,9 @@ __all__ = [
     "kl_derivative",
     "kl_gaussian",
     "kl_regularizer",
+    "kolmogorov_smirnov",
+    "ks_distance",
+    "ks_pvalue",
+    "lilliefors",
     "objective_gap",
 ]
