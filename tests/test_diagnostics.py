@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import mcbn
 from kinds import KINDS, make
 from mcbn.diagnostics import Diagnosis, check
-from mcbn.theory import analytic_moments, kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
+from mcbn.population import moments_of_sums
+from mcbn.theory import activation_moments, analytic_moments, kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
 from untouched import untouched
 
 
@@ -89,6 +90,14 @@ def test_spread_of_the_first_layer_is_that_of_the_paper() -> None:
     assert row.mean_spread == pytest.approx(1, abs=0.05)
     naive = (drawn_std.std(0) / (factor * expected.std_std)).median().item()
     assert row.std_spread == pytest.approx(naive, rel=1e-9)
+
+
+def test_streamed_moments_are_those_of_the_activations() -> None:
+    h, centre = normal(50, 3, 4).exp(), torch.tensor([0.1, 2.0, -1.0], dtype=torch.float64)
+    s1, s2 = (h - centre[:, None]).mean(2), (h - centre[:, None]).square().mean(2)
+    average = torch.stack([s1, s2, s1**2, s2**2, s1 * s2]).mean(1)
+    for got, wanted in zip(moments_of_sums(average, centre, 7), activation_moments(h, 7), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=0)
 
 
 def test_means_of_a_second_layer_spread_less_than_the_analytic_gaussian() -> None:

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from mcbn.draws import Draws, draw_batches, isolated_random
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather, Linearizer
 from mcbn.network import Network
-from mcbn.posterior import Posterior, Recorded
-from mcbn.statistics import BatchNormCall, Replay
-from mcbn.theory import StatisticMoments, lilliefors
+from mcbn.population import Population
+from mcbn.posterior import Posterior
+from mcbn.theory import lilliefors
 
 if TYPE_CHECKING:
     from mcbn.model import MCBN
@@ -133,96 +133,6 @@ def _inputs(bayes: "MCBN[Any]", network: Network, drawn: Draws) -> Iterator[Any]
         yield from batches.cut(x, -(-N // max(M, 2))) if even and N > M else [x]
 
 
-class LayerPopulation(NamedTuple):
-    """Sums over examples of s1 and s2, the mean and mean square of an example's values about a centre, each (C,)."""
-
-    count: float
-    s1: Tensor
-    s2: Tensor
-    s11: Tensor
-    s22: Tensor
-    s12: Tensor
-    zeros: Tensor  # mean share of exact zeros
-
-    def plus(self, other: "LayerPopulation") -> "LayerPopulation":
-        """Add up two sets of examples."""
-        return LayerPopulation(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def moments(self, centre: Tensor, batch_size: float) -> StatisticMoments:
-        """Model statistics of batches of M; as `mcbn.theory.activation_moments`, from sums."""
-        d, square, d2, square2, cross, _ = (total / self.count for total in self[1:])
-        variance = (square - d.square()).clamp(min=0)
-        of_mean = (d2 - d.square()).clamp(min=0)
-        # (h - mu)^2 = (h - c)^2 - 2 d (h - c) + d^2 with mu = c + d
-        of_square = square2 - square.square() - 4 * d * (cross - d * square) + 4 * d.square() * of_mean
-        spread = of_square.clamp(min=0) / (4 * variance * batch_size)
-        spread = spread.where(variance > 0, torch.zeros_like(spread))
-        return StatisticMoments(centre + d, (of_mean / batch_size).sqrt(), variance.sqrt(), spread.sqrt())
-
-
-class Population:
-    """Streams moments of what each layer sees, the network normalised by the average of the draws."""
-
-    def __init__(self, posterior: Posterior) -> None:
-        self.posterior = posterior
-        self.centre = {name: value.double().mean(0) for name, value in posterior.mean.items()}
-        # law of total variance: within batches and between their means
-        self.var = {
-            name: posterior.var[name].double().mean(0) + value.double().var(0, correction=0)
-            for name, value in posterior.mean.items()
-        }
-        self.seen: dict[str, LayerPopulation] = {}
-        self.rows_each: dict[str, float] = {}  # rows of the layer for each example
-        self.running: dict[str, tuple[Tensor, Tensor]] = {}
-        self.values: dict[str, int] = {}
-
-    def add(self, network: Network, x: Any) -> None:
-        """Run one batch."""
-        dtypes = {name: value.dtype for name, value in self.posterior.mean.items()}
-        means = {name: value.to(dtypes[name]) for name, value in self.centre.items()}
-        variances = {name: value.to(dtypes[name]) for name, value in self.var.items()}
-        with Watch(means, variances, self, batches.size_of(x)):
-            network(x)
-
-    def moments(self, name: str) -> StatisticMoments:
-        """Model the statistics of one layer's batches."""
-        M = self.posterior.batch_size * self.rows_each[name]
-        return self.seen[name].moments(self.centre[name], M)
-
-    def recorded(self) -> Recorded:
-        """Put the draws beside the running statistics, for `mcbn.drift`."""
-        return Recorded(self.posterior, self.running, self.values)
-
-
-class Watch(Replay):
-    """Replay the average statistics and add up what each layer sees."""
-
-    def __init__(self, mean: dict[str, Tensor], var: dict[str, Tensor], population: Population, n: int) -> None:
-        super().__init__(mean, var)
-        self.population, self.n = population, n
-
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Add up this call's input."""
-        if call.layer in self.chosen and call.name in self.mean:
-            self._add(call)
-        return super().answer(call)
-
-    def _add(self, call: BatchNormCall) -> None:
-        people, name = self.population, call.name
-        rows, channels = call.x.shape[:2]
-        x = call.x.double().reshape(rows, channels, -1)  # (rows, C, values)
-        centred = x - people.centre[name][:, None]
-        s1, s2 = centred.mean(2), centred.square().mean(2)  # (rows, C) each
-        zeros = (x == 0).double().mean((0, 2)) * rows
-        sums = (s1.sum(0), s2.sum(0), s1.square().sum(0), s2.square().sum(0), (s1 * s2).sum(0), zeros)
-        new = LayerPopulation(float(rows), *sums)
-        people.seen[name] = people.seen[name].plus(new) if name in people.seen else new
-        people.rows_each[name] = rows / self.n
-        people.values[name] = round(x.shape[2] * people.rows_each[name] * people.posterior.batch_size)
-        if call.running_mean is not None and call.running_var is not None:
-            people.running[name] = (call.running_mean, call.running_var)
-
-
 def _layer(
     name: str,
     posterior: Posterior,
@@ -234,7 +144,6 @@ def _layer(
     mean, std = posterior.mean[name].double(), posterior.var[name].double().sqrt()  # (T, C) each
     model = population.moments(name)
     share, alone = shares.get(name, (None, None))
-    zeros = population.seen[name].zeros / population.seen[name].count
     scale = model.std.where(model.std > 0, torch.ones_like(model.std))
     return LayerDiagnosis(
         layer=name,
@@ -243,7 +152,7 @@ def _layer(
         mean_spread=_spread(mean, model.mean_std * factor**0.5),
         std_spread=_spread(std, model.std_std * factor**0.5),
         constant=int(_constant(mean).sum()),
-        sparse=int((zeros >= 0.9).sum()),
+        sparse=int((population.zeros(name) >= 0.9).sum()),
         offset=float(((mean.mean(0) - model.mean).abs() / scale).median()),
         drift=moved,
         share=share,
@@ -292,7 +201,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
     except MCBNError as error:
         return {}, str(error)
     sizes = [2 * scale.shape[1] for scale, _ in mode.drawn.values()]
-    parts = zip(expansion.jacobian.split(sizes, 2), expansion.deviations.split(sizes, 1), strict=True)
+    parts = zip(torch.split(expansion.jacobian, sizes, 2), torch.split(expansion.deviations, sizes, 1), strict=True)
     each_layer = [torch.einsum("nds,ts->tnd", j, d).double().flatten(1) for j, d in parts]  # (T, N D) each
     whole = torch.stack(each_layer).sum(0)  # (T, N D)
     variance = whole.square().sum()
