@@ -1,0 +1,1 @@
+"""Reproduction of the paper: one module an experiment; records are append-only."""
