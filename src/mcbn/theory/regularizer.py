@@ -94,16 +94,14 @@ def penalty(moments: dict[str, StatisticMoments], prior: Prior, model: nn.Module
         raise MCBNError(
             f"{type(unwrap(model)).__name__} ran without a batch norm call on a batch; there is nothing to regularise"
         )
-    terms = [_layer(of, prior.of(layer_of(name), of.mean)) for name, of in moments.items()]
-    return torch.stack(terms).sum()
-
-
-def _layer(q: StatisticMoments, p: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-    total = q.mean.new_zeros(())
-    for mean_q, std_q, mean_p, std_p in ((q.mean, q.mean_std, *p[:2]), (q.std, q.std_std, *p[2:])):
-        varies = std_q > 0
-        total = total + kl_gaussian(mean_q[varies], std_q[varies], mean_p[varies], std_p[varies]).sum()
-    return total
+    pairs = []
+    for name, q in moments.items():
+        mean, mean_std, std, std_std = prior.of(layer_of(name), q.mean)
+        pairs += [(q.mean, q.mean_std, mean, mean_std), (q.std, q.std_std, std, std_std)]
+    home = pairs[0][0].device
+    columns = [torch.cat([part.to(home) for part in column]) for column in zip(*pairs, strict=True)]
+    varies = columns[1] > 0
+    return kl_gaussian(*(column[varies] for column in columns)).sum()
 
 
 def _nothing(result: Any) -> Tensor:
