@@ -91,6 +91,7 @@ def test_test_targets_do_not_enter_training() -> None:
     assert (a["tau"], a["epochs"], a["setting"]) == (b["tau"], b["epochs"], b["setting"])
 
 
+@pytest.mark.slow
 def test_selection_sees_the_training_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spoil the test targets: everything of the validation stage stays."""
     honest = regularizer._run_split(SMALL, "boston", 1)
@@ -107,6 +108,7 @@ def test_selection_sees_the_training_part_alone(monkeypatch: pytest.MonkeyPatch)
             assert b["rmse"] > a["rmse"] + 50
 
 
+@pytest.mark.slow
 def test_a_run_appends_records_and_writes_tables_from_them(tmp_path: Path) -> None:
     before = generators()
     regularizer.main(tmp_path, datasets=["boston"], experiment=SMALL)

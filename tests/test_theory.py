@@ -1,6 +1,9 @@
 """The equations of appendix 1.2 to 1.4, each evaluated naively."""
 
 import math
+import re
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -230,6 +233,23 @@ def test_training_with_the_penalty_lowers_it() -> None:
     assert int(model[1].num_batches_tracked) == 0
 
 
+def test_the_implied_prior_fixes_the_scale_of_a_unit_and_nothing_of_its_mean() -> None:
+    """Along W, d KL = (sigma^2 + spread^2) / sigma_p^2 - 2: the scale settles at sigma^2 = 2 sigma_p^2, nearly."""
+    x, M = normal(50, 3), 16
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, affine=False)).double()
+    (gradient,) = torch.autograd.grad(kl_regularizer(model, Prior(std_std=0.3), x, batch_size=M), model[0].weight)
+    q = activation_moments(x @ model[0].weight.detach().T, M)
+    expected = (q.std.square() + q.std_std.square()) / 0.3**2 - 2
+    torch.testing.assert_close((gradient * model[0].weight.detach()).sum(1), expected, rtol=1e-9, atol=1e-9)
+    moved = kl_regularizer(nn.Sequential(model[0], Shift(), model[1]), Prior(std_std=0.3), x, batch_size=M)
+    torch.testing.assert_close(moved, kl_regularizer(model, Prior(std_std=0.3), x, batch_size=M))
+
+
+class Shift(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 3
+
+
 def test_prior_may_differ_by_layer_and_unit() -> None:
     model, x = mlp(), normal(20, 4)
     one = kl_regularizer(model, PRIOR, x)
@@ -390,6 +410,23 @@ def test_bad_calls_are_refused() -> None:
         activation_moments(torch.zeros(3), 4)
 
 
+def test_networks_that_cannot_be_read_are_refused() -> None:
+    model = mlp()
+    model.lock = threading.Lock()
+    with pytest.raises(MCBNError, match="cannot be copied"):
+        kl_regularizer(model, PRIOR, normal(8, 4))
+    with pytest.raises(MCBNError, match="unfreeze"):
+        objective_gap(mlp().requires_grad_(False), normal(8, 4), normal(8, 1), n=8)
+
+
+def test_without_gradients_the_penalty_is_the_same_number() -> None:
+    model, x = mlp(), normal(8, 4)
+    with torch.no_grad():
+        found = kl_regularizer(model, PRIOR, x)
+    assert not found.requires_grad
+    assert found == kl_regularizer(model, PRIOR, x)
+
+
 @pytest.mark.parametrize(
     ("decay", "n", "tau", "message"),
     [
@@ -402,3 +439,11 @@ def test_bad_calls_are_refused() -> None:
 def test_bad_decay_is_refused(decay: float, n: int, tau: float, message: str) -> None:
     with pytest.raises(MCBNError, match=message):
         implied_prior(mlp(), decay, n, tau)
+
+
+def test_the_code_of_the_page_on_theory_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "theory.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with torch.random.fork_rng():
+        exec(compile("\n".join(blocks), "theory.md", "exec"), {})
+    assert "independent batches" in capsys.readouterr().out

@@ -95,7 +95,8 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
         seed: of the batches taken from it.
     """
     posterior, network = bayes.posterior, bayes._fitted().network
-    with isolated_random(seed), torch.no_grad():
+    with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
         drawn = _draw(data, posterior.batch_size, seed)
         population = Population(posterior)
         first = None
@@ -106,21 +107,19 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
         raise MCBNError("the data gives no batch at all")
     shares, failure = _shares(network, posterior, first)
     M, N, T = posterior.batch_size, drawn.n_examples, posterior.n_samples
-    factor = 1.0 if N is None else (N - M) / (N - 1)
+    factor = 1.0 if N is None else max(N - M, 0) / (N - 1)
     drifts = {d.layer: d for d in drift.measure(population.recorded())}
     rows = tuple(_layer(name, posterior, population, factor, drifts.get(name), shares) for name in posterior.layers)
-    effective = T / (1 + (T - 1) * (0.0 if N is None else M / N))
+    effective = T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
     return Diagnosis(rows, T, M, N, effective, factor, advice.warnings(rows, T, M, N, factor, failure))
 
 
 def _draw(data: Any, M: int, seed: int) -> Draws:
-    """Take all rows of small data, else batches of M; what fit already warned of is said in the diagnosis."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        drawn = draw_batches(data, n_samples=max(10, -(-ENOUGH_EXAMPLES // M)), batch_size=M, seed=seed)
-        if drawn.n_examples is None or drawn.n_examples > ENOUGH_EXAMPLES:
-            return drawn
-        return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
+    """Take all rows of small data, else batches of M."""
+    drawn = draw_batches(data, n_samples=max(10, -(-ENOUGH_EXAMPLES // M)), batch_size=M, seed=seed)
+    if drawn.n_examples is None or drawn.n_examples > ENOUGH_EXAMPLES:
+        return drawn
+    return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
 
 
 def _inputs(bayes: "MCBN[Any]", network: Network, drawn: Draws) -> Iterator[Any]:
@@ -196,7 +195,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         if each > SHARE_VALUES:
             return {}, f"the gradient of one input's outputs by all statistics has {each:,} values"
         count = min(SHARE_EXAMPLES, SHARE_VALUES // each, len(output))
-        few = batches.map_tensors(lambda t: t[:count] if t.ndim else t, x)
+        few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
         expansion = Linearizer(network, posterior)(few, T)
     except MCBNError as error:
         return {}, str(error)

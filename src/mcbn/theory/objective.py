@@ -67,6 +67,8 @@ def objective_gap(
         raise MCBNError(f"x and y must hold as many examples, at least 2; got {N} and {len(y)}")
     M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
     parameters = [p for p in network.module.parameters() if p.requires_grad]
+    if not parameters:
+        raise MCBNError(f"{type(network.module).__name__} has no parameter that requires a gradient; unfreeze it first")
     with torch.enable_grad():
         with Moments(M, N) as mode:
             predicted = network(network.prepare(x))

@@ -24,7 +24,13 @@ class LiveNetwork(Network):
         tensors = [*model.parameters(), *model.buffers()]
         shared = {id(tensor): tensor for tensor in tensors}
         shared |= {id(v): v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)}
-        self.module: nn.Module = copy.deepcopy(model, shared)
+        try:
+            self.module: nn.Module = copy.deepcopy(model, shared)
+        except Exception as error:
+            raise MCBNError(
+                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); its modules are, so that "
+                "yours stay as they are: keep what cannot be copied (open files, locks, generators) out of it"
+            ) from error
         for parent in list(self.module.modules()):
             for name, child in list(parent.named_children()):
                 setattr(parent, name, unwrap(child))
@@ -33,7 +39,8 @@ class LiveNetwork(Network):
         statistics.watch(self.module)
         self.output = output
         self.device = tensors[0].device if tensors else None
-        self.dtype = next((t.dtype for t in model.parameters() if t.is_floating_point()), None)
+        floating = {t.dtype for t in model.parameters() if t.is_floating_point()}
+        self.dtype = floating.pop() if len(floating) == 1 else None
 
 
 class Moments(BatchNormMode):
@@ -83,7 +90,7 @@ def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: in
     M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
     if N < 2:
         raise MCBNError(f"the batch holds {N} example(s); the statistics of a batch need at least 2")
-    with torch.enable_grad(), Moments(M, N) as mode:
+    with Moments(M, N) as mode:
         network(network.prepare(batch))
     return penalty(mode.moments, prior, model)
 
