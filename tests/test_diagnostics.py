@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from kinds import KINDS, make
+from mcbn import diagnostics
 from mcbn.diagnostics import Diagnosis, check
 from mcbn.population import moments_of_sums
 from mcbn.theory import activation_moments, analytic_moments, kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
@@ -179,6 +180,16 @@ def test_predictions_that_do_not_vary_have_no_shares() -> None:
     found = check(mcbn.MCBN(model, "regression").fit(x, n_samples=60, batch_size=16), x)
     assert all(row.share is None for row in found.layers)
     assert said(found, "the share of each layer in the variance is not known: the predictions do not vary")
+
+
+def test_shares_that_cost_too_much_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes, x, _ = fitted("2d", n=64, T=60, M=8)
+    monkeypatch.setattr(diagnostics, "SHARE_VALUES", 100)
+    found = check(bayes, x)
+    assert found.layers[0].share is None
+    assert said(found, "the share of each layer in the variance is not known: the gradient of one input's outputs")
+    monkeypatch.undo()
+    assert check(bayes, x).layers[0].share == pytest.approx(1, abs=1e-12)
 
 
 def test_number_of_draws_counts_shared_examples() -> None:
