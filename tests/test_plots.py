@@ -206,3 +206,42 @@ def test_bad_options_are_refused(options):
 def test_toy_refuses_training_points_of_two_lengths():
     with pytest.raises(MCBNError, match=r"x_train \(2,\), y_train \(3,\)"):
         plots.toy(np.zeros(2), np.zeros(3), np.zeros(4), np.zeros(4), np.ones(4))
+
+
+def test_statistics_is_a_density_histogram_under_the_two_gaussians():
+    drawn = np.random.default_rng(0).normal(2.0, 0.5, 400)
+    ax = plots.statistics(drawn, 2.1, 0.4, xlabel="batch std")
+    heights, edges = np.histogram(drawn, bins=20, density=True)
+    np.testing.assert_allclose([patch.get_height() for patch in ax.patches], heights, rtol=1e-10)
+    np.testing.assert_allclose([patch.get_x() for patch in ax.patches], edges[:-1], rtol=1e-10)
+    for label, mean, std in (
+        ("analytic Gaussian", 2.1, 0.4),
+        ("Gaussian of their moments", drawn.mean(), drawn.std()),
+    ):
+        x, y = line(ax, label).get_data()
+        np.testing.assert_allclose(y, stats.norm.pdf(x, mean, std), rtol=1e-10)
+        assert x[0] <= min(drawn.min(), mean - 3 * std)
+        assert x[-1] >= max(drawn.max(), mean + 3 * std)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("batch std", "density")
+    assert len(plots.statistics(drawn, bins=7).patches) == 7
+
+
+def test_statistics_without_an_analytic_gaussian_and_into_given_axes():
+    ax = Figure().add_subplot()
+    assert plots.statistics([1.0, 2.0, 4.0], ax=ax) is ax
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"Gaussian of their moments", "drawn batches"}
+
+
+@pytest.mark.parametrize(
+    ("drawn", "mean", "std", "message"),
+    [
+        (np.zeros((4, 2)), None, None, r"drawn \(4, 2\)"),
+        (np.ones(5), None, None, "does not vary"),
+        (np.arange(5), 0.0, None, "mean and a positive std, or neither"),
+        (np.arange(5), 0.0, 0.0, "mean and a positive std, or neither"),
+        (np.array([0.0, np.nan]), None, None, "drawn holds NaN"),
+    ],
+)
+def test_statistics_refuses_what_cannot_be_drawn(drawn, mean, std, message):
+    with pytest.raises(MCBNError, match=message):
+        plots.statistics(drawn, mean, std)

@@ -1,4 +1,4 @@
-"""The two regression figures of Teye et al. 2018: uncertainty against error, and the toy problem.
+"""Figures of Teye et al. 2018: uncertainty against error, the toy problem, batch statistics and their Gaussians.
 
 Each function draws into `ax`, or into a new figure where none is given, and returns the Axes; save it with
 `ax.figure.savefig(...)`. Nothing is shown and pyplot is not touched. Bands are those of a Gaussian: 50 % within
@@ -90,6 +90,49 @@ def toy(
     ax.set_xlim(x[0], x[-1])
     _finish(ax, "x", "y")
     return ax
+
+
+def statistics(
+    drawn: VectorLike,
+    mean: float | None = None,
+    std: float | None = None,
+    *,
+    xlabel: str = "batch mean",
+    ax: "Axes | None" = None,
+    color: str = "tab:blue",
+    bins: int | None = None,
+) -> "Axes":
+    """Draw the histogram of one unit's batch statistic over T draws, under the analytic Gaussian N(mean, std^2).
+
+    Teye et al. 2018, appendix "Batch normalization statistics". Dashed, the Gaussian with the draws' own moments: it
+    shows whether their shape is Gaussian where the analytic moments are off.
+
+    drawn (T,), such as `bayes.posterior.mean[name][:, unit]` (its `var` under the square root for xlabel "batch std");
+    mean and std as in `mcbn.theory.analytic_moments`. `bins` are sqrt(T), 8 to 40, unless given.
+    """
+    values = _vectors(drawn=drawn)["drawn"]
+    if (mean is None) != (std is None) or (std is not None and not std > 0):
+        raise MCBNError(f"the analytic Gaussian takes mean and a positive std, or neither; got {mean} and {std}.")
+    own_mean, own_std = float(values.mean()), float(values.std())
+    if not own_std > 1e-9 * np.abs(values).max():
+        raise MCBNError(f"all {len(values)} draws are {own_mean:.6g}: a unit that does not vary has no histogram.")
+    bins = int(np.clip(np.sqrt(len(values)), 8, 40)) if bins is None else bins
+    ax = _new_axes() if ax is None else ax
+    ax.hist(values, bins=bins, density=True, color=color, alpha=0.45, label="drawn batches")
+    ends = [(float(values.min()), float(values.max())), (own_mean - 3.5 * own_std, own_mean + 3.5 * own_std)]
+    ends += [] if mean is None or std is None else [(mean - 3.5 * std, mean + 3.5 * std)]
+    at = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), 400)
+    ax.plot(at, _density(at, own_mean, own_std), "--", color="0.25", linewidth=1.0, label="Gaussian of their moments")
+    if mean is not None and std is not None:
+        ax.plot(at, _density(at, mean, std), color="tab:red", linewidth=1.6, label="analytic Gaussian")
+    ax.set_xlim(at[0], at[-1])
+    _finish(ax, xlabel, "density")
+    return ax
+
+
+def _density(at: Vector, mean: float, std: float) -> Vector:
+    height: Vector = np.exp(-0.5 * ((at - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi))
+    return height
 
 
 def _new_axes() -> "Axes":

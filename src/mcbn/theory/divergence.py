@@ -1,0 +1,141 @@
+"""Gaussian priors on batch statistics and the divergence from them (appendix 1.2 and 1.4)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from mcbn import statistics
+from mcbn.errors import MCBNError
+from mcbn.network import unwrap
+
+TensorLike = Tensor | float
+Value = float | Tensor | Mapping[str, float | Tensor]  # one for all units, one a unit (C,), or by layer
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Factorised Gaussian prior on the statistics of each batch norm unit.
+
+    mu_B ~ N(mean, mean_std^2), sigma_B ~ N(std, std_std^2). Teye et al. 2018, section 3.3.
+    Each is a number, a tensor (C,), or a dict from layer name to those; an infinite std is a flat prior.
+    """
+
+    mean: Value = 0.0
+    mean_std: Value = math.inf
+    std: Value = 0.0
+    std_std: Value = math.inf
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for one in value.values() if isinstance(value, Mapping) else [value]:
+                _require_value(field.name, torch.as_tensor(one), positive=field.name.endswith("_std"))
+
+    def of(self, layer: str, like: Tensor) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+        """Return mean, mean_std, std, std_std for one layer, each (C,) as `like`."""
+        found = [_of_layer(field.name, getattr(self, field.name), layer, like) for field in fields(self)]
+        return found[0], found[1], found[2], found[3]
+
+
+def _require_value(name: str, value: Tensor, *, positive: bool) -> None:
+    wrong = ~(value > 0) if positive else ~value.isfinite()
+    if value.ndim > 1 or bool(wrong.any()):
+        kind = "positive (infinite for a flat prior)" if positive else "finite"
+        raise MCBNError(f"prior: {name} must be {kind}, a number or one a unit (C,), in every layer; got {value}")
+
+
+def _of_layer(name: str, value: Value, layer: str, like: Tensor) -> Tensor:
+    if isinstance(value, Mapping):
+        if layer not in value:
+            raise MCBNError(f"prior: {name} names layers {list(value)}, but not {layer!r}; give it a value too")
+        value = value[layer]
+    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if tensor.ndim and tensor.shape != like.shape:
+        raise MCBNError(
+            f"prior: {name} has shape {tuple(tensor.shape)} for layer {layer!r} of {len(like)} units; "
+            f"give a number, or shape ({len(like)},)"
+        )
+    return tensor.expand_as(like)
+
+
+def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p: TensorLike) -> Tensor:
+    """KL divergence of Gaussians, elementwise; of factorised ones it is the sum.
+
+    KL(q || p) = ln(sigma_p / sigma_q) + (sigma_q^2 + (mu_q - mu_p)^2) / (2 sigma_p^2) - 1/2.
+    Teye et al. 2018, appendix 1.2, Eq. (3) and (4).
+    A flat prior (sigma_p infinite) is infinitely far from every q; what is left without the constant ln sigma_p,
+    -ln sigma_q - 1/2, is returned: it ranks and differentiates as the limit does, so mu_q is free and sigma_q is not.
+    """
+    mean_q, std_q, mean_p, std_p = _tensors(mean_q, std_q, mean_p, std_p)
+    flat = std_p.isinf()
+    scale = std_p.where(~flat, torch.ones_like(std_p))
+    pull = (std_q.square() + (mean_q - mean_p).square()) / (2 * scale.square())
+    return (scale / std_q).log() + pull.where(~flat, torch.zeros_like(pull)) - 0.5
+
+
+def kl_derivative(
+    mean_q: TensorLike,
+    std_q: TensorLike,
+    mean_p: TensorLike,
+    std_p: TensorLike,
+    mean_slope: TensorLike,
+    std_slope: TensorLike,
+) -> Tensor:
+    """Derivative of KL(q || p) by a weight theta_k, from the slopes mu_q' and sigma_q' of q's moments.
+
+    KL' = (sigma_q sigma_q' + mu_q mu_q' - mu_p mu_q') / sigma_p^2 - sigma_q' / sigma_q.
+    Teye et al. 2018, appendix 1.4, Eq. (7).
+    """
+    mean_q, std_q, mean_p, std_p = _tensors(mean_q, std_q, mean_p, std_p)
+    pull = (std_q * std_slope + mean_q * mean_slope - mean_p * mean_slope) / std_p.square()
+    return pull - std_slope / std_q
+
+
+def _tensors(*values: TensorLike) -> list[Tensor]:
+    """Take numbers as float64 beside tensors of their own dtype; refuse a std that is not positive."""
+    dtype = next((v.dtype for v in values if isinstance(v, Tensor)), torch.float64)
+    device = next((v.device for v in values if isinstance(v, Tensor)), None)
+    tensors = [torch.as_tensor(v, dtype=None if isinstance(v, Tensor) else dtype, device=device) for v in values]
+    for name, std in (("std_q", tensors[1]), ("std_p", tensors[3])):
+        if not bool((std > 0).all()):
+            raise MCBNError(f"{name} must be positive; smallest is {float(std.min()):.3g}")
+    try:
+        return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise MCBNError(f"mean_q, std_q, mean_p, std_p must broadcast; got shapes {shapes}") from error
+
+
+def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n: int, tau: float) -> Prior:
+    """Return the prior that weight decay implies: wide on batch means, narrow on batch standard deviations.
+
+    p(mu_B) = N(0, infinity), p(sigma_B) = N(0, 1 / (2 N tau lambda)), the second number a variance: only so is
+    d KL / dW = W / sigma_p^2 the 2 N tau lambda W of Eq. (5). Teye et al. 2018, section 3.3 and appendix 1.4; it holds
+    for fully connected layers without scale and shift, with independent inputs of variance 1, as N and M grow.
+    Differs: section 3.3 prints that variance as a standard deviation.
+
+    Args:
+        model: the network whose batch norm layers get the prior.
+        weight_decay: as an optimiser takes it, gradient weight_decay * W, so lambda = weight_decay / 2; a number, or
+            by name of batch norm layer. 0 gives a flat prior.
+        n: N, the training examples.
+        tau: noise precision; 1 for classification.
+    """
+    found = statistics.candidates(unwrap(model))
+    for name, value in (("n", n), ("tau", tau)):
+        if not (value > 0 and math.isfinite(value)):
+            raise MCBNError(f"{name} must be a positive number; got {value!r}")
+
+    def spread(decay: float) -> float:
+        if not (decay >= 0 and math.isfinite(decay)):
+            raise MCBNError(f"weight_decay must not be negative; got {decay!r}")
+        return 1 / math.sqrt(n * tau * decay) if decay else math.inf
+
+    if not isinstance(weight_decay, Mapping):
+        return Prior(std_std=spread(weight_decay))
+    if set(weight_decay) != set(found):
+        raise MCBNError(f"weight_decay names {list(weight_decay)}; the batch norm layers are {found}: name each once")
+    return Prior(std_std={layer: spread(decay) for layer, decay in weight_decay.items()})

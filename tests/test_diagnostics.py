@@ -1,0 +1,373 @@
+"""The check of fitted draws: each figure against a naive one, each warning provoked once."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import mcbn
+from kinds import KINDS, make
+from mcbn import diagnostics
+from mcbn.diagnostics import Diagnosis, check
+from mcbn.population import moments_of_sums
+from mcbn.theory import activation_moments, analytic_moments, kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
+from untouched import untouched
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(
+    kind: str = "1d", *, n: int = 400, T: int = 100, M: int = 16, **options: Any
+) -> tuple[mcbn.MCBN[Any], Tensor, nn.Module]:
+    model, x = make(kind, n=n, dtype=torch.float64, batch_size=M)
+    return mcbn.MCBN(model, "regression", **options).fit(x, n_samples=T, batch_size=M), x, model
+
+
+def said(found: Diagnosis, word: str) -> bool:
+    return any(text.startswith(word) for text in found.warnings)
+
+
+@pytest.mark.parametrize("n", [10, 30, 200, 2000])
+def test_ks_agrees_with_scipy(n: int) -> None:
+    values = 0.9 * normal(n, 40) + torch.linspace(-0.3, 0.3, 40)  # fits well and badly
+    expected = [stats.kstest(column.numpy(), "norm") for column in values.unbind(1)]
+    np.testing.assert_allclose(ks_distance(values, 0.0, 1.0), [e.statistic for e in expected], rtol=1e-10)
+    np.testing.assert_allclose(
+        kolmogorov_smirnov(values, 0.0, 1.0), [e.pvalue for e in expected], atol=3e-3 if n == 10 else 1e-3
+    )
+
+
+def test_ks_p_value_is_the_series_and_spans_zero_to_one() -> None:
+    distance, n = torch.tensor([1e-9, 0.05, 0.1, 0.9], dtype=torch.float64), 100
+    found = ks_pvalue(distance, n)
+    for d, p in zip(distance[1:].tolist(), found[1:].tolist(), strict=True):
+        t = 10 * d + 1 / 60 + (10 * d - 1) / 400
+        series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * t * t) for k in range(1, 60))
+        assert p == pytest.approx(series, abs=1e-12)
+    assert found[0] == 1
+    assert found[-1] < 1e-30
+
+
+def test_lilliefors_keeps_its_level_where_plain_ks_does_not() -> None:
+    values = 3 + 2 * normal(100, 4000, seed=5)
+    rejected = (lilliefors(values) <= 0.05).double().mean().item()
+    assert abs(rejected - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 4000)
+    plain = kolmogorov_smirnov(values, values.mean(0), values.std(0))
+    assert (plain <= 0.05).double().mean() < 0.005  # estimating from the same draws: far too mild
+
+
+def test_lilliefors_rejects_what_is_not_gaussian_and_leaves_constants_out() -> None:
+    values = torch.cat([normal(300, 1).exp(), torch.full((300, 1), 0.1, dtype=torch.float64)], 1)
+    p = lilliefors(values)
+    assert p[0] < 0.001
+    assert p[1].isnan()
+
+
+def test_lilliefors_agrees_with_the_published_critical_value() -> None:
+    """Lilliefors (1967), 5 % level: 0.886 / sqrt(T) for large T."""
+    values = normal(400, 500, seed=2)
+    at = ks_distance(values, values.mean(0), values.std(0)) > 0.886 / 20
+    assert ((lilliefors(values) < 0.05) == at).double().mean() > 0.97
+
+
+def test_spread_of_the_first_layer_is_that_of_the_paper() -> None:
+    bayes, x, model = fitted(T=2000)
+    row = check(bayes, x).layers[0]
+    h = x @ model[0].weight.T
+    fourth = (h - h.mean(0)).pow(4).mean(0)
+    expected = analytic_moments(h.mean(0), h.var(0, correction=0), fourth, 16)
+    factor = ((400 - 16) / 399) ** 0.5
+    drawn_mean, drawn_std = bayes.posterior.mean["1"], bayes.posterior.var["1"].sqrt()
+    naive = (drawn_mean.std(0) / (factor * expected.mean_std)).median().item()
+    assert row.mean_spread == pytest.approx(naive, rel=1e-9)
+    assert row.mean_spread == pytest.approx(1, abs=0.05)
+    naive = (drawn_std.std(0) / (factor * expected.std_std)).median().item()
+    assert row.std_spread == pytest.approx(naive, rel=1e-9)
+
+
+def test_streamed_moments_are_those_of_the_activations() -> None:
+    h, centre = normal(50, 3, 4).exp(), torch.tensor([0.1, 2.0, -1.0], dtype=torch.float64)
+    s1, s2 = (h - centre[:, None]).mean(2), (h - centre[:, None]).square().mean(2)
+    average = torch.stack([s1, s2, s1**2, s2**2, s1 * s2]).mean(1)
+    for got, wanted in zip(moments_of_sums(average, centre, 7), activation_moments(h, 7), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=0)
+
+
+def test_means_behind_a_normalised_layer_spread_by_what_normalisation_leaves() -> None:
+    """ReLU of a Gaussian less its part along 1, h and h^2, which the first layer has fixed: 0.18 of the spread."""
+    x = normal(2000, 8)
+    net = nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
+    with torch.no_grad():
+        net[2].weight.copy_(normal(6, 8, seed=1))
+        for _ in range(200):
+            net.train()(x)
+    first, second = check(mcbn.MCBN(net.eval(), "regression").fit(x, n_samples=1000, batch_size=64), x).layers
+    relu = 0.5 - 1 / (2 * math.pi)  # variance of max(h, 0)
+    left = math.sqrt((relu - 1 / 4 - 1 / (4 * math.pi)) / relu)
+    assert first.mean_spread == pytest.approx(1, abs=0.05)
+    assert second.mean_spread == pytest.approx(left, rel=0.1)
+
+
+def test_p_values_are_those_of_the_draws() -> None:
+    bayes, x, _ = fitted()
+    for row in check(bayes, x).layers:
+        torch.testing.assert_close(row.mean_pvalues, lilliefors(bayes.posterior.mean[row.layer]))
+        torch.testing.assert_close(row.std_pvalues, lilliefors(bayes.posterior.var[row.layer].sqrt()))
+        assert row.mean_gaussian == (row.mean_pvalues > 0.05).double().mean()
+
+
+def test_shares_are_covariances_with_the_linear_prediction() -> None:
+    """Layer by layer, by finite differences of the network in the statistics of its normalisation."""
+    bayes, x, model = fitted(T=60)
+    found = check(bayes, x)
+    rows = x[:16]  # the first piece of all rows
+    scales = {}
+    for name in ("1", "4"):
+        bn = model.get_submodule(name)
+        scale = bn.weight / (bayes.posterior.var[name] + bn.eps).sqrt()  # (T, C)
+        scales[name] = torch.stack([scale, bn.bias - bayes.posterior.mean[name] * scale]).detach()  # (2, T, C)
+
+    def run(of: dict[str, Tensor]) -> Tensor:
+        h = (rows @ model[0].weight.T * of["1"][0] + of["1"][1]).relu()
+        h = ((h @ model[3].weight.T + model[3].bias) * of["4"][0] + of["4"][1]).relu()
+        return h @ model[6].weight.T + model[6].bias
+
+    centre = {name: value.mean(1) for name, value in scales.items()}
+    moved: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name in ("1", "4"):
+            steps = []
+            for t in range(60):
+                step = 1e-7 * (scales[name][:, t] - centre[name])
+                high, low = (run(centre | {name: centre[name] + sign * step}) for sign in (1, -1))
+                steps.append((high - low) / 2e-7)
+            moved[name] = torch.stack(steps)
+    whole = moved["1"] + moved["4"]  # (T, N, D)
+    for row in found.layers:
+        share = (moved[row.layer] * whole).sum() / whole.square().sum()
+        assert row.share == pytest.approx(share.item(), rel=1e-4)
+        assert row.alone == pytest.approx((moved[row.layer].square().sum() / whole.square().sum()).item(), rel=1e-4)
+    assert sum(row.share for row in found.layers) == pytest.approx(1, abs=1e-9)
+
+
+def test_a_layer_alone_has_the_variance_of_its_own_linear_prediction() -> None:
+    """One stochastic layer explains everything; of two, the linear variance with the other at its average scale."""
+    bayes, x, _ = fitted(T=60, layers=["4"])
+    (row,) = check(bayes, x).layers
+    assert row.share == pytest.approx(1, abs=1e-12)
+    assert row.alone == pytest.approx(1, abs=1e-12)
+
+
+def test_alone_and_share_differ_by_half_of_the_cross_terms() -> None:
+    bayes, x, _ = fitted(T=60)
+    a, b = check(bayes, x).layers
+    assert a.share - a.alone == pytest.approx(b.share - b.alone, abs=1e-9)  # both hold Cov(a, b) / V
+    assert a.alone + b.alone + 2 * (a.share - a.alone) == pytest.approx(1, abs=1e-9)
+
+
+def test_predictions_that_do_not_vary_have_no_shares() -> None:
+    model, x = make("1d", n=400, dtype=torch.float64, batch_size=16)
+    with torch.no_grad():
+        model[6].weight.zero_()
+    found = check(mcbn.MCBN(model, "regression").fit(x, n_samples=60, batch_size=16), x)
+    assert all(row.share is None for row in found.layers)
+    assert said(found, "the share of each layer in the variance is not known: the predictions do not vary")
+
+
+def test_shares_that_cost_too_much_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes, x, _ = fitted("2d", n=64, T=60, M=8)
+    monkeypatch.setattr(diagnostics, "SHARE_VALUES", 100)
+    found = check(bayes, x)
+    assert found.layers[0].share is None
+    assert said(found, "the share of each layer in the variance is not known: the gradient of one input's outputs")
+    monkeypatch.undo()
+    assert check(bayes, x).layers[0].share == pytest.approx(1, abs=1e-12)
+
+
+def test_number_of_draws_counts_shared_examples() -> None:
+    bayes, x, _ = fitted(T=100, M=16)
+    found = check(bayes, x)
+    assert (found.n_samples, found.batch_size, found.n_examples) == (100, 16, 400)
+    assert found.n_effective == pytest.approx(100 / (1 + 99 * 16 / 400))
+    assert found.variance_factor == pytest.approx((400 - 16) / 399)
+
+
+def test_effective_number_is_the_variance_of_the_average_over_training_sets() -> None:
+    N, M, T = 40, 8, 10
+    generator = np.random.default_rng(0)
+    averages = []
+    for _ in range(4000):
+        x = generator.normal(size=N)
+        averages.append(np.mean([x[generator.choice(N, M, replace=False)].mean() for _ in range(T)]))
+    effective = (1 / M) / np.var(averages)
+    assert effective == pytest.approx(T / (1 + (T - 1) * M / N), rel=4 * math.sqrt(2 / 4000))
+
+
+def test_healthy_draws_have_no_warning() -> None:
+    found = check(*fitted(T=200, M=32)[:2])
+    assert found.warnings == ()
+    assert "nothing speaks against these draws" in str(found)
+
+
+def test_table_names_every_layer_and_warning() -> None:
+    found = check(*fitted(T=20)[:2])
+    text = str(found)
+    assert "20 draws of batches of 16 from 400 examples, worth 11.4 independent batches" in text
+    assert [line.split()[0] for line in text.splitlines()[3:5]] == ["1", "4"]
+    assert all(f"! {warning}" in text for warning in found.warnings)
+
+
+def test_few_draws_are_named() -> None:
+    assert said(check(*fitted(T=20)[:2]), "few draws: with n_samples=20 a predictive variance is known to about 32%")
+    assert not said(check(*fitted(T=50)[:2]), "few draws")
+
+
+@pytest.mark.parametrize("T", [1, 2, 3])
+def test_next_to_no_draws_can_be_checked(T: int) -> None:
+    found = check(*fitted(T=T)[:2])
+    assert said(found, "few draws")
+    assert math.isnan(found.layers[0].mean_gaussian)
+    assert (found.layers[0].share is None) == (T == 1)
+    assert str(found)
+
+
+def test_batches_close_to_the_data_are_named() -> None:
+    found = check(*fitted(n=40, M=32)[:2])
+    assert said(found, "batch_size=32 is close to the 40 training examples: draws share them, which leaves 21%")
+
+
+def test_a_batch_of_all_data_is_named_and_does_not_vary() -> None:
+    model, x = make("1d", n=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=60, batch_size=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = check(bayes, x)
+    assert said(found, "constant units: 12 of 12 never vary")
+    assert said(found, "batch_size=40 is close to the 40 training examples")
+    assert found.variance_factor == 0
+
+
+def test_less_data_than_a_batch_can_be_checked() -> None:
+    bayes, x, _ = fitted(T=60)
+    found = check(bayes, x[:10])
+    assert (found.n_examples, found.variance_factor, found.n_effective) == (10, 0, 1)
+    assert said(found, "batch_size=16 is close to the 10 training examples")
+
+
+def test_drift_and_other_data_are_named() -> None:
+    model, x = make("1d", n=400, batch_size=16)
+    with pytest.warns(UserWarning, match="disagree"):
+        bayes = mcbn.MCBN(model, "regression").fit(x + 1, n_samples=60, batch_size=16)
+    found = check(bayes, x + 1)
+    assert said(found, "drift: drawn and running statistics disagree in")
+    assert not said(found, "other data")
+    assert said(check(bayes, x), "other data: in layer")
+
+
+def test_constant_and_sparse_units_are_named() -> None:
+    """BN behind ReLU: one unit is never active, another for few inputs."""
+    x = normal(400, 5)
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
+    with torch.no_grad():
+        net[0].bias[0], net[0].bias[1] = -100.0, -1.4
+        net[0].weight[1] = torch.tensor([1.0, 0, 0, 0, 0])
+        for _ in range(200):
+            net.train()(x)
+    bayes = mcbn.MCBN(net.eval(), "regression").fit(x, n_samples=60, batch_size=16)
+    found = check(bayes, x)
+    assert said(found, "constant units: 1 of 6 never vary over the draws ('2' 1)")
+    assert said(found, "sparse units: 2 of 6 are 0 for 9 of 10 inputs ('2' 2)")
+    assert found.layers[0].constant == 1
+    assert bool(found.layers[0].mean_pvalues[0].isnan())
+
+
+def test_units_that_are_not_gaussian_are_named() -> None:
+    x = normal(4000, 30).exp().square()  # heavy tails: 4 examples are far from their limit
+    net = nn.Sequential(nn.BatchNorm1d(30), nn.Linear(30, 1)).double()
+    with torch.no_grad():
+        for _ in range(200):
+            net.train()(x)
+    bayes = mcbn.MCBN(net.eval(), "regression").fit(x, n_samples=300, batch_size=4)
+    found = check(bayes, x)
+    assert said(found, "not Gaussian: batch means fail the test in 1 layer(s), most in '0', where 0%")
+    assert said(found, "not Gaussian: batch standard deviations")
+
+
+def test_batches_that_are_not_random_are_named() -> None:
+    """A stream in sorted order: whole batches of like examples."""
+    model, x = make("1d", n=400, dtype=torch.float64, batch_size=16)
+    x = x[x[:, 0].argsort()]
+    with pytest.warns(UserWarning, match="starts over"):
+        bayes = mcbn.MCBN(model, "regression").fit(list_of_batches(x), n_samples=60)
+    assert said(check(bayes, x), "spread: statistics of the first layer, '1', vary")
+
+
+def list_of_batches(x: Tensor) -> Any:
+    class Stream(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self) -> Any:
+            return iter(x)
+
+    return DataLoader(Stream(), batch_size=16)
+
+
+def test_a_stream_has_no_number_of_examples() -> None:
+    bayes, x, _ = fitted(T=60)
+    found = check(bayes, list_of_batches(x))  # it starts over, which is no matter here
+    assert found.n_examples is None
+    assert found.n_effective == 60
+    assert "from a stream" in str(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_network_can_be_checked_and_is_not_changed(kind: str) -> None:
+    bayes, x, model = fitted(kind, n=64, T=20, M=8)
+    with untouched(model):
+        found = check(bayes, x)
+    assert tuple(row.layer for row in found.layers) == KINDS[kind].calls
+    assert sum(row.share for row in found.layers) == pytest.approx(1, abs=1e-9)
+    assert all(0 < row.std_spread < 3 for row in found.layers)
+
+
+def test_same_seed_same_diagnosis() -> None:
+    bayes, x, _ = fitted()
+    assert str(check(bayes, x)) == str(check(bayes, x))
+
+
+def test_large_data_is_sampled_by_seed() -> None:
+    bayes, x, _ = fitted(n=2500)
+    assert str(check(bayes, x)) == str(check(bayes, x))
+    exact = check(bayes, x[:2048]).layers[0].mean_spread
+    spreads = [check(bayes, x, seed=seed).layers[0].mean_spread for seed in (0, 1)]
+    assert spreads[0] != spreads[1]
+    assert spreads[0] == pytest.approx(exact, rel=0.1)
+
+
+def test_loader_and_tensor_agree() -> None:
+    bayes, x, _ = fitted()
+    loader = DataLoader(TensorDataset(x, x[:, 0]), batch_size=7)
+    a, b = check(bayes, x), check(bayes, loader)  # of a batch size of its own, which does not count
+    assert a.layers[1].mean_spread == pytest.approx(b.layers[1].mean_spread, rel=1e-9)
+
+
+def test_bad_calls_are_refused() -> None:
+    bayes, x, model = fitted(T=20)
+    with untouched(model), pytest.raises(mcbn.MCBNError, match=r"could not run on what it was given.*, 3\)"):
+        check(bayes, x[:, :3])
+    with pytest.raises(mcbn.MCBNError, match="not fitted yet"):
+        check(mcbn.MCBN(model, "regression"), x)
+    with pytest.raises(mcbn.MCBNError, match="takes a DataLoader"):
+        check(bayes, 3)
+    with pytest.raises(mcbn.MCBNError, match=r"values must be \(T, C\)"):
+        lilliefors(torch.zeros(3, 2))
+    with pytest.raises(mcbn.MCBNError, match=r"values must be \(T, C\)"):
+        ks_distance(torch.zeros(3), 0.0, 1.0)
