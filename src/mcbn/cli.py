@@ -80,6 +80,45 @@ def sensitivity(
         typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
 
 
+Results = Annotated[Path, typer.Option(help="folder of records, tables and figures")]
+
+
+@reproduce.command()
+def statistics(out: Results = Path("results/statistics")) -> None:
+    """Draw the distributions of batch statistics on Yacht and test them for Gaussians (appendix)."""
+    from mcbn.reproduce import statistics
+
+    with _one_line_errors(), _one_thread("cpu"):
+        statistics.main(out)
+
+
+@reproduce.command()
+def objective(out: Results = Path("results/objective")) -> None:
+    """Measure how the gradients of Eq. (1) and Eq. (2) approach each other as N grows."""
+    from mcbn.reproduce import objective
+
+    with _one_line_errors(), _one_thread("cpu"):
+        objective.main(out)
+
+
+@reproduce.command()
+def regularizer(datasets: Names = None, out: Results = Path("results/regularizer")) -> None:
+    """Train with the KL regulariser beside weight decay on four regression sets."""
+    from mcbn.reproduce import regularizer
+
+    with _one_line_errors(), _one_thread("cpu"):
+        regularizer.main(out, datasets=_split(datasets) or regularizer.DATASETS)
+
+
+@reproduce.command()
+def tables(results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results")) -> None:
+    """Write every table and figure of the regression study from its records."""
+    from mcbn.report import regression
+
+    with _one_line_errors():
+        regression.main(results)
+
+
 def _split(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(part.strip() for name in names or () for part in name.split(",") if part.strip())
 

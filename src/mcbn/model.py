@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mcbn import batches, drift, moments, noise, prediction, statistics, storage
+from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage
 from mcbn.draws import DEFAULT_BATCH_SIZE, draw_batches, isolated_random, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
@@ -256,6 +256,14 @@ class MCBN(Generic[P]):
             )
 
         return self._over(x, engine.network, predict_one, prediction.join)  # type: ignore[no-any-return]
+
+    def check(self, data: Any, *, seed: int = 0) -> diagnostics.Diagnosis:
+        """Examine the fitted draws against the training data before trusting them: `print(bayes.check(train))`.
+
+        Per layer: are the draws Gaussian, do they spread as theory says, have they drifted from the running
+        statistics, how many are they worth, what share of the predictive variance is theirs; warnings in plain words.
+        """
+        return diagnostics.check(self, data, seed=seed)
 
     def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
         """Say in a sentence how the draws would run for x."""

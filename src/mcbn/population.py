@@ -7,7 +7,8 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.network import Network
-from mcbn.posterior import Posterior, Recorded
+from mcbn.posterior import Posterior
+from mcbn.recording import Recorded
 from mcbn.statistics import BatchNormCall, Replay
 from mcbn.theory import StatisticMoments
 
