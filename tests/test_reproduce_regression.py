@@ -18,6 +18,7 @@ from mcbn.errors import MCBNError
 from mcbn.reproduce import regression, search, sensitivity
 from mcbn.reproduce.profiles import PAPER, QUICK, TAU_RANGES, find_profile
 from mcbn.reproduce.saved import load_networks
+from mcbn.reproduce.selection import Configuration, Search
 from mcbn.reproduce.store import Store, read_records
 from mcbn.reproduce.training import Trainer
 
@@ -93,6 +94,32 @@ def test_the_lowest_validation_error_is_chosen(whole):
             _, *best = min(grid)
             found = {tuple(r["config"].values()) for r in records if (r.get("method"), r["split"]) == (method, s)}
             assert found == {tuple(best)}
+
+
+def test_each_criterion_and_split_chooses_among_all_cells(monkeypatch):
+    """Two cells of two lambdas; rmse (criterion, split, lambda)."""
+    rmse = {
+        32: [[[3.0, 9.0], [4.0, 2.0]], [[5.0, 6.0], [1.5, 7.0]]],
+        64: [[[8.0, 3.5], [2.5, 2.6]], [[4.0, 3.0], [1.6, 1.7]]],
+    }
+    found = []
+    for M, values in rmse.items():
+        scores = torch.tensor(values, dtype=torch.float64)
+        y = torch.linspace(-3, 3, 10, dtype=torch.float64).expand(2, 2, 2, 10)
+        epoch = torch.arange(8).view(2, 2, 2) + M
+        parts = {"values": {}, "mean": torch.zeros_like(y), "variance": torch.zeros_like(y), "y": y}
+        result = Search(rmse=scores, epoch=epoch, stopped=epoch[0], winner=scores.argmin(2), **parts)
+        found.append((search.Cell(str(M), (Configuration(0.1, M), Configuration(0.2, M))), result))
+    monkeypatch.setattr(search, "search", lambda *_: found)
+    context = types.SimpleNamespace(profile=TINY)
+    chosen = {
+        criterion: [
+            (choice.configuration.weight_decay, choice.configuration.batch_size, choice.epochs)
+            for choice in search.choose(context, "boston", None, "bn", criterion)
+        ]
+        for criterion in ("mc", "plain")
+    }
+    assert chosen == {"mc": [(0.1, 32, 32), (0.2, 32, 35)], "plain": [(0.2, 64, 69), (0.1, 32, 38)]}
 
 
 def test_predictions_give_the_recorded_scores(whole):
@@ -236,6 +263,27 @@ def test_sensitivity_varies_batch_size_and_passes(whole, tmp_path):
     before = store.path.read_bytes()
     sensitivity.run(profile, tmp_path / "s", regression=whole)
     assert store.path.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_sensitivity_at_the_chosen_batch_size_repeats_the_regression_study(tmp_path):
+    T = {"n_samples": 12, "selection_samples": 12, "sensitivity_samples": 12, "sensitivity_pass_counts": (12,)}
+    grid = {"weight_decays": (1e-3, 1e-6), "evaluate_every": 5, "patience": 3, "max_epochs": 120, "seeds": (1,)}
+    splits = {
+        "splits": (1, 2, 3),
+        "sensitivity_splits": (1, 2, 3),
+        "sensitivity_batch_sizes": (16,),
+        "batch_sizes": (16,),
+    }
+    profile = replace(TINY, **T, **grid, **splits)
+    study = regression.run(profile, tmp_path / "r", methods=("mcbn",))
+    varied = sensitivity.run(profile, tmp_path / "s", regression=tmp_path / "r")
+    assert any(r["epoch_mc"] != r["epoch_plain"] for r in study.find(kind="selection")), "criteria should differ"
+    for r in study.find(method="mcbn"):
+        (same,) = varied.find(split=r["split"], seed=r["seed"], batch_size=r["config"]["batch_size"])
+        assert same["config"] == r["config"]
+        for name in ("tau", "tau_constant", "rmse", "crps", "pll", "crps_normalized", "pll_normalized"):
+            assert same[name] == pytest.approx(r[name], rel=1e-4, abs=1e-4)  # stacks of other sizes
 
 
 def test_sensitivity_needs_the_regression_study(tmp_path):

@@ -16,6 +16,7 @@ Names = Annotated[list[str] | None, typer.Option(help="names, separated by comma
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
+Fused = Annotated[bool, typer.Option("--fused", help="take training steps of small batches as one Triton kernel")]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -43,6 +44,7 @@ def regression(
     profile: ProfileName = "paper",
     device: Device = "cpu",
     compiled: Compile = False,
+    fused: Fused = False,
     out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
         "results/regression"
     ),
@@ -52,9 +54,14 @@ def regression(
     from mcbn.reproduce.profiles import METHODS, find_profile
 
     with _one_line_errors(), _one_thread(device):
-        names, chosen = _split(datasets), _split(methods) or METHODS
         store = regression.run(
-            find_profile(profile), out, datasets=names, methods=chosen, device=device, compiled=compiled
+            find_profile(profile),
+            out,
+            datasets=_split(datasets),
+            methods=_split(methods) or METHODS,
+            device=device,
+            compiled=compiled,
+            fused=fused,
         )
         typer.echo(f"{len(store.find(kind='test'))} test runs in {store.path}")
 
@@ -65,6 +72,7 @@ def sensitivity(
     profile: ProfileName = "paper",
     device: Device = "cpu",
     compiled: Compile = False,
+    fused: Fused = False,
     out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
     regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
 ) -> None:
@@ -73,9 +81,14 @@ def sensitivity(
     from mcbn.reproduce.profiles import find_profile
 
     with _one_line_errors(), _one_thread(device):
-        names = _split(datasets)
         store = sensitivity.run(
-            find_profile(profile), out, regression=regression, datasets=names, device=device, compiled=compiled
+            find_profile(profile),
+            out,
+            regression=regression,
+            datasets=_split(datasets),
+            device=device,
+            compiled=compiled,
+            fused=fused,
         )
         typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
 

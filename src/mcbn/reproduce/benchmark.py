@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = _parser().parse_args(arguments)
     torch.set_num_threads(1 if chosen.device == "cpu" else torch.get_num_threads())
     where = asdict(environment(chosen.device))
-    options = {"tf32": chosen.tf32, "compiled": chosen.compile}
+    options = {"tf32": chosen.tf32, "compiled": chosen.compile, "fused": chosen.fused}
     cases = [case for case in CASES if chosen.only in f"{case.dataset}-{case.family}-{case.batch_size}"]
     for record in measure(cases, chosen.device, chosen.seconds, chosen.share, options):
         print(json.dumps(record), flush=True)
@@ -92,7 +92,7 @@ def batched(case: Case, trainer: Trainer, seconds: float) -> float:
     """Return the seconds of one step of all networks, past the capture of graphs."""
     steps = int(trainer.problem.train.n[0]) // case.batch_size
     trainer.advance(2)
-    return _repeat(lambda: trainer.advance(1), seconds, case, trainer.problem.device.type) / steps
+    return _repeat(lambda: trainer.advance(1), seconds, trainer.problem.device.type) / steps
 
 
 def one_at_a_time(case: Case, device: str, seconds: float) -> float:
@@ -106,12 +106,12 @@ def one_at_a_time(case: Case, device: str, seconds: float) -> float:
     def epoch() -> None:
         train_regression(network, x, y, batch_size=case.batch_size, epochs=1)
 
-    return _repeat(epoch, min(seconds, 2.0), case, device) / 100
+    return _repeat(epoch, min(seconds, 2.0), device) / 100
 
 
 def evaluation(case: Case, trainer: Trainer, options: dict[str, bool]) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, case.batch_size, 500, **options)
+    evaluator = Evaluator(trainer.problem, case.batch_size, 500, tf32=options["tf32"], compiled=options["compiled"])
     for few in (1, 2):  # compile, and draw the batches
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
@@ -122,7 +122,7 @@ def evaluation(case: Case, trainer: Trainer, options: dict[str, bool]) -> float:
     return time.perf_counter() - started
 
 
-def _repeat(work: Callable[[], None], seconds: float, case: Case, device: str) -> float:
+def _repeat(work: Callable[[], None], seconds: float, device: str) -> float:
     """Return the mean seconds of one call over about so many seconds, at least 2 calls."""
     synchronize(device)
     started, calls = time.perf_counter(), 0
@@ -166,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help='cases whose name holds this, such as "protein-bn"')
     parser.add_argument("--tf32", action="store_true", help="multiply matrices as TF32")
     parser.add_argument("--compile", action="store_true", help="compile the gradients with torch.compile")
+    parser.add_argument("--fused", action="store_true", help="take small batches' steps in one Triton kernel")
     return parser
 
 

@@ -18,6 +18,7 @@ class Context:
     store: Store
     device: str
     compiled: bool = False
+    fused: bool = False
     progress: Progress = field(default_factory=lambda: Progress(0))
     where: Environment = field(init=False)
 
@@ -31,7 +32,7 @@ class Context:
 
     @property
     def numerics(self) -> dict[str, bool]:
-        """Return how to compute, as trainer and evaluator take it."""
+        """Return how to compute, as an evaluator takes it; a trainer takes `fused` too."""
         return {"tf32": self.profile.tf32, "compiled": self.compiled}
 
     @property

@@ -37,10 +37,11 @@ def train_jobs(
     *,
     tf32: bool = False,
     compiled: bool = False,
+    fused: bool = False,
 ) -> list[Trained]:
     """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
     sizes = sorted({job.configuration.batch_size for job in jobs})
-    numerics = {"tf32": tf32, "compiled": compiled}
+    numerics = {"tf32": tf32, "compiled": compiled, "fused": fused}
     done = []
     for size in sizes:
         places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == size]

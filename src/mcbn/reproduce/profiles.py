@@ -28,6 +28,7 @@ LARGEST_BATCH = {"energy": 512}  # published code
 class Profile:
     """All settings of a study. Defaults: Teye et al. 2018, Section 4.3, and the authors' published code.
 
+    patience counts evaluations, patience_epochs the epochs of MNF, which is validated every epoch.
     selection_samples is the T of the validation RMSE during the search, selection_samples_large that of data sets
     above `large` rows; tau and test scores always use n_samples.
     """
@@ -43,6 +44,7 @@ class Profile:
     dropout_batch_size: int = 32
     evaluate_every: int = 20
     patience: int = 10
+    patience_epochs: int = 200
     max_epochs: int = 2000
     n_samples: int = 500
     selection_samples: int = 500
@@ -88,6 +90,7 @@ QUICK = Profile(
     batch_sizes=(32, 128),
     rates=(0.1, 0.01),
     patience=2,
+    patience_epochs=20,
     max_epochs=100,
     n_samples=100,
     selection_samples=30,

@@ -32,17 +32,18 @@ def run(
     methods: Sequence[str] = METHODS,
     device: str = "cpu",
     compiled: bool = False,
+    fused: bool = False,
 ) -> Store:
     """Run the study for the given data sets (all of the profile's by default) and methods.
 
-    `compiled` fuses elementwise work by torch.compile, which costs about a minute first.
+    `compiled` fuses elementwise work by torch.compile, `fused` whole training steps by Triton: for a GPU.
     """
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, methods, device)
     sets = {name: load(name) for name in datasets}
     if "mnf" in methods:
         _mnf()
-    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled)
+    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled, fused)
     work = [(name, method) for name in datasets for method in methods]
     context.progress = Progress(sum(_weight(context, *pair) for pair in work), STUDY)
     try:

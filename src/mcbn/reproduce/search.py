@@ -88,6 +88,7 @@ def rules_of(context: Context, dataset: str) -> Rules:
         search_samples=profile.search_samples(dataset),
         n_samples=profile.n_samples,
         **context.numerics,
+        fused=context.fused,
     )
 
 

@@ -39,10 +39,11 @@ class Rules:
     n_samples: int = 500
     tf32: bool = False
     compiled: bool = False
+    fused: bool = False
 
     @property
     def numerics(self) -> dict[str, bool]:
-        """Return how to compute, as trainer and evaluator take it."""
+        """Return how to compute, as an evaluator takes it; a trainer takes `fused` too."""
         return {"tf32": self.tf32, "compiled": self.compiled}
 
 
@@ -107,7 +108,7 @@ class CrossValidation:
         wanted = networks_of(problem, configurations, family, hidden)
         order = torch.argsort((problem.train.n.cpu() // wanted.batch_size)[wanted.stream], stable=True)
         self.ids = order  # the place of each trained network in (B, F, C)
-        self.trainer = Trainer(problem, wanted[order], **rules.numerics)
+        self.trainer = Trainer(problem, wanted[order], **rules.numerics, fused=rules.fused)
         self.best = {name: _Best((self.B, self.C), self.trainer.values) for name in CRITERIA}
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
         self.stopped = torch.full((self.B, self.C), rules.max_epochs)

@@ -39,13 +39,14 @@ def run(
     datasets: Sequence[str] = (),
     device: str = "cpu",
     compiled: bool = False,
+    fused: bool = False,
 ) -> Store:
     """Run the study; `regression` is the folder of the regression study, whose choice of lambda is kept."""
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, ("mcbn",), device)
     sets = {name: load(name) for name in datasets}
     decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
-    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled)
+    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled, fused)
     work = [(name, M) for name in datasets for M in batch_sizes(profile, name)]
     context.progress = Progress(sum(_weight(*pair) for pair in work), STUDY)
     try:

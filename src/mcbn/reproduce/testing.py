@@ -66,7 +66,8 @@ def train_chosen(
     each = len(problem.streams) // len(choices)
     chosen = [choices[r // each] for r in range(len(problem.streams))]
     jobs = [Job(r, choice.configuration, choice.epochs) for r, choice in enumerate(chosen)]
-    return train_jobs(problem, jobs, family, describe(dataset).hidden_units, **context.numerics)
+    numerics = context.numerics | {"fused": context.fused}
+    return train_jobs(problem, jobs, family, describe(dataset).hidden_units, **numerics)
 
 
 def outputs(

@@ -1,10 +1,12 @@
 """One program that trains S networks at once: stacked gradients, one fused Adam, CUDA graphs on a GPU."""
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +68,9 @@ class Trainer:
     What becomes of a network depends on its stream and configuration alone, not on its company. Streams may differ
     in their number of batches: networks that have none left wait, unchanged, until the epoch ends. Networks come in
     ascending order of that number.
+
+    tf32: multiply as TF32; graphs: capture blocks of steps as CUDA graphs (the default on a GPU); compiled: fuse
+    elementwise work by torch.compile; fused: whole steps as one Triton kernel, where Triton is and the batch is small.
     """
 
     def __init__(
@@ -76,11 +81,13 @@ class Trainer:
         tf32: bool = False,
         graphs: bool | None = None,
         compiled: bool = False,
+        fused: bool = False,
     ) -> None:
         device = problem.device
         self.problem, self.networks, self.tf32, self.epoch = problem, networks.like(problem.train.x), tf32, 0
         self._graphs = device.type == "cuda" if graphs is None else graphs
         self._gradients = _gradients(networks.family, compiled)
+        self._kernel: Any = _kernel(networks.batch_size) if fused else None
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         self.values: Values = {name: value.to(problem.train.x)[self.networks.stream] for name, value in drawn.items()}
         self._row_keys, self._mask_keys = self._keys("rows"), self._keys("training dropout")
@@ -133,6 +140,7 @@ class Trainer:
                 taken = torch.tensor(float(self.epoch * group.steps), device=first.device)
                 state = {"step": taken, "exp_avg": first, "exp_avg_sq": second}
                 self._optimizer.state[parameters[name]] = state
+        self._taken = self.epoch * self._groups[0].steps  # by the first group
         self._blocks: dict[int, _Block] = {}
         self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
 
@@ -187,7 +195,9 @@ class Trainer:
     def _run(self, size: int, active: int) -> None:
         """Take the steps of a loaded block: eagerly the first time, then as a CUDA graph."""
         key = (size, active)
-        if not self._graphs:
+        if self._kernel is not None and len(self._groups) == 1:
+            self._take_fused_steps(size)
+        elif not self._graphs:
             self._take_steps(size, active)
         elif key not in self._captured:
             self._captured[key] = None
@@ -203,6 +213,20 @@ class Trainer:
                 with torch.cuda.graph(graph):  # records, does not run
                     self._take_steps(size, active)
             graph.replay()
+
+    def _take_fused_steps(self, size: int) -> None:
+        """Take the steps in one kernel; moments stay where Adam would have them."""
+        block, state, n = self._blocks[size], self._optimizer.state, self.networks
+        for parameter in self._parameters[0].values():
+            if not state[parameter]:
+                zeros = [torch.zeros_like(parameter) for _ in range(2)]
+                taken = torch.zeros((), device=parameter.device)
+                state[parameter] = {"step": taken, "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
+        moments = {name: (state[p]["exp_avg"], state[p]["exp_avg_sq"]) for name, p in self._parameters[0].items()}
+        self._kernel.take_steps(n.family, self.values, moments, *block, n, self._taken, LEARNING_RATE)
+        self._taken += size
+        for parameter in self._parameters[0].values():
+            state[parameter]["step"].fill_(self._taken)
 
     def _take_steps(self, size: int, active: int) -> None:
         block, M, n = self._blocks[size], self.networks.batch_size, self.networks
@@ -234,6 +258,14 @@ def precision(tf32: bool) -> Iterator[None]:
 def _gradients(family: Family, compiled: bool) -> Callable[..., Values]:
     function: Callable[..., Values] = bn_gradients if family == "bn" else dropout_gradients
     return torch.compile(function, dynamic=True) if compiled else function
+
+
+def _kernel(batch_size: int) -> Any:
+    """Return the module of fused steps where Triton is and a batch fits, else None."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    fused = importlib.import_module("mcbn.reproduce.fused")
+    return fused if fused.fits(batch_size) else None
 
 
 def _groups(steps: Tensor) -> list[_Group]:
