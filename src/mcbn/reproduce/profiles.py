@@ -21,6 +21,7 @@ TAU_RANGES = {
     "wine": (0.01, 10.0),
     "yacht": (0.01, 100.0),
 }
+ADDED = {"patience_epochs": 200}  # fields newer than the format, left out at their default: older folders stay valid
 LARGEST_BATCH = {"energy": 512}  # published code
 
 
@@ -71,7 +72,7 @@ class Profile:
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON has them."""
         plain: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        return plain
+        return {name: value for name, value in plain.items() if ADDED.get(name) != value}
 
     @property
     def hash(self) -> str:
