@@ -124,6 +124,15 @@ def regularizer(datasets: Names = None, out: Results = Path("results/regularizer
 
 
 @reproduce.command()
+def toy(out: Results = Path("results/regression")) -> None:
+    """Fit the toy problem of Figure 1; `tables` draws it."""
+    from mcbn.reproduce import toy
+
+    with _one_line_errors(), _one_thread("cpu"):
+        typer.echo(toy.main(out))
+
+
+@reproduce.command()
 def tables(results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results")) -> None:
     """Write every table and figure of the regression study from its records."""
     from mcbn.report import regression

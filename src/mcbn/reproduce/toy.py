@@ -1,0 +1,28 @@
+"""The toy problem (Teye et al. 2018, Figure 1): three hidden layers of 30 units, 500 passes, CUBN beside MCBN."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mcbn import data, demo
+from mcbn.reproduce.store import write_whole
+
+GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
+
+
+def main(out: str | Path = "results/regression") -> Path:
+    """Train, tune tau and the constant one on fresh points, and save what the figure shows in predictions/toy.npz."""
+    x, y = (part.float() for part in data.toy())
+    x_val, y_val = (part.float() for part in data.toy(seed=1))
+    bayes = demo.train_and_fit(x, y, demo.TOY, 0, lambda count: None, hidden=(30, 30, 30)).tune((x_val, y_val))
+    constant = demo.constant_tau(bayes.predict(x_val).mean, y_val)
+    grid = torch.linspace(*GRID)[:, None]  # (G, 1)
+    pred = bayes.predict(grid)
+    vectors = {"x_train": x[:, 0], "y_train": y, "x_grid": grid[:, 0], "mean": pred.mean, "std": pred.std}
+    arrays: dict[str, Any] = {name: vector.numpy() for name, vector in vectors.items()}
+    arrays["constant_std"] = constant**-0.5
+    path = Path(out) / "predictions" / "toy.npz"
+    write_whole(path, lambda name: np.savez_compressed(name, **arrays))
+    return path
