@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mcbn import plots
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.report.files import replacing
+from mcbn.files import replacing
 from mcbn.report.layout import MISSING
 from mcbn.report.summary import METHODS
 

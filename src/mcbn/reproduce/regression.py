@@ -13,12 +13,13 @@ import torch
 
 from mcbn.data import NAMES, Regression, load
 from mcbn.errors import MCBNError
+from mcbn.records import Record
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.ensemble import score_ensemble
 from mcbn.reproduce.profiles import METHODS, Profile
 from mcbn.reproduce.progress import Progress
 from mcbn.reproduce.search import cells, search_weight
-from mcbn.reproduce.store import Record, Store
+from mcbn.reproduce.store import Store
 from mcbn.reproduce.testing import TESTED, save_predictions, score_networks
 
 STUDY = "regression"

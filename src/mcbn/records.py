@@ -7,7 +7,7 @@ record or no record; `read` and `append` decide alike. One writer at a time.
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
@@ -17,16 +17,21 @@ Record: TypeAlias = dict[str, Any]
 
 
 def append(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Add one record at the end of the file, on disk when this returns; folder and file are made if need be.
+    """Add one record at the end of the file, as `extend` does."""
+    extend(path, [record])
+
+
+def extend(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add records at the end of the file, on disk when this returns; folder and file are made if need be.
 
     What a killed writer left of its last line is removed first; whole records are never touched.
     """
-    line = _line(record)
+    lines = b"".join(map(_line, records))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _mend_end(file)
-        file.write(line)
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
 
