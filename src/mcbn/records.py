@@ -4,6 +4,7 @@ An object cut off anywhere before its closing brace is no JSON, so a last line w
 record or no record; `read` and `append` decide alike. One writer at a time.
 """
 
+import hashlib
 import json
 import os
 import warnings
@@ -48,6 +49,11 @@ def read(path: str | Path) -> list[Record]:
     if tail and last is None:
         warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
     return found if last is None else [*found, last]
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """Name a configuration by 12 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

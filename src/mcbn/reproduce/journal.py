@@ -1,25 +1,22 @@
 """Records and tables of experiments on the theory: where a record was made, Markdown and CSV."""
 
 import csv
-import hashlib
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mcbn.bench.records import environment
-from mcbn.records import Record, extend
+from mcbn.records import Record, digest, extend
 
 Row = Mapping[str, Any]
 
 
 def append(path: Path, rows: Iterable[Row], config: Mapping[str, Any], device: str = "cpu") -> None:
     """Add rows at the end of a file, each with its configuration, the configuration's hash, and where it was made."""
-    where = asdict(environment(device))
-    key = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    extend(path, ({**row, "config": dict(config), "config_hash": key, **where} for row in rows))
+    made = {"config": dict(config), "config_hash": digest(config), **asdict(environment(device))}
+    extend(path, ({**row, **made} for row in rows))
 
 
 def latest(records: Iterable[Record], keys: Sequence[str]) -> list[Record]:

@@ -25,6 +25,7 @@ from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized
 from mcbn.records import read
 from mcbn.reproduce import journal
+from mcbn.reproduce.profiles import TAU_RANGES
 from mcbn.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
@@ -32,7 +33,6 @@ SPLITS, SEEDS = (1, 2, 3), (0, 1)
 BATCH_SIZE = 64
 CHECKPOINTS = (50, 100, 150, 200)  # epochs at which validation looks
 N_SAMPLES = 100
-TAU_RANGES = {"boston": (0.01, 10.0), "concrete": (0.001, 10.0), "energy": (0.01, 100.0), "yacht": (0.01, 100.0)}
 UNIT_PRIOR = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)  # standardised units: mean 0, std 1, both loosely
 
 Setting = Mapping[str, float]
