@@ -14,6 +14,7 @@ from mcbn import batches, diagnostics, drift, moments, noise, prediction, statis
 from mcbn.draws import draw_batches, isolated_random, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
+from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, unwrap
 from mcbn.posterior import Posterior
@@ -46,7 +47,7 @@ class MCBN(Tunable, Generic[P]):
         model: nn.Module,
         task: Literal["regression"],
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None: ...
@@ -57,7 +58,7 @@ class MCBN(Tunable, Generic[P]):
         model: nn.Module,
         task: Literal["classification"],
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None: ...
@@ -68,7 +69,7 @@ class MCBN(Tunable, Generic[P]):
         model: nn.Module,
         task: str,
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None: ...
@@ -78,7 +79,7 @@ class MCBN(Tunable, Generic[P]):
         model: nn.Module,
         task: str,
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None:
@@ -86,7 +87,7 @@ class MCBN(Tunable, Generic[P]):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         super().__init__(task, inputs)
         bare = unwrap(model)
-        statistics.choose(layers, statistics.candidates(bare), bare)
+        choose(layers, candidates(bare), bare)
         self.model, self.layers, self.output = model, layers, output
         self._engine: Engine | None = None
         self._extended: Engine | None = None  # draws of a Gaussian beyond those of the posterior

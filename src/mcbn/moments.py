@@ -9,10 +9,11 @@ from torch import Tensor
 from mcbn import batches, draws, statistics
 from mcbn.errors import MCBNError
 from mcbn.gaussian import Gaussian
+from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
 from mcbn.population import Population
 from mcbn.posterior import Posterior
-from mcbn.recording import Recorded, stochastic_layers
+from mcbn.recording import Recorded
 
 CHECKED_BATCHES = 100  # whose statistics the drift check sees
 
@@ -47,7 +48,7 @@ class Observed(NamedTuple):
     recorded: Recorded
 
 
-def observe(network: Network, drawn: draws.Draws, layers: statistics.Layers, inputs: batches.Picker) -> Observed:
+def observe(network: Network, drawn: draws.Draws, layers: Layers, inputs: batches.Picker) -> Observed:
     """Run every example once through the network, each layer seeing inputs normalised by their batch."""
     keys, chosen = network.accepted_keys(), frozenset[str]()
     populations: dict[str, Population] = {}
