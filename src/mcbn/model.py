@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage
+from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage, streaming
 from mcbn.draws import draw_batches, isolated_random, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
@@ -229,13 +229,13 @@ class MCBN(Tunable, Generic[P]):
 
             again = None if stream else draws
             if self.task == "classification":
-                return prediction.classification(draws(), self._tau, keep=return_samples, tolerance=tolerance)
+                return streaming.classification(draws(), self._tau, keep=return_samples, tolerance=tolerance)
             if method == "linear" and not return_samples:
                 expansion = linearise(inputs, T)
-                return prediction.gaussian(
+                return streaming.gaussian(
                     expansion.mean, expansion.projected, self._tau, n_samples=T, covariance=covariance, draws=again
                 )
-            return prediction.regression(
+            return streaming.regression(
                 draws(), self._tau, covariance=covariance, keep=return_samples, tolerance=tolerance, draws=again
             )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, prediction
+from mcbn import batches, prediction, streaming
 from mcbn.network import Network
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.tuning import Tunable
@@ -74,9 +74,9 @@ class Predictor(Tunable):
                     yield from self.draws(inputs, T)
 
             if self.task == "classification":
-                return prediction.classification(draws(), self._tau, keep=return_samples)
+                return streaming.classification(draws(), self._tau, keep=return_samples)
             again = None if stream else draws
-            return prediction.regression(draws(), self._tau, covariance=covariance, keep=return_samples, draws=again)
+            return streaming.regression(draws(), self._tau, covariance=covariance, keep=return_samples, draws=again)
 
         return self._over(x, self.network, predict_one, prediction.join)
 
