@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from mcbn import advice, batches, drift
-from mcbn.draws import Draws, draw_batches, isolated_random
+from mcbn.draws import Draws, draw_batches
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather, Linearizer
 from mcbn.network import Network
 from mcbn.population import Averaged
 from mcbn.posterior import Posterior
+from mcbn.randomness import isolated_random
 from mcbn.theory import lilliefors
 
 if TYPE_CHECKING:

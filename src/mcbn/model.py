@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage, streaming
-from mcbn.draws import draw_batches, isolated_random, pass_over
+from mcbn.draws import draw_batches, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.layers import Layers, candidates, choose
@@ -19,6 +19,7 @@ from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, unwrap
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
+from mcbn.randomness import isolated_random
 from mcbn.recording import record
 from mcbn.sampling import Engine
 from mcbn.tuning import Tunable

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mcbn import batches, noise, prediction
-from mcbn.draws import DEFAULT_BATCH_SIZE, isolated_random
 from mcbn.errors import MCBNError
 from mcbn.network import Network
+from mcbn.randomness import isolated_random
+from mcbn.sources import DEFAULT_BATCH_SIZE
 
 TASKS = ("regression", "classification")
 R = TypeVar("R")

@@ -15,11 +15,12 @@ from mcbn import batches
 from mcbn.baselines import stack
 from mcbn.baselines.mnf_layers import MNFNetwork
 from mcbn.baselines.predictor import Predictor
-from mcbn.draws import DEFAULT_BATCH_SIZE, isolated_random
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, require_folder
 from mcbn.network import Network
 from mcbn.networks import Standardized
+from mcbn.randomness import isolated_random
+from mcbn.sources import DEFAULT_BATCH_SIZE
 
 FORMAT = "mcbn-mnf 1"
 VALIDATION_PASSES = 10  # draws behind the mean that early stopping judges
