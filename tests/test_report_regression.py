@@ -1,4 +1,3 @@
-import builtins
 import csv
 import io
 import subprocess
@@ -194,17 +193,9 @@ def test_cut_off_predictions_are_named(tmp_path, length):
         figures.write_figures(tmp_path, tmp_path)
 
 
-def test_missing_matplotlib_names_the_extra_after_the_numbers_are_written(tmp_path, monkeypatch):
+def test_missing_matplotlib_names_the_extra_after_the_numbers_are_written(tmp_path, no_matplotlib):
     synthetic.write(tmp_path / "regression" / "records.jsonl", synthetic.study(["boston"], ["mcbn"]))
     synthetic.predictions(tmp_path / "regression" / "predictions", ["boston"])
-    real = builtins.__import__
-
-    def without_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     with pytest.raises(MCBNError, match=r"pip install 'mcbn\[plots\]'"):
         regression.write(tmp_path)
     assert (tmp_path / "regression" / "summary.csv").exists()

@@ -172,10 +172,9 @@ def _figure(
     epochs: Sequence[int],
     xlabel: str,
 ) -> "Figure":
-    from matplotlib.figure import Figure
+    figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=100)
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9), layout="constrained")
     axes = figure.subplots(len(batch_sizes), len(epochs), squeeze=False)
     for i, M in enumerate(batch_sizes):
         for j, epoch in enumerate(epochs):
