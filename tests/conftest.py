@@ -1,5 +1,7 @@
+import builtins
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,3 +28,16 @@ def classification() -> tuple[mcbn.MCBN, torch.Tensor]:
     """A fitted classification MCBN on images (float64, T = 20, M = 8) and its inputs."""
     net, x = make("residual", dtype=torch.float64)
     return mcbn.MCBN(net, "classification").fit(x, n_samples=20, batch_size=8), x
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the extra for plots."""
+    real = builtins.__import__
+
+    def without_matplotlib(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mcbn import records
 from mcbn.data import NAMES
-from mcbn.report import records
 
 RECORDED = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned")
 SCORES = ("rmse", "crps", "pll", "crps_constant", "pll_constant", "crps_optimum", "pll_optimum")
@@ -57,9 +57,9 @@ def sensitivity(datasets: Sequence[str] = NAMES) -> Iterator[dict[str, Any]]:
 
 
 def write(path: Path, found: Iterator[dict[str, Any]]) -> None:
-    """Write records at once, in the form of `records.append`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(records._line(record) for record in found))
+    """Write records in place of those there."""
+    path.unlink(missing_ok=True)
+    records.extend(path, found)
 
 
 def predictions(

@@ -403,6 +403,8 @@ def test_saved_and_loaded_predicts_the_same(task: str, tmp_path: Path) -> None:
     assert torch.equal(again.sample(x), method.sample(x))
     assert again.tau == method.tau
     assert [path.name for path in tmp_path.iterdir()] == ["net.mnf"]
+    with pytest.raises(mcbn.MCBNError, match="does not exist"):
+        method.save(tmp_path / "gone" / "net.mnf")
 
 
 def test_loading_something_else_is_refused(tmp_path: Path) -> None:

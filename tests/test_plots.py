@@ -1,4 +1,3 @@
-import builtins
 import subprocess
 import sys
 
@@ -163,16 +162,8 @@ assert "matplotlib.pyplot" not in sys.modules, "pyplot imported"
     assert done.returncode == 0, done.stderr
 
 
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    real = builtins.__import__
-
-    def without_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
-    with pytest.raises(MCBNError, match=r"pip install mcbn\[plots\]"):
+def test_missing_matplotlib_names_the_extra(no_matplotlib):
+    with pytest.raises(MCBNError, match=r"pip install 'mcbn\[plots\]'"):
         plots.uncertainty_error(*predictions())
 
 

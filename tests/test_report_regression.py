@@ -1,4 +1,3 @@
-import builtins
 import csv
 import io
 import subprocess
@@ -10,7 +9,7 @@ from PIL import Image
 
 import synthetic
 from mcbn.errors import MCBNError
-from mcbn.report import figures, files, regression
+from mcbn.report import figures, regression
 from mcbn.report.layout import MISSING
 
 
@@ -194,41 +193,12 @@ def test_cut_off_predictions_are_named(tmp_path, length):
         figures.write_figures(tmp_path, tmp_path)
 
 
-def test_missing_matplotlib_names_the_extra_after_the_numbers_are_written(tmp_path, monkeypatch):
+def test_missing_matplotlib_names_the_extra_after_the_numbers_are_written(tmp_path, no_matplotlib):
     synthetic.write(tmp_path / "regression" / "records.jsonl", synthetic.study(["boston"], ["mcbn"]))
     synthetic.predictions(tmp_path / "regression" / "predictions", ["boston"])
-    real = builtins.__import__
-
-    def without_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     with pytest.raises(MCBNError, match=r"pip install 'mcbn\[plots\]'"):
         regression.write(tmp_path)
     assert (tmp_path / "regression" / "summary.csv").exists()
-
-
-def test_a_reader_of_the_old_file_keeps_all_of_it(tmp_path):
-    path = files.write_text(tmp_path / "a.txt", "old")
-    with path.open() as reader:
-        files.write_text(path, "new")
-        assert (reader.read(), path.read_text()) == ("old", "new")
-
-
-def test_an_error_in_the_middle_leaves_the_old_file(tmp_path):
-    path = files.write_text(tmp_path / "a.txt", "old")
-
-    def interrupted():
-        with files.replacing(path) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 import mcbn
@@ -101,32 +100,6 @@ def test_rows_are_standardised_by_the_training_rows_and_draws_brought_back() -> 
     back = (parts.y_new * parts.y_std + parts.y_mean).squeeze(2).double()
     torch.testing.assert_close(back, parts.target, rtol=1e-5, atol=1e-5)
     assert torch.equal(parts.target[0], data.load("boston").y[new])
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_best_tau_is_scipy_s_and_stays_within_bounds(spread: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    y = 2 * torch.randn(300, generator=generator, dtype=torch.float64)
-    mean, variance = torch.zeros_like(y), torch.full_like(y, spread)
-
-    def score(tau: float) -> float:
-        return metrics.crps_gaussian(mean, variance + 1 / tau, y).mean().item()
-
-    reference = minimize_scalar(score, bounds=(0.01, 10), method="bounded", options={"xatol": 1e-9}).x
-    assert mnf.best_tau(mean, variance, y, (0.01, 10)) == pytest.approx(reference, rel=1e-4)
-    assert mnf.best_tau(mean, variance, y, (1, 10)) == pytest.approx(1, rel=1e-6)
-
-
-def test_exact_prediction_gives_null_not_infinity() -> None:
-    y = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    found = mnf.scores(torch.stack([y, y]), y, 1.0, 2.0)
-    assert found["pll_optimum"] is None
-    assert found["pll_normalized"] is None
-    assert found["crps_optimum"] == 0
-
-
-def test_every_data_set_has_a_range_for_tau() -> None:
-    assert set(mnf.TAU_RANGES) == set(data.NAMES)
 
 
 def test_nothing_asked_gives_nothing() -> None:

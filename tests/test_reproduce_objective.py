@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mcbn.reproduce import journal, objective
+from mcbn.records import read
+from mcbn.reproduce import objective
 from untouched import generators
 
 
@@ -12,7 +13,7 @@ def test_the_gap_of_a_fixed_prior_falls_with_n_and_tables_are_those_of_the_recor
     before = generators()
     objective.main(tmp_path, dataset="boston", sizes=(64, 320), steps=20, seeds=(0, 1))
     assert generators() == before
-    records = journal.read(tmp_path / "records.jsonl")
+    records = read(tmp_path / "records.jsonl")
     assert [(r["n"], r["seed"]) for r in records] == [(64, 0), (64, 1), (320, 0), (320, 1)]
     assert {"seconds", "device", "commit", "config_hash"} <= set(records[0])
     lines = [line.split(",") for line in (tmp_path / "table.csv").read_text().splitlines()]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mcbn import data, metrics
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn.reproduce import journal, regularizer
+from mcbn.records import read
+from mcbn.reproduce import regularizer
 from mcbn.reproduce.regularizer import UNIT_PRIOR, Choice, Experiment, Part, penalty_of, scores, train
 from mcbn.theory import implied_prior, kl_regularizer
 from untouched import generators
@@ -113,7 +114,7 @@ def test_a_run_appends_records_and_writes_tables_from_them(tmp_path: Path) -> No
     before = generators()
     regularizer.main(tmp_path, datasets=["boston"], experiment=SMALL)
     assert generators() == before
-    records = journal.read(tmp_path / "records.jsonl")
+    records = read(tmp_path / "records.jsonl")
     tests = [r for r in records if r["stage"] == "test"]
     assert len(tests) == 4 * 2
     assert len(records) == 8 + 2 * 5

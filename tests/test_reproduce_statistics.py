@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from mcbn import MCBN
-from mcbn.reproduce import journal, statistics
+from mcbn.records import read
+from mcbn.reproduce import statistics
 from untouched import generators
 
 SMALL: dict[str, Any] = {"dataset": "boston", "batch_sizes": (8, 16), "epochs": (1, 2), "n_samples": 40}
@@ -26,7 +27,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_setting_has_a_record_with_where_it_was_made(out: Path) -> None:
-    records = journal.read(out / "records.jsonl")
+    records = read(out / "records.jsonl")
     settings = {(r["layer"], r["statistic"], r["batch_size"], r["epoch"]) for r in records}
     assert len(records) == len(settings) == 2 * 2 * 2 * 2
     for record in records:
@@ -37,7 +38,7 @@ def test_every_setting_has_a_record_with_where_it_was_made(out: Path) -> None:
 
 def test_tables_are_those_of_the_records(out: Path) -> None:
     rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
-    records = journal.read(out / "records.jsonl")
+    records = read(out / "records.jsonl")
     assert len(rows) == 16
     for row in rows:
         (record,) = [
@@ -104,11 +105,3 @@ def test_a_constant_unit_fails_all_tests() -> None:
     values = torch.cat([torch.randn(100, 1, generator=torch.Generator().manual_seed(0)), torch.zeros(100, 1)], 1)
     found = statistics._shares(values, torch.zeros(2), torch.tensor([1.0, 0.0]), 1.0)
     assert found == {"printed": 0.5, "finite": 0.5, "shape": 0.5, "constant": 1, "spread": pytest.approx(1, abs=0.2)}
-
-
-def test_writing_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal.write(tmp_path / "a", "old")
-    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        journal.write(tmp_path / "a", "new")
-    assert (tmp_path / "a").read_text() == "old"

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
@@ -171,7 +170,7 @@ def _mean_error(runs: Sequence[Scores], field: str) -> str:
 
 def plot_errors(folder: Path, scores: Mapping[str, Sequence[Scores]]) -> Path:
     """Write the uncertainty-error plot of each data set's first split (paper Figure 2, left)."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=150)
+    figure = plots.new_figure(11, 4.2)
     for ax, (name, runs) in zip(figure.subplots(1, len(scores)), scores.items(), strict=True):
         plots.uncertainty_error(runs[0].mean, runs[0].std, runs[0].y, constant_std=runs[0].constant_std, ax=ax)
         ax.set_title(f"{data.describe(name).title}, test part of split 1", pad=34)
@@ -186,7 +185,7 @@ def plot_toy(folder: Path, setting: Setting, tick: Tick) -> Path:
     constant = constant_tau(bayes.predict(x).mean, y)
     grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1)
     pred = bayes.predict(grid)
-    figure = Figure(figsize=(6.5, 4.2), layout="constrained", dpi=150)
+    figure = plots.new_figure(6.5, 4.2)
     plots.toy(x[:, 0], y, grid[:, 0], pred.mean, pred.std, constant_std=constant**-0.5, ax=figure.subplots())
     figure.savefig(folder / "toy.png")
     return folder / "toy.png"

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from mcbn import advice, batches, drift
-from mcbn.draws import Draws, draw_batches, isolated_random
+from mcbn.draws import Draws, draw_batches
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather, Linearizer
 from mcbn.network import Network
-from mcbn.population import Population
+from mcbn.population import Averaged
 from mcbn.posterior import Posterior
+from mcbn.randomness import isolated_random
 from mcbn.theory import lilliefors
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
     with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
         drawn = _draw(data, posterior.batch_size, seed)
-        population = Population(posterior)
+        population = Averaged(posterior)
         first = None
         for x in _inputs(bayes, network, drawn):
             first = x if first is None else first
@@ -135,12 +136,12 @@ def _inputs(bayes: "MCBN[Any]", network: Network, drawn: Draws) -> Iterator[Any]
 def _layer(
     name: str,
     posterior: Posterior,
-    population: Population,
+    population: Averaged,
     factor: float,
     moved: drift.Drift | None,
     shares: dict[str, tuple[float, float]],
 ) -> LayerDiagnosis:
-    mean, std = posterior.mean[name].double(), posterior.var[name].double().sqrt()  # (T, C) each
+    mean, std = posterior.mean[name].cpu().double(), posterior.var[name].cpu().double().sqrt()  # (T, C) each
     model = population.moments(name)
     share, alone = shares.get(name, (None, None))
     scale = model.std.where(model.std > 0, torch.ones_like(model.std))
@@ -167,7 +168,7 @@ def _constant(drawn: Tensor) -> Tensor:
 def _pvalues(drawn: Tensor) -> Tensor:
     """Test each unit's draws (T, C); NaN where they do not vary or are fewer than 4."""
     unknown = torch.full((drawn.shape[1],), torch.nan, dtype=torch.float64)
-    return unknown if len(drawn) < 4 else lilliefors(drawn).cpu().where(~_constant(drawn).cpu(), unknown)
+    return unknown if len(drawn) < 4 else lilliefors(drawn).where(~_constant(drawn), unknown)
 
 
 def _passing(pvalues: Tensor) -> float:

@@ -2,33 +2,33 @@
 
 import copy
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage
-from mcbn.draws import DEFAULT_BATCH_SIZE, draw_batches, isolated_random, pass_over
+from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage, streaming
+from mcbn.draws import draw_batches, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
+from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, unwrap
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
+from mcbn.randomness import isolated_random
 from mcbn.recording import record
 from mcbn.sampling import Engine
+from mcbn.tuning import Tunable
 
-TASKS = ("regression", "classification")
 METHODS = ("sample", "linear")
-R = TypeVar("R")
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
-class MCBN(Generic[P]):
+class MCBN(Tunable, Generic[P]):
     """Monte Carlo batch normalisation of a trained network (Teye et al. 2018, Algorithm 1).
 
     `fit` draws T joint sets of batch-norm statistics from training batches; `predict` runs the network with each and
@@ -48,7 +48,7 @@ class MCBN(Generic[P]):
         model: nn.Module,
         task: Literal["regression"],
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None: ...
@@ -59,7 +59,7 @@ class MCBN(Generic[P]):
         model: nn.Module,
         task: Literal["classification"],
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None: ...
@@ -70,7 +70,7 @@ class MCBN(Generic[P]):
         model: nn.Module,
         task: str,
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None: ...
@@ -80,19 +80,16 @@ class MCBN(Generic[P]):
         model: nn.Module,
         task: str,
         *,
-        layers: statistics.Layers = None,
+        layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if task not in TASKS:
-            raise MCBNError(f"task must be one of {list(TASKS)}, got {task!r}; segmentation is classification")
+        super().__init__(task, inputs)
         bare = unwrap(model)
-        statistics.choose(layers, statistics.candidates(bare), bare)
-        self.model, self.task = model, task
-        self.layers, self.inputs, self.output = layers, inputs, output
-        self._tau = torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
+        choose(layers, candidates(bare), bare)
+        self.model, self.layers, self.output = model, layers, output
         self._engine: Engine | None = None
         self._extended: Engine | None = None  # draws of a Gaussian beyond those of the posterior
 
@@ -170,18 +167,6 @@ class MCBN(Generic[P]):
         return self._engine
 
     @property
-    def tau(self) -> float | Tensor:
-        """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
-        return self._tau.item() if self._tau.ndim == 0 else self._tau.clone()
-
-    @tau.setter
-    def tau(self, value: float | Tensor) -> None:
-        tau = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
-        if tau.ndim > 1 or not bool((tau > 0).all()):
-            raise MCBNError(f"tau must be a positive number, or one for each output; got {value!r}")
-        self._tau = tau
-
-    @property
     def noise_std(self) -> float | Tensor:
         """Standard deviation of the observation noise, tau^-1/2."""
         std = self._tau.rsqrt()
@@ -245,13 +230,13 @@ class MCBN(Generic[P]):
 
             again = None if stream else draws
             if self.task == "classification":
-                return prediction.classification(draws(), self._tau, keep=return_samples, tolerance=tolerance)
+                return streaming.classification(draws(), self._tau, keep=return_samples, tolerance=tolerance)
             if method == "linear" and not return_samples:
                 expansion = linearise(inputs, T)
-                return prediction.gaussian(
+                return streaming.gaussian(
                     expansion.mean, expansion.projected, self._tau, n_samples=T, covariance=covariance, draws=again
                 )
-            return prediction.regression(
+            return streaming.regression(
                 draws(), self._tau, covariance=covariance, keep=return_samples, tolerance=tolerance, draws=again
             )
 
@@ -313,66 +298,20 @@ class MCBN(Generic[P]):
             batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
                 the fit is always tried, and kept unless another scores better. None: only tau is tuned.
         """
-        default = "crps" if self.task == "regression" else "pll"
-        score = score or default
-        if score not in noise.SCORES or (self.task == "classification" and score != "pll"):
-            raise MCBNError(f"score must be {'crps or pll' if self.task == 'regression' else 'pll'}, got {score!r}")
+        score, network = self._score(score), self._fitted().network
+        options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
         if batch_sizes is None:
-            self._tau = self._tuned(data, score, targets, n_samples, ignore_index).tau
+            self._tau = self._best_tau(network, data, score=score, **options).tau
             return self
-        drawn, network = self.posterior, self._fitted().network
+        drawn = self.posterior
         tuned, twin = dict[int, noise.Tuned](), copy.copy(self)
         for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size):
             twin._set(network, drawn.at_batch_size(M))
-            tuned[M] = twin._tuned(data, score, targets, n_samples, ignore_index)
+            tuned[M] = twin._best_tau(network, data, score=score, **options)
         M = noise.best(tuned, score)
         self._set(network, drawn.at_batch_size(M))
         self._tau = tuned[M].tau
         return self
-
-    def _tuned(
-        self, data: Any, score: str, targets: batches.Picker, n_samples: int | None, ignore_index: int | None
-    ) -> noise.Tuned:
-        """Find the best tau of the posterior as it is."""
-        pairs = self._validation(data, targets)
-
-        def moments(x: Any) -> RegressionPrediction:
-            return self.predict(x, n_samples=n_samples)  # type: ignore[return-value]
-
-        def samples(x: Any) -> Tensor:
-            with torch.no_grad():
-                return prediction.as_float(self.sample(x, n_samples=n_samples))
-
-        if self.task == "classification":
-            return noise.tune_classification(pairs, samples, _length(data), ignore_index)
-        if score == "crps":
-            return noise.tune_by_crps(pairs, moments)
-        return noise.tune_by_pll(pairs, samples, _length(data))
-
-    def _validation(self, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
-        """Yield inputs and targets of every validation batch."""
-        network = self._fitted().network
-        with isolated_random():
-            loader = _loader(data) if isinstance(data, DataLoader | Dataset) else [data]
-            for batch in loader:
-                yield (
-                    batches.pick_inputs(batch, self.inputs, network.accepted_keys()),
-                    batches.pick_targets(batch, targets),
-                )
-
-    def _over(self, x: Any, network: Network, run: Callable[[Any], R], join: Callable[[list[R]], R]) -> R:
-        """Run on one input, or on every batch of a loader and join; results live where the inputs do."""
-
-        def run_one(inputs: Any) -> R:
-            home = next((t.device for t in batches.tensors_of(inputs)), network.device)
-            result: Any = run(network.prepare(inputs))
-            return result if home == network.device else result.to(home)  # type: ignore[no-any-return]
-
-        if not isinstance(x, DataLoader | Dataset):
-            return run_one(x)
-        keys = network.accepted_keys()
-        with isolated_random():
-            return join([run_one(batches.pick_inputs(batch, self.inputs, keys)) for batch in _loader(x)])
 
     def save(self, path: str | Path) -> None:
         """Write posterior, tau and settings as one safetensors file."""
@@ -403,15 +342,3 @@ class MCBN(Generic[P]):
     def __repr__(self) -> str:
         state = repr(self._engine.posterior) if self._engine else "not fitted"
         return f"MCBN({type(unwrap(self.model)).__name__}, {self.task!r}, tau={self.tau}, {state})"
-
-
-def _loader(data: Any) -> DataLoader[Any]:
-    return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=DEFAULT_BATCH_SIZE)
-
-
-def _length(data: Any) -> int:
-    """Count the batches of validation data, or assume many."""
-    if not isinstance(data, DataLoader | Dataset):
-        return 1
-    loader = _loader(data)
-    return 1000 if isinstance(loader.dataset, IterableDataset) else len(loader)

@@ -15,6 +15,7 @@ from mcbn.errors import MCBNError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Vector: TypeAlias = NDArray[np.float64]
 VectorLike: TypeAlias = torch.Tensor | ArrayLike
@@ -135,12 +136,17 @@ def _density(at: Vector, mean: float, std: float) -> Vector:
     return height
 
 
-def _new_axes() -> "Axes":
+def new_figure(width: float, height: float, *, dpi: int = 150) -> "Figure":
+    """Make an empty figure of its own, in inches, without pyplot and its global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MCBNError("plots need matplotlib: pip install mcbn[plots]") from error
-    return Figure(figsize=(5.5, 3.7), layout="constrained", dpi=150).add_subplot()
+        raise MCBNError("plots need matplotlib: pip install 'mcbn[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained", dpi=dpi)
+
+
+def _new_axes() -> "Axes":
+    return new_figure(5.5, 3.7).add_subplot()
 
 
 def _draw_bands(

@@ -1,4 +1,4 @@
-"""What a prediction holds: streamed moments over the draws, and the quantities that follow from them."""
+"""What a prediction holds: moments over the draws, and the quantities that follow from them."""
 
 import math
 import warnings
@@ -12,63 +12,6 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 
 Chunks = Callable[[], Iterator[Tensor]]
-LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
-
-
-class Moments:
-    """Mean and variance over draws, streamed: memory does not grow with T.
-
-    Sums are taken about the first draw, so equal draws give a variance of exactly zero and large means cost no digits.
-    """
-
-    def __init__(self, *, covariance: bool = False) -> None:
-        self.count = 0
-        self.pivot = torch.zeros(())  # the first draw, (N, ...)
-        self.sum = torch.zeros(())
-        self.squares = torch.zeros(())
-        self.products: Tensor | None = torch.zeros(()) if covariance else None  # (N, D, D)
-
-    def add(self, chunk: Tensor) -> None:
-        """Take in a chunk of draws, (t, N, ...)."""
-        if self.count == 0:
-            self.pivot = chunk[0].clone()
-            self.sum, self.squares = torch.zeros_like(self.pivot), torch.zeros_like(self.pivot)
-        difference = chunk - self.pivot  # (t, N, ...)
-        self.count += len(chunk)
-        self.sum += difference.sum(0)
-        if self.products is not None:
-            flat = _flat(difference, 2)  # (t, N, D)
-            self.products = self.products.to(flat) + torch.einsum("tni,tnj->nij", flat, flat)
-        self.squares += difference.square_().sum(0)
-
-    @property
-    def mean(self) -> Tensor:
-        """1/T sum_t f_t, (N, ...)."""
-        return self.pivot + self.sum / self.count
-
-    @property
-    def variance(self) -> Tensor:
-        """1/T sum_t f_t^2 - (1/T sum_t f_t)^2, (N, ...)."""
-        return (self.squares / self.count - (self.sum / self.count).square()).clamp_(min=0)
-
-    def settled(self, tolerance: float | None) -> bool:
-        """Tell whether the standard error of every mean is below the tolerance."""
-        if tolerance is None or self.count < LEAST_DRAWS:
-            return False
-        return bool((_standard_error(self.variance, self.count) < tolerance).all())
-
-    @property
-    def covariance(self) -> Tensor | None:
-        """1/T sum_t f_t^T f_t - mean^T mean over the flattened outputs, (N, D, D)."""
-        if self.products is None:
-            return None
-        shift = _flat(self.sum / self.count, 1)  # (N, D)
-        return self.products / self.count - shift.unsqueeze(2) * shift.unsqueeze(1)
-
-
-def _flat(x: Tensor, start: int) -> Tensor:
-    """Flatten the axes of one output into D: (..., D), D = 1 where there are none."""
-    return x.flatten(start) if x.ndim > start else x.unsqueeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +75,7 @@ class RegressionPrediction(_Prediction):
     @property
     def standard_error(self) -> Tensor:
         """Monte Carlo error of the mean, from the spread of the draws; NaN for a single draw."""
-        return _standard_error(self.epistemic, self.n_samples)
+        return standard_error(self.epistemic, self.n_samples)
 
     @property
     def covariance(self) -> Tensor:
@@ -168,7 +111,7 @@ class RegressionPrediction(_Prediction):
         tau = self.tau.expand(self.mean.shape[1:])
         log_sum = torch.full(self.mean.shape[:1], -math.inf, dtype=self.mean.dtype, device=self.mean.device)
         for chunk in chunks:
-            distance = _flat(tau * (chunk.to(self.mean) - y).square(), 2).sum(2)  # (t, N)
+            distance = flatten(tau * (chunk.to(self.mean) - y).square(), 2).sum(2)  # (t, N)
             log_sum = torch.logaddexp(log_sum, torch.logsumexp(-0.5 * distance, 0))
         return log_sum - math.log(self.n_samples) - 0.5 * D * math.log(2 * math.pi) + 0.5 * tau.log().sum()
 
@@ -215,7 +158,7 @@ class ClassificationPrediction(_Prediction):
     @property
     def standard_error(self) -> Tensor:
         """Monte Carlo error of the averaged probabilities, (N, K, ...); NaN for a single draw."""
-        return _standard_error(self.variance, self.n_samples)
+        return standard_error(self.variance, self.n_samples)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log of the averaged probability of each label, (N, ...)."""
@@ -226,7 +169,12 @@ class ClassificationPrediction(_Prediction):
         return f"ClassificationPrediction(shape={tuple(self.probs.shape)}, n_samples={self.n_samples})"
 
 
-def _standard_error(variance: Tensor, n_samples: int) -> Tensor:
+def flatten(x: Tensor, start: int) -> Tensor:
+    """Flatten the axes of one output into D: (..., D), D = 1 where there are none."""
+    return x.flatten(start) if x.ndim > start else x.unsqueeze(-1)
+
+
+def standard_error(variance: Tensor, n_samples: int) -> Tensor:
     """sqrt(s^2 / T) with s^2 = variance * T / (T - 1)."""
     return (variance / (n_samples - 1)).sqrt() if n_samples > 1 else torch.full_like(variance, math.nan)
 
@@ -300,86 +248,3 @@ def require_labels(y: Tensor, probs: Tensor) -> Tensor:
             f"labels must lie in 0..{probs.shape[1] - 1} ({probs.shape[1]} classes); got {int(y.min())}..{int(y.max())}"
         )
     return y.long()
-
-
-def regression(
-    chunks: Iterable[Tensor],
-    tau: Tensor,
-    *,
-    covariance: bool = False,
-    keep: bool = False,
-    tolerance: float | None = None,
-    draws: Chunks | None = None,
-) -> RegressionPrediction:
-    """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance."""
-    moments, kept = Moments(covariance=covariance), []
-    for chunk in chunks:
-        moments.add(as_float(chunk))
-        if keep:
-            kept.append(chunk)
-        if moments.settled(tolerance):
-            break
-    return RegressionPrediction(
-        n_samples=moments.count,
-        mean=moments.mean,
-        epistemic=moments.variance,
-        tau=spread(tau, moments.mean),
-        epistemic_covariance=moments.covariance,
-        samples=torch.cat(kept) if keep else None,
-        draws=_first(draws, moments.count),
-    )
-
-
-def _first(draws: Chunks | None, count: int) -> Chunks | None:
-    """Limit what can be run again to the draws that were used."""
-    if draws is None:
-        return None
-
-    def limited() -> Iterator[Tensor]:
-        left = count
-        for chunk in draws():
-            yield chunk[:left]
-            left -= len(chunk)
-            if left <= 0:
-                return
-
-    return limited
-
-
-def gaussian(
-    mean: Tensor, projected: Tensor, tau: Tensor, *, n_samples: int, covariance: bool, draws: Chunks | None
-) -> RegressionPrediction:
-    """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance."""
-    return RegressionPrediction(
-        n_samples=n_samples,
-        mean=mean,
-        epistemic=projected.square().sum(2).reshape(mean.shape),
-        tau=spread(tau, mean),
-        epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
-        draws=draws,
-    )
-
-
-def classification(
-    chunks: Iterable[Tensor], tau: Tensor, *, keep: bool = False, tolerance: float | None = None
-) -> ClassificationPrediction:
-    """Stream draws into a classification prediction: probabilities are averaged, never logits."""
-    moments, kept, entropies = Moments(), [], torch.zeros(())
-    for chunk in chunks:
-        if moments.count == 0:
-            refuse_probabilities(chunk)
-        logits = as_logits(chunk)
-        probs = torch.softmax(logits * tau.to(logits), 2)  # (t, N, K, ...)
-        moments.add(probs)
-        entropies = entropies.to(probs) + entropy(probs, 2).sum(0)  # (N, ...)
-        if keep:
-            kept.append(chunk)
-        if moments.settled(tolerance):
-            break
-    return ClassificationPrediction(
-        n_samples=moments.count,
-        probs=moments.mean,
-        expected_entropy=entropies / moments.count,
-        variance=moments.variance,
-        samples=torch.cat(kept) if keep else None,
-    )

@@ -5,7 +5,6 @@ takes the rest; where one batch is little work, a group of them goes in one pass
 size and start at multiples of it, the last one filled up, so draw t has the same bits whatever T is.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from mcbn import batches, statistics
 from mcbn.batches import Picker, pick_inputs
 from mcbn.draws import Draws
 from mcbn.errors import MCBNError
+from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 from mcbn.tracing import Recording, TraceRecord
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
     values: Mapping[str, int]  # name -> values per channel in a batch
 
 
-def record(network: Network, drawn: Draws, layers: statistics.Layers, inputs: Picker) -> Recorded:
+def record(network: Network, drawn: Draws, layers: Layers, inputs: Picker) -> Recorded:
     """Run every drawn batch through the network with batch norm as in training; keep the statistics.
 
     A draw is joint: one batch sets all layers, each seeing inputs already normalised by that batch (Algorithm 1).
@@ -157,34 +157,6 @@ def _same(found: Statistics, expected: Statistics) -> bool:
         torch.allclose(found[name][0], mean, rtol=1e-4, atol=1e-5) and torch.allclose(found[name][1], var, rtol=1e-3)
         for name, (mean, var) in expected.items()
     )
-
-
-def stochastic_layers(network: Network, x: Any, layers: statistics.Layers) -> frozenset[str]:
-    """Run the network once as it is to see which layers call batch norm, and choose among them."""
-    statistics.refuse_scripted(network.module)
-    with torch.no_grad(), statistics.Survey(batches.tensors_of(x)) as survey:
-        network(x)
-    found = [*survey.layers, *statistics.deaf(network.module, survey)]
-    if not found:
-        raise MCBNError(
-            f"{type(network.module).__name__} ran without a single batch norm call; its layers "
-            f"{statistics.candidates(network.module)} are not used in eval mode"
-        )
-    chosen = statistics.choose(layers, found, network.module)
-    for name in chosen:
-        if name not in survey.layers:
-            raise MCBNError(
-                f"layer {name!r} ({type(network.module.get_submodule(name)).__name__}) does its own arithmetic instead "
-                "of calling torch.nn.functional.batch_norm, so its statistics cannot be set; leave it out with layers="
-            )
-    for name, has_running in survey.layers.items():
-        if name not in chosen and not has_running:
-            warnings.warn(
-                f"mcbn: layer {name!r} is not among layers= and has no running statistics, so it goes on using those "
-                "of whatever batch it is given",
-                stacklevel=4,
-            )
-    return frozenset(chosen)
 
 
 def _join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
+from mcbn.files import replacing, require_folder
 from mcbn.gaussian import FAMILIES, Gaussian
 from mcbn.network import bare_name, structure, unwrap
 from mcbn.posterior import Posterior
@@ -39,7 +38,7 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
 
 def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Mapping[str, str]) -> None:
     """Write a posterior and its settings as one safetensors file, whole or not at all."""
-    from safetensors.torch import save as serialise
+    from safetensors.torch import save_file
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in _tensors(posterior).items()}
     metadata = {
@@ -54,16 +53,9 @@ def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Map
         **settings,
     }
     path = Path(path)
-    if not path.parent.is_dir():
-        raise MCBNError(f"cannot save {path.name}: the folder {path.parent} does not exist")
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(serialise(tensors, metadata))
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    require_folder(path)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata)
 
 
 def _tensors(posterior: Posterior) -> dict[str, Tensor]:

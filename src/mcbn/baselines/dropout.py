@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from mcbn import batches
 from mcbn.baselines.predictor import Predictor
-from mcbn.draws import isolated_random
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
+from mcbn.randomness import isolated_random
 
 ALPHA = 1.7580993408473766  # SELU's scale * alpha: what a dropped unit is set to, negated (Klambauer et al. 2017)
 ELEMENTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}

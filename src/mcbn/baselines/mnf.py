@@ -1,8 +1,6 @@
 """MNF (Louizos and Welling 2017) with the verbs of `mcbn.MCBN`: a network of its own, trained by `fit`."""
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -17,10 +15,12 @@ from mcbn import batches
 from mcbn.baselines import stack
 from mcbn.baselines.mnf_layers import MNFNetwork
 from mcbn.baselines.predictor import Predictor
-from mcbn.draws import DEFAULT_BATCH_SIZE, isolated_random
 from mcbn.errors import MCBNError
+from mcbn.files import replacing, require_folder
 from mcbn.network import Network
 from mcbn.networks import Standardized
+from mcbn.randomness import isolated_random
+from mcbn.sources import DEFAULT_BATCH_SIZE
 
 FORMAT = "mcbn-mnf 1"
 VALIDATION_PASSES = 10  # draws behind the mean that early stopping judges
@@ -130,9 +130,10 @@ class MNF(Predictor):
         settings = {"task": self.task, "hidden": self.hidden, "n_samples": self.n_samples, "seed": self.seed}
         settings |= {"sizes": model.network.sizes, "tau": self._tau.tolist(), "format": FORMAT}
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        with tempfile.TemporaryDirectory(dir=Path(path).resolve().parent) as folder:
-            save_file(tensors, Path(folder) / "mnf", {"mcbn": json.dumps(settings)})
-            os.replace(Path(folder) / "mnf", path)
+        path = Path(path)
+        require_folder(path)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, {"mcbn": json.dumps(settings)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

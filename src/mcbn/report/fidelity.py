@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
+from mcbn.records import Record
 from mcbn.report import paper
 from mcbn.report.estimates import ours, theirs, triple
 from mcbn.report.layout import MISSING, Table
-from mcbn.report.records import Record
 from mcbn.report.summary import METHODS, METRICS, Row, Summary
 
 _COMPARED = [(method, metric) for metric in ("rmse", "crps") for method in ("mcbn", "mcdo")]

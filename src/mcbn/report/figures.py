@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mcbn import plots
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.report.files import replacing
+from mcbn.files import replacing
 from mcbn.report.layout import MISSING
 from mcbn.report.summary import METHODS
 
@@ -52,7 +52,7 @@ def _first_split(predictions: Path, dataset: str, method: str) -> Path | None:
 
 
 def _grid(method: str, files: dict[str, Path]) -> "Figure":
-    figure = _figure(15.0, 6.8)
+    figure = plots.new_figure(15.0, 6.8, dpi=100)
     panels: NDArray[Any] = figure.subplots(2, 4)
     for ax, name in zip(panels.flat, NAMES, strict=True):
         if name in files:
@@ -97,7 +97,7 @@ def _draw_panel(ax: "Axes", name: str, file: Path, color: str) -> None:
 def _toy(file: Path) -> "Figure":
     names = ("x_train", "y_train", "x_grid", "mean", "std")
     arrays = _load(file, {**dict.fromkeys(names, 1), "constant_std": 0})
-    figure = _figure(6.5, 4.2)
+    figure = plots.new_figure(6.5, 4.2, dpi=100)
     vectors = [arrays[name] for name in names]
     plots.toy(*vectors, constant_std=float(arrays["constant_std"]), ax=figure.subplots())
     return figure
@@ -116,14 +116,6 @@ def _load(file: Path, dimensions: Mapping[str, int]) -> dict[str, NDArray[np.flo
         if array.ndim != dimensions[name] or array.size == 0:
             raise MCBNError(f"{file}: {name} should have {dimensions[name]} dimensions; it has shape {array.shape}.")
     return arrays
-
-
-def _figure(width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MCBNError("figures need matplotlib: pip install 'mcbn[plots]'") from error
-    return Figure(figsize=(width, height), layout="constrained", dpi=100)
 
 
 def _save(figure: "Figure", path: Path) -> Path:

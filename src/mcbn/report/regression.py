@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from mcbn import records
 from mcbn.errors import MCBNError
-from mcbn.report import records
+from mcbn.files import write_text
+from mcbn.records import Record
 from mcbn.report.fidelity import cost_table, coverage_table, fidelity_tables
 from mcbn.report.figures import write_figures
-from mcbn.report.files import write_text
 from mcbn.report.layout import MISSING, Table, escape_markdown, to_latex, to_markdown
-from mcbn.report.records import Record
 from mcbn.report.sensitivity import sensitivity_tables
 from mcbn.report.summary import Summary, runs, summarise, to_csv
 from mcbn.report.tables import further_tables, paper_tables

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from mcbn.data import NAMES
+from mcbn.records import Record
 from mcbn.report import paper, student
 from mcbn.report.estimates import Estimate, Triple, theirs, three_rows, triple
 from mcbn.report.layout import Table
-from mcbn.report.records import Record
 from mcbn.report.summary import METRICS, check_names, score
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)

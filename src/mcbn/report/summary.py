@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mcbn.data import NAMES
 from mcbn.errors import MCBNError
+from mcbn.records import Record
 from mcbn.report import paper, student
-from mcbn.report.records import Record
 
 METHODS = {
     "mcbn": "MCBN",

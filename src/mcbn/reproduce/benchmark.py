@@ -16,6 +16,7 @@ from mcbn.bench.records import environment
 from mcbn.bench.timing import synchronize
 from mcbn.data import Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
+from mcbn.records import append
 from mcbn.reproduce.evaluation import Evaluator
 from mcbn.reproduce.problem import Part, Problem, make_problem
 from mcbn.reproduce.stack import Family
@@ -60,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for record in measure(cases, chosen.device, chosen.seconds, chosen.share, options):
         print(json.dumps(record), flush=True)
         if chosen.out is not None:
-            chosen.out.parent.mkdir(parents=True, exist_ok=True)
-            with chosen.out.open("a") as file:
-                file.write(json.dumps(record | where) + "\n")
+            append(chosen.out, record | where)
 
 
 def measure(

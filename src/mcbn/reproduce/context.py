@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcbn.bench.records import Environment, environment
+from mcbn.records import Record
 from mcbn.reproduce.profiles import Profile
 from mcbn.reproduce.progress import Progress
-from mcbn.reproduce.store import Record, Store
+from mcbn.reproduce.store import Store
 
 
 @dataclass

@@ -10,9 +10,6 @@ All splits are searched as one stack of networks, then all splits and seeds trai
 (data set, split, seed), so a run is the same whatever else is in its stack.
 """
 
-import hashlib
-import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,14 +18,17 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from mcbn import data, metrics
+from mcbn import data
 from mcbn.baselines import stack
 from mcbn.baselines.mnf_layers import MNFNetwork
 from mcbn.batches import require_int
 from mcbn.bench.records import environment
 from mcbn.errors import MCBNError
 from mcbn.networks import Standardized
-from mcbn.noise import minimize_bounded
+from mcbn.records import digest
+from mcbn.reproduce.profiles import TAU_RANGES
+from mcbn.reproduce.scores import score_run
+from mcbn.reproduce.search import tune_both
 
 HIDDEN = (50, 50)
 BATCH_SIZE = 100
@@ -36,16 +36,6 @@ LEARNING_RATE = 1e-3
 PATIENCE = 200
 VALIDATION_PASSES = 10
 SEARCH, TEST = 0, 1  # streams of the network that is searched with, and of those that are tested
-TAU_RANGES = {
-    "boston": (0.01, 10.0),
-    "concrete": (0.001, 10.0),
-    "energy": (0.01, 100.0),
-    "kin8nm": (10.0, 1000.0),
-    "power": (0.01, 10.0),
-    "protein": (0.01, 10.0),
-    "wine": (0.01, 10.0),
-    "yacht": (0.01, 100.0),
-}
 
 
 class Profile(Protocol):
@@ -75,7 +65,7 @@ class Settings:
     @property
     def hash(self) -> str:
         """Name the configuration by 12 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        return digest(asdict(self))
 
 
 class Choice(NamedTuple):
@@ -135,7 +125,7 @@ def run(
             "tau_constant": choice.tau_constant,
             "n_samples": settings.n_samples,
             "n_test": target.shape[1],
-            **scores(samples[i].double(), target[i], choice.tau, choice.tau_constant),
+            **score_run(samples[i], target[i], choice.tau, choice.tau_constant),
             "seconds": round(seconds, 3),
             "device": where.hardware,
             "commit": where.commit,
@@ -156,8 +146,8 @@ def search(dataset: str, splits: Sequence[int], settings: Settings, device: torc
     epochs = stack.train_until_best(
         training, parts.x_new, parts.y_new, noise, max_epochs=settings.max_epochs, patience=settings.patience
     )
-    drawn = _samples(training.network, parts, keys, settings.n_samples)  # (S, T, n)
-    return [_choose(e, f, y, TAU_RANGES[dataset]) for e, f, y in zip(epochs, drawn, parts.target, strict=True)]
+    drawn = _samples(training.network, parts, keys, settings.n_samples).double().cpu()  # (S, T, n)
+    return [_choose(dataset, *found) for found in zip(epochs, drawn, parts.target.cpu(), strict=True)]
 
 
 def train_and_draw(
@@ -178,47 +168,10 @@ def train_and_draw(
     return _samples(training.network, parts, keys, settings.n_samples), parts.target
 
 
-def scores(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> dict[str, float | None]:
-    """Score T draws (T, n) of one network at y (n,), original units: means over points, and normalised in percent."""
-    mean, variance = samples.mean(0), samples.var(0, correction=0)
-    constant = torch.full_like(mean, 1 / tau_constant)
-    crps, pll = metrics.crps_gaussian, metrics.pll
-    raw = {
-        "rmse": metrics.rmse(mean, y),
-        "crps": crps(mean, variance + 1 / tau, y).mean(),
-        "pll": pll(samples, y, tau).mean(),
-        "crps_constant": crps(mean, constant, y).mean(),
-        "pll_constant": pll(mean.unsqueeze(0), y, tau_constant).mean(),
-        "crps_optimum": metrics.crps_optimum(mean, y).mean(),
-        "pll_optimum": metrics.pll_optimum(mean, y).mean(),
-    }
-    found: dict[str, float | None] = {n: float(v) if v.isfinite() else None for n, v in raw.items()}
-    return found | {f"{name}_normalized": _normalized(found, name) for name in ("crps", "pll")}
-
-
-def _normalized(found: dict[str, float | None], name: str) -> float | None:
-    score, constant, optimum = (found[key] for key in (name, f"{name}_constant", f"{name}_optimum"))
-    if score is None or constant is None or optimum is None or optimum == constant:
-        return None  # an exact prediction has no finite optimum
-    return float(metrics.normalized(score, constant, optimum))
-
-
-def _choose(epochs: int, samples: Tensor, y: Tensor, bounds: tuple[float, float]) -> Choice:
+def _choose(dataset: str, epochs: int, samples: Tensor, y: Tensor) -> Choice:
     """Tune tau for draws (T, n), and for their mean alone, at y (n,)."""
-    samples = samples.double()
-    mean, variance = samples.mean(0), samples.var(0, correction=0)
-    tau, constant = (best_tau(mean, v, y, bounds) for v in (variance, torch.zeros_like(variance)))
-    return Choice(max(1, epochs), tau, constant)
-
-
-def best_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, float]) -> float:
-    """Find the tau within bounds that minimises the mean CRPS of N(mean, variance + 1/tau), each (n,)."""
-
-    def score(log_tau: Tensor) -> Tensor:
-        return metrics.crps_gaussian(mean, variance + torch.exp(-log_tau), y).mean()
-
-    low, high = (torch.tensor(math.log(bound), dtype=torch.float64, device=y.device) for bound in bounds)
-    return float(minimize_bounded(score, low, high, steps=60).exp())
+    mean, variance = samples.mean(0, keepdim=True), samples.var(0, correction=0, keepdim=True)  # (1, n) each
+    return Choice(max(1, epochs), *tune_both(mean, variance, y.unsqueeze(0), dataset))
 
 
 def _predictions(samples: Tensor, y: Tensor, choice: Choice) -> tuple[Tensor, Tensor, float]:

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mcbn import data
+from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn.records import read
 from mcbn.reproduce import journal
 from mcbn.theory import ObjectiveGap, Prior, objective_gap
 
@@ -66,7 +68,7 @@ def _gaps(
 
 def report(out: Path) -> None:
     """Write the gaps, averaged over seeds, from records alone."""
-    records = journal.latest(journal.read(out / "records.jsonl"), ("dataset", "n", "seed"))
+    records = journal.latest(read(out / "records.jsonl"), ("dataset", "n", "seed"))
     rows = []
     for n in sorted({r["n"] for r in records}):
         own = [r for r in records if r["n"] == n]
@@ -78,10 +80,8 @@ def report(out: Path) -> None:
         ]
         rows.append([n, *(sum(values) / len(values) for values in ratios)])
     text = [[str(row[0]), *(f"{value:.4g}" for value in row[1:])] for row in rows]
-    journal.write(out / "table.md", INTRO + journal.markdown(HEAD, text))
-    journal.write(
-        out / "table.csv", journal.comma_separated(HEAD, [[r[0], *(round(v, 6) for v in r[1:])] for r in rows])
-    )
+    write_text(out / "table.md", INTRO + journal.markdown(HEAD, text))
+    write_text(out / "table.csv", journal.comma_separated(HEAD, [[r[0], *(round(v, 6) for v in r[1:])] for r in rows]))
 
 
 INTRO = (

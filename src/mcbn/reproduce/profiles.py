@@ -1,11 +1,11 @@
 """What a study runs: the paper's grid and protocol, and a small one that ends in minutes on two cores."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
 from mcbn.data import NAMES, describe, split
 from mcbn.errors import MCBNError
+from mcbn.records import digest
 
 METHODS = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble")
 FORMAT = 1  # of the records; another one makes another configuration
@@ -77,7 +77,7 @@ class Profile:
     @property
     def hash(self) -> str:
         """Name the configuration by 12 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:12]
+        return digest(self.settings())
 
 
 PAPER = Profile()

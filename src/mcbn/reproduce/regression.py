@@ -4,7 +4,6 @@ Cells of work: one per data set, family and batch size of the cross-validation, 
 test. Finished ones are never repeated; an interruption loses the one at work.
 """
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,14 @@ import torch
 
 from mcbn.data import NAMES, Regression, load
 from mcbn.errors import MCBNError
+from mcbn.records import Record
+from mcbn.reproduce import mnf
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.ensemble import score_ensemble
 from mcbn.reproduce.profiles import METHODS, Profile
 from mcbn.reproduce.progress import Progress
 from mcbn.reproduce.search import cells, search_weight
-from mcbn.reproduce.store import Record, Store
+from mcbn.reproduce.store import Store
 from mcbn.reproduce.testing import TESTED, save_predictions, score_networks
 
 STUDY = "regression"
@@ -41,8 +42,6 @@ def run(
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, methods, device)
     sets = {name: load(name) for name in datasets}
-    if "mnf" in methods:
-        _mnf()
     context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled, fused)
     work = [(name, method) for name in datasets for method in methods]
     context.progress = Progress(sum(_weight(context, *pair) for pair in work), STUDY)
@@ -86,23 +85,15 @@ def _expected(context: Context, dataset: str, method: str) -> list[Record]:
     return [base | {"split": s, "seed": seed} for s in context.profile.splits for seed in seeds]
 
 
-def _mnf() -> Any:
-    try:
-        return importlib.import_module("mcbn.reproduce.mnf")
-    except ImportError as error:
-        raise MCBNError(f"method 'mnf' is not available here ({error}); leave it out of --methods") from error
-
-
 def _score_mnf(context: Context, dataset: str) -> None:
     """Have the MNF baseline yield its runs; each split is written once all its seeds are there."""
     profile, expected = context.profile, _expected(context, dataset, "mnf")
     missing = [s for s in profile.splits if not context.store.has(r for r in expected if r["split"] == s)]
     runs: dict[int, list[tuple[Record, Any]]] = {}
-    for record in _mnf().run(dataset, missing, profile.seeds, profile, context.device):
+    for record in mnf.run(dataset, missing, profile.seeds, profile, context.device):
         predictions = record.pop("_predictions")
-        made = {"kind": "test", "study": STUDY, "profile": profile.name, "dataset": dataset, "method": "mnf"}
         own = runs.setdefault(record["split"], [])
-        own.append((made | context.common | record, predictions))
+        own.append((record, predictions))
         if len(own) == len(profile.seeds):
             _finish_mnf(context, dataset, record["split"], own)
 

@@ -21,8 +21,11 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from mcbn import MCBN, data, metrics
+from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized
+from mcbn.records import read
 from mcbn.reproduce import journal
+from mcbn.reproduce.profiles import TAU_RANGES
 from mcbn.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
@@ -30,7 +33,6 @@ SPLITS, SEEDS = (1, 2, 3), (0, 1)
 BATCH_SIZE = 64
 CHECKPOINTS = (50, 100, 150, 200)  # epochs at which validation looks
 N_SAMPLES = 100
-TAU_RANGES = {"boston": (0.01, 10.0), "concrete": (0.001, 10.0), "energy": (0.01, 100.0), "yacht": (0.01, 100.0)}
 UNIT_PRIOR = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)  # standardised units: mean 0, std 1, both loosely
 
 Setting = Mapping[str, float]
@@ -193,7 +195,7 @@ SCORES = ("rmse", "crps", "pll")
 
 def report(out: Path) -> None:
     """Write mean and standard error over runs, and paired differences from weight decay, from records alone."""
-    records = [r for r in journal.read(out / "records.jsonl") if r["stage"] == "test"]
+    records = [r for r in read(out / "records.jsonl") if r["stage"] == "test"]
     records = journal.latest(records, ("dataset", "split", "method", "seed"))
     runs = {(r["dataset"], r["method"], r["split"], r["seed"]): r for r in records}
     rows, cells = [], []
@@ -205,9 +207,9 @@ def report(out: Path) -> None:
         rows.append([dataset, method, len(own), *(round(v, 5) for pair in values for v in pair)])
         differences = [""] * 3 if method == "weight decay" else [f"{m:+.3f} ± {e:.3f}" for m, e in values[3:]]
         cells.append([dataset, method, str(len(own)), *(f"{m:.3f} ± {e:.3f}" for m, e in values[:3]), *differences])
-    journal.write(out / "table.md", INTRO + journal.markdown(HEAD, cells))
+    write_text(out / "table.md", INTRO + journal.markdown(HEAD, cells))
     head = [*HEAD[:3], *(f"{name}{end}" for name in HEAD[3:] for end in ("", " se"))]
-    journal.write(out / "table.csv", journal.comma_separated(head, rows))
+    write_text(out / "table.csv", journal.comma_separated(head, rows))
 
 
 INTRO = (

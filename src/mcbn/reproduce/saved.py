@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from mcbn.data import Regression, folds, split
 from mcbn.data import load as load_data
 from mcbn.errors import MCBNError
+from mcbn.files import replacing
 from mcbn.networks import RegressionMLP, Standardized
 from mcbn.reproduce.evaluation import population_statistics
 from mcbn.reproduce.problem import Problem
 from mcbn.reproduce.stack import Values, module_state
-from mcbn.reproduce.store import write_whole
 from mcbn.reproduce.training import Networks
 
 FORMAT = "mcbn study networks"
@@ -48,7 +48,8 @@ def save_networks(path: Path, states: Sequence[dict[str, Tensor]], infos: Sequen
         f"{i}.{name}": value.float().contiguous() for i, state in enumerate(states) for name, value in state.items()
     }
     metadata = {"format": FORMAT, "networks": json.dumps(list(infos))}
-    write_whole(path, lambda name: save_file(tensors, name, metadata))
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata)
 
 
 def load_networks(path: str | Path) -> list[tuple[Standardized, dict[str, Any]]]:

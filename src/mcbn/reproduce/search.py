@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from mcbn.data import Regression, describe, folds, split
+from mcbn.records import Record
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.problem import Part, Problem, make_problem
 from mcbn.reproduce.profiles import TAU_RANGES, Profile
 from mcbn.reproduce.scores import tune_tau
 from mcbn.reproduce.selection import CRITERIA, Configuration, CrossValidation, Rules, Search
 from mcbn.reproduce.stack import Family, Values
-from mcbn.reproduce.store import Record
 from mcbn.reproduce.streams import stream_key
 
 Criterion = Literal["mc", "plain"]

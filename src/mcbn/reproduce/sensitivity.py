@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mcbn.data import Regression, describe, load
 from mcbn.errors import MCBNError
+from mcbn.records import Record, read
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.evaluation import Evaluator
 from mcbn.reproduce.problem import Problem
@@ -23,7 +24,7 @@ from mcbn.reproduce.regression import check_request
 from mcbn.reproduce.scores import score_run
 from mcbn.reproduce.search import Choice, fold_problem, rules_of, run_kept, tune_both
 from mcbn.reproduce.selection import Configuration, CrossValidation, Search, networks_of, original_units
-from mcbn.reproduce.store import Record, Store, read_records
+from mcbn.reproduce.store import Store
 from mcbn.reproduce.testing import final_problem, final_targets, outputs, train_chosen
 
 STUDY = "sensitivity"
@@ -75,7 +76,7 @@ def pass_counts(profile: Profile, batch_size: int) -> list[int]:
 
 def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:
     """Read the lambda that the regression study chose for MCBN on each split."""
-    records = read_records(folder / "records.jsonl")
+    records = read(folder / "records.jsonl")
     own = [r for r in records if (r["kind"], r.get("dataset"), r.get("method")) == ("test", dataset, "mcbn")]
     found = {r["split"]: float(r["config"]["weight_decay"]) for r in own}
     missing = [s for s in profile.sensitivity_splits if s not in found]

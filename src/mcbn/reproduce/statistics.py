@@ -8,7 +8,6 @@ exact): Kolmogorov-Smirnov against Eq. (6) as printed; against Eq. (6) for batch
 deviations times sqrt((N - M) / (N - 1)); and Lilliefors' for a Gaussian of any moments.
 """
 
-import io
 import sys
 import time
 import warnings
@@ -20,7 +19,9 @@ import torch
 from torch import Tensor
 
 from mcbn import MCBN, data, plots
+from mcbn.files import replacing, write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn.records import read
 from mcbn.reproduce import journal
 from mcbn.theory import kolmogorov_smirnov, lilliefors
 from mcbn.theory.regularizer import LiveNetwork, Moments
@@ -63,9 +64,8 @@ def main(
     journal.append(out / "records.jsonl", [row | {"seconds": seconds} for row in rows], config)
     report(out)
     for name, figure in figures(drawn, batch_sizes, epochs, dataset).items():
-        image = io.BytesIO()
-        figure.savefig(image, format="png", dpi=110, metadata={"Software": None})
-        journal.write(out / name, image.getvalue())
+        with replacing(out / name) as temporary:
+            figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
 
 
 def _trained(
@@ -134,7 +134,7 @@ def _shares(values: Tensor, mean: Tensor, std: Tensor, finite: float) -> dict[st
 
 def report(out: Path) -> None:
     """Write the table of the last run of each setting, from records alone."""
-    records = journal.latest(journal.read(out / "records.jsonl"), KEYS)
+    records = journal.latest(read(out / "records.jsonl"), KEYS)
     records.sort(key=lambda r: [r[key] for key in KEYS])
     cells = [
         [_name(r["layer"]), *(r[key] for key in KEYS[2:]), r["printed"], r["finite"], r["shape"], 0.95, r["spread"]]
@@ -149,8 +149,8 @@ def report(out: Path) -> None:
         "population's spread; `any Gaussian`: Lilliefors; `exact`: what a true Gaussian gives; `spread`: std of the "
         "draws over that of Eq. (6), median over units.\n\n"
     )
-    journal.write(out / "table.md", intro + journal.markdown(HEAD, text))
-    journal.write(out / "table.csv", journal.comma_separated(HEAD, cells))
+    write_text(out / "table.md", intro + journal.markdown(HEAD, text))
+    write_text(out / "table.csv", journal.comma_separated(HEAD, cells))
 
 
 def figures(
@@ -172,10 +172,9 @@ def _figure(
     epochs: Sequence[int],
     xlabel: str,
 ) -> "Figure":
-    from matplotlib.figure import Figure
+    figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=100)
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9), layout="constrained")
     axes = figure.subplots(len(batch_sizes), len(epochs), squeeze=False)
     for i, M in enumerate(batch_sizes):
         for j, epoch in enumerate(epochs):

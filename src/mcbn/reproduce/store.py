@@ -5,9 +5,7 @@ it is written first, the records after it, so that an interruption between the t
 """
 
 import json
-import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn.files import replacing, write_text
+from mcbn.records import Record, extend, read
 
-Record = dict[str, Any]
 KEYS = {
     "test": ("dataset", "method", "split", "seed"),
     "selection": ("dataset", "family", "batch_size", "dropout", "split"),
     "sensitivity": ("dataset", "method", "split", "seed", "batch_size", "n_samples"),
 }
-
-
-def write_whole(path: Path, write: Callable[[str], object]) -> None:
-    """Let `write(name)` fill a temporary file beside the path, then give it its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        write(str(temporary))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_records(path: Path) -> list[Record]:
-    """Read a JSON-lines file; a last line that was cut off is dropped with a warning."""
-    if not path.exists():
-        return []
-    *lines, rest = path.read_text().split("\n")
-    if rest:
-        warnings.warn(f"mcbn: the last line of {path} was cut off and is dropped", stacklevel=2)
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise MCBNError(f"line {number} of {path} is no record ({error}); mend or remove that line") from error
-    return records
 
 
 class Store:
@@ -58,8 +30,7 @@ class Store:
         self.folder, self.settings = folder, settings
         self.path = folder / "records.jsonl"
         self._require_same_settings()
-        self._cut_broken_line()
-        self.records = read_records(self.path)
+        self.records = read(self.path)
         self._known = {record_key(record) for record in self.records}
 
     def has(self, records: Iterable[Record]) -> bool:
@@ -73,12 +44,7 @@ class Store:
     def append(self, records: Iterable[Record]) -> None:
         """Add the records that are not there yet, each a whole line."""
         new = [record for record in records if record_key(record) not in self._known]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            for record in new:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        extend(self.path, new)
         self.records += new
         self._known |= {record_key(record) for record in new}
 
@@ -94,7 +60,8 @@ class Store:
 
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         metadata = {"records": json.dumps(records), "settings": json.dumps(self.settings)}
-        write_whole(self._cell(cell), lambda name: save_file(stored, name, metadata))
+        with replacing(self._cell(cell)) as temporary:
+            save_file(stored, temporary, metadata)
         (self.folder / "cells" / ".gitignore").write_text("*\n")  # to go on from, not to publish
 
     def load(self, cell: str) -> dict[str, Tensor] | None:
@@ -115,7 +82,8 @@ class Store:
     def save_predictions(self, dataset: str, method: str, split: int, arrays: Mapping[str, Any]) -> None:
         """Write the per-point predictions of one method and split."""
         path = self.folder / "predictions" / f"{dataset}-{method}-{split}.npz"
-        write_whole(path, lambda name: np.savez_compressed(name, **arrays))
+        with replacing(path) as temporary:
+            np.savez_compressed(temporary, **arrays)
 
     def _cell(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.safetensors"
@@ -125,7 +93,7 @@ class Store:
         if not path.exists():
             if self.path.exists():
                 raise MCBNError(f"{self.folder} holds records but no settings.json; use another folder with --out")
-            write_whole(path, lambda name: Path(name).write_text(json.dumps(self.settings, indent=1) + "\n"))
+            write_text(path, json.dumps(self.settings, indent=1) + "\n")
             return
         before = json.loads(path.read_text())
         for name in ["name", *sorted(before.keys() | self.settings.keys())]:
@@ -134,16 +102,6 @@ class Store:
                     f"{self.folder} was made with another configuration: {name} is {before.get(name)!r} there, "
                     f"{self.settings.get(name)!r} now; use the same, or another folder with --out"
                 )
-
-    def _cut_broken_line(self) -> None:
-        """Take the cut-off end out of the file, so that the next record starts a line."""
-        if not self.path.exists():
-            return
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            warnings.warn(f"mcbn: the last line of {self.path} was cut off and is dropped", stacklevel=4)
-            write_whole(self.path, lambda name: Path(name).write_bytes(whole))
 
 
 def record_key(record: Record) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mcbn.data import Regression, describe, split
+from mcbn.records import Record
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.evaluation import Evaluator
 from mcbn.reproduce.final import Job, Trained, train_jobs
@@ -16,7 +17,6 @@ from mcbn.reproduce.saved import network_states, save_networks
 from mcbn.reproduce.scores import score_run
 from mcbn.reproduce.search import Choice, Criterion, choose, fold_problem
 from mcbn.reproduce.stack import Family
-from mcbn.reproduce.store import Record
 from mcbn.reproduce.streams import stream_key
 from mcbn.reproduce.training import Networks
 

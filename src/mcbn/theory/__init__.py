@@ -1,7 +1,7 @@
 """What the paper derives about batch statistics, as code (Teye et al. 2018, section 3.3, appendix 1.2 to 1.4)."""
 
 from mcbn.theory.divergence import Prior, implied_prior, kl_derivative, kl_gaussian
-from mcbn.theory.moments import StatisticMoments, activation_moments, analytic_moments
+from mcbn.theory.moments import StatisticMoments, activation_moments, analytic_moments, statistic_moments
 from mcbn.theory.normality import kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
 from mcbn.theory.objective import ObjectiveGap, objective_gap
 from mcbn.theory.regularizer import kl_regularizer
@@ -21,4 +21,5 @@ __all__ = [
     "ks_pvalue",
     "lilliefors",
     "objective_gap",
+    "statistic_moments",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from mcbn import statistics
+from mcbn import layers
 from mcbn.errors import MCBNError
 from mcbn.network import unwrap
 
@@ -124,7 +124,7 @@ def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n
         n: N, the training examples.
         tau: noise precision; 1 for classification.
     """
-    found = statistics.candidates(unwrap(model))
+    found = layers.candidates(unwrap(model))
     for name, value in (("n", n), ("tau", tau)):
         if not (value > 0 and math.isfinite(value)):
             raise MCBNError(f"{name} must be a positive number; got {value!r}")

@@ -17,27 +17,39 @@ class StatisticMoments(NamedTuple):
     std_std: Tensor  # sqrt((E[(h - mu)^4] - sigma^4) / (4 sigma^2 M))
 
 
+def statistic_moments(
+    mean: Tensor, variance: Tensor, of_mean: Tensor, of_square: Tensor, batch_size: float
+) -> StatisticMoments:
+    """Model the statistics of a batch of M independent examples.
+
+    With a_i the mean of example i's values and b_i the mean of its (h - mu)^2,
+    mu_B ~ N(mu, Var(a) / M), sigma_B ~ N(sigma, Var(b) / (4 sigma^2 M)).
+    A unit that never varies (sigma = 0) has no spread; what is 0 passes no gradient.
+
+    mean mu, variance sigma^2, of_mean Var(a) and of_square Var(b) of the population, each (C,).
+    """
+    varies = variance != 0
+    spread = of_square / (4 * variance.where(varies, torch.ones_like(variance)) * batch_size)
+    spread = spread.where(varies, torch.zeros_like(spread))
+    return StatisticMoments(mean, _sqrt(of_mean / batch_size), _sqrt(variance), _sqrt(spread))
+
+
 def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size: int) -> StatisticMoments:
-    """Model the statistics of a batch of M independent examples from population moments.
+    """Model the statistics of a batch of M examples, one value each, from population moments.
 
     mu_B ~ N(mu, sigma^2 / M), sigma_B ~ N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)).
     Teye et al. 2018, appendix 1.3. A unit that never varies (sigma = 0) has no spread.
 
     mean, variance and fourth central moment of the population, each (C,).
     """
-    std = variance.sqrt()
-    spread = (fourth - variance.square()).clamp(min=0) / (4 * variance * batch_size)
-    return StatisticMoments(
-        mean, (variance / batch_size).sqrt(), std, spread.where(variance > 0, spread.new_zeros(())).sqrt()
-    )
+    return statistic_moments(mean, variance, variance, (fourth - variance.square()).clamp(min=0), batch_size)
 
 
 def activation_moments(h: Tensor, batch_size: float) -> StatisticMoments:
     """Model the statistics of a batch of M examples from what a layer sees of a population, h (N, C, ...).
 
-    With a_i the mean of example i's values and b_i the mean of its (h - mu)^2,
-    mu_B ~ N(mu, Var(a) / M), sigma_B ~ N(sigma, Var(b) / (4 sigma^2 M)). One value an example: a = h, Var(b) =
-    E[(h - mu)^4] - sigma^4, the equations of Teye et al. 2018, appendix 1.3.
+    The equations of `statistic_moments`. One value an example: a = h, Var(b) = E[(h - mu)^4] - sigma^4, those of
+    Teye et al. 2018, appendix 1.3.
     Differs: they treat fully connected layers; pixels of one image are no independent examples, images are.
 
     Differentiable; a statistic that does not vary has spread 0 and passes no gradient through it.
@@ -49,21 +61,20 @@ def activation_moments(h: Tensor, batch_size: float) -> StatisticMoments:
     centred = h - mean.reshape(-1, *(1,) * len(own))  # (N, C, ...)
     each_mean = centred.mean(own) if own else centred  # (N, C): a - mu
     each_square = centred.square().mean(own) if own else centred.square()  # (N, C): b
-    variance = each_square.mean(0)  # (C,)
-    std = _safe_sqrt(variance, mean.square())
-    of_square = (each_square - variance).square().mean(0)  # (C,): Var(b)
-    varies = std > 0
-    spread = of_square / (4 * variance.where(varies, torch.ones_like(variance)) * batch_size)
-    of_mean = each_mean.square().mean(0)  # (C,): Var(a)
-    return StatisticMoments(
-        mean,
-        _safe_sqrt(of_mean / batch_size, mean.square()),
-        std,
-        _safe_sqrt(spread.where(varies, torch.zeros_like(spread)), variance),
-    )
+    average = each_square.mean(0)  # (C,)
+    variance = _above_rounding(average, mean.square())
+    of_mean = _above_rounding(each_mean.square().mean(0), batch_size * mean.square())  # (C,): Var(a)
+    of_square = (each_square - average).square().mean(0)  # (C,): Var(b)
+    of_square = _above_rounding(of_square, 4 * batch_size * average.square())
+    return statistic_moments(mean, variance, of_mean, of_square, batch_size)
 
 
-def _safe_sqrt(square: Tensor, scale: Tensor) -> Tensor:
-    """Square root with 0, and gradient 0, for what is rounding against `scale`."""
-    real = square.detach() > scale.detach() * (4 * torch.finfo(square.dtype).eps) ** 2
-    return square.where(real, torch.ones_like(square)).sqrt() * real
+def _above_rounding(square: Tensor, scale: Tensor) -> Tensor:
+    """Put 0 for what is rounding against `scale`."""
+    return square.masked_fill(square.detach() <= scale.detach() * (4 * torch.finfo(square.dtype).eps) ** 2, 0)
+
+
+def _sqrt(square: Tensor) -> Tensor:
+    """Square root with gradient 0 at 0."""
+    zero = square.detach() == 0
+    return square.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)

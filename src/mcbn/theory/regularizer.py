@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches, statistics
+from mcbn import batches, layers, statistics
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
 from mcbn.statistics import BatchNormCall, BatchNormMode, layer_of, scale_and_shift, statistics_dtype
@@ -19,8 +19,8 @@ class LiveNetwork(Network):
 
     def __init__(self, model: nn.Module, output: Output = None) -> None:
         model = unwrap(model)
-        statistics.candidates(model)
-        statistics.refuse_scripted(model)
+        layers.candidates(model)
+        layers.refuse_scripted(model)
         tensors = [*model.parameters(), *model.buffers()]
         shared = {id(tensor): tensor for tensor in tensors}
         shared |= {id(v): v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)}

@@ -3,8 +3,8 @@ import warnings
 
 import pytest
 
+from mcbn import records
 from mcbn.errors import MCBNError
-from mcbn.report import records
 
 FIRST = {"kind": "test", "dataset": "boston", "rmse": 2.75, "note": 'a "quoted" line\nwith an end, ±'}
 SECOND = {"kind": "test", "config": {"epochs": 240, "dropout": None}, "rmse": 1e-17}
@@ -25,6 +25,17 @@ def test_what_was_appended_is_read_in_order(path):
     for record in (FIRST, SECOND, FIRST):
         records.append(path, record)
     assert records.read(path) == [FIRST, SECOND, FIRST]
+
+
+def test_many_are_appended_as_one_by_one(path, tmp_path):
+    for record in (FIRST, SECOND):
+        records.append(path, record)
+    records.extend(tmp_path / "other.jsonl", iter([FIRST, SECOND]))
+    assert (tmp_path / "other.jsonl").read_bytes() == path.read_bytes()
+    before = path.read_bytes()
+    with pytest.raises(MCBNError):
+        records.extend(path, [FIRST, {"a": float("nan")}])
+    assert path.read_bytes() == before
 
 
 def test_every_record_is_one_line_of_json(path):

@@ -4,10 +4,11 @@ An object cut off anywhere before its closing brace is no JSON, so a last line w
 record or no record; `read` and `append` decide alike. One writer at a time.
 """
 
+import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
@@ -17,16 +18,21 @@ Record: TypeAlias = dict[str, Any]
 
 
 def append(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Add one record at the end of the file, on disk when this returns; folder and file are made if need be.
+    """Add one record at the end of the file, as `extend` does."""
+    extend(path, [record])
+
+
+def extend(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add records at the end of the file, on disk when this returns; folder and file are made if need be.
 
     What a killed writer left of its last line is removed first; whole records are never touched.
     """
-    line = _line(record)
+    lines = b"".join(map(_line, records))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _mend_end(file)
-        file.write(line)
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
 
@@ -43,6 +49,11 @@ def read(path: str | Path) -> list[Record]:
     if tail and last is None:
         warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
     return found if last is None else [*found, last]
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """Name a configuration by 12 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mcbn.errors import MCBNError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -22,3 +24,9 @@ def write_text(path: Path, text: str) -> Path:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return path
+
+
+def require_folder(path: Path) -> None:
+    """Refuse to save where there is no folder: more likely a slip than a wish for one."""
+    if not path.parent.is_dir():
+        raise MCBNError(f"cannot save {path.name}: the folder {path.parent} does not exist")

@@ -1,0 +1,138 @@
+"""Which layers are stochastic: those that could be, those that a pass runs, and those that `layers=` chooses."""
+
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.network import Network, bare_modules, bare_name
+from mcbn.statistics import Survey
+
+Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+
+def candidates(module: nn.Module) -> list[str]:
+    """Name the modules that are batch norm, or whose code calls the function: all that could be stochastic."""
+    if any(nn.parameter.is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
+        raise MCBNError("the network has lazy layers that are not initialised; run one batch through it first")
+    found = [name for name, child in bare_modules(module) if isinstance(child, _BatchNorm) or _calls(child)]
+    if not found:
+        norms = Counter(type(child).__name__ for child in module.modules() if "norm" in type(child).__name__.lower())
+        seen = ", ".join(f"{count} x {name}" for name, count in norms.items()) or "no normalisation layer of any kind"
+        script = any(isinstance(child, torch.jit.ScriptModule) for child in module.modules())
+        hint = "; TorchScript hides its layers: pass the original module" if script else ""
+        raise MCBNError(
+            f"{type(module).__name__} has no batch norm layer (found: {seen}), so it has no batch statistics to draw; "
+            f"MCBN needs a network that was trained with batch normalisation{hint}"
+        )
+    return found
+
+
+def _calls(module: nn.Module) -> bool:
+    """Tell whether a module's class, or an object it holds, mentions batch_norm in its code."""
+    owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
+    classes = {cls for owner in owners for cls in type(owner).__mro__ if _foreign(cls)}
+    functions = [f for cls in classes for f in vars(cls).values() if isinstance(f, FunctionType)]
+    functions += [v for v in owners if isinstance(v, FunctionType)]
+    return any(_mentions(f.__code__, f.__globals__, set()) for f in functions)
+
+
+def _foreign(cls: type) -> bool:
+    return cls.__module__.split(".")[0] not in ("torch", "builtins", "collections", "functools", "typing")
+
+
+def _mentions(code: CodeType, names: dict[str, Any], seen: set[CodeType]) -> bool:
+    """Follow a function's code, and the functions it names, to a mention of batch_norm."""
+    if code in seen:
+        return False
+    seen.add(code)
+    if "batch_norm" in code.co_names:
+        return True
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    if any(_mentions(const, names, seen) for const in inner):
+        return True
+    called = (inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType))
+    return any(_mentions(f.__code__, f.__globals__, seen) for f in called if isinstance(f, FunctionType))
+
+
+def choose(layers: Layers, found: Sequence[str], module: nn.Module) -> list[str]:
+    """Resolve `layers=` against the batch-norm layers found, in calling order where `found` is."""
+    modules = dict(bare_modules(module))
+    if layers is None:
+        return list(found)
+    if callable(layers):
+        chosen = [name for name in found if layers(name, modules[name])]
+    elif isinstance(layers, int) and not isinstance(layers, bool) and layers > 0:
+        chosen = list(found[:layers])
+    elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
+        wanted = [_canonical(name, module) for name in layers]
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(found)}")
+        chosen = [name for name in found if name in wanted]
+    else:
+        raise MCBNError(
+            f"layers= must be None, a positive number, a list of names or a function of (name, module); got {layers!r}"
+        )
+    if not chosen:
+        raise MCBNError(f"layers= matches no batch norm layer; there are {list(found)}")
+    return chosen
+
+
+def _canonical(name: str, module: nn.Module) -> str:
+    """Return a module's first name in the bare network: without what `torch.compile` and DataParallel put before it."""
+    first = {id(child): own for own, child in bare_modules(module)}
+    alias = {own: first[id(child)] for own, child in bare_modules(module, aliases=True)}
+    bare = bare_name(name)
+    return next((alias[n] for n in (name, bare, bare.removeprefix("module.")) if n in alias), name)
+
+
+def refuse_scripted(module: nn.Module) -> None:
+    """Refuse batch norm inside TorchScript: its calls cannot be seen, so it would stay deterministic in silence."""
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule) and "BatchNorm" in getattr(child, "original_name", ""):
+            raise MCBNError(
+                f"layer {name!r} is batch norm inside TorchScript, which hides it; pass the original module"
+            )
+
+
+def deaf(module: nn.Module, survey: Survey) -> list[str]:
+    """Name batch norm layers that ran without calling the function: their arithmetic is their own."""
+    names = [name for name, child in module.named_modules() if isinstance(child, _BatchNorm)]
+    return [name for name in names if name in survey.entered and name not in survey.layers]
+
+
+def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str]:
+    """Run the network once as it is to see which layers call batch norm, and choose among them."""
+    refuse_scripted(network.module)
+    with torch.no_grad(), Survey(batches.tensors_of(x)) as survey:
+        network(x)
+    found = [*survey.layers, *deaf(network.module, survey)]
+    if not found:
+        raise MCBNError(
+            f"{type(network.module).__name__} ran without a single batch norm call; its layers "
+            f"{candidates(network.module)} are not used in eval mode"
+        )
+    chosen = choose(layers, found, network.module)
+    for name in chosen:
+        if name not in survey.layers:
+            raise MCBNError(
+                f"layer {name!r} ({type(network.module.get_submodule(name)).__name__}) does its own arithmetic instead "
+                "of calling torch.nn.functional.batch_norm, so its statistics cannot be set; leave it out with layers="
+            )
+    for name, has_running in survey.layers.items():
+        if name not in chosen and not has_running:
+            warnings.warn(
+                f"mcbn: layer {name!r} is not among layers= and has no running statistics, so it goes on using those "
+                "of whatever batch it is given",
+                stacklevel=4,
+            )
+    return frozenset(chosen)

@@ -1,0 +1,167 @@
+"""Training data of any kind, as examples fetched by index or as a stream of ready batches."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.randomness import isolated_random
+
+DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes without a loader
+
+
+class Source(NamedTuple):
+    """Examples that can be fetched by index, as batches of the user's own making."""
+
+    fetch: Callable[[Any], Any]
+    population: Sequence[int]
+    batch_size: int | None
+    loader: DataLoader[Any] | None
+
+
+def read_source(data: Any) -> "Source | Stream":
+    """Read any training data as examples by index, or as a stream of ready batches."""
+    if isinstance(data, DataLoader):
+        return _from_loader(data)
+    if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
+        return _from_tensors(data)
+    if isinstance(data, IterableDataset):
+        return Stream(data, None)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return Source(Fetch(data, torch.utils.data.default_collate), range(len(data)), None, None)
+    if isinstance(data, Iterable):
+        return Stream(data, None)
+    raise MCBNError(f"fit takes a DataLoader, a Dataset or tensors; got {batches.describe(data)}")
+
+
+def _from_tensors(data: Any) -> Source:
+    tensors = batches.tensors_of(data)
+    sizes = {int(t.shape[0]) if t.ndim else 0 for t in tensors}
+    if len(sizes) != 1:
+        raise MCBNError(f"training tensors must share their first axis; got {batches.describe(data)}")
+    return Source(Take(data), range(sizes.pop()), None, None)
+
+
+def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
+    """Respect dataset, transforms, collate_fn, batch size and the set of rows of a loader; not its order."""
+    if isinstance(loader.dataset, IterableDataset):
+        return Stream(loader, loader.batch_size)
+    if loader.batch_sampler is None:  # the dataset hands out ready batches
+        return Stream(_Shuffled(loader), None)
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    fetch = Fetch(loader.dataset, loader.collate_fn)
+    return Source(fetch, _population(loader), size if isinstance(size, int) else None, loader)
+
+
+def _population(loader: DataLoader[Any]) -> Sequence[int]:
+    """Return the rows a loader visits: all, or for a sampler of its own making those of one epoch."""
+    N = len(loader.dataset)  # type: ignore[arg-type]
+    plain = isinstance(loader.sampler, RandomSampler | SequentialSampler | DistributedSampler)
+    if type(loader.batch_sampler) is BatchSampler and plain:
+        return range(N)
+    with isolated_random(0):
+        if type(loader.batch_sampler) is BatchSampler:
+            return [int(i) for i in islice(loader.sampler, 10 * N)]
+        return [int(i) for batch in islice(loader.batch_sampler or [], 10 * N) for i in batch]
+
+
+class Take:
+    """Fetch rows of tensors."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __call__(self, rows: Any) -> Any:
+        """Return these rows of every tensor."""
+        index = torch.as_tensor(rows)
+        return batches.map_tensors(lambda t: t[index.to(t.device)], self.data)
+
+
+class Fetch:
+    """Fetch rows of a dataset through its own transforms and collate function."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __call__(self, rows: list[int]) -> Any:
+        """Return a collated batch."""
+        if hasattr(self.dataset, "__getitems__"):
+            return self.collate(self.dataset.__getitems__(rows))
+        return self.collate([self.dataset[row] for row in rows])
+
+
+class Stream:
+    """Batches taken as they come: from an IterableDataset or any iterable that has no index."""
+
+    def __init__(self, source: Iterable[Any], batch_size: int | None) -> None:
+        self.source, self.batch_size = source, batch_size
+
+    def draws(self, n_samples: int, batch_size: int | None, seed: int) -> tuple[Iterator[Any], int]:
+        """Take the first T full batches, starting over where the stream ends early; return them with their size M."""
+        source = self.source
+        if isinstance(source, IterableDataset):
+            source = DataLoader(source, batch_size=batch_size or DEFAULT_BATCH_SIZE)
+        elif batch_size is not None and batch_size != self.batch_size:
+            raise MCBNError(
+                f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with that batch size"
+            )
+        with isolated_random(seed):
+            iterator = iter(source)
+            first = next(iterator, None)
+        if first is None:
+            raise MCBNError("the training data gives no batch at all")
+        if iterator is source:  # a generator: what was taken from it goes back in front
+            source = chain([first], iterator)
+        M = self.batch_size or batches.size_of(first)
+        if M == 1:
+            warn("the loader's batches hold one example each; pass the training loader")
+        return _full_batches(source, n_samples, M), M
+
+
+def _full_batches(source: Iterable[Any], n_samples: int, M: int) -> Iterator[Any]:
+    """Yield T batches of M examples, leaving out partial ones."""
+    given = 0
+    while True:
+        before = given
+        for batch in source:
+            if batches.size_of(batch) != M:
+                continue
+            if given == before and before > 0:
+                warn(f"the stream gave {before} full batches and starts over; draws repeat unless it shuffles itself")
+            yield batch
+            given += 1
+            if given == n_samples:
+                return
+        if given == before:
+            raise MCBNError(f"the stream ended after {given} full batches of {M}; n_samples={n_samples} need as many")
+
+
+class _Shuffled:
+    """The ready batches of a map-style dataset, in a random order that is new each time round."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        dataset: Any = self.loader.dataset
+        for i in np.random.permutation(len(dataset)).tolist():
+            yield self.loader.collate_fn(dataset[i])
+
+
+def warn(message: str) -> None:
+    """Warn at the user's own line: three functions of ours lie between."""
+    warnings.warn(f"mcbn: {message}", UserWarning, stacklevel=5)
