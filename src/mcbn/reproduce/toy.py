@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from mcbn import data, demo
-from mcbn.reproduce.store import write_whole
+from mcbn.files import replacing
 
 GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
 
@@ -24,5 +24,6 @@ def main(out: str | Path = "results/regression") -> Path:
     arrays: dict[str, Any] = {name: vector.numpy() for name, vector in vectors.items()}
     arrays["constant_std"] = constant**-0.5
     path = Path(out) / "predictions" / "toy.npz"
-    write_whole(path, lambda name: np.savez_compressed(name, **arrays))
+    with replacing(path) as temporary:
+        np.savez_compressed(temporary, **arrays)
     return path
