@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
@@ -56,6 +58,8 @@ class MCBNCallback(Callback):
         }
         self.of_predict = dict(predict or {})
         self.bayes: MCBN[Any] | None = None
+        self._own: Any = None  # what the module itself held as predict_step, while ours stands in its place
+        self._ours: Any = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit on the training loader, tune on the validation loader."""
@@ -74,17 +78,29 @@ class MCBNCallback(Callback):
         keys = bayes._fitted().network.accepted_keys()
 
         def predict_step(batch: Any, *_: Any, **__: Any) -> Any:
-            return bayes.predict(batches.pick_inputs(batch, bayes.inputs, keys), **options)
+            picked = batches.pick_inputs(batch, bayes.inputs, keys)
+            with torch.inference_mode(False):  # method="linear" needs gradients, which the trainer turns off
+                return bayes.predict(batches.map_tensors(torch.clone, picked), **options)
 
-        vars(pl_module)["predict_step"] = predict_step
+        self._own = vars(pl_module).get("predict_step")
+        vars(pl_module)["predict_step"] = self._ours = predict_step
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the module's own `predict_step` back."""
-        vars(pl_module).pop("predict_step", None)
+        self._put_back(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the module's own `predict_step` back."""
-        vars(pl_module).pop("predict_step", None)
+        self._put_back(pl_module)
+
+    def _put_back(self, pl_module: LightningModule) -> None:
+        if self._ours is None or vars(pl_module).get("predict_step") is not self._ours:
+            return
+        if self._own is None:
+            del vars(pl_module)["predict_step"]
+        else:
+            vars(pl_module)["predict_step"] = self._own
+        self._own = self._ours = None
 
 
 def _first(loaders: Any) -> Any:

@@ -104,7 +104,8 @@ class NormalizedCRPS(_Normalized):
 
     def update(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         """Take in predictive moments and targets of one shape, (N, ...)."""
-        constant = (1 / torch.as_tensor(self.constant_tau)).to(mean).broadcast_to(mean.shape)
+        tau = torch.as_tensor(self.constant_tau, dtype=mean.dtype, device=mean.device)
+        constant = (1 / tau).broadcast_to(mean.shape)
         self._add(
             metrics.crps_gaussian(mean, variance, y),
             metrics.crps_gaussian(mean, constant, y),

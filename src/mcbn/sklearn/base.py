@@ -62,9 +62,9 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         batch_size: int = 32,
         epochs: int | None = None,
         weight_decay: float = 1e-3,
-        learning_rate: float = 1e-3,
+        learning_rate: float = 3e-3,
         early_stopping: bool = True,
-        patience: int = 50,
+        patience: int = 100,
         n_folds: int = 5,
         random_state: Any = None,
         device: Any = None,
@@ -85,8 +85,6 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         if sample_weight is None:
             return None
         weights: Array = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        if not (weights > 0).any():
-            raise MCBNError("sample_weight is zero for every row; at least one must be positive")
         return weights
 
     def _train(self, rows: Rows, n_outputs: int) -> Self:

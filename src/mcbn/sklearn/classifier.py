@@ -36,7 +36,9 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         self.classes_ = np.unique(labels[kept])
         K = len(self.classes_)
         if K < 2:
-            raise MCBNError(f"classification needs at least 2 classes; the data holds one class: {self.classes_[0]!r}")
+            raise MCBNError(
+                f"classification needs at least 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}"
+            )
         numbers = np.searchsorted(self.classes_, labels[kept]).astype(np.float64)
         rows = distinct(x[kept], numbers, None if weights is None else weights[kept])
         return self._train(rows._replace(y=rows.y.long()), K)
