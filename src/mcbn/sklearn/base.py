@@ -32,7 +32,7 @@ PARAMETERS = """
     batch_size : M, of training and of the draws; at most half the rows, so that draws differ.
     epochs : most epochs of training; None: about 10,000 steps, from 50 to 500 epochs.
     weight_decay : lambda, on weight matrices alone.
-    learning_rate : of Adam.
+    learning_rate : of Adam; above the paper's 1e-3, as weights are averaged over epochs.
     early_stopping : end training, and choose its best epoch, by the loss on held-out rows.
     patience : epochs without a lower held-out loss before training ends.
     n_folds : held-out parts, each with a network of its own trained on the rest, beside the one of all rows that
