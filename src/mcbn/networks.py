@@ -77,6 +77,33 @@ class Standardized(nn.Module):
         return (x - self.x_mean) / self.x_std, (y - self.y_mean) / self.y_std
 
 
+class StandardizedInputs(nn.Module):
+    """A network that sees standardised inputs; its outputs, such as logits, stay as they are.
+
+    f(x) = network((x - x_mean) / x_std), with mean and std as in `Standardized`.
+    """
+
+    x_mean: Tensor
+    x_std: Tensor
+
+    def __init__(self, network: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        _check_data(x, x)
+        self.network = network
+        mean, std = _moments(x.detach())  # (Q,)
+        self.register_buffer("x_mean", mean)
+        self.register_buffer("x_std", std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run on x (N, Q) in original units."""
+        output: Tensor = self.network(self.standardize(x))
+        return output
+
+    def standardize(self, x: Tensor) -> Tensor:
+        """Return x in the units that the inner network sees."""
+        return (x - self.x_mean) / self.x_std
+
+
 def train_regression(
     network: nn.Module,
     x: Tensor,

@@ -1,0 +1,13 @@
+"""scikit-learn estimators: a batch-normalised network, trained and made Bayesian, behind `fit` and `predict`."""
+
+try:
+    import sklearn as _sklearn  # type: ignore[import-untyped]  # noqa: F401
+except ImportError as error:
+    from mcbn.errors import MCBNError
+
+    raise MCBNError("mcbn.sklearn needs scikit-learn: pip install 'mcbn[sklearn]'") from error
+
+from mcbn.sklearn.classifier import MCBNClassifier
+from mcbn.sklearn.regressor import MCBNRegressor
+
+__all__ = ["MCBNClassifier", "MCBNRegressor"]

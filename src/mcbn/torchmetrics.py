@@ -1,0 +1,133 @@
+"""The paper's scores as torchmetrics: `update` batch by batch, `compute` once, summed over processes.
+
+Each keeps sums and a count alone, O(1) memory, in double precision, and equals the mean of the function of
+`mcbn.metrics` it names over all points seen. Teye et al. 2018, Sections 4.1 and 4.2.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mcbn import metrics
+from mcbn.errors import MCBNError
+
+try:
+    from torchmetrics import Metric
+except ImportError as error:
+    raise MCBNError("mcbn.torchmetrics needs torchmetrics: pip install 'mcbn[torchmetrics]'") from error
+
+__all__ = ["PLL", "GaussianCRPS", "NormalizedCRPS", "NormalizedPLL"]
+
+
+class _Means(Metric):
+    """Means over points of one or several scores, as sums and a count."""
+
+    is_differentiable = False
+    full_state_update = False
+    names: tuple[str, ...] = ("score",)
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name in self.names:
+            self.add_state(f"{name}_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def _add(self, *scores: Tensor) -> None:
+        """Take in scores of the same points, one for each name."""
+        for name, score in zip(self.names, scores, strict=True):
+            total = getattr(self, f"{name}_sum")
+            total += score.detach().double().sum().to(total.device)
+        self.count += scores[0].numel()
+
+    def _means(self) -> list[Tensor]:
+        if not self.count:
+            raise MCBNError(f"{type(self).__name__} has seen no points; call update first")
+        return [getattr(self, f"{name}_sum") / self.count for name in self.names]
+
+
+class PLL(_Means):
+    """Mean predictive log likelihood, `mcbn.metrics.pll`; higher is better.
+
+    tau: precision of the noise, a number or broadcastable to one output's shape.
+    """
+
+    higher_is_better = True
+
+    def __init__(self, tau: metrics.TensorLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tau = tau
+
+    def update(self, samples: Tensor, y: Tensor) -> None:
+        """Take in draws (T, N, ...), as of `MCBN.sample`, and targets (N, ...)."""
+        self._add(metrics.pll(samples, y, self.tau))
+
+    def compute(self) -> Tensor:
+        """Return the mean over points."""
+        return self._means()[0]
+
+
+class GaussianCRPS(_Means):
+    """Mean CRPS of N(mean, variance), `mcbn.metrics.crps_gaussian`, in units of y; lower is better."""
+
+    higher_is_better = False
+
+    def update(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
+        """Take in predictive moments and targets of one shape."""
+        self._add(metrics.crps_gaussian(mean, variance, y))
+
+    def compute(self) -> Tensor:
+        """Return the mean over points and outputs."""
+        return self._means()[0]
+
+
+class _Normalized(_Means):
+    higher_is_better = True
+    names = ("score", "constant", "optimum")
+
+    def compute(self) -> Tensor:
+        """Return the score in percent of the way from constant uncertainty to the optimum."""
+        score, constant, optimum = self._means()
+        return metrics.normalized(score, constant, optimum)
+
+
+class NormalizedCRPS(_Normalized):
+    """CRPS from constant uncertainty (0) to the optimum (100 percent), `mcbn.metrics.normalized`; higher is better.
+
+    constant_tau: precision of the constant twin, the same mean with one variance, tuned on validation data.
+    """
+
+    def __init__(self, constant_tau: metrics.TensorLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.constant_tau = constant_tau
+
+    def update(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
+        """Take in predictive moments and targets of one shape, (N, ...)."""
+        tau = torch.as_tensor(self.constant_tau, dtype=mean.dtype, device=mean.device)
+        constant = (1 / tau).broadcast_to(mean.shape)
+        self._add(
+            metrics.crps_gaussian(mean, variance, y),
+            metrics.crps_gaussian(mean, constant, y),
+            metrics.crps_optimum(mean, y),
+        )
+
+
+class NormalizedPLL(_Normalized):
+    """PLL from constant uncertainty (0) to the optimum (100 percent), `mcbn.metrics.normalized`; higher is better.
+
+    tau: precision of the noise; constant_tau: that of the constant twin, the mean of the draws with one variance.
+    """
+
+    def __init__(self, tau: metrics.TensorLike, constant_tau: metrics.TensorLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tau, self.constant_tau = tau, constant_tau
+
+    def update(self, samples: Tensor, y: Tensor) -> None:
+        """Take in draws (T, N, ...) and targets (N, ...)."""
+        mean = samples.mean(0)  # (N, ...)
+        self._add(
+            metrics.pll(samples, y, self.tau),
+            metrics.pll(mean.unsqueeze(0), y, self.constant_tau),
+            metrics.pll_optimum(mean, y),
+        )
