@@ -41,7 +41,7 @@ def _stand_ins(tensors: Sequence[Tensor], axes: Sequence[int | None]) -> list[Te
 
     def stand_in(tensor: Tensor, axis: int | None) -> Tensor:
         kinds = [DimDynamic.DUCK if number == axis else DimDynamic.STATIC for number in range(tensor.ndim)]
-        context = StatelessSymbolicContext(dynamic_sizes=kinds)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context)
 
     return [stand_in(tensor, axis) for tensor, axis in zip(tensors, axes, strict=True)]
@@ -49,10 +49,14 @@ def _stand_ins(tensors: Sequence[Tensor], axes: Sequence[int | None]) -> list[Te
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Name gradients that have no operator outside torch, as operators that have one."""
-    table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
+    table: dict[Any, Callable[..., Any]] = {**torch.export.default_decompositions()}
     aten = torch.ops.aten
     table |= torch._decomp.get_decompositions([aten.max_pool2d_with_indices_backward, aten.slice_backward])
-    return table | {aten.convolution_backward.default: _convolution_backward}
+    own = {
+        aten.convolution_backward.default: _convolution_backward,
+        aten.avg_pool2d_backward.default: _average_backward,
+    }
+    return table | own
 
 
 def _convolution_backward(
@@ -68,13 +72,41 @@ def _convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> Any:
-    """Differentiate a convolution by its input: the transposed convolution with the same weights."""
-    if transposed or output_mask[1] or output_mask[2]:
+    """Differentiate a convolution by its input: the transposed one with the same weights, and the other way round."""
+    if output_mask[1] or output_mask[2]:
         return NotImplemented
-    axes = range(2, x.ndim)
-    missing = [
-        x.shape[axis] - ((gradient.shape[axis] - 1) * s - 2 * p + d * (weight.shape[axis] - 1) + 1)
-        for axis, s, p, d in zip(axes, stride, padding, dilation, strict=True)
-    ]
-    arguments = stride, padding, dilation, True, missing, groups
+    extra = [0 for _ in stride] if transposed else _left_over(x, gradient, weight.shape[2:], stride, padding, dilation)
+    arguments = stride, padding, dilation, not transposed, extra, groups
     return torch.ops.aten.convolution(gradient, weight, None, *arguments), None, None
+
+
+def _average_backward(
+    gradient: Tensor,
+    x: Tensor,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Any:
+    """Differentiate an average over windows: each window's share goes back to its values."""
+    if ceil_mode or (any(padding) and not count_include_pad):
+        return NotImplemented  # windows of several sizes
+    (height, width), stride, C = kernel_size, stride or kernel_size, x.shape[1]
+    weight = gradient.new_full((C, 1, height, width), 1 / (divisor_override or height * width))
+    extra = _left_over(x, gradient, kernel_size, stride, padding, [1, 1])
+    return torch.ops.aten.convolution(gradient, weight, None, stride, padding, [1, 1], True, extra, C)
+
+
+def _left_over(
+    x: Tensor,
+    gradient: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Count what a transposed convolution of the gradient lacks of the input's size: rows the stride left out."""
+    sizes = zip(x.shape[2:], gradient.shape[2:], kernel, stride, padding, dilation, strict=True)
+    return [whole - ((out - 1) * s - 2 * p + d * (k - 1) + 1) for whole, out, k, s, p, d in sizes]

@@ -1,8 +1,10 @@
 """Programs as ONNX files: converted, cleaned, checked by a run, written whole or not at all."""
 
+import importlib
 import importlib.util
 import logging
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +47,7 @@ def quiet() -> Iterator[None]:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated", category=FutureWarning)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
@@ -68,8 +69,7 @@ def convert(
                 program, dynamo=True, opset_version=OPSET, input_names=list(inputs), optimize=False, verbose=False
             )  # runtimes optimise a graph themselves when they load it
     except Exception as error:
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise MCBNError(f"the network uses an operation that cannot be written as ONNX: {reason}") from error
+        raise MCBNError(_refusal(error, metadata.get("method"))) from error
     if made is None:
         raise MCBNError("torch.onnx gave no program")
     _rename(made.model, outputs)
@@ -86,6 +86,15 @@ def convert(
             if axis.dim_param:
                 axis.dim_param = "batch"  # no other axis is open
     return bytes(model.SerializeToString())
+
+
+def _refusal(error: Exception, method: str | None) -> str:
+    """Name the operation that has no counterpart."""
+    text = str(error)
+    found = re.search(r"target=torch\.ops\.([\w.]+)", text)
+    what = found[1].removesuffix(".default") if found else text.strip().split("\n")[0]
+    hint = "method='linear' needs it; use method='sample'" if method == "linear" else "replace that layer"
+    return f"ONNX has no operator for {what}: {hint}"
 
 
 def _rename(model: Any, outputs: Sequence[str]) -> None:
@@ -111,8 +120,7 @@ def _rename(model: Any, outputs: Sequence[str]) -> None:
 
 def run(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run a file's content on the CPU."""
-    import onnxruntime
-
+    onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:

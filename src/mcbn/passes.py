@@ -1,6 +1,6 @@
 """A network's forward pass written down for any number of inputs, with statistics of its own for every row.
 
-`tracing` writes passes down for inputs of one shape, to run them fast here; this one is made to leave: by `torch.export`,
+`tracing` writes passes down for inputs of one shape, to run them fast here; these are made to leave, by `torch.export`,
 with the batch axis open. Draws, or outputs to differentiate, go on that axis: row c * N + n is input n in copy c. What
 no statistics reach is computed once, for N rows.
 """
@@ -63,7 +63,7 @@ class Forward(nn.Module):
 
 
 class Pass(nn.Module):
-    """A written-down pass in two parts: `shared(*inputs)` for N rows, `each(*shared, *parts)` for every copy of them."""
+    """A written-down pass in two parts: `shared(*inputs)` for N rows, `each(*shared, *parts)` for all copies."""
 
     def __init__(self, shared: nn.Module, each: nn.Module, axes: Sequence[int | None], width: int) -> None:
         super().__init__()

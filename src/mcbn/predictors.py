@@ -18,6 +18,7 @@ class Regression(nn.Module):
     """Mean and variance over draws; `aleatoric` is 1/tau, one number or one an output (D, 1, ...)."""
 
     names = ("mean", "variance", "epistemic")
+    aleatoric: Tensor
 
     def __init__(self, aleatoric: Tensor) -> None:
         super().__init__()
@@ -49,9 +50,10 @@ class Regression(nn.Module):
 
 
 class Classification(nn.Module):
-    """Averaged probabilities, their entropy and what of it is disagreement of the draws; `tau` multiplies the logits."""
+    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
 
     names = ("probs", "entropy", "mutual_information")
+    tau: Tensor
 
     def __init__(self, tau: Tensor) -> None:
         super().__init__()
@@ -93,7 +95,9 @@ def _rows(inputs: Any) -> int:
 
 
 class SamplePredictor(nn.Module):
-    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, a loop of passes where that is not all."""
+    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all."""
+
+    shares: Tensor  # (steps,), of each chunk among the draws up to it
 
     def __init__(
         self, written: Pass, parts: Sequence[Tensor], summary: Summary, *, chunk: int, output: Sequence[int]
@@ -143,14 +147,18 @@ class LinearPredictor(nn.Module):
     `jacobian(crossing, parts, chosen)` gives outputs and gradients of D copies of the inputs, copy d of output d.
     """
 
+    centre: Tensor  # (S,)
+    deviations: Tensor  # (T, S)
+    diagonal: Tensor | None  # (S,)
+
     def __init__(self, written: Pass, jacobian: nn.Module, expansion: Expansion, summary: Summary, *, n_outputs: int):
         super().__init__()
         self.written, self.jacobian, self.summary, self.D = written, jacobian, summary, n_outputs
         centres = [part for pair in expansion.centres.values() for part in pair]
         self.sizes, self.blocks = [len(part) for part in centres], [part.shape[1] for part in expansion.factors]
-        self.register_buffer("centre", torch.cat(centres).clone())  # (S,)
-        self.register_buffer("deviations", expansion.deviations.clone())  # (T, S)
-        self.register_buffer("diagonal", None if expansion.diagonal is None else expansion.diagonal.clone())  # (S,)
+        self.register_buffer("centre", torch.cat(centres).clone())
+        self.register_buffer("deviations", expansion.deviations.clone())
+        self.register_buffer("diagonal", None if expansion.diagonal is None else expansion.diagonal.clone())
         for number, factor in enumerate(expansion.factors):
             self.register_buffer(f"factor{number}", factor.clone())  # (R, S_block)
 
