@@ -81,6 +81,7 @@ def test_mlp_equals_predict_for_any_batch(tmp_path: Path, task: str, options: di
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
 
 
+@pytest.mark.slow
 def test_file_holds_the_draws_and_nothing_of_the_data_or_the_machine(tmp_path: Path) -> None:
     bayes, x = fitted("regression", dtype=torch.float32)
     bayes.tau = torch.tensor([2.0, 4.0])
@@ -156,7 +157,7 @@ class MBConv(nn.Module):
 
 def efficientnet() -> nn.Module:
     stem = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.SiLU(inplace=True)]
-    blocks = [MBConv(8, 8, 1), MBConv(8, 12, 2), MBConv(12, 12, 1)]
+    blocks = [MBConv(8, 8, 1), MBConv(8, 12, 2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(12, 5)]
     return nn.Sequential(*stem, *blocks, *head)
 
@@ -165,12 +166,12 @@ def efficientnet() -> nn.Module:
 @pytest.mark.parametrize(
     ("network", "size", "options"),
     [
-        (resnet32, 16, {"chunk_size": 2}),
+        (resnet32, 16, {}),
         (UNet, 16, {}),
-        (efficientnet, 16, {}),
+        (efficientnet, 16, {"chunk_size": 2}),
         (efficientnet, 16, {"method": "linear"}),
     ],
-    ids=["resnet32-loop", "unet", "efficientnet", "efficientnet-linear"],
+    ids=["resnet32", "unet", "efficientnet-loop", "efficientnet-linear"],
 )
 def test_convolutional_networks_equal_predict(tmp_path: Path, network: Any, size: int, options: dict[str, Any]) -> None:
     with torch.random.fork_rng():
@@ -218,6 +219,7 @@ class Windows(nn.Module):
         return self.last(self.body(x)).mean((2, 3))
 
 
+@pytest.mark.slow
 def test_gradients_of_windows_equal_predict() -> None:
     parts = nn.MaxPool2d(3, 2, 1), nn.ConvTranspose2d(4, 4, 3, 2), nn.AvgPool2d(2, 1, padding=1)
     model, x = Windows(*parts).double(), torch.randn(24, 3, 11, 11, generator=torch.Generator().manual_seed(0)).double()
@@ -252,6 +254,7 @@ class TwoInputs(nn.Module):
         return {"out": self.last(h.tanh().reshape(pairs.shape[0], -1)) * weight}
 
 
+@pytest.mark.slow
 def test_inputs_by_name_and_norms_of_several_rows_an_input(tmp_path: Path) -> None:
     model = TwoInputs()
     scramble(model)
@@ -299,6 +302,7 @@ def test_control_flow_on_values_is_told_with_its_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_network_that_relates_inputs_is_refused_but_for_one_draw_a_pass(tmp_path: Path) -> None:
     bayes, x = of(Relating())
     (tmp_path / "net.onnx").write_text("before")
@@ -356,6 +360,7 @@ def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         bayes.export(tmp_path / "net.onnx", x)
 
 
+@pytest.mark.slow
 def test_served_as_documented_without_torch_or_mcbn(tmp_path: Path) -> None:
     bayes, x = fitted("classification", dtype=torch.float32)
     bayes.export(tmp_path / "net.onnx", x[:3])

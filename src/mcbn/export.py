@@ -190,7 +190,7 @@ def _told(engine: Engine, method: str) -> Iterator[None]:
         reason = str(error).strip().split("\n")[0]
         by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
         what = "its control flow depends on the values of its inputs" if by_values else reason
-        hint = "" if method == "sample" else "; method='sample' needs less of it"
+        hint = "" if method == "sample" else "; method='sample' may still work"
         raise MCBNError(f"{name} cannot be exported as one graph{_place(error)}: {what}{hint}") from error
 
 
@@ -211,7 +211,7 @@ def _compare(found: Mapping[str, Tensor], expected: Any, what: str) -> None:
         reference = getattr(expected, name)
         scale = expected.entropy if name == "mutual_information" else reference  # itself a difference of entropies
         relative = TOLERANCE if reference.dtype == torch.float64 else COARSE_TOLERANCE
-        same = value.shape == reference.shape
+        value, same = value.to(reference.device), value.shape == reference.shape
         if not same or not bool(((value - reference).abs() <= relative * scale.abs().max().clamp(min=1e-6)).all()):
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "

@@ -52,11 +52,9 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {**torch.export.default_decompositions()}
     aten = torch.ops.aten
     table |= torch._decomp.get_decompositions([aten.max_pool2d_with_indices_backward, aten.slice_backward])
-    own = {
-        aten.convolution_backward.default: _convolution_backward,
-        aten.avg_pool2d_backward.default: _average_backward,
-    }
-    return table | own
+    table[aten.convolution_backward.default] = _convolution_backward
+    table[aten.avg_pool2d_backward.default] = _average_backward
+    return table
 
 
 def _convolution_backward(
