@@ -18,7 +18,7 @@ from mcbn import batches, gradients, onnx_file, passes
 from mcbn.draws import isolated_random
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather
-from mcbn.prediction import spread
+from mcbn.prediction import as_float, spread
 from mcbn.predictors import Classification, LinearPredictor, Regression, SamplePredictor, Summary
 from mcbn.sampling import Engine
 
@@ -137,9 +137,12 @@ def _predictor(
 
 
 def _summary(bayes: "MCBN[Any]", output: Tensor) -> Summary:
-    if bayes.task == "regression":
-        return Regression(1 / spread(bayes._tau, output.to(onnx_file.at_least_single(output.dtype))))
-    return Classification(bayes._tau.to(output.device, onnx_file.at_least_single(output.dtype)))
+    values = as_float(output)
+    return (
+        Regression(1 / spread(bayes._tau, values))
+        if bayes.task == "regression"
+        else Classification(bayes._tau.to(values))
+    )
 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:

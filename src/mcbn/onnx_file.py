@@ -54,11 +54,6 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Moments of half precision are kept in single."""
-    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
-
-
 def convert(
     program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], metadata: Mapping[str, str]
 ) -> bytes:

@@ -108,7 +108,7 @@ class SamplePredictor(nn.Module):
         for number, part in enumerate(parts):  # (T, C) -> (steps, chunk, C)
             self.register_buffer(f"part{number}", part.reshape(self.steps, chunk, -1).clone())
         self.n_parts = len(parts)
-        self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=summary_dtype(parts[0])))
+        self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=parts[0].dtype))
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
@@ -134,11 +134,6 @@ class SamplePredictor(nn.Module):
         empty = tuple(self.shares.new_zeros(shape) for shape in self.summary.start((N, *self.output)))
         state, _ = scan(step, empty, (parts, self.shares))
         return tuple(state)
-
-
-def summary_dtype(part: Tensor) -> torch.dtype:
-    """Moments are kept in double precision for networks of double precision, else in single."""
-    return torch.float64 if part.dtype == torch.float64 else torch.float32
 
 
 class LinearPredictor(nn.Module):
