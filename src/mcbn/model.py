@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, diagnostics, drift, moments, noise, prediction, statistics, storage, streaming
+from mcbn import batches, diagnostics, drift, export, moments, noise, prediction, statistics, storage, streaming
 from mcbn.draws import draw_batches, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
@@ -338,6 +338,32 @@ class MCBN(Tunable, Generic[P]):
         bayes._set(network, drawn.to(network.device))
         bayes.tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
         return bayes
+
+    def export(
+        self,
+        path: str | Path,
+        example_x: Any,
+        *,
+        method: str = "sample",
+        n_samples: int | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
+        """Write the predictor as one ONNX file that runs without mcbn or torch, for any number of inputs.
+
+        Outputs: mean, variance, epistemic (regression; variance = epistemic + 1/tau), or probs, entropy,
+        mutual_information (classification): the numbers of `predict`. `mcbn.export.to_torch_export` gives the same
+        as a `torch.export` program.
+
+        Args:
+            path: the file; its folder exists.
+            example_x: inputs as for `predict`, as many as will come at once: their shape but for N is fixed, their
+                number decides how many draws share a pass.
+            method: "sample", the draws as constants; "linear", the gradient and the covariance of the draws.
+            n_samples: use only the first draws.
+            chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
+                Chosen from the size of the example where it is not given.
+        """
+        export.to_onnx(self, path, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
 
     def __repr__(self) -> str:
         state = repr(self._engine.posterior) if self._engine else "not fitted"
