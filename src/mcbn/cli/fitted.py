@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import scoring, storage
+from mcbn import batches, scoring, storage
 from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
 from mcbn.files.source import Layout, Pair, Source
@@ -19,6 +19,7 @@ from mcbn.model import MCBN
 from mcbn.network import Network
 
 Tick = Callable[[int], object]
+SHOW_AFTER = 1.0  # seconds
 TUNE_BATCH = 1024  # validation rows at once
 
 
@@ -34,7 +35,7 @@ def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
     """Show a bar on a terminal for what takes more than a second; elsewhere nothing."""
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=title, unit=unit, disable=None, delay=1, leave=False) as shown:
+    with tqdm(total=total, desc=title, unit=unit, disable=None, delay=SHOW_AFTER, leave=False) as shown:
         yield shown.update
 
 
@@ -88,9 +89,25 @@ def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | N
     """Fit the posterior."""
     if train.loader is None and batch_size is None:
         raise MCBNError("give --batch-size, the M of training: the spread of the draws depends on it")
+    if batch_size is not None:
+        batches.require_int("batch_size", batch_size, 1)
+    if train.layout.width is not None:
+        _require_fits(bayes, train)
     with bar("drawing", n_samples, "batch") as tick:
         data = ticking(as_loader(train, batch_size), tick)
         bayes.fit(data, n_samples=n_samples, batch_size=batch_size, **options)
+
+
+def _require_fits(bayes: MCBN[Any], train: Source) -> None:
+    """Try the network on a few rows, to say in the words of a table why it cannot run."""
+    x, _ = next(train.blocks())
+    try:
+        bayes.plain(x[:2])
+    except MCBNError as error:
+        raise MCBNError(
+            f"the network does not take the {train.layout.width} input columns of {train.name} "
+            f"({error.__cause__ or error}); --target leaves targets out"
+        ) from error
 
 
 def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
