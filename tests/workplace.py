@@ -18,7 +18,7 @@ MODULE = """
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 constant = 3
 
@@ -62,6 +62,40 @@ def train_loader():
 
 def test_loader():
     return DataLoader(stored("test.npz"), batch_size=10)
+
+
+def dataset():
+    return stored("test.npz")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(stored("test.npz"))
+
+
+def streamed():
+    return DataLoader(Stream(), batch_size=10)
+
+
+def tensors():
+    return stored("test.npz").tensors
+
+
+def dicts():
+    return [{"input": x, "y": y, "id": "row"} for x, y in test_loader()]
+
+
+def generated():
+    yield from test_loader()
+
+
+def nothing():
+    return iter(())
+
+
+def failing():
+    yield torch.zeros(5, 3)
+    raise IndexError("no such row")
 
 
 def interrupted():

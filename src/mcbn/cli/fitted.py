@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mcbn import batches, scoring, storage
 from mcbn.cli.mistakes import one_line_errors, one_line_warnings
@@ -20,7 +20,6 @@ from mcbn.network import Network
 
 Tick = Callable[[int], object]
 SHOW_AFTER = 1.0  # seconds
-TUNE_BATCH = 1024  # validation rows at once
 
 
 @contextmanager
@@ -47,28 +46,47 @@ def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
 
 
 class _Rows(Dataset[Any]):
-    """Rows of tensors, fetched many at a time."""
+    """Rows of a tensor, fetched many at a time."""
 
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return len(self.x)
 
-    def __getitems__(self, rows: list[int]) -> tuple[Tensor, ...]:
-        return tuple(tensor[rows] for tensor in self.tensors)
+    def __getitems__(self, rows: list[int]) -> Tensor:
+        return self.x[rows]
 
 
 def _same(batch: Any) -> Any:
     return batch
 
 
-def as_loader(source: Source, batch_size: int | None) -> Any:
-    """Give the data as `MCBN.fit` and `MCBN.tune` take it: a loader over rows, or what the user's factory made."""
+class _Ready(Dataset[Any]):
+    """Batches that are ready."""
+
+    def __init__(self, pairs: list[Any]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.pairs[number]
+
+
+def training_data(source: Source, batch_size: int | None) -> Any:
+    """Give the data as `MCBN.fit` takes it: a loader over rows, or what the user's factory made."""
     if source.loader is not None:
         return source.loader
-    x, y = source.whole()
-    return DataLoader(_Rows(x) if y is None else _Rows(x, y), batch_size=batch_size, collate_fn=_same)
+    return DataLoader(_Rows(source.inputs()), batch_size=batch_size, collate_fn=_same)
+
+
+def validation_data(source: Source) -> DataLoader[Any]:
+    """Give the data as `MCBN.tune` takes it: the user's own loader, or one over blocks."""
+    if isinstance(source.loader, DataLoader):
+        return source.loader
+    return DataLoader(_Ready(list(source.blocks())), batch_size=None, collate_fn=_same)
 
 
 def ticking(data: Any, tick: Tick) -> Any:
@@ -94,7 +112,7 @@ def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | N
     if train.layout.width is not None:
         _require_fits(bayes, train)
     with bar("drawing", n_samples, "batch") as tick:
-        data = ticking(as_loader(train, batch_size), tick)
+        data = ticking(training_data(train, batch_size), tick)
         bayes.fit(data, n_samples=n_samples, batch_size=batch_size, **options)
 
 
@@ -112,8 +130,10 @@ def _require_fits(bayes: MCBN[Any], train: Source) -> None:
 
 def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
-    with bar("tuning", None, "batch") as tick:
-        bayes.tune(ticking(as_loader(held_out, TUNE_BATCH), tick))
+    data = validation_data(held_out)
+    stream = isinstance(data.dataset, IterableDataset)
+    with bar("tuning", None if stream else len(data), "batch") as tick:
+        bayes.tune(ticking(data, tick))
     if bayes.task != "regression":
         return None
     with bar("tuning the constant twin", held_out.count(), "row") as tick:

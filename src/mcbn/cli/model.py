@@ -57,7 +57,8 @@ def fit(
         network = specs.model(model, weights, specs.device(device))
         bayes: MCBN[Any] = MCBN(network, task, layers=fitted.read_layers(layers))
         train = open_source(data, target=target)
-        held_out = tune and open_source(tune, target=target, fitted=train.layout, need_targets=True)
+        opening: dict[str, Any] = {"target": target, "fitted": train.layout, "keys": fitted.keys(bayes)}
+        held_out = tune and open_source(tune, need_targets=True, **opening)
         fitted.draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = fitted.tune(bayes, held_out) if held_out else None
         fitted.save(bayes, out, train.layout, constant)

@@ -34,7 +34,7 @@ class StoredArray:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity."""
         for first, block in zip(range(0, len(self), size), self._parts(size), strict=True):
             self._require_finite(block, first)
-            yield block
+            yield block.astype(self.dtype.newbyteorder("="), copy=False)  # torch takes the machine's own byte order
 
     def _parts(self, size: int) -> Iterator[Array]:
         if self._fortran:  # columns first: a row is all over the file
@@ -50,8 +50,7 @@ class StoredArray:
                 content = file.read(rows * width)
                 if len(content) != rows * width:
                     raise MCBNError(f"{self.label} is cut off: it ends before row {first + rows} of {len(self)}")
-                block = np.frombuffer(bytearray(content), dtype=self.dtype).reshape(rows, *self.shape[1:])
-                yield block.astype(self.dtype.newbyteorder("="), copy=False)
+                yield np.frombuffer(bytearray(content), dtype=self.dtype).reshape(rows, *self.shape[1:])
 
     def _require_finite(self, block: Array, first: int) -> None:
         if block.ndim == 2:

@@ -59,10 +59,9 @@ class Source:
     blocks: Callable[[], Iterator[Pair]]
     loader: Any = None  # what the user's own factory made
 
-    def whole(self) -> Pair:
-        """Read everything: inputs (N, ...) and targets (N, ...)."""
-        x, y = zip(*self.blocks(), strict=True)
-        return torch.cat(x), None if y[0] is None else torch.cat(y)
+    def inputs(self) -> Tensor:
+        """Read the inputs of a file whole, (N, ...)."""
+        return torch.cat([x for x, _ in self.blocks()])
 
 
 def open_source(
@@ -204,10 +203,11 @@ def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Source:
     made = specs.make(spec, "--data")
 
     def blocks() -> Iterator[Pair]:
-        for batch in _as_batches(made, spec):
+        again = specs.make(spec, "--data") if isinstance(made, Iterator) else made  # a generator gives out once
+        for batch in _as_batches(again, spec):
             yield batches.pick_inputs(batch, None, keys), _targets_of(batch, need_targets)
 
-    return Source(spec, Layout(), lambda: _examples(made), blocks, made)
+    return Source(spec, Layout(), lambda: _examples(made), _not_empty(spec, blocks), made)
 
 
 def _targets_of(batch: Any, need_targets: bool) -> Tensor | None:
@@ -243,13 +243,13 @@ def _rows(row_bytes: int) -> int:
     return max(1, min(MOST_ROWS, BLOCK_BYTES // max(1, row_bytes)))
 
 
-def _not_empty(path: Path, blocks: Callable[[], Iterator[Pair]]) -> Callable[[], Iterator[Pair]]:
+def _not_empty(name: str | Path, blocks: Callable[[], Iterator[Pair]]) -> Callable[[], Iterator[Pair]]:
     def checked() -> Iterator[Pair]:
         empty = True
         for pair in blocks():
             empty = False
             yield pair
         if empty:
-            raise MCBNError(f"{path} holds no rows")
+            raise MCBNError(f"{name} holds no rows")
 
     return checked
