@@ -9,7 +9,8 @@ import torch
 from mcbn import MCBNError
 from mcbn.files import results, specs
 from mcbn.files.arrays import StoredArray
-from mcbn.files.source import Layout, open_source
+from mcbn.files.columns import Layout
+from mcbn.files.source import open_source
 from mcbn.files.tables import CsvTable
 
 VALUES = [[1.5, -2.0, 3e-7], [4.0, 5.25, 6.0]]
@@ -54,7 +55,7 @@ def test_csv_without_header_begins_with_its_first_row(tmp_path: Path) -> None:
 def test_csv_that_is_no_table_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(MCBNError) as caught:
-        list(CsvTable(tmp_path / "t.csv").read([0, 1], 10))
+        list(CsvTable(tmp_path / "t.csv").read([0, 1], 1))  # rows are counted over blocks
     assert message in str(caught.value)
 
 

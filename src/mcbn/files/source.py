@@ -1,9 +1,8 @@
 """Inputs and targets, block by block, whatever they come from: a file, or a loader made by the user's own code."""
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.files import specs
 from mcbn.files.arrays import ArrayTable, StoredArray, members
-from mcbn.files.tables import Array, CsvTable, ParquetTable, Table, name_of
+from mcbn.files.columns import Layout, find_inputs, find_targets, listing
+from mcbn.files.tables import Array, CsvTable, ParquetTable, Table
 
-BLOCK_BYTES = 2**21  # of inputs held at once, beside a pass through the network
+BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192
 INPUT_KEYS = ("x", "X", "inputs", "input", "features")
 TARGET_KEYS = (*batches.TARGET_KEYS, "Y")
@@ -27,26 +27,6 @@ SUFFIXES = (".csv", ".parquet", ".npy", ".npz")
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 Keys = tuple[list[str], list[str]]  # arguments of the network's forward: all, and those it must have
 Pair = tuple[Any, Tensor | None]  # inputs (n, ...), targets (n, ...)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What of a table went to the network: kept with the posterior, so that later tables are read alike."""
-
-    columns: tuple[str, ...] | None = None  # names of the inputs
-    width: int | None = None  # number of inputs; None where an input is not a row of a table
-    target: str | None = None  # as the option --target named it
-
-    def to_json(self) -> str:
-        """Write as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | None) -> "Layout":
-        """Read what `to_json` wrote; None is an empty layout."""
-        stored = json.loads(text) if text else {}
-        columns = stored.get("columns")
-        return cls(tuple(columns) if columns else None, stored.get("width"), stored.get("target"))
 
 
 @dataclass(frozen=True)
@@ -101,10 +81,10 @@ def open_source(
 
 
 def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Source:
-    targets = _targets(table, target, fitted)
+    targets = find_targets(table, target, fitted)
     if need_targets and not targets:
-        raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {_listing(table)}")
-    inputs = _inputs(table, targets, fitted)
+        raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {listing(table)}")
+    inputs = find_inputs(table, targets, fitted)
     chosen = [*inputs, *targets]
     size = _rows(8 * len(chosen))
 
@@ -117,53 +97,6 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
     columns = tuple(table.names[c] for c in inputs) if table.names else None
     layout = Layout(columns, len(inputs), target or fitted.target)
     return Source(str(table.path), layout, table.count, _not_empty(table.path, blocks))
-
-
-def _targets(table: Table, target: str | None, fitted: Layout) -> list[int]:
-    """Find the target columns: those asked for, else those of the fit where this table has them."""
-    if target is not None:
-        return [_column(table, part.strip()) for part in target.split(",")]
-    if fitted.target is None:
-        return []
-    parts = [part.strip() for part in fitted.target.split(",")]
-    named = table.names and all(part in table.names for part in parts)
-    placed = all(_is_place(part) for part in parts) and table.width == (fitted.width or 0) + len(parts)
-    return [_column(table, part) for part in parts] if named or placed else []
-
-
-def _column(table: Table, part: str) -> int:
-    if table.names and part in table.names:
-        return table.names.index(part)
-    if _is_place(part) and -table.width <= int(part) < table.width:
-        return int(part) % table.width
-    raise MCBNError(f"{table.path} has no column {part!r}; it has {_listing(table)}")
-
-
-def _is_place(part: str) -> bool:
-    return re.fullmatch(r"-?\d+", part) is not None
-
-
-def _inputs(table: Table, targets: Sequence[int], fitted: Layout) -> list[int]:
-    """Find the input columns: by the names of the fit, else all that are no targets."""
-    if table.names and fitted.columns:
-        lacking = [name for name in fitted.columns if name not in table.names]
-        if lacking:
-            raise MCBNError(f"{table.path} lacks the input column(s) {', '.join(map(repr, lacking))} of the fit")
-        return [table.names.index(name) for name in fitted.columns]
-    inputs = [c for c in range(table.width) if c not in targets]
-    if fitted.width is not None and len(inputs) != fitted.width:
-        raise MCBNError(
-            f"{table.path} has {len(inputs)} input columns, the posterior was fitted on {fitted.width}; "
-            "give it the same columns (--target leaves targets out)"
-        )
-    if not inputs:
-        raise MCBNError(f"{table.path} has no input columns beside its target(s)")
-    return inputs
-
-
-def _listing(table: Table) -> str:
-    shown = ", ".join(name_of(table.names, c) for c in range(min(table.width, 20)))
-    return f"columns {shown}{', ...' if table.width > 20 else ''}" if table.names else f"{table.width} columns"
 
 
 def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Source:
