@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 import mcbn
 from mcbn import metrics
 from mcbn.cli import app
-from mcbn.files import source
+from mcbn.tabular import source
 from workplace import NAMES, command, environment, furnish, read_csv, run, write_csv
 
 MODULE = "nets_of_the_command_line"

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from mcbn import batches, scoring, storage
 from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
-from mcbn.files.columns import Layout
-from mcbn.files.source import Pair, Source
+from mcbn.tabular.columns import Layout
+from mcbn.tabular.source import Pair, Source
 from mcbn.model import MCBN
 from mcbn.network import Network
 

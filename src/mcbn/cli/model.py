@@ -8,8 +8,8 @@ import typer
 from mcbn import scoring
 from mcbn.cli import fitted, sheet
 from mcbn.cli.mistakes import Debug
-from mcbn.files import results, specs
-from mcbn.files.source import open_source
+from mcbn.tabular import results, specs
+from mcbn.tabular.source import open_source
 from mcbn.model import MCBN
 from mcbn.report.files import replacing
 

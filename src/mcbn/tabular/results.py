@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.files.tables import Array, pyarrow
+from mcbn.tabular.tables import Array, pyarrow
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 
 COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.files import specs
-from mcbn.files.arrays import ArrayTable, StoredArray, members
-from mcbn.files.columns import Layout, find_inputs, find_targets, listing
-from mcbn.files.tables import Array, CsvTable, ParquetTable, Table
+from mcbn.tabular import specs
+from mcbn.tabular.arrays import ArrayTable, StoredArray, members
+from mcbn.tabular.columns import Layout, find_inputs, find_targets, listing
+from mcbn.tabular.tables import Array, CsvTable, ParquetTable, Table
 
 BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192

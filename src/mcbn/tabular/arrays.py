@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from mcbn.errors import MCBNError
-from mcbn.files.tables import Array, require_finite
+from mcbn.tabular.tables import Array, require_finite
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from mcbn.errors import MCBNError
-from mcbn.files.tables import Table, name_of
+from mcbn.tabular.tables import Table, name_of
 
 
 @dataclass(frozen=True)
