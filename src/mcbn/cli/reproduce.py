@@ -1,4 +1,4 @@
-"""The command line: `mcbn demo`, `mcbn bench`, `mcbn reproduce`."""
+"""`mcbn reproduce`: the experiments of the paper."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,34 +7,14 @@ from typing import Annotated
 
 import typer
 
-from mcbn.errors import MCBNError
+from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 
-app = typer.Typer(no_args_is_help=True, help="Bayesian uncertainty for trained batch-normalised networks.")
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of Teye et al. 2018.")
-app.add_typer(reproduce, name="reproduce")
 Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
 Fused = Annotated[bool, typer.Option("--fused", help="take training steps of small batches as one Triton kernel")]
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-@app.command(context_settings=PASS_ON, add_help_option=False)
-def demo(context: typer.Context) -> None:
-    """Train, fit and score on Boston and Concrete; `mcbn demo --help` lists its options."""
-    from mcbn import demo
-
-    demo.main(context.args)
-
-
-@app.command(context_settings=PASS_ON, add_help_option=False)
-def bench(context: typer.Context) -> None:
-    """Measure MCBN against the loop of Algorithm 1 and T plain passes; `mcbn bench --help` lists its options."""
-    from mcbn.bench.__main__ import main
-
-    with _one_line_errors():
-        main(context.args)
 
 
 @reproduce.command()
@@ -143,15 +123,6 @@ def tables(results: Annotated[Path, typer.Option(help="folder that holds regress
 
 def _split(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(part.strip() for name in names or () for part in name.split(",") if part.strip())
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except MCBNError as error:
-        typer.echo(f"mcbn: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 @contextmanager

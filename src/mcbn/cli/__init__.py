@@ -1,0 +1,45 @@
+"""The command line `mcbn`: one module a group of commands."""
+
+from typing import Annotated
+
+import typer
+
+from mcbn.cli import model
+from mcbn.cli.mistakes import begin
+from mcbn.cli.mistakes import one_line_errors as _one_line_errors
+from mcbn.cli.reproduce import reproduce
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Bayesian uncertainty for trained batch-normalised networks.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(no_args_is_help=True)(model.fit)
+app.command(no_args_is_help=True)(model.predict)
+app.command(no_args_is_help=True)(model.evaluate)
+app.add_typer(reproduce, name="reproduce")
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.callback()
+def main(debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False) -> None:
+    """Bayesian uncertainty for trained batch-normalised networks."""
+    begin(debug)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def demo(context: typer.Context) -> None:
+    """Train, fit and score on Boston and Concrete; `mcbn demo --help` lists its options."""
+    from mcbn import demo
+
+    demo.main(context.args)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Measure MCBN against the loop of Algorithm 1 and T plain passes; `mcbn bench --help` lists its options."""
+    from mcbn.bench.__main__ import main
+
+    with _one_line_errors():
+        main(context.args)

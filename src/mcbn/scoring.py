@@ -1,0 +1,153 @@
+"""How good predictions are on held-out data: scores beside those of a twin that knows less.
+
+Regression is compared with the constant twin (the same mean, one variance for all inputs; Teye et al. 2018, Section
+4.2), classification with the plain network (its own running statistics, no draws).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mcbn import metrics
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.noise import tau_by_crps
+from mcbn.prediction import as_logits, match_shape, require_labels
+
+LEVELS = (0.5, 0.9, 0.95)
+Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
+Scores = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of MCBN, of its twin, and how far the first are on the way from the twin to the optimum, in percent."""
+
+    n_points: int
+    mcbn: Scores
+    twin: Scores
+    normalized: Scores
+    coverage: dict[float, float]  # regression: share of targets inside the central interval of each level
+    constant_tau: float | list[float] | None  # of the constant twin
+
+
+def constant_tau(bayes: MCBN[Any], pairs: Pairs) -> Tensor:
+    """Tune the precision of the constant twin by CRPS, one an output, (D,)."""
+
+    def rows(x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        mean = bayes.predict(x).mean
+        return mean, match_shape(y, mean)
+
+    return _best_constant(*_gather(rows(x, y) for x, y in pairs))
+
+
+def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
+    """Join the parts of all blocks."""
+    parts = list(zip(*rows, strict=True))
+    if not parts:
+        raise MCBNError("the data to score gives no batch at all")
+    return [torch.cat(part) for part in parts]
+
+
+def _best_constant(mean: Tensor, y: Tensor) -> Tensor:
+    """Find the twin's tau, (D,), for means and targets (N,) or (N, D, ...)."""
+    rows = (_by_output(mean), _by_output(y))  # (n, D)
+    return tau_by_crps(rows[0], torch.zeros_like(rows[0]), rows[1])
+
+
+def _by_output(values: Tensor) -> Tensor:
+    return values.unsqueeze(1) if values.ndim == 1 else values.movedim(1, -1).reshape(-1, values.shape[1])
+
+
+def evaluate_regression(
+    bayes: MCBN[Any],
+    pairs: Pairs,
+    *,
+    constant: Tensor | None = None,
+    levels: Iterable[float] = LEVELS,
+    **options: Any,
+) -> Evaluation:
+    """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
+
+    Args:
+        bayes: fitted; its tau must be known.
+        pairs: inputs and targets of each block.
+        constant: tau of the constant twin, (D,); None: the best for these very targets, which favours the twin.
+        levels: of the intervals whose coverage is measured.
+        options: of `predict`.
+    """
+    mean, variance, pll, y = _gather(_regression_rows(bayes, x, y, options) for x, y in pairs)  # (N, ...), pll (N,)
+    tau = (_best_constant(mean, y) if constant is None else constant).to(mean)  # (D,)
+    spread = tau.reshape(-1, *(1,) * (mean.ndim - 2)) if mean.ndim > 1 else tau.reshape(())
+    crps = metrics.crps_gaussian(mean, variance, y)
+    constant_crps = metrics.crps_gaussian(mean, (1 / spread).expand_as(mean), y)
+    constant_pll = metrics.pll(mean.unsqueeze(0), y, spread)
+    rmse = metrics.rmse(mean, y).item()
+    return Evaluation(
+        n_points=len(y),
+        mcbn={"rmse": rmse, "crps": crps.mean().item(), "pll": pll.mean().item()},
+        twin={"rmse": rmse, "crps": constant_crps.mean().item(), "pll": constant_pll.mean().item()},
+        normalized={
+            "crps": _normalized(crps, constant_crps, metrics.crps_optimum(mean, y)),
+            "pll": _normalized(pll, constant_pll, metrics.pll_optimum(mean, y)),
+        },
+        coverage={level: _covered(mean, variance, y, level) for level in levels},
+        constant_tau=tau.tolist() if len(tau) > 1 else tau.item(),
+    )
+
+
+def _regression_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    pred = bayes.predict(x, **options)
+    y = match_shape(y, pred.mean)
+    return pred.mean, pred.variance, pred.log_prob(y), y
+
+
+def _covered(mean: Tensor, variance: Tensor, y: Tensor, level: float) -> float:
+    """Share of targets within Phi^-1((1 + level) / 2) standard deviations of the mean."""
+    if not 0 < level < 1:
+        raise MCBNError(f"the level of an interval must lie between 0 and 1, got {level}")
+    width = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)).item()
+    return float(((y - mean).abs() <= width * variance.sqrt()).double().mean())
+
+
+def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | None:
+    try:
+        return metrics.normalized(score, constant, optimum).item()
+    except MCBNError:  # a point predicted exactly has no finite optimum
+        return None
+
+
+def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> Evaluation:
+    """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
+    probs, plain, y = _gather(_classification_rows(bayes, x, y, options) for x, y in pairs)
+    return Evaluation(
+        n_points=len(y),
+        mcbn=_class_scores(probs, y),
+        twin=_class_scores(plain, y),
+        normalized={},
+        coverage={},
+        constant_tau=None,
+    )
+
+
+def _classification_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    pred = bayes.predict(x, **options)
+    with torch.no_grad():
+        plain = as_logits(bayes.plain(x).unsqueeze(0))[0].softmax(1)
+    return pred.probs, plain, require_labels(y, pred.probs)
+
+
+def _class_scores(probs: Tensor, y: Tensor) -> Scores:
+    entropy = torch.special.entr(probs).sum(1)
+    wrong = probs.argmax(1) != y
+    mixed = 0 < int(wrong.sum()) < wrong.numel()
+    return {
+        "accuracy": metrics.accuracy(probs, y).item(),
+        "nll": metrics.nll(probs, y).item(),
+        "brier": metrics.brier(probs, y).item(),
+        "ece": metrics.ece(probs, y).item(),
+        "error_auroc": metrics.auroc(entropy, wrong).item() if mixed else None,
+    }

@@ -1,0 +1,1 @@
+"""What a person has on disk: tables and arrays to read in blocks, models to import, results to write."""

@@ -1,0 +1,130 @@
+"""What a command line names: an object by `package.module:name`, weights in a file, a device."""
+
+import difflib
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mcbn.draws import isolated_random
+from mcbn.errors import MCBNError
+from mcbn.network import unwrap
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights of a checkpoint
+PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
+
+
+def make(spec: str, option: str) -> Any:
+    """Import `package.module:factory` and call the factory without arguments; what is not callable is taken as it is.
+
+    The working directory can be imported from. The global generators are seeded meanwhile, so that what a factory
+    leaves to chance is the same in every command.
+    """
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise MCBNError(f"{option} must read package.module:factory; got {spec!r}")
+    with _working_directory_importable(), isolated_random(0):
+        found = _find(_import(module_name, option), name, option)
+        if isinstance(found, nn.Module) or not callable(found):
+            return found
+        try:
+            return found()
+        except Exception as error:
+            raise MCBNError(f"{option} {spec}: calling it without arguments failed: {_one_line(error)}") from error
+
+
+def model(spec: str, weights: Path | None, device: torch.device) -> nn.Module:
+    """Make the network, give it its weights, and move it."""
+    network = make(spec, "--model")
+    if not isinstance(network, nn.Module):
+        raise MCBNError(f"--model {spec} gives a {type(network).__name__}, not a torch.nn.Module")
+    if weights is not None:
+        _load(unwrap(network), weights)
+    return network.to(device)
+
+
+def device(name: str) -> torch.device:
+    """Read a device: auto takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MCBNError(f"--device {name} cannot be used here ({_one_line(error)}); take auto or cpu") from error
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _import(name: str, option: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise MCBNError(
+            f"{option}: cannot import {name!r} ({_one_line(error)}); it must be installed or lie in {os.getcwd()}"
+        ) from error
+
+
+def _find(module: Any, name: str, option: str) -> Any:
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")])
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise MCBNError(f"{option}: {module.__name__} has no {name!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _load(network: nn.Module, path: Path) -> None:
+    state = _state(path)
+    for prefix in PREFIXES:
+        if state and all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        details = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise MCBNError(f"the weights of {path} are not those of {type(network).__name__}: {details}") from error
+
+
+def _state(path: Path) -> dict[str, Tensor]:
+    """Read tensors by name, from safetensors or from what torch.save wrote; nothing in the file is executed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise MCBNError(f"there is no file {path}") from error
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
+        raise MCBNError(
+            f"{path} is not a file of weights ({_one_line(error)}); write it with torch.save(net.state_dict(), ...) or "
+            "safetensors"
+        ) from error
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise MCBNError(f"{path} holds a {type(content).__name__}, not tensors by name; save net.state_dict()")
+    return dict(content)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

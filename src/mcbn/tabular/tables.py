@@ -1,0 +1,183 @@
+"""Tables of numbers in csv and parquet files, read in blocks; a bad cell is named by row and column."""
+
+import csv
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcbn.errors import MCBNError
+
+Array = NDArray[Any]
+Line = tuple[int, list[str]]  # its number in the file, its cells
+DELIMITERS = ",;\t"
+
+
+class Table(Protocol):
+    """Rows of numbers under columns that may have names."""
+
+    path: Path
+    names: tuple[str, ...] | None
+    width: int
+
+    def count(self) -> int:
+        """Return the number of rows, or slightly more where it would take reading them to know."""
+
+    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
+        """Yield blocks of these columns, (n, len(columns)), n = size but for the last."""
+
+
+def name_of(names: Sequence[str] | None, column: int) -> str:
+    """Call a column by its name, or by its place counted from 1."""
+    return repr(names[column]) if names else str(column + 1)
+
+
+def require_finite(path: Path, block: Array, first: int, columns: Sequence[int], names: Sequence[str] | None) -> None:
+    """Refuse NaN and infinity in a block of rows, (n, len(columns)), that begins at row `first` (from 0)."""
+    if block.dtype.kind == "f" and not np.isfinite(block).all():
+        row, column = np.argwhere(~np.isfinite(block))[0][:2]
+        raise MCBNError(
+            f"{path}: row {first + row + 1}, column {name_of(names, columns[column])} is {block[row, column]}; "
+            "clean or impute it first"
+        )
+
+
+class CsvTable:
+    """A csv file: commas, semicolons or tabs; a first row that is not all numbers is the header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._text() as file:
+            self._delimiter = max(DELIMITERS, key=file.readline().count)
+        first = next(self._lines(), None)
+        if first is None:
+            raise MCBNError(f"{path} is empty; it should hold rows of numbers")
+        self.width = len(first[1])
+        header = not all(_is_number(cell) for cell in first[1])
+        self.names = tuple(cell.strip() for cell in first[1]) if header else None
+        repeated = [name for name in self.names or () if (self.names or ()).count(name) > 1]
+        if repeated:
+            raise MCBNError(f"{path} has several columns named {repeated[0]!r}; give each its own name")
+
+    def count(self) -> int:
+        """Count line ends."""
+        with self.path.open("rb") as file:
+            lines = sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b""))
+        return lines - (self.names is not None)
+
+    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
+        """Yield blocks of these columns, (n, len(columns))."""
+        lines = islice(self._lines(), self.names is not None, None)
+        first = 0
+        while block := list(islice(lines, size)):
+            numbers = self._numbers(block, columns, first)
+            require_finite(self.path, numbers, first, columns, self.names)
+            yield numbers
+            first += len(block)
+
+    def _numbers(self, block: list[Line], columns: Sequence[int], first: int) -> Array:
+        if any(len(cells) != self.width for _, cells in block):
+            row, line, cells = next((r, *b) for r, b in enumerate(block, first + 1) if len(b[1]) != self.width)
+            raise MCBNError(
+                f"{self.path}: row {row} (line {line}) has {len(cells)} columns, the first line {self.width}"
+            )
+        try:
+            return np.array([[float(cells[c]) for c in columns] for _, cells in block], dtype=np.float64)
+        except ValueError:
+            raise MCBNError(self._first_text(block, columns, first)) from None
+
+    def _first_text(self, block: list[Line], columns: Sequence[int], first: int) -> str:
+        for row, (line, cells) in enumerate(block, first + 1):
+            for c in columns:
+                if not _is_number(cells[c]):
+                    place = f"row {row} (line {line}), column {name_of(self.names, c)}"
+                    return f"{self.path}: {place}: {cells[c]!r} is not a number"
+        raise AssertionError("no text in a block that could not be read")  # pragma: no cover
+
+    def _lines(self) -> Iterator[Line]:
+        """Yield lines that are not blank."""
+        with self._text() as file:
+            reader = csv.reader(file, delimiter=self._delimiter)
+            try:
+                for cells in reader:
+                    if cells:
+                        yield reader.line_num, cells
+            except csv.Error as error:
+                raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
+
+    @contextmanager
+    def _text(self) -> Iterator[TextIO]:
+        with self.path.open(encoding="utf-8-sig", newline="") as file:
+            try:
+                yield file
+            except UnicodeDecodeError as error:
+                raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+class ParquetTable:
+    """A parquet file, through pyarrow."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._arrow, parquet = pyarrow(path)
+        try:
+            self._file = parquet.ParquetFile(path)
+        except self._arrow.ArrowInvalid as error:
+            raise MCBNError(f"{path} is not a parquet file: {_first_line(error)}") from error
+        self._schema = self._file.schema_arrow
+        self.names: tuple[str, ...] | None = tuple(self._schema.names)
+        self.width = len(self._schema.names)
+
+    def count(self) -> int:
+        """Read it from the file's footer."""
+        return int(self._file.metadata.num_rows)
+
+    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
+        """Yield blocks of these columns, (n, len(columns))."""
+        names = [self._schema.names[c] for c in columns]
+        for name in names:
+            self._require_numbers(name)
+        first = 0
+        for batch in self._file.iter_batches(batch_size=size, columns=names):
+            parts = [batch.column(name) for name in names]
+            self._require_full(parts, names, first)
+            block = np.stack([part.to_numpy(zero_copy_only=False).astype(np.float64) for part in parts], 1)
+            require_finite(self.path, block, first, columns, self.names)
+            yield block
+            first += len(block)
+
+    def _require_numbers(self, name: str) -> None:
+        types, kind = self._arrow.types, self._schema.field(name).type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
+            raise MCBNError(f"{self.path}: row 1, column {name!r} is not a number: the column holds {kind}")
+
+    def _require_full(self, parts: Sequence[Any], names: Sequence[str], first: int) -> None:
+        for part, name in zip(parts, names, strict=True):
+            if part.null_count:
+                row = first + part.is_null().to_pylist().index(True) + 1
+                raise MCBNError(f"{self.path}: row {row}, column {name!r} is empty; clean or impute it first")
+
+
+def pyarrow(path: Path) -> tuple[Any, Any]:
+    """Import pyarrow and its parquet part, or say how to get them."""
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MCBNError(f"{path.name} needs pyarrow: pip install 'mcbn[parquet]', or use csv or npz") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
