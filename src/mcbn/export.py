@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches, gradients, onnx_file, passes
-from mcbn.randomness import isolated_random
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather
 from mcbn.prediction import as_float, spread
 from mcbn.predictors import Classification, LinearPredictor, Regression, SamplePredictor, Summary
+from mcbn.randomness import isolated_random
 from mcbn.sampling import Engine
 
 if TYPE_CHECKING:

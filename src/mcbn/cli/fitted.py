@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from mcbn import batches, scoring, storage
 from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
-from mcbn.tabular.columns import Layout
-from mcbn.tabular.source import Pair, Source
 from mcbn.model import MCBN
 from mcbn.network import Network
+from mcbn.tabular.columns import Layout
+from mcbn.tabular.source import Pair, Source
 
 Tick = Callable[[int], object]
 SHOW_AFTER = 1.0  # seconds

@@ -8,10 +8,10 @@ import typer
 from mcbn import scoring
 from mcbn.cli import fitted, sheet
 from mcbn.cli.mistakes import Debug
+from mcbn.files import replacing
+from mcbn.model import MCBN
 from mcbn.tabular import results, specs
 from mcbn.tabular.source import open_source
-from mcbn.model import MCBN
-from mcbn.report.files import replacing
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
 Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]

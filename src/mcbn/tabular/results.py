@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.tabular.tables import Array, pyarrow
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
+from mcbn.tabular.tables import Array, pyarrow
 
 COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...
 

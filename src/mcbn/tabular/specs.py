@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mcbn.draws import isolated_random
 from mcbn.errors import MCBNError
 from mcbn.network import unwrap
+from mcbn.randomness import isolated_random
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights of a checkpoint
 PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
