@@ -30,12 +30,13 @@ TARGET = 1.0  # percent of CRPS between the full-covariance Gaussian and sampled
 _COMMAND = "mcbn reproduce posteriors"
 _COSTS = ("fit_seconds", "predict_seconds", "bytes")
 _RUNS = "Mean ± standard error over the runs."
+_BOUNDS = "Percent of the way from constant uncertainty (0) to the optimum (100), both of the sampled draws' mean."
 _NOTES = {
     "rmse": "Lower is better.",
     "crps": "Lower is better.",
     "pll": "Higher is better. Mixture of the draws; of the linear ones the log density of their Gaussian.",
-    "crps_normalized": "Percent of the way from constant uncertainty (0) to the optimum (100); higher is better.",
-    "pll_normalized": "Percent of the way from constant uncertainty (0) to the optimum (100); higher is better.",
+    "crps_normalized": f"{_BOUNDS} Higher is better.",
+    "pll_normalized": f"{_BOUNDS} Higher is better.",
 }
 Runs = dict[tuple[str, str], list[Record]]  # by data set, family; in the order of split, seed
 
@@ -199,10 +200,11 @@ def cifar_table(found: Sequence[Record]) -> Table:
         pll = f"{r['pll']:.4f} ± {r['pll_error']:.4f}"
         scores = [pll, f"{100 * r['accuracy']:.1f}", f"{100 * r['ece']:.2f}"]
         lines.append((FAMILIES[r["family"]], *setting, *scores, *costs, size))
+    hardware = ", ".join(sorted({r["hardware"] for r in last}))
     header = ("Family", "M", "T", "Images", "PLL", "Accuracy (%)", "ECE (%)", "Fit (s)", "Predict (s)", "Saved (kB)")
     note = (
         "ResNet-32 trained by others at batch size 128; training images augmented as they were then. PLL is the mean"
         " log probability of the label, ± its standard error over the images; these are the same for every family, so"
-        f" that differences between families are surer than it suggests. {', '.join(sorted({r['hardware'] for r in last}))}."
+        f" that differences between families are surer than it suggests. {hardware}."
     )
     return Table("Families of q(omega) on CIFAR-10", "table:posterior_cifar", header, tuple(lines), note)

@@ -69,7 +69,14 @@ def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant
         "crps_optimum": metrics.crps_optimum(mean, y).mean(),
         "pll_optimum": metrics.pll_optimum(mean, y).mean(),
     }
-    found: dict[str, float | None] = {name: _finite(value) for name, value in scores.items()}
+    found = {name: _finite(value) for name, value in scores.items()}
+    return with_bounds(found, found)
+
+
+def with_bounds(scores: Mapping[str, float | None], bounds: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Normalise scores between the constant and the optimum of a prediction, their own or another's."""
+    names = [f"{name}_{bound}" for bound in ("constant", "optimum") for name in ("crps", "pll")]
+    found = {**scores, **{name: bounds[name] for name in names}}
     return found | {f"{name}_normalized": _normalized(found, name) for name in ("crps", "pll")}
 
 
