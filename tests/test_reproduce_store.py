@@ -74,4 +74,4 @@ def test_infinite_scores_are_refused(tmp_path):
 
 
 def test_every_kind_of_record_has_a_key():
-    assert set(module.KEYS) == {"test", "selection", "sensitivity"}
+    assert set(module.KEYS) == {"test", "selection", "sensitivity", "posterior"}

