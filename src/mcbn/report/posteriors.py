@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from mcbn import records
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn.records import Record
-from mcbn.report import records, student
+from mcbn.report import student
 from mcbn.report.estimates import Estimate, cell
 from mcbn.report.layout import MISSING, Table, to_markdown
 from mcbn.report.summary import METRICS, runs, score
