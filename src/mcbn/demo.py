@@ -195,8 +195,7 @@ def write_report(folder: Path, name: str, scores: Scores) -> Path:
         y[split.test],
         train=x[split.train],
         constant_std=scores.constant_std,
-        title=f"{about.title}: how far can this network be trusted?",
-        units=about.target,
+        title=f"{about.title}, {about.target}: how far can this network be trusted?",
     )
 
 

@@ -99,12 +99,10 @@ def _compare(gain: float, error: float) -> str:
 
 
 def _ratio(low: float, high: float, what: str) -> str:
+    if low == 0 and high == 0:
+        return f"Neither the most nor the least uncertain tenth has any {what.lower()}."
     if low == 0:
-        return (
-            f"{what} occur in the most uncertain tenth only"
-            if high
-            else f"{what} are absent from both ends of the scale"
-        )
+        return f"The least uncertain tenth has no {what.lower()} at all; those in the most uncertain are not 0."
     ratio = high / low
     if ratio >= 1:
         return f"{what} in the most uncertain tenth are {_times(ratio)} those in the least uncertain."
