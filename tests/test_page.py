@@ -1,6 +1,7 @@
 """The report of a prediction: what it says, what it escapes, what it refuses."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -251,10 +252,44 @@ def test_classification_page_scores_agree_with_the_metrics(classifier, tmp_path:
     for name, metric in named.items():
         assert rows[name].ours == pytest.approx(metric(pred.probs, y).item(), rel=1e-4)
         assert rows[name].twin == pytest.approx(metric(softmax, y).item(), rel=1e-4)
-    assert rows["AUROC of finding the wrong ones"].ours == pytest.approx(
-        metrics.auroc(pred.entropy, pred.label != y).item()
-    )
+    for name, uncertainty in (("entropy at finding the wrong ones", pred.entropy), ("mutual information at it", None)):
+        uncertainty = pred.mutual_information if uncertainty is None else uncertainty
+        found = metrics.auroc(uncertainty, pred.label != y).item()
+        assert rows[f"AUROC of {name}"].ours == pytest.approx(found, abs=1e-3)
+    assert math.isnan(rows["AUROC of mutual information at it"].twin)
     assert f"{1 - metrics.accuracy(pred.probs, y).item():.1%} of all 100 points are wrong" in " ".join(page.words)
+
+
+def test_inputs_that_are_rows_or_no_tensor_show_what_can_be_shown(tmp_path: Path):
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2)
+
+        def forward(self, a, b):
+            return self.head(self.norm(a + b))
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 40, 4, generator=generator)
+    network, y = Sum(), torch.randint(0, 2, (40,), generator=generator)
+    network.train()(a, b)
+    network.eval()
+    data = [{"a": a[i], "b": b[i]} for i in range(40)]
+    bayes = mcbn.MCBN(network, "classification").fit(data, n_samples=4, batch_size=10)
+    text = write_page(tmp_path / "page.html", bayes, {"a": a, "b": b}, y, classes=["no", "yes"]).read_text()
+    assert "Least certain" in text
+    assert "<td>yes</td>" in text
+    single = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2))
+    single.train()(a)
+    rows = mcbn.MCBN(single.eval(), "classification").fit(a, n_samples=8, batch_size=10)
+    page = Reader(write_page(tmp_path / "rows.html", rows, a, y, names=["p", "q", "r", "s"]).read_text())
+    assert {"p", "q", "r", "s", "confidence"} <= set(page.words)
+
+
+def test_labels_all_ignored_are_refused(classifier, tmp_path: Path):
+    x, y = images(10, 1)
+    with pytest.raises(mcbn.MCBNError, match="nothing is left"):
+        write_page(tmp_path / "page.html", classifier[0], x, torch.full_like(y, 7), ignore_index=7)
 
 
 def test_segmentation_page_shows_maps_and_leaves_the_void_out(tmp_path: Path):

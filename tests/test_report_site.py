@@ -118,7 +118,7 @@ def test_a_folder_without_records_is_refused(tmp_path: Path, monkeypatch):
         site(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="mcbn: .* holds no records"):
+    with pytest.raises(SystemExit, match=r"mcbn: .* holds no records"):
         runpy.run_module("mcbn.report", run_name="__main__")
 
 

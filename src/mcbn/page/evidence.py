@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcbn import metrics, prediction
+from mcbn import prediction
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import tau_by_crps
@@ -50,11 +50,6 @@ class Spread:
         """Absolute error, (N,)."""
         return np.abs(self.mean - self.y)
 
-    @property
-    def uncertainty(self) -> Vector:
-        """Total predictive std, (N,)."""
-        return self.std
-
 
 @dataclass(frozen=True, eq=False)
 class Votes:
@@ -90,11 +85,6 @@ class Votes:
     def error(self) -> Vector:
         """1 where the label is wrong, (N,)."""
         return 1 - self.right
-
-    @property
-    def uncertainty(self) -> Vector:
-        """Entropy of the averaged probabilities, (N,)."""
-        return self.entropy
 
 
 def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, constant_std: float | None = None) -> Spread:
@@ -214,17 +204,3 @@ def _vector(parts: list[Tensor]) -> Vector:
     if np.isnan(found).any() or np.isposinf(found).any():  # -inf is an honest log likelihood
         raise MCBNError("the predictions or targets hold NaN or infinity; leave those rows out")
     return found
-
-
-def accuracy_scores(found: Votes) -> dict[str, float]:
-    """Scores of class probabilities: accuracy, NLL, Brier, and how well entropy finds the wrong ones (AUROC)."""
-    wrong = found.error
-    both = 0 < wrong.sum() < len(wrong)
-    return {
-        "accuracy": float(found.right.mean()),
-        "nll": float(-found.log_prob.mean()),
-        "brier": float(found.brier.mean()),
-        "auroc": float(metrics.auroc(torch.from_numpy(found.entropy), torch.from_numpy(wrong)))
-        if both
-        else float("nan"),
-    }

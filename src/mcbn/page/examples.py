@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.page.curves import Vector
-from mcbn.page.html import Markup, element, number, table
+from mcbn.page.html import Markup, element, table
 
 COUNT = 6  # of each kind
 MOST_PIXELS = 128  # a side; larger pictures are thinned
@@ -130,8 +130,3 @@ def png(pixels: Pixels) -> bytes:
 
 def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-
-def describe(value: float) -> str:
-    """Show a number in a caption."""
-    return number(value, 3)

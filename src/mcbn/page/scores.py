@@ -10,7 +10,7 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.page import curves
 from mcbn.page.curves import Vector
-from mcbn.page.evidence import Spread, Votes, accuracy_scores
+from mcbn.page.evidence import Spread, Votes
 from mcbn.page.html import number
 
 
@@ -58,15 +58,34 @@ def _per_point(log_prob: Vector, points: int) -> Vector:
 
 def class_scores(ours: Votes, plain: Votes) -> list[Score]:
     """Accuracy, NLL, Brier score, calibration error, and AUROC of entropy at finding the wrong ones."""
-    mine, theirs = ({**accuracy_scores(v), "ece": calibration_error(v)} for v in (ours, plain))
+    mine, theirs = (_class_values(v) for v in (ours, plain))
     shown = (
         ("accuracy", "Accuracy", "higher", 1.0),
         ("nll", "Negative log likelihood", "lower", 0.0),
         ("brier", "Brier score", "lower", 0.0),
         ("ece", "Calibration error (ECE)", "lower", 0.0),
-        ("auroc", "AUROC of finding the wrong ones", "higher", 1.0),
+        ("entropy", "AUROC of entropy at finding the wrong ones", "higher", 1.0),
+        ("information", "AUROC of mutual information at it", "higher", 1.0),
     )
     return [Score(n, better, mine[k], theirs[k], b, _percent(mine[k], theirs[k], b)) for k, n, better, b in shown]
+
+
+def _class_values(found: Votes) -> dict[str, float]:
+    return {
+        "accuracy": float(found.right.mean()),
+        "nll": float(-found.log_prob.mean()),
+        "brier": float(found.brier.mean()),
+        "ece": calibration_error(found),
+        "entropy": _auroc(found.entropy, found.error),
+        "information": _auroc(found.mutual_information, found.error),
+    }
+
+
+def _auroc(uncertainty: Vector | None, wrong: Vector) -> float:
+    """Area under the curve; NaN for a single pass, which has no such uncertainty, and where all are right or wrong."""
+    if uncertainty is None or not 0 < wrong.sum() < len(wrong):
+        return math.nan
+    return float(metrics.auroc(torch.from_numpy(uncertainty), torch.from_numpy(wrong)))
 
 
 def calibration_error(found: Votes) -> float:
@@ -87,6 +106,8 @@ def regression_headline(found: Spread) -> Headline:
         f"The 95 % intervals hold {_coverage(found.error, found.std):.1%} of the points; those of constant uncertainty "
         f"{_coverage(found.error, np.full_like(found.std, found.constant_std)):.1%}.",
         _compare(float(gain.mean()), error),
+        f"{np.mean(found.epistemic) / np.mean(found.std**2):.0%} of the predicted variance is the network's own"
+        " (epistemic); the rest is the noise of the targets.",
     ]
     return Headline(_ratio(low, high, "Errors"), tuple(facts))
 

@@ -108,4 +108,4 @@ def _pair(*figures: Markup) -> Markup:
 
 def _score_section(rows: Sequence[Score], twin: str, note: str) -> list[Markup]:
     header = ("Score", "Better", "MCBN", twin, "Bound", "% of the way to the bound")
-    return [element("h2", "Scores"), table(header, rows, caption=note, text=(1,))]
+    return [element("h2", "Scores"), table(header, rows, caption=note, text=(0,))]
