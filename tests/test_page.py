@@ -140,7 +140,7 @@ def test_constant_twin_follows_the_validation_data(fitted):
         metrics.crps_gaussian(mean, torch.full_like(mean, s**2), y[200:300].double()).mean() for s in stds.tolist()
     ]
     assert stds[int(torch.stack(losses).argmin())].item() == pytest.approx(tuned.constant_std, rel=0.01)
-    assert tuned.constant_source == "validation data"
+    assert tuned.constant_source == "tuned on validation data"
     assert "favours the twin" in evidence.spread(bayes, x[300:], y[300:]).constant_source
     assert evidence.spread(bayes, x[300:], y[300:], constant_std=2.0).constant_std == 2.0
 

@@ -31,7 +31,7 @@ class Spread:
         log_prob: (N,) predictive log likelihood; None where tau was never tuned.
         plain: (N,) what the untouched network says.
         constant_std: of the twin with the same means and one variance.
-        constant_source: what data the constant was tuned on.
+        constant_source: where the constant comes from.
         inputs: (N,) number of the input that each point belongs to.
     """
 
@@ -124,11 +124,11 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
 
 def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tuple[float, str]:
     """Tune the twin's one std by CRPS (Teye et al. 2018, Section 4.2): on validation data, else on the data shown."""
-    source = "the data shown, which favours the twin"
+    source = "tuned on the data shown, which favours the twin"
     if validation is not None:
         x_val, y_val = _pair(validation)
         mean = _vector([bayes.predict(x_val).mean])
-        y, source = _vector([y_val]), "validation data"
+        y, source = _vector([y_val]), "tuned on validation data"
     columns = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
     return float(tau_by_crps(*columns)) ** -0.5, source
 

@@ -3,7 +3,7 @@
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def _tiles(tiles: dict[str, Pixels], i: int) -> list[Markup]:
 
 
 def rows(
-    x: Any, chosen: Sequence[int], columns: dict[str, Sequence[str | float]], names: Sequence[str] | None
+    x: Any, chosen: Sequence[int], columns: Mapping[str, Sequence[str] | Sequence[float]], names: Sequence[str] | None
 ) -> Markup:
     """Show inputs as rows: the prediction, then up to 30 features where x is a table."""
     header = ["input", *columns]

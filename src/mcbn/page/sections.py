@@ -23,83 +23,101 @@ def _headline(found: Headline) -> list[Markup]:
 
 def regression(found: Spread, x: Any, words: Wording) -> list[Markup]:
     """Headline, charts, scores and examples of a regression."""
-    parts = _headline(regression_headline(found))
-    if found.log_prob is None:
-        parts.append(warning("tau was never tuned: the std holds no observation noise, so intervals are too narrow and"
-                              " there is no likelihood; call tune(validation_data)"))  # fmt: skip
-    spec = charts.uncertainty_error(
-        found.std, found.error, constant_std=found.constant_std, inputs=found.inputs, units=words.units
+    note = (
+        f"Constant uncertainty has MCBN's means and one std, {number(found.constant_std)}, {found.constant_source}. The"
+        " bound is what the best std for every single point would reach at these means."
     )
-    twin = np.full_like(found.std, found.constant_std)
-    coverage = charts.coverage(
-        curves.interval_coverage(found.error, found.std),
-        curves.interval_coverage(found.error, twin),
-        "constant uncertainty",
-        "Interval coverage",
-    )
-    small = found.error <= np.median(found.error)
-    groups = ("the smaller half of errors", "the larger half of errors")
-    parts += [
-        element("h2", "Does uncertainty go with error?"),
-        figure("errors", "Errors in the order of uncertainty", spec,
-               "Half of the errors should lie in the dark band, 95 % in both. Bands that rise with the running mean"
-               " know where errors are large; dashes are the bounds of one constant std." + _thinned(found.std)),
-        _pair(
-            figure("coverage", "Interval coverage", coverage, "Share of targets inside the interval of each level."
-                   " Below the diagonal: too sure of itself."),
-            figure("reliability", "Reliability of the std", charts.spread_reliability(
-                curves.spread_reliability(found.std, found.error), words.units),
-                "Predicted std against the error that came, in ten groups of equally many points."),
-            figure("risk", "Risk and coverage", charts.risk(found.std, found.error, None, "mean absolute error",
-                   percent=False), "Mean error of the points kept when the least certain are left to someone else."),
-            figure("histogram", "Uncertainty of small and large errors", charts.histogram(found.std, small, groups,
-                   f"predicted std ({words.units})"), "The further apart, the better uncertainty tells them."),
-        ),
-        *_score_section(regression_scores(found), "Constant uncertainty", f"Constant uncertainty has MCBN's means and"
-                        f" one std, {number(found.constant_std)}, tuned on {found.constant_source}. The bound is what"
-                        " the best std for every single point would reach at these means."),
+    return [
+        *_headline(regression_headline(found)),
+        *([] if found.log_prob is not None else [warning(UNTUNED)]),
+        *_regression_charts(found, words.units),
+        *_score_section(regression_scores(found), "Constant uncertainty", note),
         *regression_examples(found, x, words),
-    ]  # fmt: skip
-    return parts
+    ]
+
+
+UNTUNED = (
+    "tau was never tuned: the std holds no observation noise, so intervals are too narrow and there is no likelihood;"
+    " call tune(validation_data)"
+)
+
+
+def _regression_charts(found: Spread, units: str) -> list[Markup]:
+    std, error, constant = found.std, found.error, found.constant_std
+    spec = charts.uncertainty_error(std, error, constant_std=constant, inputs=found.inputs, units=units)
+    ours, twin = (curves.interval_coverage(error, s) for s in (std, np.full_like(std, constant)))
+    coverage = charts.coverage(ours, twin, "constant uncertainty", "Interval coverage")
+    bins = charts.spread_reliability(curves.spread_reliability(std, error), units)
+    risk = charts.risk(std, error, None, "mean absolute error", percent=False)
+    groups = ("the smaller half of errors", "the larger half of errors")
+    histogram = charts.histogram(std, error <= np.median(error), groups, f"predicted std ({units})")
+    note = (
+        "Half of the errors should lie in the dark band, 95 % in both. Bands that rise with the running mean know where"
+        f" errors are large; dashes are the bounds of one constant std.{_thinned(len(std))}"
+    )
+    return [
+        element("h2", "Does uncertainty go with error?"),
+        figure("errors", "Errors in the order of uncertainty", spec, note),
+        _pair(
+            figure("coverage", "Interval coverage", coverage, f"Targets inside the interval of each level. {SURE}"),
+            figure("reliability", "Reliability of the std", bins, "Predicted std against the error, in ten groups."),
+            figure("risk", "Risk and coverage", risk, f"Mean error of the points kept {LEFT}"),
+            figure("histogram", "Uncertainty of small and large errors", histogram, APART),
+        ),
+    ]
+
+
+SURE = "Below the diagonal: too sure of itself."
+LEFT = "when the least certain are left to someone else."
+APART = "The further apart, the better uncertainty tells them."
 
 
 def classification(
     bayes: MCBN[Any], ours: Votes, plain: Votes, x: Any, y: Tensor, ignore_index: int | None, words: Wording
 ) -> list[Markup]:
     """Headline, charts, scores and examples of a classification."""
-    coverage = charts.coverage(
-        curves.set_coverage(ours.mass_above), curves.set_coverage(plain.mass_above), "plain network", "Set coverage"
+    note = (
+        "The plain network is the same network in eval mode with its running statistics; the bound is that of a network"
+        " that is always right and sure."
     )
-    bins = [curves.reliability(v.confidence, v.right) for v in (ours, plain)]
     return [
         *_headline(class_headline(ours, plain)),
-        element("h2", "Does uncertainty go with error?"),
-        figure("errors", "Share of wrong answers in the order of uncertainty", charts.error_rate(ours),
-               "Every dot is a point, right at the bottom and wrong at the top; the line is the share of wrong answers"
-               " among neighbours, the dashes what the confidence promises and the rate over all."
-               + _thinned(ours.entropy)),
-        _pair(
-            figure("reliability", "Reliability", charts.class_reliability(*bins),
-                   "Accuracy against confidence. Below the diagonal: too sure of itself."),
-            figure("coverage", "Coverage of sets of classes", coverage, "Share of true classes in the smallest set of"
-                   " each level. Sets hold whole classes, so a calibrated network lies on the diagonal or above."),
-            figure("risk", "Risk and coverage", charts.risk(ours.entropy, ours.error, plain.entropy,
-                   "share of wrong answers", percent=True),
-                   "Wrong answers among the points kept when the least certain are left to someone else."),
-            figure("histogram", "Uncertainty of right and wrong answers", charts.histogram(ours.entropy,
-                   ours.right > 0, ("right", "wrong"), "entropy (nats)"),
-                   "The further apart, the better uncertainty tells them."),
-        ),
-        *_score_section(class_scores(ours, plain), "Plain network", "The plain network is the same network in eval mode"
-                        " with its running statistics; the bound is that of a network that is always right and sure."),
+        *_class_charts(ours, plain),
+        *_score_section(class_scores(ours, plain), "Plain network", note),
         *class_examples(bayes, ours, x, y, ignore_index, words),
-    ]  # fmt: skip
+    ]
 
 
-def _thinned(values: np.ndarray[Any, Any]) -> str:
-    if len(values) <= charts.MOST_POINTS:
+def _class_charts(ours: Votes, plain: Votes) -> list[Markup]:
+    mine, theirs = (curves.set_coverage(votes.mass_above) for votes in (ours, plain))
+    coverage = charts.coverage(mine, theirs, "plain network", "Set coverage")
+    bins = charts.class_reliability(*(curves.reliability(votes.confidence, votes.right) for votes in (ours, plain)))
+    risk = charts.risk(ours.entropy, ours.error, plain.entropy, "share of wrong answers", percent=True)
+    histogram = charts.histogram(ours.entropy, ours.right > 0, ("right", "wrong"), "entropy (nats)")
+    note = (
+        "Every dot is a point, right at the bottom and wrong at the top; the line is the share of wrong answers among"
+        f" neighbours, the dashes what confidence promises and the rate over all.{_thinned(len(ours.entropy))}"
+    )
+    sets = (
+        "True classes in the smallest set of each level. Sets hold whole classes, so a calibrated network lies on the"
+        " diagonal or above."
+    )
+    return [
+        element("h2", "Does uncertainty go with error?"),
+        figure("errors", "Share of wrong answers in the order of uncertainty", charts.error_rate(ours), note),
+        _pair(
+            figure("reliability", "Reliability", bins, f"Accuracy against confidence. {SURE}"),
+            figure("coverage", "Coverage of sets of classes", coverage, sets),
+            figure("risk", "Risk and coverage", risk, f"Wrong answers among the points kept {LEFT}"),
+            figure("histogram", "Uncertainty of right and wrong answers", histogram, APART),
+        ),
+    ]
+
+
+def _thinned(count: int) -> str:
+    if count <= charts.MOST_POINTS:
         return ""
-    return f" Drawn are {charts.MOST_POINTS:,} of the {len(values):,} points, chosen at random."
+    return f" Drawn are {charts.MOST_POINTS:,} of the {count:,} points, chosen at random."
 
 
 def _pair(*figures: Markup) -> Markup:
