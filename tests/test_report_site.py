@@ -122,6 +122,12 @@ def test_a_folder_without_records_is_refused(tmp_path: Path, monkeypatch):
         runpy.run_module("mcbn.report", run_name="__main__")
 
 
+def test_an_unwritable_place_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(MCBNError, match=r"cannot write .*index\.html"):
+        site(RESULTS, tmp_path / "file")
+
+
 def test_the_module_runs_as_a_command(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["report", str(RESULTS), "--out", str(tmp_path / "out")])
     runpy.run_module("mcbn.report", run_name="__main__")

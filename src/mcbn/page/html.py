@@ -8,7 +8,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
+
+from mcbn.errors import MCBNError
+from mcbn.report.files import write_text
 
 MISSING = "\N{EN DASH}"
 
@@ -154,6 +158,14 @@ def document(
     content += [element("main", *body), element("noscript", element("p", "The charts need JavaScript."))]
     content += [element("script", Markup(source)) for source in sources]
     return "<!doctype html>\n" + element("html", head, element("body", *content), lang="en") + "\n"
+
+
+def save(path: Path, text: str) -> Path:
+    """Write a document, whole or not at all."""
+    try:
+        return write_text(path, text)
+    except OSError as error:
+        raise MCBNError(f"cannot write {path} ({error.strerror or error}); choose another place") from error
 
 
 def _digest(source: str) -> str:

@@ -12,9 +12,8 @@ from mcbn.model import MCBN
 from mcbn.page import evidence, examples, sections
 from mcbn.page.checks import checks
 from mcbn.page.evidence import Votes
-from mcbn.page.html import Markup, document, element
+from mcbn.page.html import Markup, document, element, save
 from mcbn.page.wording import Wording
-from mcbn.report.files import write_text
 
 
 def write_page(
@@ -72,7 +71,7 @@ def write_page(
         body = sections.classification(bayes, ours, plain, x, y, ignore_index, words)
         count = len(ours.error)
     text = document(title, *body, *checks(bayes, train), _about(), lead=_lead(bayes, len(y), count))
-    return write_text(Path(path), text)
+    return save(Path(path), text)
 
 
 def _check_classes(ours: Votes, plain: Votes, classes: Sequence[str] | None) -> None:

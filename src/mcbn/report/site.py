@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page.html import Markup, document, element, join, table
+from mcbn.page.html import Markup, document, element, join, save, table
 from mcbn.report import records
 from mcbn.report.catalogue import COMMANDS, ITEMS, PAGES, Item
 from mcbn.report.fidelity import coverage_table, fidelity_tables
 from mcbn.report.figures import first_split
-from mcbn.report.files import write_text
 from mcbn.report.interactive import figures_part
 from mcbn.report.layout import MISSING, Table
 from mcbn.report.parts import image_part, markdown_part, missing_sets, not_run, provenance_part, table_part
@@ -60,7 +59,7 @@ def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None 
         "theory.html": _theory(study),
         "speed.html": _speed(study),
     }
-    return [write_text(Path(out) / name, _page(name, body)) for name, body in bodies.items()]
+    return [save(Path(out) / name, _page(name, body)) for name, body in bodies.items()]
 
 
 def _read(results: Path, benchmarks: Path) -> Study:
