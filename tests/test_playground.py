@@ -73,7 +73,7 @@ def test_training_lowers_the_error_and_leaves_global_generators_alone(points):
     state, learner = generators(), Learner()
     first = error(learner, points)
     train(learner, points).bands(points, Settings(n_samples=10))
-    assert error(learner, points) < first / 2
+    assert error(learner, points) < 0.7 * first
     assert generators() == state
 
 
@@ -183,15 +183,23 @@ def test_main_opens_the_browser_and_ends_on_control_c(monkeypatch, capsys):
 def test_control_c_stops_it_cleanly():
     command = [sys.executable, "-m", "mcbn.playground", "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    asking: list[http.client.HTTPConnection] = []
     try:
         address = process.stdout.readline()
         assert address.startswith("playground at http://127.0.0.1:")
-        time.sleep(0.2)
+        host, port = address.split()[2].removeprefix("http://").strip("/").split(":")
+        asking = [http.client.HTTPConnection(host, int(port), timeout=20) for _ in range(3)]
+        for number, connection in enumerate(asking):  # one trains, the others wait, when it is stopped
+            body = json.dumps({"page": str(number), "points": [[0, 0], [1, 1], [2, 0]]})
+            connection.request("POST", "/bands", body, {"Content-Type": "application/json"})
+        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=20)
     finally:
         process.kill()
         process.wait()
+        for connection in asking:
+            connection.close()
     assert process.returncode == 0
     assert out.strip() == "stopped"
     assert errors == ""

@@ -44,19 +44,29 @@ class Playground(ThreadingHTTPServer):
         """Where the page is."""
         return f"http://{HOST}:{self.server_address[1]}/"
 
+    def server_close(self) -> None:
+        """Close, wait for the call that trains, and let no other begin.
+
+        The lock is kept for good: a thread that is inside torch when the process ends would abort it.
+        """
+        super().server_close()
+        self.lock.acquire()
+
     def answer(self, request: Any) -> dict[str, Any]:
         """Train the page's network a little on its points and return its bands."""
         if not isinstance(request, dict) or not isinstance(request.get("page"), str) or len(request["page"]) > 64:
             raise MCBNError('a request is an object with "page", "points" and settings')
-        points = read_points(request.get("points"))
         settings = Settings(**{name: request[name] for name in ("batch_size", "n_samples", "tau") if name in request})
         with self.lock:
-            torch.set_num_threads(1)  # counts for this thread: the network is small, a second one only waits
-            learner = self._learner(request["page"], restart=bool(request.get("restart")))
-            started = time.perf_counter()
-            train = TRAIN_SECONDS if request.get("train", True) else 0.0
-            loss = learner.train(points, settings.batch_size, train)
-            bands = learner.bands(points, settings)
+            return self._run(request, settings)  # no tensor outlives the lock: see server_close
+
+    def _run(self, request: dict[str, Any], settings: Settings) -> dict[str, Any]:
+        torch.set_num_threads(1)  # counts for this thread: the network is small, a second one only waits
+        points = read_points(request.get("points"))
+        learner = self._learner(request["page"], restart=bool(request.get("restart")))
+        started = time.perf_counter()
+        loss = learner.train(points, settings.batch_size, TRAIN_SECONDS if request.get("train", True) else 0.0)
+        bands = learner.bands(points, settings)
         return {**bands, "loss": loss, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
 
     def _learner(self, page: str, *, restart: bool) -> Learner:
