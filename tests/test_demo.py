@@ -9,14 +9,17 @@ from mcbn import data, demo, metrics
 
 
 @pytest.mark.slow
-def test_demo_writes_both_figures_and_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_writes_figures_and_report_and_prints_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     demo.main(["--out", str(tmp_path / "new"), "--splits", "2", "--epochs", "20"])
     printed = capsys.readouterr().out
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["toy.png", "uncertainty_error.png"]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["report.html", "toy.png", "uncertainty_error.png"]
     for row in ("boston", "concrete"):
         line = next(text for text in printed.splitlines() if text.startswith(row))
         assert line.count("+-") == 7
     assert "seconds; figures:" in printed
+    assert str(tmp_path / "new" / "report.html") in printed.splitlines()[-1]
 
 
 def test_scores_compare_variances_at_the_same_mean() -> None:

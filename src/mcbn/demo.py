@@ -1,4 +1,4 @@
-"""`make demo`: the paper's network on real data, scored against constant uncertainty, and two of its figures.
+"""`make demo`: the paper's network on real data, scored against constant uncertainty, two of its figures, a report.
 
 Protocol of Teye et al. 2018, section 4.3, with a small grid searched beforehand: per split, tau comes from a network on
 a validation fold; the scored network is trained on the whole training part; test rows serve for scores alone.
@@ -18,6 +18,7 @@ from mcbn import data, metrics, plots
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.noise import tau_by_crps
+from mcbn.page import write_page
 from mcbn.prediction import RegressionPrediction
 
 T = 500  # section 4.3
@@ -54,6 +55,7 @@ class Scores:
     std: Tensor  # (N,)
     y: Tensor  # (N,)
     constant_std: float
+    bayes: MCBN[RegressionPrediction]
 
 
 COLUMNS = {
@@ -70,7 +72,7 @@ COLUMNS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the demonstration and print its table."""
     parser = argparse.ArgumentParser(prog="python -m mcbn.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the figures (default: demo)")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and report (default: demo)")
     parser.add_argument("--splits", type=int, default=5, help="train/test splits per data set (default: 5)")
     parser.add_argument("--epochs", type=int, default=None, help="fewer epochs than the default, for a quick look")
     options = parser.parse_args(arguments)
@@ -86,8 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, setting in settings.items()
         }
         written = [plot_errors(options.out, scores), plot_toy(options.out, toy, bar.update)]
+    page = write_report(options.out, "boston", scores["boston"][0])
     print(table(scores))
     print(f"{time.perf_counter() - started:.0f} seconds; figures: {', '.join(map(str, written))}")
+    print(f"report of the first split of boston: {page.resolve()} (open it in a browser)")
 
 
 def score_split(name: str, number: int, setting: Setting, tick: Tick) -> Scores:
@@ -149,6 +153,7 @@ def score(bayes: MCBN[RegressionPrediction], x: Tensor, y: Tensor, constant: flo
         std=pred.std,
         y=y,
         constant_std=constant**-0.5,
+        bayes=bayes,
     )
 
 
@@ -176,6 +181,21 @@ def plot_errors(folder: Path, scores: Mapping[str, Sequence[Scores]]) -> Path:
         ax.set_title(f"{data.describe(name).title}, test part of split 1", pad=34)
     figure.savefig(folder / "uncertainty_error.png")
     return folder / "uncertainty_error.png"
+
+
+def write_report(folder: Path, name: str, scores: Scores) -> Path:
+    """Write the report of a data set's first split: one HTML file."""
+    x, y = (part.float() for part in data.load(name))
+    split, about = data.split(len(x), 1), data.describe(name)
+    return write_page(
+        folder / "report.html",
+        scores.bayes,
+        x[split.test],
+        y[split.test],
+        train=x[split.train],
+        constant_std=scores.constant_std,
+        title=f"{about.title}, {about.target}: how far can this network be trusted?",
+    )
 
 
 def plot_toy(folder: Path, setting: Setting, tick: Tick) -> Path:

@@ -57,7 +57,7 @@ def uncertainty_error(
     _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
     size = 3 + 30 / np.sqrt(N)
     ax.plot(rank, error, ".", color="0.4", markersize=size, markeredgewidth=0, alpha=0.8, label="absolute error")
-    ax.plot(rank, _running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
+    ax.plot(rank, running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
     _limit_height(ax, rank, error, Z95 * max(_quantile(std, 0.99), constant_std or 0.0))
     ax.set_xlim(0, N + 1)
     _finish(ax, "points sorted by predicted std", "absolute error (target units)")
@@ -175,7 +175,7 @@ def _draw_bands(
         ax.plot(x, height, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
 
 
-def _running_mean(value: Vector, window: int) -> Vector:
+def running_mean(value: Vector, window: int) -> Vector:
     """Return the centred mean of `window` neighbours, of fewer at the ends: (N,)."""
     N = len(value)
     if not 1 <= window <= N:

@@ -1,5 +1,6 @@
 """The command line `mcbn`: one module a group of commands."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,3 +44,27 @@ def bench(context: typer.Context) -> None:
 
     with _one_line_errors():
         main(context.args)
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="folder of records")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="folder of the pages")] = Path("site"),
+) -> None:
+    """Show the reproduction as pages to browse: every table and figure, ours beside the paper's."""
+    from mcbn.report import commands
+
+    with _one_line_errors():
+        typer.echo(commands.report(results, out))
+
+
+@app.command()
+def playground(
+    port: Annotated[int, typer.Option(help="on this machine alone; 0: any free one")] = 0,
+    browser: Annotated[bool, typer.Option(help="open the page")] = True,
+) -> None:
+    """Play with the toy problem of Figure 1 in the browser: click to add points."""
+    from mcbn import playground
+
+    with _one_line_errors():
+        playground.main(port, browser=browser)

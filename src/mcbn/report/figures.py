@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # MCBN, MNF and MCDO as in Teye et al. 2018, Figure 2
 COLORS = {"mcbn": "tab:blue", "mnf": "tab:purple", "mcdo": "tab:red", "ensemble": "tab:green"}
 _PALETTE = 48  # colours; the figures have a handful and their edges
-_SHAPES = {"error": 2, "std": 2, "constant_std": 1}
+SHAPES = {"error": 2, "std": 2, "constant_std": 1}
 
 
 def write_figures(predictions: Path, out: Path) -> list[Path]:
@@ -33,7 +33,7 @@ def write_figures(predictions: Path, out: Path) -> list[Path]:
     """
     written = []
     for method in METHODS:
-        files = {name: file for name in NAMES if (file := _first_split(predictions, name, method))}
+        files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
         if files:
             written.append(_save(_grid(method, files), out / f"uncertainty_error_{method}.png"))
     if (predictions / "toy.npz").exists():
@@ -41,7 +41,7 @@ def write_figures(predictions: Path, out: Path) -> list[Path]:
     return written
 
 
-def _first_split(predictions: Path, dataset: str, method: str) -> Path | None:
+def first_split(predictions: Path, dataset: str, method: str) -> Path | None:
     """Return the file with the lowest split number, None if there is none."""
     found = {
         int(split): file
@@ -78,7 +78,7 @@ def _leave_empty(ax: "Axes", title: str) -> None:
 
 
 def _draw_panel(ax: "Axes", name: str, file: Path, color: str) -> None:
-    arrays = _load(file, _SHAPES)
+    arrays = load_arrays(file, SHAPES)
     error, std = arrays["error"][0], arrays["std"][0]  # (N,)
     title = f"{describe(name).title}, split {file.stem.rpartition('-')[2]}"
     if not (np.isfinite(error).all() and np.isfinite(std).all()):  # a run that diverged, beyond float16
@@ -96,14 +96,14 @@ def _draw_panel(ax: "Axes", name: str, file: Path, color: str) -> None:
 
 def _toy(file: Path) -> "Figure":
     names = ("x_train", "y_train", "x_grid", "mean", "std")
-    arrays = _load(file, {**dict.fromkeys(names, 1), "constant_std": 0})
+    arrays = load_arrays(file, {**dict.fromkeys(names, 1), "constant_std": 0})
     figure = plots.new_figure(6.5, 4.2, dpi=100)
     vectors = [arrays[name] for name in names]
     plots.toy(*vectors, constant_std=float(arrays["constant_std"]), ax=figure.subplots())
     return figure
 
 
-def _load(file: Path, dimensions: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
     """Read the named arrays as float64, each with that many dimensions and not empty."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:

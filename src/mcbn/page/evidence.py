@@ -1,0 +1,206 @@
+"""Predictions on held-out data as vectors over points: one number a point, whatever the task and the size of the data.
+
+A point is one output of one input: a row of a table, an image with its class, a pixel of a segmentation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcbn import prediction
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.noise import tau_by_crps
+from mcbn.page.curves import Vector
+
+ROWS = 512  # inputs predicted at a time: probabilities of a whole data set of images need not fit in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A regression network on N points, in target units.
+
+    Attributes:
+        mean, std, y: (N,) predictive mean, total predictive std, target.
+        epistemic: (N,) variance over the draws.
+        log_prob: (N,) predictive log likelihood; None where tau was never tuned.
+        plain: (N,) what the untouched network says.
+        constant_std: of the twin with the same means and one variance.
+        constant_source: where the constant comes from.
+        inputs: (N,) number of the input that each point belongs to.
+    """
+
+    mean: Vector
+    std: Vector
+    y: Vector
+    epistemic: Vector
+    log_prob: Vector | None
+    plain: Vector
+    constant_std: float
+    constant_source: str
+    inputs: NDArray[np.int64]
+
+    @property
+    def error(self) -> Vector:
+        """Absolute error, (N,)."""
+        return np.abs(self.mean - self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """Class probabilities on N points, reduced to what scores and curves need, (N,) each.
+
+    Attributes:
+        label, truth: most probable and true class.
+        confidence: probability of the label.
+        entropy: of the probabilities, in nats.
+        mutual_information: the part of the entropy on which the draws disagree; None for a single pass.
+        log_prob: of the true class.
+        brier: sum_k (p_k - 1[y = k])^2.
+        mass_above: probability of the classes ranked above the true one.
+        inputs: number of the input that each point belongs to.
+    """
+
+    label: NDArray[np.int64]
+    truth: NDArray[np.int64]
+    confidence: Vector
+    entropy: Vector
+    mutual_information: Vector | None
+    log_prob: Vector
+    brier: Vector
+    mass_above: Vector
+    inputs: NDArray[np.int64]
+
+    @property
+    def right(self) -> Vector:
+        """1 where the label is the true class, (N,)."""
+        return np.asarray(self.label == self.truth, dtype=np.float64)
+
+    @property
+    def error(self) -> Vector:
+        """1 where the label is wrong, (N,)."""
+        return 1 - self.right
+
+
+def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, constant_std: float | None = None) -> Spread:
+    """Predict held-out regression data part by part."""
+    parts = [_regress(bayes, x_part, y_part) for x_part, y_part in _cut(x, y)]
+    mean, epistemic, variance, target, plain = (_vector([part[i] for part in parts]) for i in range(5))
+    tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
+    source = "as given"
+    if constant_std is None:
+        constant_std, source = _constant(bayes, validation, mean, target)
+    elif not constant_std > 0:
+        raise MCBNError(f"constant_std must be positive, got {constant_std!r}")
+    return Spread(
+        mean=mean,
+        std=np.sqrt(variance),
+        y=target,
+        epistemic=epistemic,
+        log_prob=_vector([part[5] for part in parts]) if tuned else None,
+        plain=plain,
+        constant_std=constant_std,
+        constant_source=source,
+        inputs=np.repeat(np.arange(len(y)), len(mean) // len(y)),
+    )
+
+
+def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+    pred = bayes.predict(x)
+    if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
+        raise MCBNError(
+            f"the network has {pred.mean.shape[1]} outputs, each with units of its own; give MCBN an output= that"
+            " returns one of them and write a page for each"
+        )
+    y = prediction.match_shape(y, pred.mean)
+    tuned = bool(torch.isfinite(pred.tau).all())
+    return pred.mean, pred.epistemic, pred.variance, y, bayes.plain(x), pred.log_prob(y) if tuned else y
+
+
+def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tuple[float, str]:
+    """Tune the twin's one std by CRPS (Teye et al. 2018, Section 4.2): on validation data, else on the data shown."""
+    source = "tuned on the data shown, which favours the twin"
+    if validation is not None:
+        x_val, y_val = _pair(validation)
+        mean = _vector([bayes.predict(x_val).mean])
+        y, source = _vector([y_val]), "tuned on validation data"
+    columns = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
+    return float(tau_by_crps(*columns)) ** -0.5, source
+
+
+def _pair(data: Any) -> tuple[Any, Tensor]:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise MCBNError(f"validation must be a pair (x, y), got {type(data).__name__}")
+    return data[0], torch.as_tensor(data[1])
+
+
+def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
+    """Predict held-out classes part by part: MCBN's, and those of the plain network."""
+    ours, plain, first = [], [], 0
+    for x_part, y_part in _cut(x, y):
+        pred = bayes.predict(x_part)
+        logits = prediction.as_logits(bayes.plain(x_part).unsqueeze(0))[0]  # (n, K, ...)
+        ours.append(_vote(pred.probs, y_part, ignore_index, first, pred.mutual_information))
+        plain.append(_vote(torch.softmax(logits, 1), y_part, ignore_index, first))
+        first += len(y_part)
+    return _gather(ours), _gather(plain)
+
+
+def _vote(
+    probs: Tensor, y: Tensor, ignore_index: int | None, first: int, information: Tensor | None = None
+) -> dict[str, Tensor | None]:
+    kept = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (n, ...)
+    y = prediction.require_labels(torch.where(kept, y, 0), probs)
+    K = probs.shape[1]
+    number = (first + torch.arange(len(y))).reshape(-1, *(1,) * (y.ndim - 1)).expand_as(y)[kept]
+    flat = probs.movedim(1, -1)[kept.to(probs.device)].double().cpu()  # (points, K)
+    y = y.cpu()[kept.cpu()]  # (points,)
+    chosen = flat.gather(1, y[:, None])  # (points, 1)
+    return {
+        "label": flat.argmax(1),
+        "truth": y,
+        "confidence": flat.amax(1),
+        "entropy": prediction.entropy(flat, 1),
+        "mutual_information": None if information is None else information[kept.to(probs.device)],
+        "log_prob": chosen[:, 0].log(),
+        "brier": (flat - torch.nn.functional.one_hot(y, K)).square().sum(1),
+        "mass_above": flat.where(flat > chosen, 0).sum(1),
+        "inputs": number,
+    }
+
+
+def _gather(parts: list[dict[str, Tensor | None]]) -> Votes:
+    joined: dict[str, Any] = {}
+    for name in parts[0]:
+        values = [value for part in parts if (value := part[name]) is not None]
+        whole = name in ("label", "truth", "inputs")
+        joined[name] = (torch.cat(values).cpu().numpy() if whole else _vector(values)) if values else None
+    if len(joined["truth"]) == 0:
+        raise MCBNError("every label is the one to ignore: nothing is left to report on")
+    return Votes(**joined)
+
+
+def _cut(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield parts of a few hundred rows; inputs that are no tensor go in one part."""
+    if len(y) == 0:
+        raise MCBNError("the held-out data is empty")
+    if not isinstance(x, Tensor):
+        yield x, y
+        return
+    if len(x) != len(y):
+        raise MCBNError(f"x has {len(x)} rows but y {len(y)}")
+    for start in range(0, len(y), ROWS):
+        yield x[start : start + ROWS], y[start : start + ROWS]
+
+
+def _vector(parts: list[Tensor]) -> Vector:
+    """Join to one float64 vector."""
+    found: Vector = torch.cat([part.detach().reshape(-1) for part in parts]).double().cpu().numpy()
+    if np.isnan(found).any() or np.isposinf(found).any():  # -inf is an honest log likelihood
+        raise MCBNError("the predictions or targets hold NaN or infinity; leave those rows out")
+    return found

@@ -1,0 +1,202 @@
+"""Report, site and playground in a real headless Chromium: they react, and they fetch nothing."""
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import mcbn
+from mcbn import networks
+from mcbn.page import write_page
+from mcbn.playground import open_server
+from mcbn.report.site import site
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'mcbn[test]'")
+pytestmark = pytest.mark.slow
+
+CHROMIUM = os.environ.get("MCBN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+EVIL = "<script>window.hacked = 1</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["playwright.Browser"]:
+    if not CHROMIUM:
+        pytest.skip("chromium is not installed: apt-get install chromium, or name it in MCBN_CHROMIUM")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Watched:
+    """A page with all it complained about and all it asked for beyond itself."""
+
+    def __init__(self, browser: "playwright.Browser", **options) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.trouble: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.trouble.append(message.text))
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+
+@pytest.fixture
+def watch(browser) -> Iterator:
+    opened: list[Watched] = []
+
+    def start(address: str, width: int = 1200, scheme: str = "light") -> Watched:
+        opened.append(Watched(browser, viewport={"width": width, "height": 900}, color_scheme=scheme))
+        opened[-1].page.goto(address)
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.context.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> str:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    y = x[:, 0] * 2 + 0.3 * x[:, 1].square()
+    network = networks.Standardized(networks.RegressionMLP(3, (20,), seed=0), x[:200], y[:200])
+    networks.train_regression(network, x[:200], y[:200], epochs=20)
+    bayes = mcbn.MCBN(network, "regression").fit(x[:200], n_samples=30, batch_size=16).tune((x[:200], y[:200]))
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    return write_page(path, bayes, x[200:], y[200:], train=x[:200], names=["a", EVIL, "c"], title=EVIL).as_uri()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_report_opens_without_an_error_or_a_request(report, watch, width, scheme):
+    seen = watch(report, width, scheme)
+    assert seen.page.locator("[data-chart] .plot > svg").count() == 5
+    assert seen.trouble == []
+    assert [url for url in seen.requests if url != report and not url.startswith("data:")] == []
+    assert seen.page.evaluate("window.hacked") is None
+    assert seen.page.locator("h1").inner_text() == EVIL
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out sideways
+
+
+def test_plot_reacts_to_hover_and_keys(report, watch):
+    page = watch(report).page
+    chart = page.locator("[data-chart=errors]")
+    tip = chart.locator(".tip")
+    assert tip.is_hidden()
+    chart.locator(".plot > svg").hover(position={"x": 400, "y": 150})
+    assert re.match(r"input \d+, std [\d.]+", tip.inner_text())
+    first = tip.inner_text()
+    chart.locator(".plot > svg").hover(position={"x": 900, "y": 150})
+    assert tip.inner_text() != first
+    page.mouse.move(1, 1)
+    assert tip.is_hidden()
+    chart.locator(".plot > svg").focus()
+    page.keyboard.press("End")
+    last = chart.locator(".spoken").inner_text()
+    page.keyboard.press("ArrowLeft")
+    assert "absolute error" in chart.locator(".spoken").inner_text() != last
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+
+
+def test_legend_clicks_hide_and_show_a_series(report, watch):
+    chart = watch(report).page.locator("[data-chart=errors]")
+    button = chart.get_by_role("button", name="absolute error")
+    assert chart.locator("path.dots").count() == 1
+    button.click()
+    assert chart.locator("path.dots").count() == 0
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert chart.locator("path.dots").count() == 1
+
+
+def test_table_sorts_by_its_numbers_both_ways(report, watch):
+    page = watch(report).page
+    table = page.locator("table.sortable").nth(1)  # the least certain inputs
+    heading = table.locator("thead button", has_text="|error|")
+
+    def column() -> list[float]:
+        return [float(text) for text in table.locator("tbody td:nth-child(5)").all_inner_texts()]
+
+    before = column()
+    heading.click()
+    assert column() == sorted(before)
+    heading.focus()
+    page.keyboard.press("Enter")
+    assert column() == sorted(before, reverse=True)
+    assert table.locator("th[aria-sort=descending]").count() == 1
+
+
+def test_theme_button_turns_the_page_dark_and_print_is_light(report, watch):
+    page = watch(report).page
+    color = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(color)
+    page.locator("#theme").click()
+    assert page.evaluate(color) != light
+    page.emulate_media(media="print")
+    assert page.evaluate(color) == light
+    assert page.locator("#theme").is_hidden()
+
+
+def test_site_opens_without_an_error_and_its_links_work(watch, tmp_path: Path):
+    index = site(RESULTS, tmp_path / "site")[0]
+    seen = watch(index.as_uri(), 390)
+    for name in seen.page.locator("nav a").all_inner_texts():
+        seen.page.locator("nav a", has_text=name).click()
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    assert seen.trouble == []
+    assert all(url.startswith((index.parent.as_uri(), "data:")) for url in seen.requests)
+
+
+@pytest.fixture
+def playground() -> Iterator[str]:
+    with open_server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
+
+
+def band(page) -> str | None:
+    return page.locator("#chart-mcbn path.band").first.get_attribute("d")
+
+
+def test_playground_click_adds_a_point_and_the_bands_change_within_two_seconds(playground, watch):
+    seen = watch(playground)
+    page = seen.page
+    page.locator('body[data-answered="0"]').wait_for()
+    before, started = band(page), time.perf_counter()
+    page.locator("#chart-mcbn .plot > svg").click(position={"x": 330, "y": 60})
+    page.locator('body[data-answered="1"]').wait_for(timeout=10_000)
+    seconds = time.perf_counter() - started
+    assert band(page) != before
+    assert page.locator("#status").inner_text().startswith("41 points")
+    assert seconds < 2
+    assert seen.trouble == []
+    assert all(url.startswith(playground) or url == "data:," for url in seen.requests)
+
+
+def test_playground_sliders_and_buttons_change_what_is_shown(playground, watch):
+    page = watch(playground, 390, "dark").page
+    page.locator('body[data-answered="0"]').wait_for()
+    page.locator("#tau").fill("0")  # 10^0
+    page.locator('body[data-answered="1"]').wait_for()
+    assert page.locator("#tau-value").inner_text() == "1.00"
+    assert not page.locator("#tune").is_checked()
+    page.locator("#batch-size").fill("4")
+    page.locator('body[data-answered="2"]').wait_for()
+    assert page.locator("#batch-size-value").inner_text() == "4"
+    page.get_by_role("button", name="Remove all points").click()
+    page.get_by_text("add two points or more").wait_for()
+    for x in ("1", "2"):
+        page.locator("#new-x").fill(x)
+        page.get_by_role("button", name="Add point").click()
+    page.locator('body[data-answered="5"]').wait_for()
+    assert page.locator("#status").inner_text().startswith("2 points")

@@ -1,0 +1,397 @@
+"""The report of a prediction: what it says, what it escapes, what it refuses."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mcbn
+from kinds import make
+from mcbn import metrics, networks
+from mcbn.page import evidence, examples, html, scores, write_page
+from untouched import untouched
+
+EVIL = "<script>alert(1)</script>"
+
+
+class Reader(HTMLParser):
+    """Collects tags, text outside scripts, and the embedded data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.blocks: dict[str, object] = {}
+        self.inside: dict[str, str | None] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = dict(attrs) if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def handle_data(self, data):
+        if self.inside is None:
+            self.words.append(data)
+        elif self.inside.get("type") == "application/json":
+            self.blocks[str(self.inside["id"])] = json.loads(data)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=generator)
+    y = x[:, 0] * 2 + (0.1 + x[:, 1].abs()) * torch.randn(400, generator=generator)
+    network = networks.Standardized(networks.RegressionMLP(3, (20,), seed=0), x[:200], y[:200])
+    networks.train_regression(network, x[:200], y[:200], epochs=20, seed=0)
+    bayes = mcbn.MCBN(network, "regression").fit(x[:200], n_samples=50, batch_size=16).tune((x[200:300], y[200:300]))
+    return bayes, x, y
+
+
+def settle(network: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Bring the running statistics to those of x, as training would."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+            module.reset_running_stats()
+    with torch.no_grad():
+        network.train()(x)
+    return network.eval()
+
+
+def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n,), generator=generator)
+    return torch.randn(n, 1, 8, 8, generator=generator) + y[:, None, None, None], y
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)]
+    network, (x, y) = nn.Sequential(*body), images(200, 0)
+    optimizer = torch.optim.Adam(network.parameters(), 0.02)
+    for _ in range(30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    return mcbn.MCBN(settle(network, x), "classification").fit(x, n_samples=50, batch_size=50), x
+
+
+def test_regression_page_holds_every_part_and_true_numbers(fitted, tmp_path: Path):
+    bayes, x, y = fitted
+    path = write_page(tmp_path / "new" / "page.html", bayes, x[300:], y[300:], train=x[:200])
+    page = Reader(path.read_text())
+    text = " ".join(page.words)
+    pred = bayes.predict(x[300:])
+    error = (pred.mean - y[300:]).abs()
+    order = pred.std.argsort()
+    ratio = (error[order[-10:]].mean() / error[order[:10]].mean()).item()
+    said = re.search(r"Errors in the most uncertain tenth are .*?([\d.]+) times those in the least uncertain", text)
+    assert float(said[1]) == pytest.approx(ratio, abs=0.05)
+    assert set(page.blocks) == {"errors", "coverage", "reliability", "risk", "histogram"}
+    chart = page.blocks["errors"]
+    dots = next(series for series in chart["series"] if series["kind"] == "dots")
+    assert dots["y"] == pytest.approx(error[order].tolist(), rel=1e-3)
+    band = chart["series"][0]
+    assert band["y"] == pytest.approx((1.95996 * pred.std[order]).tolist(), rel=1e-3)
+    assert html.number(metrics.rmse(pred.mean, y[300:]).item()) in text
+    for heading in ("Least certain", "Most certain", "Checks of the draws", "Where the uncertainty comes from"):
+        assert heading in text
+    assert all(block["alt"] for block in page.blocks.values())
+
+
+def known(low: float, high: float) -> evidence.Spread:
+    """Twenty points whose two most certain err by `low`, two least certain by `high`, the others by 1."""
+    mean, std = np.zeros(20), np.linspace(1, 2, 20)
+    y = np.concatenate([[low] * 2, np.ones(16), [high] * 2])
+    return evidence.Spread(mean, std, y, std**2, None, mean, 1.0, "nothing", np.arange(20))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "sentence"),
+    [
+        (0.5, 2.05, "Errors in the most uncertain tenth are 4.1 times those in the least uncertain."),
+        (2.0, 1.0, "Errors in the most uncertain tenth are no larger: only 0.50 times those in the least uncertain."),
+        (0.0, 1.0, "The least uncertain tenth has no errors at all; those in the most uncertain are not 0."),
+        (0.0, 0.0, "Neither the most nor the least uncertain tenth has any errors."),
+    ],
+)
+def test_headline_compares_the_tenths(low, high, sentence):
+    found = scores.regression_headline(known(low, high))
+    assert found.sentence == sentence
+    assert found.facts[0].startswith(f"Mean absolute error: {html.number(low, 3)} in the most certain tenth")
+
+
+def test_constant_twin_follows_the_validation_data(fitted):
+    bayes, x, y = fitted
+    tuned = evidence.spread(bayes, x[300:], y[300:], validation=(x[200:300], y[200:300]))
+    mean = bayes.predict(x[200:300]).mean.double()
+    stds = torch.linspace(0.5 * tuned.constant_std, 2 * tuned.constant_std, 301)
+    losses = [
+        metrics.crps_gaussian(mean, torch.full_like(mean, s**2), y[200:300].double()).mean() for s in stds.tolist()
+    ]
+    assert stds[int(torch.stack(losses).argmin())].item() == pytest.approx(tuned.constant_std, rel=0.01)
+    assert tuned.constant_source == "tuned on validation data"
+    assert "favours the twin" in evidence.spread(bayes, x[300:], y[300:]).constant_source
+    assert evidence.spread(bayes, x[300:], y[300:], constant_std=2.0).constant_std == 2.0
+
+
+def test_regression_scores_agree_with_the_metrics(fitted):
+    bayes, x, y = fitted
+    found = evidence.spread(bayes, x[300:], y[300:], constant_std=1.3)
+    rows = {row.name: row for row in scores.regression_scores(found)}
+    pred = bayes.predict(x[300:])
+    mean, target = pred.mean.double(), y[300:].double()
+    constant = metrics.crps_gaussian(mean, torch.full_like(mean, 1.69), target)
+    crps = metrics.crps_gaussian(mean, pred.variance.double(), target)
+    assert rows["CRPS"].ours == pytest.approx(crps.mean().item(), rel=1e-5)
+    assert rows["CRPS"].twin == pytest.approx(constant.mean().item(), rel=1e-5)
+    best = metrics.crps_optimum(mean, target)
+    assert rows["CRPS"].normalized == pytest.approx(metrics.normalized(crps, constant, best).item(), rel=1e-3)
+    assert rows["PLL"].ours == pytest.approx(pred.log_prob(y[300:]).mean().item(), rel=1e-5)
+    plain = metrics.rmse(bayes.plain(x[300:]), y[300:]).item()
+    assert rows["RMSE of the plain network"].ours == pytest.approx(plain, rel=1e-5)
+
+
+def test_parts_give_the_same_as_the_whole(fitted, monkeypatch):
+    bayes, x, y = fitted
+    whole = evidence.spread(bayes, x[300:], y[300:])
+    monkeypatch.setattr(evidence, "ROWS", 7)
+    parts = evidence.spread(bayes, x[300:], y[300:])
+    assert parts.std == pytest.approx(whole.std, rel=1e-5)
+    assert parts.log_prob == pytest.approx(whole.log_prob, rel=1e-4, abs=1e-5)
+
+
+def test_nothing_of_the_user_becomes_markup(fitted, tmp_path: Path):
+    bayes, x, y = fitted
+    write_page(
+        tmp_path / "page.html", bayes, x[300:], y[300:], names=["a", EVIL, '"><img src=x>'], title=EVIL, units=EVIL
+    )
+    text = (tmp_path / "page.html").read_text()
+    page = Reader(text)
+    assert EVIL not in text
+    assert EVIL in page.words  # shown as it is
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert [attributes for attributes in scripts if attributes.get("type") != "application/json"] == [{}]
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert EVIL in page.blocks["errors"]["y"]["label"]
+
+
+def test_names_of_classes_and_layers_are_escaped(classifier, tmp_path: Path):
+    bayes, _ = classifier
+    x, y = images(60, 1)
+    write_page(tmp_path / "page.html", bayes, x, y, classes=[EVIL, "b", "c"], title="t")
+    text = (tmp_path / "page.html").read_text()
+    assert EVIL not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_page_has_no_address_but_its_own_data(fitted, classifier, tmp_path: Path):
+    bayes, x, y = fitted
+    write_page(tmp_path / "r.html", bayes, x[300:], y[300:], train=x[:200])
+    model, train = classifier
+    write_page(tmp_path / "c.html", model, *images(60, 1), train=train)
+    for name in ("r.html", "c.html"):
+        text = (tmp_path / name).read_text()
+        assert not re.search(r"(?i)(https?:)?//[a-z0-9.-]+\.[a-z]", text)
+        assert "default-src &#x27;none&#x27;" in text
+        for _, attributes in Reader(text).tags:
+            for key in ("src", "href"):
+                assert (attributes.get(key) or "data:").startswith("data:")
+
+
+def test_ten_thousand_points_stay_below_five_megabytes(fitted, tmp_path: Path):
+    bayes, _, _ = fitted
+    x = torch.randn(10_000, 3, generator=torch.Generator().manual_seed(3))
+    path = write_page(tmp_path / "page.html", bayes, x, x[:, 0])
+    assert path.stat().st_size < 5e6
+    assert len(Reader(path.read_text()).blocks["errors"]["titles"]) == 10_000
+
+
+def test_more_points_are_thinned_for_the_chart_and_counted_for_the_scores(fitted, tmp_path: Path, monkeypatch):
+    bayes, x, y = fitted
+    monkeypatch.setattr("mcbn.page.charts.MOST_POINTS", 40)
+    page = Reader(write_page(tmp_path / "page.html", bayes, x[300:], y[300:]).read_text())
+    assert len(page.blocks["errors"]["titles"]) == 40
+    assert "Drawn are 40 of the 100 points" in " ".join(page.words)
+
+
+def test_untuned_network_is_reported_without_likelihood(fitted, tmp_path: Path):
+    tuned, x, y = fitted
+    bayes = mcbn.MCBN(tuned.model, "regression").fit(x[:200], n_samples=20, batch_size=16)
+    text = write_page(tmp_path / "page.html", bayes, x[300:], y[300:]).read_text()
+    assert "tau was never tuned" in text
+    assert "PLL" not in text
+
+
+def test_classification_page_scores_agree_with_the_metrics(classifier, tmp_path: Path):
+    bayes, train = classifier
+    x, y = images(100, 1)
+    page = Reader(write_page(tmp_path / "page.html", bayes, x, y, train=train, classes=["a", "b", "c"]).read_text())
+    assert set(page.blocks) == {"errors", "coverage", "reliability", "risk", "histogram"}
+    assert sum(tag == "img" for tag, _ in page.tags) == 12
+    ours, plain = evidence.votes(bayes, x, y)
+    pred = bayes.predict(x)
+    rows = {row.name: row for row in scores.class_scores(ours, plain)}
+    softmax = bayes.plain(x).softmax(1)
+    named = {
+        "Accuracy": metrics.accuracy,
+        "Negative log likelihood": metrics.nll,
+        "Brier score": metrics.brier,
+        "Calibration error (ECE)": metrics.ece,
+    }
+    for name, metric in named.items():
+        assert rows[name].ours == pytest.approx(metric(pred.probs, y).item(), rel=1e-4)
+        assert rows[name].twin == pytest.approx(metric(softmax, y).item(), rel=1e-4)
+    for name, uncertainty in (("entropy at finding the wrong ones", pred.entropy), ("mutual information at it", None)):
+        uncertainty = pred.mutual_information if uncertainty is None else uncertainty
+        found = metrics.auroc(uncertainty, pred.label != y).item()
+        assert rows[f"AUROC of {name}"].ours == pytest.approx(found, abs=1e-3)
+    assert math.isnan(rows["AUROC of mutual information at it"].twin)
+    assert f"{1 - metrics.accuracy(pred.probs, y).item():.1%} of all 100 points are wrong" in " ".join(page.words)
+
+
+def test_inputs_that_are_rows_or_no_tensor_show_what_can_be_shown(tmp_path: Path):
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2)
+
+        def forward(self, a, b):
+            return self.head(self.norm(a + b))
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 40, 4, generator=generator)
+    network, y = Sum(), torch.randint(0, 2, (40,), generator=generator)
+    network.train()(a, b)
+    network.eval()
+    data = [{"a": a[i], "b": b[i]} for i in range(40)]
+    bayes = mcbn.MCBN(network, "classification").fit(data, n_samples=4, batch_size=10)
+    text = write_page(tmp_path / "page.html", bayes, {"a": a, "b": b}, y, classes=["no", "yes"]).read_text()
+    assert "Least certain" in text
+    assert "<td>yes</td>" in text
+    single = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2))
+    single.train()(a)
+    rows = mcbn.MCBN(single.eval(), "classification").fit(a, n_samples=8, batch_size=10)
+    page = Reader(write_page(tmp_path / "rows.html", rows, a, y, names=["p", "q", "r", "s"]).read_text())
+    assert {"p", "q", "r", "s", "confidence"} <= set(page.words)
+
+
+def test_labels_all_ignored_are_refused(classifier, tmp_path: Path):
+    x, y = images(10, 1)
+    with pytest.raises(mcbn.MCBNError, match="nothing is left"):
+        write_page(tmp_path / "page.html", classifier[0], x, torch.full_like(y, 7), ignore_index=7)
+
+
+def test_segmentation_page_shows_maps_and_leaves_the_void_out(tmp_path: Path):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 3, 12, 12, generator=generator)
+    y = torch.randint(0, 3, (20, 12, 12), generator=generator)
+    y[:, :2] = 255
+    bayes = mcbn.MCBN(settle(network, x), "classification").fit(x, n_samples=10, batch_size=8)
+    page = Reader(write_page(tmp_path / "page.html", bayes, x, y, ignore_index=255).read_text())
+    assert f"{20 * 10 * 12:,} points of 20 inputs" in " ".join(page.words)
+    assert sum(tag == "img" for tag, _ in page.tags) == 12 * 4  # input, truth, answer, entropy
+    ours, _ = evidence.votes(bayes, x, y, ignore_index=255)
+    kept = y != 255
+    assert ours.right.mean() == pytest.approx((bayes.predict(x).label == y)[kept].double().mean().item())
+
+
+def test_dense_regression_counts_every_pixel(tmp_path: Path):
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 1, 1))
+    x = torch.randn(12, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    bayes = mcbn.MCBN(settle(network, x), "regression").fit(x, n_samples=10, batch_size=6).tune((x, x))
+    found = evidence.spread(bayes, x, x)
+    assert len(found.error) == 12 * 36
+    assert np.bincount(found.inputs).tolist() == [36] * 12
+    assert "432 points of 12 inputs" in write_page(tmp_path / "page.html", bayes, x, x).read_text()
+
+
+def test_the_network_and_the_random_state_stay_as_they_were(fitted, tmp_path: Path):
+    bayes, x, y = fitted
+    tau = bayes.tau
+    with untouched(bayes.model):
+        write_page(tmp_path / "page.html", bayes, x[300:], y[300:], train=x[:200])
+    assert bayes.tau == tau
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["a", "b"]}, "names holds 2 names, but x has 3 columns"),
+        ({"constant_std": -1.0}, "constant_std must be positive"),
+        ({"validation": 3}, r"validation must be a pair \(x, y\), got int"),
+    ],
+)
+def test_wrong_options_leave_no_file(fitted, tmp_path: Path, options, message):
+    bayes, x, y = fitted
+    with pytest.raises(mcbn.MCBNError, match=message):
+        write_page(tmp_path / "page.html", bayes, x[300:], y[300:], **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(slice(0, 0), "held-out data is empty"), (slice(0, 5), "x has 100 rows but y 5")],
+)
+def test_targets_that_do_not_fit_are_refused(fitted, tmp_path: Path, rows, message):
+    bayes, x, y = fitted
+    with pytest.raises(mcbn.MCBNError, match=message):
+        write_page(tmp_path / "page.html", bayes, x[300:], y[300:][rows])
+
+
+def test_targets_that_are_not_numbers_are_refused(fitted, tmp_path: Path):
+    bayes, x, y = fitted
+    with pytest.raises(mcbn.MCBNError, match="NaN or infinity"):
+        write_page(tmp_path / "page.html", bayes, x[300:], torch.full_like(y[300:], torch.nan))
+
+
+def test_several_outputs_and_too_few_class_names_are_refused(classifier, tmp_path: Path):
+    network, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(network, "regression").fit(x, n_samples=4, batch_size=8)
+    outputs = bayes.plain(x)
+    assert outputs.shape[1] > 1
+    with pytest.raises(mcbn.MCBNError, match=f"{outputs.shape[1]} outputs"):
+        write_page(tmp_path / "page.html", bayes, x, outputs)
+    with pytest.raises(mcbn.MCBNError, match="classes holds 1 names"):
+        write_page(tmp_path / "page.html", classifier[0], *images(60, 1), classes=["a"])
+
+
+def test_unwritable_path_leaves_nothing(fitted, tmp_path: Path):
+    bayes, x, y = fitted
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(mcbn.MCBNError, match=r"cannot write .*page\.html"):
+        write_page(tmp_path / "file" / "page.html", bayes, x[300:], y[300:])
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
+def test_pictures_are_what_a_png_reader_reads(shape):
+    image = pytest.importorskip("PIL.Image")
+    import io
+
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    assert np.array_equal(np.asarray(image.open(io.BytesIO(examples.png(pixels)))), pixels)
+
+
+def test_text_is_escaped_unless_it_is_markup():
+    assert html.element("p", "<b>", html.element("i", "&")) == "<p>&lt;b&gt;<i>&amp;</i></p>"
+    assert html.element("a", "x", title='"<', class_="k") == '<a title="&quot;&lt;" class="k">x</a>'
+    assert "</script" not in html.data_block("d", {"a": "</script>"})[:-9]
+    assert json.loads(re.sub("<[^>]*>", "", html.data_block("d", [float("nan"), 1.5]))) == [None, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0"), (1234.5678, "1,235"), (0.012345, "0.01235"), (2e-7, "2.00e-07")]
+)
+def test_numbers_keep_four_digits(value, shown):
+    assert html.number(value) == shown

@@ -1,0 +1,117 @@
+"""Curves of a report against plain evaluations of what they say they are."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import default_rng
+
+from mcbn import metrics
+from mcbn.page import curves
+
+N = 137
+
+
+@pytest.fixture
+def points():
+    random = default_rng(0)
+    std = random.uniform(0.2, 2.0, N)
+    return std, np.abs(random.normal(0, std))
+
+
+def test_tenths_are_means_of_the_extremes(points):
+    std, error = points
+    ordered = [e for _, e in sorted(zip(std, error, strict=True))]
+    assert curves.tenths(std, error) == pytest.approx((np.mean(ordered[:13]), np.mean(ordered[-13:])))
+    assert curves.tenths(np.array([1.0]), np.array([3.0])) == (3.0, 3.0)
+
+
+def test_risk_coverage_is_the_mean_loss_of_the_most_certain(points):
+    std, error = points
+    curve = curves.risk_coverage(std, error)
+    for k in (1, 10, N):
+        kept = sorted(zip(std, error, strict=True))[:k]
+        assert curve.x[k - 1] == pytest.approx(k / N)
+        assert curve.y[k - 1] == pytest.approx(np.mean([e for _, e in kept]))
+
+
+def test_risk_coverage_ignores_the_order_of_ties():
+    uncertainty, loss = np.array([1.0, 0.0, 1.0, 0.0]), np.array([5.0, 1.0, 7.0, 3.0])
+    there = curves.risk_coverage(uncertainty, loss)
+    back = curves.risk_coverage(uncertainty[::-1], loss[::-1])
+    assert there.x.tolist() == back.x.tolist() == [0.5, 1.0]
+    assert there.y.tolist() == back.y.tolist() == [2.0, 4.0]
+
+
+def test_interval_coverage_counts_points_inside(points):
+    std, error = points
+    curve = curves.interval_coverage(error, std)
+    for level in (0.1, 0.5, 0.95):
+        z = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item()
+        assert curve.y[round(100 * level)] == np.mean(error <= z * std)
+    assert curve.y[-1] == 1
+
+
+def test_interval_coverage_of_a_gaussian_is_the_level():
+    random, n = default_rng(1), 20_000
+    std = random.uniform(0.5, 2, n)
+    curve = curves.interval_coverage(np.abs(random.normal(0, std)), std)
+    assert np.abs(curve.y - curve.x).max() < 4 * 0.5 / math.sqrt(n)
+
+
+def test_no_spread_covers_exact_predictions_only():
+    curve = curves.interval_coverage(np.array([0.0, 1.0]), np.zeros(2))
+    assert (curve.y[0], curve.y[99], curve.y[100]) == (0.5, 0.5, 1.0)
+
+
+def test_set_coverage_builds_the_smallest_sets():
+    random = default_rng(2)
+    probs = random.dirichlet(np.ones(5), N)
+    y = random.integers(0, 5, N)
+    above = np.array([p[p > p[k]].sum() for p, k in zip(probs, y, strict=True)])
+    curve = curves.set_coverage(above)
+    for level in (0.3, 0.8):
+        inside = []
+        for p, k in zip(probs, y, strict=True):
+            order = np.argsort(-p)
+            size = int(np.argmax(np.cumsum(p[order]) >= level)) + 1
+            inside.append(k in order[:size])
+        assert curve.y[round(100 * level)] == pytest.approx(np.mean(inside))
+
+
+def test_reliability_bins_give_the_calibration_error():
+    random = default_rng(3)
+    probs = random.dirichlet(np.ones(4), N)
+    y = random.integers(0, 4, N)
+    bins = curves.reliability(probs.max(1), (probs.argmax(1) == y).astype(float))
+    error = np.abs(bins.observed - bins.predicted) @ bins.size / N
+    assert bins.size.sum() == N
+    assert error == pytest.approx(metrics.ece(torch.from_numpy(probs), torch.from_numpy(y)).item())
+
+
+def test_spread_reliability_averages_tenths(points):
+    std, error = points
+    bins = curves.spread_reliability(std, error)
+    assert bins.size.sum() == N
+    assert bins.size.max() - bins.size.min() <= 1
+    first = sorted(zip(std, error, strict=True))[: bins.size[0]]
+    assert bins.predicted[0] == pytest.approx(math.sqrt(np.mean([s**2 for s, _ in first])))
+    assert bins.observed[0] == pytest.approx(math.sqrt(np.mean([e**2 for _, e in first])))
+
+
+def test_histograms_are_shares_of_each_group(points):
+    std, error = points
+    edges, good, bad = curves.histograms(std, error <= np.median(error))
+    assert len(edges) == len(good) + 1
+    assert good.sum() == pytest.approx(1)
+    assert bad.sum() == pytest.approx(1)
+    assert curves.histograms(std, np.ones(N, bool))[2].sum() == 0
+
+
+def test_thinning_keeps_the_order_and_depends_on_the_seed():
+    assert curves.thin(5, 10).tolist() == [0, 1, 2, 3, 4]
+    chosen = curves.thin(1000, 10)
+    assert len(set(chosen)) == 10
+    assert (np.diff(chosen) > 0).all()
+    assert chosen.tolist() == curves.thin(1000, 10).tolist() != curves.thin(1000, 10, seed=1).tolist()
