@@ -156,6 +156,7 @@ def test_methods_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == list("abcabcabc")
 
 
+@pytest.mark.slow
 def test_fit_is_timed_against_training_forwards() -> None:
     records = list(measures.fit(SMALL, measures.Options(most_repeats=1)))
     assert [record.method for record in records] == ["fit", "training forwards"]

@@ -304,6 +304,7 @@ def test_images_are_read_pixel_by_pixel(package):
     assert images[5, 2, 3, 7] == rows[5, 3 * 32 + 7, 2]
 
 
+@pytest.mark.slow
 def test_crops_are_framed_in_black_before_normalisation():
     image = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
     black, white = (foreign.normalise(torch.full((3, 1, 1), v, dtype=torch.uint8)) for v in (0, 255))

@@ -53,9 +53,10 @@ def test_every_kind_is_written_down_as_a_program(kind: str) -> None:
     assert "one by one" not in bayes.explain(x, chunk_size=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_net", "shape"),
-    [(resnet32, (3, 32, 32)), (UNet, (3, 32, 32)), pytest.param(resnet50, (3, 64, 64), marks=pytest.mark.slow)],
+    [(resnet32, (3, 32, 32)), (UNet, (3, 32, 32)), (resnet50, (3, 64, 64))],
     ids=["resnet32", "unet", "resnet50"],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])

@@ -46,6 +46,7 @@ def blobs(n=150, seed=0):
 # --- scikit-learn's own suite: every check, none skipped ---------------------------------------------------
 
 
+@pytest.mark.slow
 @parametrize_with_checks([MCBNRegressor(patience=20), MCBNClassifier(patience=20)])
 def test_every_check_of_scikit_learn_passes(estimator, check, monkeypatch):
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # else the check of array inputs would skip itself

@@ -3,6 +3,7 @@
 import csv
 import shutil
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,16 +50,16 @@ def as_columns(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return columns
 
 
-class Results:
+class Results(ABC):
     """A file of predictions that grows by blocks; `with` closes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stack = ExitStack()
 
+    @abstractmethod
     def add(self, arrays: Mapping[str, Array]) -> None:
         """Append a block, each array (n, ...)."""
-        raise NotImplementedError
 
     def finish(self) -> None:
         """Write what comes last."""
