@@ -156,6 +156,7 @@ def test_regression_tunes_by_pll_too() -> None:
     assert tuned.tau.shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_model_and_generators_are_bit_identical_after_every_call_and_an_error(training: bool) -> None:
     x, y = data()

@@ -142,6 +142,7 @@ def test_legend_has_one_entry_per_kind_and_axes_are_labelled(tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_tensors_with_gradients_equal_arrays():
     arrays = predictions()
     tensors = [torch.from_numpy(array).requires_grad_() for array in arrays]

@@ -122,6 +122,7 @@ def test_a_folder_without_records_is_refused(tmp_path: Path, monkeypatch):
         runpy.run_module("mcbn.report", run_name="__main__")
 
 
+@pytest.mark.slow
 def test_an_unwritable_place_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("here")
     with pytest.raises(MCBNError, match=r"cannot write .*index\.html"):

@@ -61,7 +61,7 @@ class Results(ABC):
     def add(self, arrays: Mapping[str, Array]) -> None:
         """Append a block, each array (n, ...)."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - a format may have nothing left to write
         """Write what comes last."""
 
     def __enter__(self) -> Self:
