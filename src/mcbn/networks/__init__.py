@@ -1,0 +1,19 @@
+"""The networks of the paper: one module an architecture."""
+
+from mcbn.networks.mlp import (
+    BN_EPSILON,
+    INITIAL_STD,
+    RegressionMLP,
+    Standardized,
+    StandardizedInputs,
+    train_regression,
+)
+
+__all__ = [
+    "BN_EPSILON",
+    "INITIAL_STD",
+    "RegressionMLP",
+    "Standardized",
+    "StandardizedInputs",
+    "train_regression",
+]
