@@ -51,6 +51,19 @@ def test_markdown_shows_every_table_and_figure(complete):
     assert "Profile of the runs: paper." in text
 
 
+def test_repeated_searches_are_laid_out_with_their_spread(tmp_path):
+    synthetic.write(tmp_path / "regression" / "records.jsonl", synthetic.study(("boston",), ("mcbn",)))
+    for seed, shift in ((2, 1.0), (3, 2.0)):
+        again = [r | {"rmse": r["rmse"] + shift} for r in synthetic.study(("boston",), ("mcbn",))]
+        synthetic.write(tmp_path / "search" / str(seed) / "records.jsonl", iter(again))
+    mean = np.mean([r["rmse"] for r in synthetic.study(("boston",), ("mcbn",))])
+    regression.write(tmp_path)
+    text = (tmp_path / "regression" / "tables.md").read_text("utf-8")
+    section = text.split("## The search repeated")[1].split("## ")[0]
+    assert f"| mean of 3 searches | {mean + 1:.3f}, standard deviation 1.000 |" in section
+    assert "| paper | 2.75 ± 0.05 |" in section
+
+
 def size(path):
     with Image.open(path) as image:
         return image.size

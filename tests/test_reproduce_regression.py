@@ -287,6 +287,16 @@ def test_sensitivity_at_the_chosen_batch_size_repeats_the_regression_study(tmp_p
             assert same[name] == pytest.approx(r[name], rel=1e-4, abs=1e-4)  # stacks of other sizes
 
 
+def test_another_seed_of_the_search_trains_other_fold_networks(whole, tmp_path):
+    other = replace(TINY, search_seed=2)
+    again = regression.run(other, tmp_path, methods=["mcbn"])
+    found = [r["rmse_mc"] for r in read(whole / "records.jsonl") if r["kind"] == "selection" and r["family"] == "bn"]
+    assert found != [r["rmse_mc"] for r in again.find(kind="selection")]
+    assert len(found) == len(again.find(kind="selection"))
+    assert other.hash != TINY.hash
+    assert PAPER.hash == "f4e97319e54a"  # the committed records carry it
+
+
 def test_sensitivity_needs_the_regression_study(tmp_path):
     with pytest.raises(MCBNError, match=r"no MCBN runs of boston on split 1.*mcbn reproduce regression"):
         sensitivity.run(TINY, tmp_path / "s", regression=tmp_path / "none")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ def regression(
     device: Device = "cpu",
     compiled: Compile = False,
     fused: Fused = False,
+    search_seed: Annotated[int, typer.Option(help="of the fold networks: how much does the search decide?")] = 1,
     out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
         "results/regression"
     ),
@@ -35,7 +37,7 @@ def regression(
 
     with _one_line_errors(), _one_thread(device):
         store = regression.run(
-            find_profile(profile),
+            replace(find_profile(profile), search_seed=search_seed),
             out,
             datasets=_split(datasets),
             methods=_split(methods) or METHODS,

@@ -10,6 +10,7 @@ from mcbn.records import Record
 from mcbn.report.fidelity import cost_table, coverage_table, fidelity_tables
 from mcbn.report.figures import write_figures
 from mcbn.report.layout import MISSING, Table, escape_markdown, to_latex, to_markdown
+from mcbn.report.repeats import read_repeats, repeat_tables
 from mcbn.report.sensitivity import sensitivity_tables
 from mcbn.report.summary import Summary, runs, summarise, to_csv
 from mcbn.report.tables import further_tables, paper_tables
@@ -25,7 +26,8 @@ def main(results: str | Path = "results") -> None:
 def write(results: str | Path = "results") -> list[Path]:
     """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from the records there.
 
-    Reads results/regression/records.jsonl and predictions/, and results/sensitivity/records.jsonl. What has not been
+    Reads results/regression/records.jsonl and predictions/, results/sensitivity/records.jsonl, and
+    results/search/<seed>/records.jsonl. What has not been
     run yet is a dash; no run at all is an error. The same records give the same files.
     """
     results = Path(results)
@@ -38,7 +40,8 @@ def write(results: str | Path = "results") -> list[Path]:
     if not tests and not varied:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`.")
     summary = summarise(tests)
-    tables = _tables(summary, varied, [*regression, *sensitivity])
+    repeated = repeat_tables(summary, read_repeats(results / "search"))
+    tables = _tables(summary, repeated, varied, [*regression, *sensitivity])
     written = [
         write_text(out / "summary.csv", to_csv(summary.values())),
         write_text(out / "tables.tex", _latex(tables)),
@@ -49,9 +52,12 @@ def write(results: str | Path = "results") -> list[Path]:
     return [*written, write_text(out / "tables.md", text), *figures]
 
 
-def _tables(summary: Summary, varied: Sequence[Record], everything: Sequence[Record]) -> list[Table]:
+def _tables(
+    summary: Summary, repeated: Sequence[Table], varied: Sequence[Record], everything: Sequence[Record]
+) -> list[Table]:
     return [
         *fidelity_tables(summary),
+        *repeated,
         *paper_tables(summary),
         *sensitivity_tables(varied),
         *further_tables(summary),

@@ -21,7 +21,10 @@ TAU_RANGES = {
     "wine": (0.01, 10.0),
     "yacht": (0.01, 100.0),
 }
-ADDED = {"patience_epochs": 200}  # fields newer than the format, left out at their default: older folders stay valid
+ADDED = {
+    "patience_epochs": 200,
+    "search_seed": 1,
+}  # fields newer than the format, left out at their default: older folders stay valid
 LARGEST_BATCH = {"energy": 512}  # published code
 
 
@@ -29,15 +32,17 @@ LARGEST_BATCH = {"energy": 512}  # published code
 class Profile:
     """All settings of a study. Defaults: Teye et al. 2018, Section 4.3, and the authors' published code.
 
-    patience counts evaluations, patience_epochs the epochs of MNF, which is validated every epoch.
-    selection_samples is the T of the validation RMSE during the search, selection_samples_large that of data sets
-    above `large` rows; tau and test scores always use n_samples.
+    seeds are those of the tested networks, search_seed that of the fold networks. patience counts evaluations,
+    patience_epochs the epochs of MNF, which is validated every epoch. selection_samples is the T of the validation RMSE
+    during the search, selection_samples_large that of data sets above `large` rows; tau and test scores always use
+    n_samples.
     """
 
     name: str = "paper"
     datasets: tuple[str, ...] = NAMES
     splits: tuple[int, ...] = (1, 2, 3, 4, 5)
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    search_seed: int = 1
     n_folds: int = 5
     weight_decays: tuple[float, ...] = tuple(10.0**-k for k in range(1, 16))
     batch_sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)

@@ -20,7 +20,6 @@ from mcbn.reproduce.streams import stream_key
 
 Criterion = Literal["mc", "plain"]
 KEEP_SECONDS = 60.0  # between states kept of a search at work
-SEARCH_SEED = 1  # of the fold networks
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
 
 
@@ -68,13 +67,13 @@ def fold_problem(
     data: Regression,
     *,
     splits: Sequence[int] | None = None,
-    seeds: Sequence[int] = (SEARCH_SEED,),
+    seeds: Sequence[int] = (),
 ) -> Problem:
-    """Stack the folds of all splits, once a seed; streams ordered by split, fold, seed."""
+    """Stack the folds of all splits, once a seed (that of the search by default); ordered by split, fold, seed."""
     parts = []
     for s in splits or context.profile.splits:
         for f, fold in enumerate(folds(split(len(data.y), s).train, context.profile.n_folds)):
-            parts += [Part(*fold, stream_key(dataset, s, f, seed)) for seed in seeds]
+            parts += [Part(*fold, stream_key(dataset, s, f, seed)) for seed in seeds or (context.profile.search_seed,)]
     return make_problem(data, parts, context.device)
 
 
