@@ -87,7 +87,7 @@ class Trainer:
         self.problem, self.networks, self.tf32, self.epoch = problem, networks.like(problem.train.x), tf32, 0
         self._graphs = device.type == "cuda" if graphs is None else graphs
         self._gradients = _gradients(networks.family, compiled)
-        self._kernel: Any = _kernel(networks.batch_size) if fused else None
+        self._kernel: Any = _kernel(networks.batch_size, networks.hidden) if fused else None
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         self.values: Values = {name: value.to(problem.train.x)[self.networks.stream] for name, value in drawn.items()}
         self._row_keys, self._mask_keys = self._keys("rows"), self._keys("training dropout")
@@ -260,12 +260,12 @@ def _gradients(family: Family, compiled: bool) -> Callable[..., Values]:
     return torch.compile(function, dynamic=True) if compiled else function
 
 
-def _kernel(batch_size: int) -> Any:
+def _kernel(batch_size: int, hidden: int) -> Any:
     """Return the module of fused steps where Triton is and a batch fits, else None."""
     if importlib.util.find_spec("triton") is None:
         return None
     fused = importlib.import_module("mcbn.reproduce.fused")
-    return fused if fused.fits(batch_size) else None
+    return fused if fused.fits(batch_size, hidden) else None
 
 
 def _groups(steps: Tensor) -> list[_Group]:
