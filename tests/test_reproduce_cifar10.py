@@ -14,6 +14,7 @@ from torch import nn
 import mcbn.records
 from kinds import norms_in_training
 from mcbn.data import Images
+from mcbn.data.images import find_cifar10
 from mcbn.networks import CifarResNet, standardize
 from mcbn.reproduce.cifar10 import Augmented, held_out, load_network, per_query, save_network, study
 from mcbn.reproduce.cifar10.augmentation import OFFSETS, PADDING, Choices, crop, epoch_choices, fresh_choices, pad
@@ -479,3 +480,39 @@ def test_study_refuses_networks_of_other_settings_and_impossible_seeds(
             study.run(STUDY, tmp_path, seeds=seeds)
     with pytest.raises(mcbn.MCBNError, match="no profile 'slow'"):
         find_profile("slow")
+
+
+@pytest.mark.slow
+def test_quick_profile_runs_from_the_command_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from mcbn.cli import app
+
+    try:
+        find_cifar10()
+    except mcbn.MCBNError:
+        pytest.skip("CIFAR-10 is not here; `mcbn data cifar10` fetches it")
+    arguments = ["reproduce", "cifar10", "--profile", "quick", "--seeds", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "networks",
+        "records.jsonl",
+        "resnet8-pll.png",
+        "summary.csv",
+        "table.md",
+    ]
+    rows = [r for r in mcbn.records.read(tmp_path / "records.jsonl") if r["kind"] == study.KIND]
+    plain = next(r for r in rows if (r["method"], r["part"]) == ("plain", "test"))
+    assert plain["scores"]["accuracy"] > 0.2  # chance is 0.1
+
+
+def test_the_command_line_refuses_seeds_that_are_no_numbers(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from mcbn.cli import app
+
+    result = CliRunner().invoke(app, ["reproduce", "cifar10", "--seeds", "one", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    assert "seeds are whole numbers" in result.output
+    assert not (tmp_path / "x").exists()
