@@ -190,6 +190,18 @@ def test_training_is_momentum_sgd_on_augmented_batches() -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_captured_step_is_the_step(dropout: float) -> None:
+    profile = dataclasses.replace(TINY, steps=4, rates=((0, 0.02), (3, 0.005)), weight_decay=0.05)
+    captured, eager = (Trainer(profile, images(16), seed=3, dropout=dropout, device="cuda") for _ in range(2))
+    eager.graph = None
+    for _ in range(2):
+        assert captured.epoch() == pytest.approx(eager.epoch(), rel=1e-2)  # TF32
+    for (name, a), b in zip(captured._state().items(), eager._state().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, dropout: float) -> None:
     whole = train(TINY, images(), seed=1, dropout=dropout)

@@ -129,9 +129,9 @@ def passes_table(study: Study) -> Table:
     rows += [(f"seed {s}", *(f"{c[s]:.4f}" if s in c else MISSING for c in columns)) for s in columns[0]]
     header = ("PLL", "Plain", *(f"T = {T}" for T in study.curve))
     note = (
-        f"Mean log of the averaged softmax on the test images, M = {study.batch_size}; ours ± standard error over seeds. Higher is "
-        "better. At each T the mean over all disjoint sets of T out of one series of draws. Paper: Teye et al. 2018, "
-        "Table 2."
+        f"Mean log of the averaged softmax on the test images, M = {study.batch_size}; ours ± standard error over "
+        "seeds. Higher is better. At each T the mean over all disjoint sets of T out of one series of draws. Paper: "
+        "Teye et al. 2018, Table 2."
     )
     return Table("PLL over the number of passes", "table:cifar_results", header, tuple(rows), note)
 

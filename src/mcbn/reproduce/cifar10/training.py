@@ -69,10 +69,10 @@ def train(
     require_images(*images)
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
+    kept = started = time.perf_counter()
     with _chosen_kernels(), torch.enable_grad():
         trainer = Trainer(profile, images, seed=seed, dropout=dropout, device=device)
         epochs = trainer.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else []
-        kept = started = time.perf_counter()
         before = epochs[-1].seconds if epochs else 0.0
         while trainer.steps_done < profile.steps:
             loss, accuracy = trainer.epoch()
