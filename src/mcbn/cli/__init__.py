@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mcbn.cli import images as images  # registers its commands
 from mcbn.cli import model
 from mcbn.cli.mistakes import begin
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
