@@ -53,14 +53,15 @@ def query_inside(network: nn.Module, pool: Tensor, *, batch_size: int, n_samples
         raise MCBNError(f"a batch holds the image and at least one training image; got batch_size={batch_size}")
     inner = Network(network, None)
     statistics.watch(inner.module)
-    chosen = stochastic_layers(inner, normalize(pool[:1]), PAPER_LAYERS)
-    generator = torch.Generator().manual_seed(seed)
+    generator, dtype = torch.Generator().manual_seed(seed), next(network.parameters()).dtype
+    chosen = stochastic_layers(inner, normalize(pool[:1]).to(dtype), PAPER_LAYERS)
 
     def passes(image: Tensor) -> Iterator[Tensor]:
         rows = torch.randint(len(pool), (n_samples, batch_size - 1), generator=generator).to(pool.device)
         for companions in rows:
             with QueryInside(chosen):
-                yield inner(normalize(torch.cat([image, pool[companions]]))).unsqueeze(0)  # (1, 1, K, H, W)
+                logits = inner(normalize(torch.cat([image, pool[companions]])).to(dtype))  # (1, K, H, W)
+            yield logits.unsqueeze(0)
 
     @torch.no_grad()
     def predict(x: Tensor) -> Segmented:

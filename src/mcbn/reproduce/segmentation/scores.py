@@ -113,7 +113,7 @@ class PixelScores:
         return self.log_loss / int(self.counts.sum())
 
     def result(self) -> dict[str, float]:
-        """Return every score: shares of pixels and IoU in percent, the others as they are."""
+        """Return every score: shares of pixels and IoU in percent, the others as they are; NaN where undefined."""
         n = int(self.counts.sum())
         found = {
             "miou": mean_iou(self.counts),
@@ -122,9 +122,9 @@ class PixelScores:
             "ece": (self.gap.abs().sum() / n).item(),
         }
         for name, histogram in self.histograms.items():
-            (inside, pixels_inside), (at, pixels_at) = self.sums[name].tolist()
+            inside, at = self.sums[name][:, 0] / self.sums[name][:, 1]
             found[f"error_auroc_{name}"] = error_auroc(histogram)
-            found[f"boundary_ratio_{name}"] = (at / pixels_at) / (inside / pixels_inside)
+            found[f"boundary_ratio_{name}"] = (at / inside).item()
             for percent in REFUSED:
                 found[f"accuracy_refused_{percent}_{name}"] = accuracy_after_refusal(histogram, percent)
         return found | {
