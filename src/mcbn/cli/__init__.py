@@ -10,6 +10,7 @@ from mcbn.cli import model
 from mcbn.cli.mistakes import begin
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 from mcbn.cli.reproduce import reproduce
+from mcbn.cli.segmentation import segmentation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +22,7 @@ app.command(no_args_is_help=True)(model.fit)
 app.command(no_args_is_help=True)(model.predict)
 app.command(no_args_is_help=True)(model.evaluate)
 app.add_typer(reproduce, name="reproduce")
+reproduce.command()(segmentation)
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -1,0 +1,132 @@
+"""Scores of segmentations with uncertainty maps, streamed over images: memory does not grow with their number.
+
+Rankings by uncertainty (error AUROC, accuracy after refusal) come from histograms over the upper 20 bits of the map as
+float32: uncertainties closer than 2^-12 of their size count as equal, ties count half. Nothing is subsampled.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+
+REFUSED = (0, 5, 10, 20, 30, 50)  # percent of the pixels
+BOUNDARY = 2  # pixels
+N_BINS = 15  # of the calibration error
+DROPPED = 11  # lower bits of the fraction
+LEVELS = 2 ** (31 - DROPPED)  # of an uncertainty: float32 without its sign and these bits
+
+
+def confusion(label: Tensor, y: Tensor, n_classes: int, void: int) -> Tensor:
+    """Count the pixels of each true class (rows) given each label (columns), (K, K), void pixels left out."""
+    index = torch.where(y == void, n_classes**2, y.long() * n_classes + label.long())
+    return torch.bincount(index.flatten(), minlength=n_classes**2 + 1)[:-1].view(n_classes, n_classes)
+
+
+def iou(counts: Tensor) -> Tensor:
+    """Intersection over union of every class, in percent, (K,); NaN for a class neither shown nor given."""
+    hits = counts.diagonal().double()
+    return 100 * hits / (counts.sum(0) + counts.sum(1) - hits)
+
+
+def mean_iou(counts: Tensor) -> float:
+    """Mean of the IoU over the classes that occur, in percent; higher is better."""
+    return iou(counts).nanmean().item()
+
+
+def boundary(y: Tensor, distance: int = BOUNDARY) -> Tensor:
+    """Mark pixels (N, H, W) with another label within so many rows and columns; void counts as a label here."""
+    label = y.unsqueeze(1).float()
+    side = 2 * distance + 1
+    most = F.max_pool2d(label, side, 1, distance)
+    least = -F.max_pool2d(-label, side, 1, distance)
+    return (most != least).squeeze(1)
+
+
+def error_auroc(histogram: Tensor) -> float:
+    """Probability that a wrong pixel is more uncertain than a right one, ties half; histogram (2, L), right then wrong.
+
+    sum_b w_b (sum_{a<b} r_a + r_b / 2) / (R W), R right and W wrong pixels.
+    """
+    right, wrong = histogram.double()  # (L,) each
+    below = right.cumsum(0) - right
+    return float((wrong * (below + right / 2)).sum() / (right.sum() * wrong.sum()))
+
+
+def accuracy_after_refusal(histogram: Tensor, percent: float) -> float:
+    """Accuracy in percent of what is left when the most uncertain pixels are refused; of equal ones an even share."""
+    right, total = histogram[0].double(), histogram.sum(0).double()  # (L,)
+    kept = (1 - percent / 100) * total.sum()
+    taken = (kept - (total.cumsum(0) - total)).clamp(min=0).minimum(total)
+    return (100 * (taken * right / total.clamp(min=1)).sum() / kept).item()
+
+
+class PixelScores:
+    """Accumulates predictions of successive images; `result` gives the scores."""
+
+    def __init__(self, classes: Sequence[str], void: int) -> None:
+        self.classes, self.void = tuple(classes), void
+        K = len(self.classes)
+        self.counts = torch.zeros(K, K, dtype=torch.int64)
+        self.gap = torch.zeros(N_BINS, dtype=torch.float64)  # hits minus confidence in each bin
+        self.log_loss = 0.0
+        self.histograms: dict[str, Tensor] = {}  # map -> (2, LEVELS), right and wrong
+        self.sums: dict[str, Tensor] = {}  # map -> (2, 2), interior and boundary: sum and pixels
+
+    def add(self, probs: Tensor, maps: Mapping[str, Tensor], y: Tensor) -> None:
+        """Take in probabilities (N, K, H, W), uncertainty maps (N, H, W) and the truth (N, H, W)."""
+        confidence, label = probs.max(1)  # (N, H, W)
+        valid = y != self.void
+        right = label == y
+        self.counts += confusion(label, y, len(self.classes), self.void).cpu()
+        truth = probs.gather(1, y.long().masked_fill(~valid, 0).unsqueeze(1)).squeeze(1)
+        self.log_loss -= (truth.double().clamp(min=1e-38).log() * valid).sum().item()
+        self._add_calibration(confidence, right, valid)
+        near = boundary(y)
+        for name, values in maps.items():
+            self._add_map(name, values, right, valid, near)
+
+    def _add_calibration(self, confidence: Tensor, right: Tensor, valid: Tensor) -> None:
+        edges = torch.linspace(0, 1, N_BINS + 1, device=confidence.device)[1:-1]
+        bins = torch.bucketize(confidence, edges).flatten()
+        gap = ((right.double() - confidence.double()) * valid).flatten()
+        self.gap += torch.zeros(N_BINS, dtype=torch.float64, device=gap.device).index_add(0, bins, gap).cpu()
+
+    def _add_map(self, name: str, values: Tensor, right: Tensor, valid: Tensor, near: Tensor) -> None:
+        if not bool(torch.isfinite(values).all()):
+            raise MCBNError(f"the uncertainty map {name!r} is not finite; the network overflows on these images")
+        values = values.float().clamp(min=0).abs()  # abs: -0.0 has a sign bit
+        level = values.contiguous().view(torch.int32) >> DROPPED  # order of the bits is that of the numbers
+        index = torch.where(valid, level + LEVELS * (~right), 2 * LEVELS)
+        histogram = torch.bincount(index.flatten(), minlength=2 * LEVELS + 1)[:-1].view(2, LEVELS)
+        self.histograms[name] = self.histograms.get(name, 0) + histogram
+        parts = [
+            torch.stack([(values * where).double().sum(), where.sum().double()])
+            for where in (valid & ~near, valid & near)
+        ]
+        self.sums[name] = self.sums.get(name, 0) + torch.stack(parts).cpu()
+
+    def nll(self) -> float:
+        """Mean negative log probability of the true class."""
+        return self.log_loss / int(self.counts.sum())
+
+    def result(self) -> dict[str, float]:
+        """Return every score: shares of pixels and IoU in percent, the others as they are; NaN where undefined."""
+        n = int(self.counts.sum())
+        found = {
+            "miou": mean_iou(self.counts),
+            "pixel_accuracy": 100 * int(self.counts.diagonal().sum()) / n,
+            "nll": self.nll(),
+            "ece": (self.gap.abs().sum() / n).item(),
+        }
+        for name, histogram in self.histograms.items():
+            inside, at = self.sums[name][:, 0] / self.sums[name][:, 1]
+            found[f"error_auroc_{name}"] = error_auroc(histogram)
+            found[f"boundary_ratio_{name}"] = (at / inside).item()
+            for percent in REFUSED:
+                found[f"accuracy_refused_{percent}_{name}"] = accuracy_after_refusal(histogram, percent)
+        return found | {
+            f"iou_{name}": value for name, value in zip(self.classes, iou(self.counts).tolist(), strict=True)
+        }
