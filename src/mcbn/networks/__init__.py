@@ -8,12 +8,15 @@ from mcbn.networks.mlp import (
     StandardizedInputs,
     train_regression,
 )
+from mcbn.networks.resnet import CifarResNet, standardize
 
 __all__ = [
     "BN_EPSILON",
     "INITIAL_STD",
+    "CifarResNet",
     "RegressionMLP",
     "Standardized",
     "StandardizedInputs",
+    "standardize",
     "train_regression",
 ]
