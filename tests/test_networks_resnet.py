@@ -109,7 +109,7 @@ def test_another_size_of_image_is_refused() -> None:
 
 @pytest.mark.parametrize(("depth", "dropout"), [(31, 0.0), (2, 0.0), (8, 1.0), (8, -0.1)])
 def test_impossible_networks_are_refused(depth: int, dropout: float) -> None:
-    with pytest.raises(mcbn.MCBNError, match="depth must be|dropout must be"):
+    with pytest.raises(mcbn.MCBNError, match=r"depth must be|dropout must be"):
         CifarResNet(depth, dropout=dropout, seed=0)
 
 

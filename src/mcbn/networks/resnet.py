@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ class Unit(nn.Module):
         y = F.leaky_relu(self.norm1(x), SLOPE)
         shortcut = y if self.activate_shortcut else x
         y = F.leaky_relu(self.norm2(self.conv1(y)), SLOPE)
-        y = self.conv2(self.drop(y))
+        y = cast(Tensor, self.conv2(self.drop(y)))
         if self.extra:
             shortcut = F.avg_pool2d(shortcut, self.stride)
             shortcut = F.pad(shortcut, (0, 0, 0, 0, self.extra // 2, self.extra // 2))

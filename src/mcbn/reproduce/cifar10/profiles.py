@@ -1,0 +1,67 @@
+"""How the network is trained and what is measured: the paper's protocol, and a small likeness of it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mcbn.errors import MCBNError
+from mcbn.records import digest
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Teye et al. 2018, section 4.3 and the authors' code, unless a line says otherwise."""
+
+    name: str = "paper"
+    depth: int = 32
+    batch_size: int = 32  # M; section 4.3 (the code has 128)
+    steps: int = 90_000  # code; 60 epochs of 48,000 images
+    rates: tuple[tuple[int, float], ...] = ((0, 0.1), (40_000, 0.01), (60_000, 0.001), (80_000, 0.0001))  # from step
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    n_train: int | None = None  # all that are not held out
+    n_validation: int | None = None
+    n_test: int | None = None
+    n_samples: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)  # T; Table 2
+    n_draws: int = 256  # drawn for these: 2 disjoint sets of the largest T, 256 of the smallest. Ours
+    batch_sizes: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)  # of the sweep over M. Ours
+    sweep_samples: int = 32  # T of the sweep. Ours
+    query_images: int = 1_000  # test images for the estimator with fresh batches for each. Ours
+    query_samples: int = 16  # its T. Ours
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What decides on the weights, as JSON has it."""
+        names = ("depth", "batch_size", "steps", "rates", "momentum", "weight_decay", "n_train")
+        fields = asdict(self)
+        return {name: fields[name] for name in names} | {"rates": [list(pair) for pair in self.rates]}
+
+    @property
+    def hash(self) -> str:
+        """Name the configuration by 12 hexadecimal digits."""
+        return digest(asdict(self))
+
+
+PAPER = Profile()
+QUICK = Profile(
+    name="quick",
+    depth=8,
+    steps=200,
+    rates=((0, 0.1), (100, 0.01), (150, 0.001), (180, 0.0001)),
+    n_train=2_000,
+    n_validation=50,
+    n_test=200,
+    n_samples=(1, 2, 4, 8),
+    n_draws=16,
+    batch_sizes=(8, 32),
+    sweep_samples=8,
+    query_images=20,
+    query_samples=4,
+)
+
+
+def find_profile(name: str) -> Profile:
+    """Return a profile by its name."""
+    for profile in (PAPER, QUICK):
+        if profile.name == name:
+            return profile
+    raise MCBNError(f"there is no profile {name!r}; take paper or quick")
