@@ -346,7 +346,7 @@ def test_missing_images_and_weights_are_named(package, tmp_path):
     with pytest.raises(MCBNError, match=r"no .*none.npz; save the weights of github.com/akamaster"):
         foreign.cifar(folder, tmp_path / "none.npz", tmp_path)
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
-    with pytest.raises(MCBNError, match=r"other.npz holds no ResNet-32"):
+    with pytest.raises(MCBNError, match=r"other.npz holds no ResNet for CIFAR-10"):
         foreign.cifar(folder, tmp_path / "other.npz", tmp_path)
     result = CliRunner().invoke(app, ["reproduce", "posteriors", "--cifar", str(tmp_path), "--weights", "none.npz"])
     assert result.exit_code == 2

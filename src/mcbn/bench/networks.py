@@ -57,7 +57,12 @@ class _Pool(nn.Module):
 
 def resnet32() -> nn.Module:
     """Build ResNet-32 for 32x32 images, 10 classes: 31 batch norm layers."""
-    widths = [16] * 6 + [32] * 5 + [64] * 5
+    return cifar_resnet(5)
+
+
+def cifar_resnet(units: int) -> nn.Module:
+    """Build ResNet of depth 6 n + 2 for 32x32 images, 10 classes, n blocks a stage (He et al. 2016, section 4.2)."""
+    widths = [16] * (units + 1) + [32] * units + [64] * units
     blocks = [Basic(a, b, 1 + (b > a)) for a, b in pairwise(widths)]
     return nn.Sequential(_conv(3, 16, 3), nn.ReLU(), *blocks, _Pool(), nn.Linear(64, 10))
 

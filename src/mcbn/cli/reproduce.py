@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from mcbn.cli.alternatives import alternatives
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of Teye et al. 2018.")
+reproduce.command()(alternatives)
 Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]

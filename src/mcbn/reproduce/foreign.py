@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from mcbn import metrics, records
-from mcbn.bench.networks import resnet32
+from mcbn.bench.networks import cifar_resnet
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
@@ -132,31 +132,33 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def load_resnet(path: Path) -> nn.Module:
-    """Read the published weights into ResNet-32, in eval mode."""
+    """Read published weights into a ResNet of their depth, 20 or 32 or another, in eval mode."""
     if not path.is_file():
         raise MCBNError(
             f"there is no {path}; save the weights of github.com/akamaster/pytorch_resnet_cifar10, ResNet-32, there as "
             "an npz of its state dict"
         )
-    network = resnet32()
     with np.load(path) as arrays:
-        state = {_place(name): torch.from_numpy(arrays[name]) for name in arrays.files}
+        found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    units = len({name.split(".")[1] for name in found if name.startswith("layer1.")})
+    network = cifar_resnet(max(1, units))
+    state = {_place(name, units): value for name, value in found.items()}
     missing, unexpected = network.load_state_dict(state, strict=False)
     lost = [name for name in missing if not name.endswith("num_batches_tracked")]
     if lost or unexpected:
-        raise MCBNError(f"{path} holds no ResNet-32: missing {lost[:3]}, unexpected {unexpected[:3]}")
+        raise MCBNError(f"{path} holds no ResNet for CIFAR-10: missing {lost[:3]}, unexpected {unexpected[:3]}")
     return network.eval()
 
 
-def _place(name: str) -> str:
-    """Translate a name of the published state dict to ours: layer2.1.conv1 is block 5 + 1, after two others."""
+def _place(name: str, units: int) -> str:
+    """Translate a name of the published state dict to ours: layer2.1.conv1 is block units + 1, after two others."""
     for old, new in (("conv1", "first.0"), ("bn1", "first.1"), ("conv2", "second.0"), ("bn2", "second.1")):
         name = name.replace(f".{old}.", f".{new}.")
     parts = name.split(".")
     if parts[0].startswith("layer"):
-        parts[:2] = [str(2 + 5 * (int(parts[0][5:]) - 1) + int(parts[1]))]
+        parts[:2] = [str(2 + units * (int(parts[0][5:]) - 1) + int(parts[1]))]
     else:
-        parts[:1] = [{"conv1": "0.0", "bn1": "0.1", "linear": "18"}.get(parts[0], parts[0])]
+        parts[:1] = [{"conv1": "0.0", "bn1": "0.1", "linear": str(3 * units + 3)}.get(parts[0], parts[0])]
     return ".".join(parts)
 
 
