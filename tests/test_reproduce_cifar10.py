@@ -452,6 +452,7 @@ def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
 STUDY = dataclasses.replace(TINY, steps=40, rates=((0, 0.05), (15, 1e-4)), n_train=40, n_validation=10, n_test=20)
 
 
+@pytest.mark.slow
 def test_study_trains_measures_and_records_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_study(monkeypatch)
     path = study.run(STUDY, tmp_path, seeds=[1, 2])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mcbn.bench.timing import synchronize
 from mcbn.data import Images
 from mcbn.model import MCBN
 from mcbn.networks import standardize
@@ -56,9 +57,8 @@ class Evaluation:
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
         yield from self._plain()
-        with torch.no_grad():
-            logits, shared = self._draws(self.profile.batch_size, self.profile.n_draws, "test")
-        yield from self._curve(logits, shared)
+        logits, seconds = self._draws(self.profile.batch_size, self.profile.n_draws, "test")
+        yield from self._curve(logits, seconds)
         yield from self._sweep()
         yield from self._queries(logits)
 
@@ -95,6 +95,7 @@ class Evaluation:
         started = time.perf_counter()
         with exact():
             own = per_query(self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
+        synchronize(own.device.type)
         seconds = time.perf_counter() - started
         alike, alike_seconds = self._draws(M - 1, self.profile.n_draws, "test", N)
         gap, error = difference(own, alike, y)
@@ -103,14 +104,13 @@ class Evaluation:
         (scored,) = curve(alike, y, [T])
         yield self._row("mcbn_shared", "query", M - 1, scored, alike_seconds)
         (scored,) = curve(logits[:, :N], y, [T])
-        yield self._row("mcbn_shared", "query", M, scored, alike_seconds)
+        yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
 
     def _draws(self, batch_size: int, n_samples: int, part: str, n: int | None = None) -> tuple[Tensor, float]:
         """Return logits (T, N, K) of the first n images of a part, and the seconds of fit and predictions."""
         started = time.perf_counter()
         logits = sample(self._fit(batch_size, n_samples), self.parts[part].x[:n])
-        if logits.is_cuda:
-            torch.cuda.synchronize()
+        synchronize(logits.device.type)
         return logits, time.perf_counter() - started
 
     def _fit(self, batch_size: int, n_samples: int) -> MCBN[Any]:
@@ -118,10 +118,10 @@ class Evaluation:
             bayes: MCBN[Any] = MCBN(self.network, "classification")
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
-    def _row(self, method: str, part: str, batch_size: int | None, scored: Scored, seconds: float) -> Row:
+    def _row(self, method: str, part: str, batch_size: int | None, scored: Scored, seconds: float | None) -> Row:
         n_images = self.profile.query_images if part == "query" else len(self.parts[part].y)
         row = {"method": method, "seed": self.seed, "part": part, "n_images": n_images, "batch_size": batch_size}
-        return row | asdict(scored) | {"seconds": round(seconds, 3)}
+        return row | asdict(scored) | {"seconds": seconds and round(seconds, 3)}
 
 
 def sample(bayes: MCBN[Any], x: Tensor) -> Tensor:

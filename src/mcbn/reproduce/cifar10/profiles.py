@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mcbn.errors import MCBNError
-from mcbn.records import digest
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,6 @@ class Profile:
         names = ("depth", "batch_size", "steps", "rates", "momentum", "weight_decay", "n_train")
         fields = asdict(self)
         return {name: fields[name] for name in names} | {"rates": [list(pair) for pair in self.rates]}
-
-    @property
-    def hash(self) -> str:
-        """Name the configuration by 12 hexadecimal digits."""
-        return digest(asdict(self))
 
 
 PAPER = Profile()

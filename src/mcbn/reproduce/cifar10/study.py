@@ -45,9 +45,12 @@ def run(
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
     folder = networks or out / "networks"
     progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
+
+    def watch(epoch: Epoch) -> None:
+        progress.fraction(epoch.steps / profile.steps)
+
     for seed in seeds:
         progress.start(f"seed {seed}", profile.steps)
-        watch = lambda epoch: progress.fraction(epoch.steps / profile.steps)  # noqa: E731
         path = train_one(profile, folder, seed=seed, dropout=dropout, device=device, watch=watch)
         record_training(out / RECORDS, path)
         if not dropout:
