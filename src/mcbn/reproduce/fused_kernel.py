@@ -115,6 +115,11 @@ def train(
     QP: tl.constexpr, HP: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, OUTER: tl.constexpr,
     ROWS: tl.constexpr, UPDATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Take k steps of network s = program_id(0).
+
+    x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H); streams, rates, decays (S,); corrections (k, 2); parameters p
+    and their moments m, v (S, P); scratch (S, (3M + 2) HP + P). C units, blocks of BLOCK: see `fused`.
+    """
     s, q, row = tl.program_id(0).to(tl.int64), tl.arange(0, QP), tl.arange(0, M)
     TWO: tl.constexpr = Q * H  # where W2, the last weights, shifts and scales of a network lie in its row
     LAST: tl.constexpr = TWO + H * H
