@@ -119,42 +119,51 @@ def _merge(z, inside, count, mean, squares):
 
 
 @triton.jit
+def _batch_moments(
+    x, batches, one, two, scale, shift,
+    M: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return mean and sum of squared deviations over a batch of the first layer, or where there is `two` the second."""
+    k, q = tl.arange(0, ROWS), tl.arange(0, QP)
+    count, mean, squares = 0.0, tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
+    for start in range(0, M, ROWS):
+        inside = start + k < M
+        rows = tl.load(batches + start + k, mask=inside, other=0)
+        chosen = tl.load(x + rows[:, None] * Q + q[None, :], mask=inside[:, None] & (q < Q)[None, :], other=0.0)
+        z = tl.dot(chosen, one, input_precision=PRECISION)
+        if two is not None:
+            z = tl.dot(tl.maximum(z * scale[None, :] + shift[None, :], 0.0), two, input_precision=PRECISION)
+        count, mean, squares = _merge(z, inside, count, mean, squares)
+    return mean, squares
+
+
+@triton.jit
+def _store_layer(mean, squares, gamma, beta, scale_at, shift_at, unit, eps, M: tl.constexpr):
+    """Store and return the scale and shift of a layer under the moments of a batch."""
+    scale = tl.load(gamma, mask=unit, other=0.0) / tl.sqrt(squares / M + eps)
+    shift = tl.load(beta, mask=unit, other=0.0) - mean * scale
+    tl.store(scale_at, scale, mask=unit)
+    tl.store(shift_at, shift, mask=unit)
+    return scale, shift
+
+
+@triton.jit
 def _statistics(
     x, batches, stream, w1, w2, gamma1, beta1, gamma2, beta2, scale1, shift1, scale2, shift2, n, eps,
     T: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, QP: tl.constexpr, HP: tl.constexpr,
     ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     s, t = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    k, q, h = tl.arange(0, ROWS), tl.arange(0, QP), tl.arange(0, HP)
-    r, unit = tl.load(stream + s), h < H
+    q, h = tl.arange(0, QP), tl.arange(0, HP)
+    r, unit, own, at = tl.load(stream + s), h < H, s * H + h, (s * T + t) * H + h
     x += r * n * Q
     batches += (r * T + t) * M
     one = _load_matrix(w1 + s * Q * H, q, h, Q, H)
-    count = 0.0
-    mean, squares = tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
-    for start in range(0, M, ROWS):
-        inside = start + k < M
-        rows = tl.load(batches + start + k, mask=inside, other=0)
-        chosen = tl.load(x + rows[:, None] * Q + q[None, :], mask=inside[:, None] & (q < Q)[None, :], other=0.0)
-        count, mean, squares = _merge(tl.dot(chosen, one, input_precision=PRECISION), inside, count, mean, squares)
-    scale = tl.load(gamma1 + s * H + h, mask=unit, other=0.0) / tl.sqrt(squares / M + eps)
-    shift = tl.load(beta1 + s * H + h, mask=unit, other=0.0) - mean * scale
-    at = (s * T + t) * H + h
-    tl.store(scale1 + at, scale, mask=unit)
-    tl.store(shift1 + at, shift, mask=unit)
+    mean, squares = _batch_moments(x, batches, one, None, None, None, M, Q, QP, HP, ROWS, PRECISION)
+    scale, shift = _store_layer(mean, squares, gamma1 + own, beta1 + own, scale1 + at, shift1 + at, unit, eps, M)
     two = _load_matrix(w2 + s * H * H, h, h, H, H)
-    count = 0.0
-    mean, squares = tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
-    for start in range(0, M, ROWS):
-        inside = start + k < M
-        rows = tl.load(batches + start + k, mask=inside, other=0)
-        chosen = tl.load(x + rows[:, None] * Q + q[None, :], mask=inside[:, None] & (q < Q)[None, :], other=0.0)
-        a = tl.dot(chosen, one, input_precision=PRECISION) * scale[None, :] + shift[None, :]
-        z = tl.dot(tl.maximum(a, 0.0), two, input_precision=PRECISION)
-        count, mean, squares = _merge(z, inside, count, mean, squares)
-    scale = tl.load(gamma2 + s * H + h, mask=unit, other=0.0) / tl.sqrt(squares / M + eps)
-    tl.store(scale2 + at, scale, mask=unit)
-    tl.store(shift2 + at, tl.load(beta2 + s * H + h, mask=unit, other=0.0) - mean * scale, mask=unit)
+    mean, squares = _batch_moments(x, batches, one, two, scale, shift, M, Q, QP, HP, ROWS, PRECISION)
+    _store_layer(mean, squares, gamma2 + own, beta2 + own, scale2 + at, shift2 + at, unit, eps, M)
 
 
 @triton.jit

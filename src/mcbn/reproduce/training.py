@@ -18,6 +18,7 @@ from mcbn.reproduce.streams import Purpose, purpose_key, row_orders, uniforms
 
 LEARNING_RATE = 1e-3  # Teye et al. 2018, Section 4.3
 BLOCK_STEPS = 32  # at most so many steps in one CUDA graph
+FUSED_STEPS = 128  # and in one Triton kernel
 BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**27}  # that batches and masks of a block may hold
 ORDER_NUMBERS = 2**24  # rows permuted at a time
 EPOCH_STEPS = 2**16  # more than any epoch has: positions of dropout masks
@@ -70,7 +71,7 @@ class Trainer:
     ascending order of that number.
 
     tf32: multiply as TF32; graphs: capture blocks of steps as CUDA graphs (the default on a GPU); compiled: fuse
-    elementwise work by torch.compile; fused: whole steps as one Triton kernel, where Triton is and the batch is small.
+    elementwise work by torch.compile; fused: whole steps as one Triton kernel, where Triton is and batches are small.
     """
 
     def __init__(
@@ -172,12 +173,15 @@ class Trainer:
             self._load(rows[:, start * M : (start + size) * M], now)
             self._run(size, active)
 
+    def _fuses(self) -> bool:
+        return self._kernel is not None and len(self._groups) == 1
+
     def _block_steps(self) -> int:
         S, R = len(self.networks.stream), len(self.problem.streams)
         Q, H = self.problem.train.x.shape[2], self.networks.hidden
         numbers = S * (Q + 1) + (R * (Q + 2 * H) if self.networks.family == "dropout" else 0)
         most = BLOCK_NUMBERS[self.problem.device.type] // (numbers * self.networks.batch_size)
-        return max(1, min(BLOCK_STEPS, most))
+        return max(1, min(FUSED_STEPS if self._fuses() else BLOCK_STEPS, most))
 
     def _load(self, rows: Tensor, positions: Tensor) -> None:
         """Bring the batches of the next steps, and their dropout uniforms, to where the steps read them."""
@@ -195,7 +199,7 @@ class Trainer:
     def _run(self, size: int, active: int) -> None:
         """Take the steps of a loaded block: eagerly the first time, then as a CUDA graph."""
         key = (size, active)
-        if self._kernel is not None and len(self._groups) == 1:
+        if self._fuses():
             self._take_fused_steps(size)
         elif not self._graphs:
             self._take_steps(size, active)
