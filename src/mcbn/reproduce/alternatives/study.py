@@ -16,10 +16,9 @@ from mcbn.networks import standardize
 from mcbn.reproduce import journal
 from mcbn.reproduce.alternatives import laplace, samplers, scores
 from mcbn.reproduce.alternatives.images import Queries
-from mcbn.reproduce.alternatives.inputs import Data, Networks, load_data, load_networks, questions
+from mcbn.reproduce.alternatives.inputs import Data, Networks, load_data, load_networks, questions, require_data
 from mcbn.reproduce.alternatives.samplers import METHODS, Material, Sampler
 from mcbn.reproduce.cifar10 import Augmented
-from mcbn.reproduce.cifar10.augmentation import require_images
 
 TIMED = {"cuda": 1250, "cpu": 50}  # images
 EVERY = None  # in place of a seed: of the ensemble
@@ -57,7 +56,7 @@ def run(
         data: images; CIFAR-10 by default.
     """
     path = Path(out) / "records.jsonl"
-    found, data = load_networks(networks, device), load_data() if data is None else data
+    found, data = load_networks(networks, device), load_data() if data is None else require_data(data)
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
     sizes = {name: len(queries.x) for name, queries in sets.items()}
     config = {"n_samples": n_samples, "batch_size": batch_size, "images": sizes}
@@ -83,7 +82,7 @@ def time_methods(
     setup_seconds is what it takes to get ready: for MCBN the draws, for its other modes what comes on top of them.
     """
     path = Path(out) / "records.jsonl"
-    found, data = load_networks(networks, device), load_data() if data is None else data
+    found, data = load_networks(networks, device), load_data() if data is None else require_data(data)
     x = data.test.x[: TIMED[torch.device(device).type]]
     config = {"n_samples": n_samples, "batch_size": batch_size, "n": len(x)}
     first = [min(found.plain)]
@@ -159,8 +158,6 @@ def _tasks(
     found: Networks, data: Data, methods: Sequence[str], seeds: Sequence[int], n_samples: int, batch_size: int
 ) -> Iterator[tuple[str, Material, int | None]]:
     """Yield what is to be measured: each method of a seed with what it is made of, then the ensemble."""
-    for part in data:
-        require_images(*part)
     device = next(iter(found.plain.values())).last.weight.device
     train = Augmented(data.train.x.to(device))
     base = Material(nn.Identity(), standardize, train, data.train, data.validation, n_samples=n_samples)

