@@ -21,7 +21,7 @@ MOST_UNITS, LARGEST_BATCH = 128, 128  # above, separate kernels have enough to d
 TILE = 4096  # activations that a program holds in registers: all rows of some units
 BLOCK, OUTER, ROWS = 16, 32, 32  # rows or columns of W2 in a product; rows of its gradient, of the batch there
 WARPS, REGISTERS = 4, 168  # of a program, of a thread: three programs share a processor of 65,536 registers
-UPDATED = 8  # parameters that a thread updates at a time
+UPDATED = 16  # parameters that a thread updates at a time
 
 
 def fits(batch_size: int, hidden: int) -> bool:
