@@ -28,7 +28,7 @@ def test_fused_steps_in_the_interpreter():
 
 
 @pytest.fixture
-def fused(request, monkeypatch):
+def fused(monkeypatch):
     """The module, with tiles so small that every loop of the kernel turns more than once."""
     from mcbn.reproduce import fused
 
