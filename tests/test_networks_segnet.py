@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import MCBN, MCBNError
-from mcbn.networks.segnet import SegNet
+from mcbn.networks.segnet import SegNet, unpool
 from untouched import generators
 
 SMALL = (8, 8, 8, 8, 8)
@@ -60,6 +60,31 @@ def test_pooling_and_unpooling_are_those_spelled_out() -> None:
     x = torch.randn(2, 3, 10, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # odd sizes
     with torch.no_grad():
         torch.testing.assert_close(network(x), by_hand(network, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_unpooling_is_that_of_torch_also_in_its_gradient(layout: torch.memory_format) -> None:
+    image = torch.randn(2, 3, 9, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pooled, place = nn.functional.max_pool2d(image.contiguous(memory_format=layout), 2, return_indices=True)
+    weight = torch.randn(image.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for function in (unpool, lambda x, at, size: nn.functional.max_unpool2d(x, at, [2, 2], output_size=list(size))):
+        x = pooled.detach().requires_grad_()
+        output = function(x, place, image.shape[-2:])
+        found.append((output, *torch.autograd.grad((output * weight).sum(), x)))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_several_draws_share_a_pass() -> None:
+    network = SegNet(3, widths=SMALL).train()
+    x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for _ in range(60):
+        network(x)
+    bayes = MCBN(network.eval(), "classification").fit(x, n_samples=4, batch_size=4)
+    assert "4 draws in one pass" in bayes.explain(x[:1])
+    together, alone = (bayes.sample(x[:1], chunk_size=size) for size in (4, 1))
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
 
 
 def test_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:

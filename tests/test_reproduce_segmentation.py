@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -432,6 +433,10 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
         )
         for metric in ("pixel_accuracy", "ece", "error_auroc_entropy", "boundary_ratio_entropy"):
             assert value[method, metric]
+    with Image.open(data / "camvid.png") as image:
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    shown = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
+    assert set(CAMVID.colours) <= shown  # classes keep their colours, legend and picture alike
     text = (data / "table.md").read_text()
     assert "drawing all layers" in text
     assert "Bicyclist" in text

@@ -63,8 +63,7 @@ class SegNet(nn.Module):
             x, place = F.max_pool2d(x, 2, return_indices=True)
             places.append(place)
         for stage in self.decoder:
-            # the size is given: 45 rows pool to 22, which alone would come back as 44
-            x = stage(F.max_unpool2d(x, places.pop(), [2, 2], output_size=list(sizes.pop())))
+            x = stage(unpool(x, places.pop(), sizes.pop()))
         logits: Tensor = self.classifier(x)
         return logits
 
@@ -75,6 +74,18 @@ class SegNet(nn.Module):
                 f"SegNet takes RGB images (N, 3, H, W) of floating point, H and W at least {least}; got "
                 f"{tuple(x.shape)}, {str(x.dtype)[6:]}"
             )
+
+
+def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
+    """Put values (N, C, h, w) to the places they were pooled from in (N, C, H, W), zeros elsewhere.
+
+    What `F.max_unpool2d` does, by an operation that `torch.vmap` knows, so that several draws can share a pass. The
+    size is given, as 45 rows pool to 22, which alone would come back as 44.
+    """
+    N, C = x.shape[:2]
+    H, W = size
+    empty = x.new_zeros(N, C, H * W)
+    return empty.scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
 
 
 def _stage(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:

@@ -60,7 +60,7 @@ def main(out: str | Path) -> list[Path]:
     for dataset in datasets:
         figure = pictures(out / "examples", dataset, _size(scored, dataset))
         if figure is not None:
-            written.append(_save(figure, out / f"{dataset}.png"))
+            written.append(_save(figure, out / f"{dataset}.png", (*SCENE_SETS[dataset].colours, VOID_COLOUR)))
     return written
 
 
@@ -276,13 +276,23 @@ def _share(colour: Colour) -> tuple[float, float, float]:
     return red / 255, green / 255, blue / 255
 
 
-def _save(figure: "Figure", path: Path) -> Path:
-    """Write a PNG of at most 256 colours: photographs and maps stay small."""
+def _save(figure: "Figure", path: Path, exact: Sequence[Colour] = ()) -> Path:
+    """Write a PNG of at most 256 colours, so that photographs stay small; these colours are kept as they are."""
     from PIL import Image  # matplotlib depends on it
 
     pixels = io.BytesIO()
     figure.savefig(pixels, format="png")
+    full = Image.open(pixels).convert("RGB")
+    few = full.quantize(256 - len(exact), dither=Image.Dither.NONE)
+    palette = np.zeros((256, 3), np.uint8)
+    found = np.array(few.getpalette() or [], np.uint8).reshape(-1, 3)
+    palette[: len(found)] = found
+    index, rgb = np.array(few), np.asarray(full)
+    for place, colour in enumerate(exact, 256 - len(exact)):
+        palette[place] = colour
+        index[(rgb == colour).all(2)] = place
+    image = Image.fromarray(index)
+    image.putpalette(palette.tobytes())
     with replacing(path) as temporary:
-        palette = Image.open(pixels).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        palette.save(temporary, format="png", optimize=True)
+        image.save(temporary, format="png", optimize=True)
     return path
