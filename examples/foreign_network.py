@@ -43,9 +43,9 @@ ANIMALS = {8: range(281, 286), 12: range(151, 269), 13: (339,), 10: (345, 346), 
 SCALES = {"stated": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "fitting": ((0.5,) * 3, (0.5,) * 3)}
 SIZE = 224
 STAND_IN = (
-    "efficientnet: scores are over five animals, and statistics come from photographs of animals, for want of ImageNet's"
-    " training images. Where MCBN loses accuracy against the plain network, its draws are not those of training and must"
-    " not be used; recentred: the spread of the same draws about the network's own running statistics."
+    "efficientnet: scores are over five animals, and statistics come from photographs of animals, for want of"
+    " ImageNet's training images. Where MCBN loses accuracy against the plain network, its draws are not those of"
+    " training and must not be used. Recentred: the spread of the same draws about the network's running statistics."
 )
 Row = dict[str, Any]
 
