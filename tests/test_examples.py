@@ -165,9 +165,26 @@ def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(example, mo
     run(example, monkeypatch, "--networks", "efficientnet", "--photographs", "4", "--samples", "3", "--out", str(out))
     rows = read_records(out / "records.jsonl")
     methods = ("plain, {} scale", "MCBN, M = 32, {} scale")
-    assert [r["method"] for r in rows] == [m.format(s) for s in ("stated", "fitting") for m in methods]
-    assert all("drawn batch statistics disagree" in r["warning"] for r in rows[1::2])  # it was never trained
+    assert [r["method"] for r in rows[:4]] == [m.format(s) for s in ("stated", "fitting") for m in methods]
+    assert rows[4]["method"] == "MCBN, M = 32, fitting scale, recentred"
+    assert all("drawn batch statistics disagree" in r["warning"] for r in rows[1:4:2])  # it was never trained
     assert "drawn batch statistics disagree" in (out / "table.md").read_text()
+
+
+def test_recentred_draws_average_to_the_running_statistics_and_keep_their_spread(example):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.randn(40, 3, 6, 6)
+    network[1].running_mean += 3
+    network[1].running_var *= 5
+    with pytest.warns(UserWarning, match="drawn batch statistics disagree"):
+        drawn = mcbn.MCBN(network.eval(), "regression").fit(x, n_samples=6, batch_size=8).posterior
+    moved = example.recentred(drawn, network)
+    torch.testing.assert_close(moved.mean["1"].mean(0), network[1].running_mean)
+    torch.testing.assert_close(moved.var["1"].mean(0), network[1].running_var)
+    torch.testing.assert_close(moved.mean["1"].std(0), drawn.mean["1"].std(0))
+    relative = [p.var["1"].std(0) / p.var["1"].mean(0) for p in (moved, drawn)]
+    torch.testing.assert_close(*relative)
 
 
 def test_a_photograph_of_another_mode_or_size_is_refused(example):
