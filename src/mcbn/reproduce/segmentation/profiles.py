@@ -46,8 +46,8 @@ _TRIED = (2, 5, 10, 20, 40)
 _QUICK: dict[str, Any] = {"name": "quick", "epochs": 6, "widths": (16, 24, 32, 32, 32), "n_samples": 5, "limit": 36}
 PROFILES = {
     # M: Teye et al. 2018, Section 4.5
-    ("paper", "camvid"): Profile("paper", "camvid", "test", 10, 300, tuned_batch_sizes=_TRIED),
-    ("paper", "voc"): Profile("paper", "voc", "val", 36, 300, examples=6),
+    ("paper", "camvid"): Profile("paper", "camvid", "test", 10, 200, tuned_batch_sizes=_TRIED),
+    ("paper", "voc"): Profile("paper", "voc", "val", 36, 200, examples=6),
     ("quick", "camvid"): Profile(
         **_QUICK, dataset="camvid", test_part="test", batch_size=6, tuned_batch_sizes=(3, 6), size=(90, 120)
     ),
