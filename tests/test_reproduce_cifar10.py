@@ -153,9 +153,9 @@ def trained() -> CifarResNet:
 
 
 def test_learning_rates_are_those_of_the_protocol() -> None:
-    steps = {0: 0.1, 39_999: 0.1, 40_000: 0.01, 59_999: 0.01, 60_000: 0.001, 80_000: 0.0001, 89_999: 0.0001}
+    steps = {0: 0.1, 39_999: 0.1, 40_000: 0.01, 59_999: 0.01, 60_000: 0.001, 80_000: 0.0001, 82_499: 0.0001}
     assert {step: learning_rate(PAPER, step) for step in steps} == steps
-    assert (PAPER.steps, PAPER.batch_size, PAPER.weight_decay, PAPER.momentum) == (82_000, 32, 2e-4, 0.9)
+    assert (PAPER.steps, PAPER.batch_size, PAPER.weight_decay, PAPER.momentum) == (82_500, 32, 2e-4, 0.9)
     assert PAPER.steps % (48_000 // PAPER.batch_size) == 0  # whole epochs
 
 

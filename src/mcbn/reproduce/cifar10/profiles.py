@@ -13,7 +13,7 @@ class Profile:
     name: str = "paper"
     depth: int = 32
     batch_size: int = 32  # M; section 4.3 (the code has 128)
-    steps: int = 82_000  # the last rate begins at 80,000 (code); 55 epochs of 48,000 images
+    steps: int = 82_500  # the last rate begins at 80,000 (code); 55 epochs of 48,000 images
     rates: tuple[tuple[int, float], ...] = ((0, 0.1), (40_000, 0.01), (60_000, 0.001), (80_000, 0.0001))  # from step
     momentum: float = 0.9
     weight_decay: float = 2e-4
