@@ -373,7 +373,7 @@ def test_last_layer_laplace_is_laplace_torch_on_the_whole_network(networks):
     pytest.importorskip("laplace", reason="laplace-torch is not installed")
     network = load_networks(networks).plain[1]
     x, y = standardize(DATA.train.x), DATA.train.y
-    ours = laplace.LastLayer(network, lambda: [x[:20], x[20:]], y)
+    ours = laplace.LastLayer(network, [x[:20], x[20:]], y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = laplace.require()(network, "classification", subset_of_weights="last_layer", hessian_structure="kron")
