@@ -368,6 +368,7 @@ def test_laplace_names_its_extra_and_is_left_out_where_it_is_missing(no_laplace,
         assert study._choose([], found) == [m for m in samplers.METHODS if m != "laplace"]
 
 
+@pytest.mark.slow
 def test_last_layer_laplace_is_laplace_torch_on_the_whole_network(networks):
     """The posterior of the last layer, fitted to its inputs, against laplace-torch's own last-layer mode."""
     pytest.importorskip("laplace", reason="laplace-torch is not installed")
