@@ -368,12 +368,13 @@ def test_laplace_names_its_extra_and_is_left_out_where_it_is_missing(no_laplace,
         assert study._choose([], found) == [m for m in samplers.METHODS if m != "laplace"]
 
 
+@pytest.mark.slow
 def test_last_layer_laplace_is_laplace_torch_on_the_whole_network(networks):
     """The posterior of the last layer, fitted to its inputs, against laplace-torch's own last-layer mode."""
     pytest.importorskip("laplace", reason="laplace-torch is not installed")
     network = load_networks(networks).plain[1]
     x, y = standardize(DATA.train.x), DATA.train.y
-    ours = laplace.LastLayer(network, lambda: [x[:20], x[20:]], y)
+    ours = laplace.LastLayer(network, [x[:20], x[20:]], y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = laplace.require()(network, "classification", subset_of_weights="last_layer", hessian_structure="kron")

@@ -261,4 +261,7 @@ def _plain_cell(value: float | None) -> str:
 
 def _milliseconds(results: Results, method: Method) -> str:
     record = results.costs.get(method[0])
-    return MISSING if record is None else f"{record['milliseconds']:.3g}"
+    if record is None:
+        return MISSING
+    mixed = len({r["device"] for r in results.costs.values()}) > 1
+    return f"{record['milliseconds']:.3g}" + (f" ({record['device']})" if mixed else "")

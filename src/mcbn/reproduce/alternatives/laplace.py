@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,12 +42,12 @@ class LastLayer:
         y: their classes (N,).
     """
 
-    def __init__(self, network: nn.Module, x: Callable[[], list[Tensor]], y: Tensor) -> None:
+    def __init__(self, network: nn.Module, x: Iterable[Tensor], y: Tensor) -> None:
         Laplace = require()
         self.network = network
         self.layer = last_linear(network)
         head = copy.deepcopy(self.layer).cpu()
-        features = torch.cat([self.features(part) for part in x()])  # (N, F)
+        features = torch.cat([self.features(part) for part in x])  # (N, F)
         loader = DataLoader(TensorDataset(features, y.cpu()), batch_size=AT_ONCE)
         with isolated_random(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -5,7 +5,7 @@ the plain network, T = 1, that is temperature scaling.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -50,9 +50,9 @@ class Material:
         """Where the network lies."""
         return next(self.network.parameters()).device
 
-    def parts(self, x: Tensor) -> list[Tensor]:
-        """Prepare images, cut into as many as run at once."""
-        return [self.prepare(part.to(self.device)) for part in torch.split(x, AT_ONCE[self.device.type])]
+    def parts(self, x: Tensor) -> Iterator[Tensor]:
+        """Prepare images, as many as run at once."""
+        return (self.prepare(part.to(self.device)) for part in torch.split(x, AT_ONCE[self.device.type]))
 
     def mcbn(self) -> MCBN[ClassificationPrediction]:
         """Fit MCBN on augmented training batches, once."""
@@ -130,7 +130,7 @@ def _dropout(material: Material) -> Sampler:
 
 def _laplace(material: Material) -> Sampler:
     clean = material.clean
-    posterior = LastLayer(material.network, lambda: material.parts(clean.x), clean.y)
+    posterior = LastLayer(material.network, material.parts(clean.x), clean.y)
     return lambda x: posterior(x).unsqueeze(0)
 
 
