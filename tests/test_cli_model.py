@@ -566,8 +566,9 @@ def write_large(path: Path, rows: int) -> None:
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from mcbn.cli import app, fitted
-fitted.SHOW_AFTER = 0
+from mcbn import progress
+from mcbn.cli import app
+progress.SHOW_AFTER = 0
 try:
     app(sys.argv[1:])
 finally:

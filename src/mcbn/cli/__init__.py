@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mcbn.cli import model
+from mcbn.cli.data import data
 from mcbn.cli.mistakes import begin
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 from mcbn.cli.reproduce import reproduce
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(model.fit)
 app.command(no_args_is_help=True)(model.predict)
 app.command(no_args_is_help=True)(model.evaluate)
+app.command()(data)
 app.add_typer(reproduce, name="reproduce")
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network
+from mcbn.progress import Tick, bar
 from mcbn.tabular.columns import Layout
 from mcbn.tabular.source import Pair, Source
-
-Tick = Callable[[int], object]
-SHOW_AFTER = 1.0  # seconds
 
 
 @contextmanager
@@ -28,15 +26,6 @@ def session() -> Iterator[None]:
     """Run a command: mistakes and warnings as single lines."""
     with one_line_errors(), one_line_warnings():
         yield
-
-
-@contextmanager
-def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
-    """Show a bar on a terminal for what takes more than a second; elsewhere nothing."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=title, unit=unit, disable=None, delay=SHOW_AFTER, leave=False) as shown:
-        yield shown.update
 
 
 def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:

@@ -1,0 +1,22 @@
+"""A progress bar on a terminal for what takes longer than a second; elsewhere nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Tick = Callable[[int], object]
+SHOW_AFTER = 1.0  # seconds
+
+
+@contextmanager
+def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
+    """Give a function that counts what is done; without tqdm, or without a terminal, it shows nothing."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield lambda _: None
+        return
+    scale = unit == "B"
+    with tqdm(
+        total=total, desc=title, unit=unit, unit_scale=scale, disable=None, delay=SHOW_AFTER, leave=False
+    ) as shown:
+        yield shown.update
