@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -615,6 +616,26 @@ def test_a_large_csv_predicts_in_bounded_memory_with_a_bar_on_a_terminal(folder:
     assert "/200000" in shown
     with (folder / "large_pred.csv").open() as file:
         assert sum(1 for _ in file) == 200_001
+
+
+@pytest.mark.parametrize("factory", ["train_loader", "by_workers"])
+def test_bars_count_batches_whichever_process_makes_them(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: dict[str, tuple[int | None, list[int]]] = {}
+
+    @contextmanager
+    def bar(title: str, total: int | None, unit: str) -> Iterator[Any]:
+        counts[title] = (total, [])
+        yield counts[title][1].append
+
+    monkeypatch.setattr("mcbn.cli.fitted.bar", bar)
+    data = f"{MODULE}:{factory}"
+    options = ("--data", data, "--tune", data, "--task", "regression", "--samples", "30", "--out", "bars.mcbn")
+    assert invoke("fit", *MODEL, *options).exit_code == 0
+    assert {title: (total, sum(ticks)) for title, (total, ticks) in counts.items()} == {
+        "drawing": (30, 30),
+        "tuning": (8, 8),
+        "tuning the constant twin": (120, 120),
+    }
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ class Diagnosis:
     n_samples: int  # T
     batch_size: int  # M
     n_examples: int | None  # N; None for a stream
+    n_compared: int  # examples that the draws were compared with
     n_effective: float  # T / (1 + (T - 1) M / N): independent batches the draws are worth
     variance_factor: float  # (N - M) / (N - 1): what drawing without replacement leaves of the variance
     warnings: tuple[str, ...]
@@ -76,7 +77,7 @@ class Diagnosis:
         return advice.table(self)
 
 
-def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
+def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENOUGH_EXAMPLES) -> Diagnosis:
     """Examine fitted draws against the training data.
 
     Shape: Lilliefors' test of the drawn means and standard deviations of each unit, calibrated by simulation.
@@ -98,12 +99,13 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
     posterior, network = bayes.posterior, bayes._fitted().network
     with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
-        drawn = _draw(data, posterior.batch_size, seed)
+        drawn = _draw(data, posterior.batch_size, seed, n_examples)
         population = Averaged(posterior)
-        first = None
+        first, compared = None, 0
         for x in _inputs(bayes, network, drawn):
             first = x if first is None else first
             population.add(network, x)
+            compared += batches.size_of(x)
     if first is None:
         raise MCBNError("the data gives no batch at all")
     shares, failure = _shares(network, posterior, first)
@@ -112,13 +114,13 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
     drifts = {d.layer: d for d in drift.measure(population.recorded())}
     rows = tuple(_layer(name, posterior, population, factor, drifts.get(name), shares) for name in posterior.layers)
     effective = T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
-    return Diagnosis(rows, T, M, N, effective, factor, advice.warnings(rows, T, M, N, factor, failure))
+    return Diagnosis(rows, T, M, N, compared, effective, factor, advice.warnings(rows, T, M, N, factor, failure))
 
 
-def _draw(data: Any, M: int, seed: int) -> Draws:
-    """Take all rows of small data, else batches of M."""
-    drawn = draw_batches(data, n_samples=max(10, -(-ENOUGH_EXAMPLES // M)), batch_size=M, seed=seed)
-    if drawn.n_examples is None or drawn.n_examples > ENOUGH_EXAMPLES:
+def _draw(data: Any, M: int, seed: int, n_examples: int) -> Draws:
+    """Take all rows of small data, else batches of M: about n_examples, and two batches or more."""
+    drawn = draw_batches(data, n_samples=max(2, -(-n_examples // M)), batch_size=M, seed=seed)
+    if drawn.n_examples is None or drawn.n_examples > n_examples:
         return drawn
     return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
 

@@ -1,8 +1,10 @@
 """A progress bar on a terminal for what takes longer than a second; elsewhere nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+Item = TypeVar("Item")
 Tick = Callable[[int], object]
 SHOW_AFTER = 1.0  # seconds
 
@@ -20,3 +22,12 @@ def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
         total=total, desc=title, unit=unit, unit_scale=scale, disable=None, delay=SHOW_AFTER, leave=False
     ) as shown:
         yield shown.update
+
+
+def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
+    """Pass items on one by one, each counted once the caller is done with it."""
+    work = list(items)
+    with bar(title, len(work), unit) as tick:
+        for item in work:
+            yield item
+            tick(1)

@@ -1,6 +1,5 @@
 """What the commands on models do with their options: open, fit, tune, save, load, with a bar on a terminal."""
 
-import copy
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -79,18 +78,20 @@ def validation_data(source: Source) -> DataLoader[Any]:
     return DataLoader(_Ready(list(source.blocks())), batch_size=None, collate_fn=_same)
 
 
-def ticking(data: Any, tick: Tick) -> Any:
-    """Count the batches a loader puts together in this process; other data is passed on as it is."""
-    if not isinstance(data, DataLoader) or data.num_workers:
-        return data
-    loader, collate = copy.copy(data), data.collate_fn
+@contextmanager
+def counting(bayes: MCBN[Any], tick: Tick) -> Iterator[None]:
+    """Count the batches as they reach the network, whichever process put them together."""
+    names, given = keys(bayes), bayes.inputs
 
-    def collate_and_tick(rows: Any) -> Any:
+    def pick_and_tick(batch: Any) -> Any:
         tick(1)
-        return collate(rows)
+        return batches.pick_inputs(batch, given, names)
 
-    loader.collate_fn = collate_and_tick
-    return loader
+    bayes.inputs = pick_and_tick
+    try:
+        yield
+    finally:
+        bayes.inputs = given
 
 
 def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
@@ -101,9 +102,8 @@ def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | N
         batches.require_int("batch_size", batch_size, 1)
     if train.layout.width is not None:
         _require_fits(bayes, train)
-    with bar("drawing", n_samples, "batch") as tick:
-        data = ticking(training_data(train, batch_size), tick)
-        bayes.fit(data, n_samples=n_samples, batch_size=batch_size, **options)
+    with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
+        bayes.fit(training_data(train, batch_size), n_samples=n_samples, batch_size=batch_size, **options)
 
 
 def _require_fits(bayes: MCBN[Any], train: Source) -> None:
@@ -122,8 +122,8 @@ def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
     data = validation_data(held_out)
     stream = isinstance(data.dataset, IterableDataset)
-    with bar("tuning", None if stream else len(data), "batch") as tick:
-        bayes.tune(ticking(data, tick))
+    with bar("tuning", None if stream else len(data), "batch") as tick, counting(bayes, tick):
+        bayes.tune(data)
     if bayes.task != "regression":
         return None
     with bar("tuning the constant twin", held_out.count(), "row") as tick:
@@ -170,3 +170,14 @@ def read_layers(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
+
+
+def read_whole(source: Source) -> tuple[Any, Tensor]:
+    """Read inputs and targets of held-out data at once, (N, ...) each."""
+    pairs = list(source.blocks())
+    y = torch.cat([target for _, target in pairs if target is not None])
+    if all(isinstance(x, Tensor) for x, _ in pairs):
+        return torch.cat([x for x, _ in pairs]), y
+    if len(pairs) == 1:
+        return pairs[0][0], y
+    raise MCBNError(f"a report needs inputs that are one tensor; the batches of {source.name} hold several")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mcbn.data.folders import cache_folder as cache_folder
 from mcbn.data.folders import find, places
 from mcbn.errors import MCBNError
 

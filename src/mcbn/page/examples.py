@@ -124,7 +124,7 @@ def png(pixels: Pixels) -> bytes:
     kind = 0 if pixels.ndim == 2 else 2
     lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))
     header = struct.pack(">IIBBBBB", W, H, 8, kind, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 6)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
 
 

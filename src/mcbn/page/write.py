@@ -10,7 +10,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page import evidence, examples, sections
-from mcbn.page.checks import checks
+from mcbn.page.checks import checks, enough_examples
 from mcbn.page.evidence import Votes
 from mcbn.page.html import Markup, document, element, save
 from mcbn.page.wording import Wording
@@ -30,13 +30,15 @@ def write_page(
     units: str = "target units",
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> Path:
     """Predict held-out data and write one self-contained, interactive HTML file about it.
 
     The page says in words and numbers how errors go with uncertainty; it draws errors against uncertainty (Teye et al.
     2018, Figure 2), reliability, coverage, risk-coverage and a histogram, shows the most and least certain inputs, and
     a table against constant uncertainty (regression) or the plain network (classification). It loads nothing from
-    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all.
+    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all, of the
+    pixels of a segmentation a random two million.
 
     Args:
         path: the file to write; its folder is made.
@@ -51,6 +53,7 @@ def write_page(
         units: of the target.
         names: one name a column of x.
         classes: one name a class.
+        seed: of the training examples that the checks take.
 
     Returns:
         The path.
@@ -64,13 +67,14 @@ def write_page(
     if bayes.task == "regression":
         found = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
         body = sections.regression(found, x, words)
-        count = len(found.error)
+        count = population = len(found.error)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
         _check_classes(ours, plain, classes)
         body = sections.classification(bayes, ours, plain, x, y, ignore_index, words)
-        count = len(ours.error)
-    text = document(title, *body, *checks(bayes, train), _about(), lead=_lead(bayes, len(y), count))
+        count, population = len(ours.error), ours.population
+    body += checks(bayes, train, enough_examples(x), seed)
+    text = document(title, *body, _about(), lead=_lead(bayes, len(y), count, population))
     return save(Path(path), text)
 
 
@@ -80,9 +84,11 @@ def _check_classes(ours: Votes, plain: Votes, classes: Sequence[str] | None) -> 
         raise MCBNError(f"classes holds {len(classes)} names, but there are {most} classes or more")
 
 
-def _lead(bayes: MCBN[Any], inputs: int, points: int) -> Markup:
+def _lead(bayes: MCBN[Any], inputs: int, points: int, population: int) -> Markup:
     drawn = bayes.posterior
     of = f"{points:,} points of {inputs:,} inputs" if points != inputs else f"{points:,} inputs"
+    if points < population:
+        of = f"{points:,} of the {population:,} points, chosen at random, of {inputs:,} inputs"
     made = f"T = {drawn.n_samples} draws of batches of M = {drawn.batch_size}"
     return element("p", f"Monte Carlo batch normalisation on {of} held out: {made}.", class_="muted")
 
