@@ -301,7 +301,8 @@ def test_segmentation_page_shows_maps_and_leaves_the_void_out(tmp_path: Path):
     bayes = mcbn.MCBN(settle(network, x), "classification").fit(x, n_samples=10, batch_size=8)
     page = Reader(write_page(tmp_path / "page.html", bayes, x, y, ignore_index=255).read_text())
     assert f"{20 * 10 * 12:,} points of 20 inputs" in " ".join(page.words)
-    assert sum(tag == "img" for tag, _ in page.tags) == 12 * 4  # input, truth, answer, entropy
+    assert sum(tag == "img" for tag, _ in page.tags) == 12 * 4 + 5  # input, truth, answer, entropy; the key of colors
+    assert {"class 0", "class 1", "class 2", "left out", "entropy, 0 to 1.10 nats"} <= set(page.words)
     ours, _ = evidence.votes(bayes, x, y, ignore_index=255)
     kept = y != 255
     assert ours.right.mean() == pytest.approx((bayes.predict(x).label == y)[kept].double().mean().item())

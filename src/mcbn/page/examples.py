@@ -16,7 +16,7 @@ from mcbn.page.curves import Vector
 from mcbn.page.html import Markup, element, table
 
 COUNT = 6  # of each kind
-MOST_PIXELS = 128  # a side; larger pictures are thinned
+MOST_PIXELS = 192  # a side; larger pictures are thinned
 MOST_COLUMNS = 30  # of a table of features
 Pixels = NDArray[np.uint8]
 _COLORS = 12  # of classes in a map, before they repeat
@@ -106,6 +106,18 @@ def label_colors(labels: NDArray[np.int64]) -> Pixels:
     place = np.where(labels < 0, _COLORS + 1, np.where(labels == 0, 0, 1 + (labels * 5) % _COLORS))
     pixels: Pixels = _thin(palette[place])
     return pixels
+
+
+def color_key(names: Mapping[int, str], top: float) -> Markup:
+    """Tell what the colors of maps mean: one swatch a class, and the scale of the entropy from 0 to `top`."""
+    patch = np.ones((2, 2), dtype=np.int64)
+    shown = [(label_colors(patch * number), name, "") for number, name in names.items()]
+    shown.append((heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats", "scale"))
+    items = [
+        element("li", element("img", src=data_address(pixels), alt="", class_=kind or None), name)
+        for pixels, name, kind in shown
+    ]
+    return element("ul", *items, class_="colors")
 
 
 def _thin(values: Any) -> Any:

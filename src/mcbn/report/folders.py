@@ -17,7 +17,7 @@ ANCHORS = {"cifar10": "table:cifar_results"}  # of the tables; the paper's own l
 def find_folders(results: Path) -> dict[str, str]:
     """Return the folders that have something to show, with their titles: the known ones first, then any other."""
     others = sorted(path.name for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
-    named = FOLDERS | {name: name.replace("_", " ").capitalize() for name in others if name not in FOLDERS}
+    named = FOLDERS | {name: _words(name) for name in others if name not in FOLDERS}
     return {name: title for name, title in named.items() if name not in STUDIES and _shown(results / name)}
 
 
@@ -50,7 +50,12 @@ def _pictures(folder: Path, named: Mapping[str, str]) -> list[Markup]:
     """Embed the remaining pictures; a file's name stands for the words it lacks."""
     rest = [path for path in sorted(folder.glob("*.png")) if path.name not in named]
     rest += [path for path in sorted(folder.glob("figures/*.png")) if f"figures/{path.name}" not in named]
-    return [image_part(path, path.stem.replace("_", " ").replace("-", " ").capitalize()) for path in rest]
+    return [image_part(path, _words(path.stem)) for path in rest]
+
+
+def _words(name: str) -> str:
+    text = name.replace("_", " ").replace("-", " ")
+    return text[:1].upper() + text[1:]
 
 
 def _numbers(folder: Path) -> list[Markup]:
@@ -58,8 +63,8 @@ def _numbers(folder: Path) -> list[Markup]:
     if not path.is_file():
         return []
     rows = sum(1 for line in path.read_text("utf-8").splitlines() if line) - 1
-    name = element("code", f"{folder.name}/{path.name}")
-    return [element("p", "All numbers: ", name, f" in the folder of results, {rows:,} rows.", class_="muted")]
+    name, count = element("code", f"{folder.name}/{path.name}"), f"{rows:,} row{'' if rows == 1 else 's'}"
+    return [element("p", "All numbers: ", name, f" in the folder of results, {count}.", class_="muted")]
 
 
 def _unrecorded(made: Provenance) -> Markup:

@@ -15,14 +15,23 @@ def table_part(found: Table) -> Markup:
     if not any(row[1] == "paper" for row in found.rows):
         return join([heading, table(found.header, found.rows, caption=found.note)])
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in found.header)))
-    body = element("tbody", *(_row(row) for row in found.rows))
+    body = element("tbody", *(_row(row, span) for row, span in zip(found.rows, _spans(found.rows), strict=True)))
     return join([heading, framed(element("table", head, body), found.note)])
 
 
-def _row(cells: Sequence[str]) -> Markup:
+def _spans(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Count the rows that each row's first cell stands for: itself and those after it without one of their own."""
+    starts = [i for i, row in enumerate(rows) if row[0]]
+    ends = [*starts[1:], len(rows)]
+    spans = dict(zip(starts, (end - start for start, end in zip(starts, ends, strict=True)), strict=True))
+    return [spans.get(i, 0) for i in range(len(rows))]
+
+
+def _row(cells: Sequence[str], span: int) -> Markup:
     kind = {"ours": "within ours", "paper": "within paper"}.get(cells[1])
-    first = element("th", cells[0], scope="row") if cells[0] else element("td", "")
-    return element("tr", first, *(element("td", cell) for cell in cells[1:]), class_=kind)
+    first = [element("th", cells[0], scope="rowgroup", rowspan=str(span))] if span else []
+    rest = [element("td", cells[1], class_="kind"), *(element("td", cell) for cell in cells[2:])]
+    return element("tr", *first, *rest, class_=kind)
 
 
 def missing_sets(found: Table) -> list[str]:

@@ -138,8 +138,8 @@ def _entry(item: Item, study: Study) -> list[str]:
     there = item.study == "data" or (toy.exists() if item.study == "toy" else bool(made and made.records))
     there = there or item.study in study.folders
     if not there:
-        command = f"Not run yet. The paper: {item.printed or 'see there'}"
-        return [item.where, item.what, command, COMMANDS.get(item.study, MISSING), MISSING, MISSING]
+        state = f"Not run yet. The paper: {item.printed or 'see there'}"
+        return [item.where, item.what, state, element("code", COMMANDS[item.study]), MISSING, MISSING]
     link = element("a", item.what, href=f"{item.page}#{item.anchor}")
     command = made.command if made else COMMANDS.get(item.study, MISSING)
     shown = element("code", command) if command != MISSING else Markup(MISSING)
