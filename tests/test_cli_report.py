@@ -134,7 +134,7 @@ def test_seed_chooses_the_examples_of_the_checks(monkeypatch: pytest.MonkeyPatch
     assert seen == [7]
 
 
-def refused(result: Result, *words: str) -> None:
+def assert_refused(result: Result, *words: str) -> None:
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -164,14 +164,14 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments: tuple[str, ...], wor
     write_csv(Path("wide.csv"), ["a", "price"], [[1, 2]])
     write_csv(Path("cell.csv"), NAMES, [[1, 2, 3, 4], [1, "tall", 3, 4]])
     before = sorted(os.listdir())
-    refused(invoke(*arguments), *words)
+    assert_refused(invoke(*arguments), *words)
     assert sorted(os.listdir()) == before
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder that even root cannot write to")
 def test_a_place_that_cannot_be_written_is_named() -> None:
-    refused(invoke(*REPORT, "--data", "test.csv", "--out", "/proc/page.html"), "cannot write /proc/page.html")
-    refused(invoke("report", str(RESULTS), "--out", "/proc/site"), "cannot write /proc/site/index.html")
+    assert_refused(invoke(*REPORT, "--data", "test.csv", "--out", "/proc/page.html"), "cannot write /proc/page.html")
+    assert_refused(invoke("report", str(RESULTS), "--out", "/proc/site"), "cannot write /proc/site/index.html")
 
 
 @pytest.mark.slow
