@@ -154,7 +154,20 @@ def assert_refused(result: Result, *words: str) -> None:
         ((*REPORT, "--data", "test.csv", "--out", "page.pdf"), ("must end in .html",)),
         ((*REPORT, "--data", "test.csv", "--out", "nowhere/page.html"), ("folder nowhere does not exist",)),
         ((*REPORT,), ("needs --model and --data",)),
-        ((*REPORT, "results", "--data", "test.csv"), ("not both",)),
+        ((*REPORT, "results", "--data", "test.csv"), ("give one of",)),
+        (
+            ("report", "--predictions", "nowhere.csv", "--data", "test.csv", "--target", "price"),
+            ("no file nowhere.csv",),
+        ),
+        (("report", "--predictions", "pred.csv"), ("needs --data",)),
+        (("report", "--predictions", "pred.csv", "--data", "test.csv", *MODEL), ("--model, --weights without",)),
+        (("report", "--predictions", "pred.csv", "--data", "train.csv", "--target", "price"), ("equally many",)),
+        (
+            ("report", "--predictions", "wide.csv", "--data", "test.csv", "--target", "price"),
+            ("holds a, price", "mean"),
+        ),
+        (("report", "--predictions", "flat.csv", "--data", "test.csv", "--target", "price"), ("every std must be",)),
+        (("report", "--predictions", "make.pt", "--data", "test.csv", "--target", "price"), (".csv, .parquet, .npz",)),
         (("report", "--data", "test.csv", *MODEL), ("--model, --weights, --data without --posterior",)),
         (("report", "nowhere"), ("nowhere holds no records",)),
         (("report", *CLASSES, "--data", "test_labels.npz", "--classes", "a"), ("classes holds 1 names",)),
@@ -163,9 +176,47 @@ def assert_refused(result: Result, *words: str) -> None:
 def test_mistakes_are_one_line_and_leave_nothing(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     write_csv(Path("wide.csv"), ["a", "price"], [[1, 2]])
     write_csv(Path("cell.csv"), NAMES, [[1, 2, 3, 4], [1, "tall", 3, 4]])
+    write_csv(Path("pred.csv"), ["mean", "std"], [[1.0, 1.0]] * 50)
+    write_csv(Path("flat.csv"), ["mean", "std"], [[1.0, 0.0]] * 50)
     before = sorted(os.listdir())
     assert_refused(invoke(*arguments), *words)
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "npz"])
+def test_a_page_from_predictions_says_what_the_networks_page_says(suffix: str) -> None:
+    held_out = ("--data", "test.csv", "--target", "price")
+    predict = ("predict", "--posterior", "net.mcbn", *MODEL, "--data", "test.csv", "--out", f"pred.{suffix}")
+    assert invoke(*predict).exit_code == 0
+    done = invoke("report", "--predictions", f"pred.{suffix}", *held_out, "--out", "page.html")
+    assert (done.exit_code, done.output) == (0, "page.html\n")
+    assert invoke(*REPORT, "--data", "test.csv", "--out", "whole.html").exit_code == 0
+    ours, whole = words("page.html"), words("whole.html")
+    for pattern in (r"Errors in the most .*? uncertain\.", r"Mean absolute error: .*? points\.", r"RMSE lower [\d.]+"):
+        found = re.search(pattern, ours)
+        assert found
+        assert found[0] in whole
+    for name in (*NAMES[:3], "50 predictions held against their targets", "tuned on the data shown"):
+        assert name in ours
+    assert "plain network" not in ours
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_a_page_from_predicted_classes(suffix: str) -> None:
+    assert invoke("predict", *CLASSES, "--data", "test_x.npy", "--out", f"pred.{suffix}").exit_code == 0
+    held_out = ("--predictions", f"pred.{suffix}", "--data", "test_labels.npz")
+    assert invoke("report", *held_out, "--out", "page.html").exit_code == 0
+    assert invoke("report", *CLASSES, "--data", "test_labels.npz", "--out", "whole.html").exit_code == 0
+    ours, whole = words("page.html"), words("whole.html")
+    for pattern in (
+        r"of all 50 points are wrong; .*? least certain\.",
+        r"Accuracy higher [\d.]+",
+        r"AUROC of mut.*?[\d.]+",
+    ):
+        found = re.search(pattern, ours)
+        assert found
+        assert found[0] in whole
+    assert "The plain network is" not in ours
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder that even root cannot write to")

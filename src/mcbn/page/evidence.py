@@ -22,6 +22,7 @@ from mcbn.progress import bar
 
 ROWS = 512  # inputs predicted at a time, at most
 VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
+ON_SHOWN = "tuned on the data shown, which favours the twin"
 MOST_SCORED = 2_000_000  # pixels that scores and curves count; more are drawn from at random
 
 
@@ -31,9 +32,9 @@ class Spread:
 
     Attributes:
         mean, std, y: (N,) predictive mean, total predictive std, target.
-        epistemic: (N,) variance over the draws.
+        epistemic: (N,) variance over the draws; None where only their sum with the noise is known.
         log_prob: (N,) predictive log likelihood; None where tau was never tuned.
-        plain: (N,) what the untouched network says.
+        plain: (N,) what the untouched network says; None where it was not asked.
         constant_std: of the twin with the same means and one variance.
         constant_source: where the constant comes from.
         inputs: (N,) number of the input that each point belongs to.
@@ -42,9 +43,9 @@ class Spread:
     mean: Vector
     std: Vector
     y: Vector
-    epistemic: Vector
+    epistemic: Vector | None
     log_prob: Vector | None
-    plain: Vector
+    plain: Vector | None
     constant_std: float
     constant_source: str
     inputs: NDArray[np.int64]
@@ -130,13 +131,17 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
 
 def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tuple[float, str]:
     """Tune the twin's one std by CRPS (Teye et al. 2018, Section 4.2): on validation data, else on the data shown."""
-    source = "tuned on the data shown, which favours the twin"
+    source = ON_SHOWN
     if validation is not None:
         x_val, y_val = _pair(validation)
         mean = _vector([bayes.predict(x_val).mean])
         y, source = _vector([y_val]), "tuned on validation data"
-    columns = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
-    return float(tau_by_crps(*columns)) ** -0.5, source
+    return _best_constant(mean, y), source
+
+
+def _best_constant(mean: Vector, y: Vector) -> float:
+    centre, nothing, target = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
+    return float(float(tau_by_crps(centre, nothing, target)) ** -0.5)
 
 
 def _pair(data: Any) -> tuple[Any, Tensor]:
@@ -160,6 +165,24 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
         plain.append(_vote(torch.softmax(logits, 1), y_part, of_part, first))
         first += len(y_part)
     return _gather(ours, population), _gather(plain, population)
+
+
+def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
+    """Take predictions made elsewhere, (N,) each, as Gaussian."""
+    if not bool((std > 0).all()):
+        raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
+    centre, width, target = (_vector([part]) for part in (mean, std, y))
+    source = "as given"
+    if constant_std is None:
+        constant_std, source = _best_constant(centre, target), ON_SHOWN
+    log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
+    return Spread(centre, width, target, None, log_prob, None, constant_std, source, np.arange(len(target)))
+
+
+def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:
+    """Take class probabilities (N, K) made elsewhere, with their labels (N,)."""
+    kept = torch.ones(y.shape, dtype=torch.bool)
+    return _gather([_vote(probs, y, kept, 0, information)], len(y))
 
 
 def _lot(shape: torch.Size, share: float) -> Tensor:

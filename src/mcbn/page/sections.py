@@ -73,13 +73,18 @@ APART = "The further apart, the better uncertainty tells them."
 
 
 def classification(
-    bayes: MCBN[Any], ours: Votes, plain: Votes, x: Any, y: Tensor, ignore_index: int | None, words: Wording
+    bayes: MCBN[Any] | None,
+    ours: Votes,
+    plain: Votes | None,
+    x: Any,
+    y: Tensor,
+    ignore_index: int | None,
+    words: Wording,
 ) -> list[Markup]:
     """Headline, charts, scores and examples of a classification."""
-    note = (
-        "The plain network is the same network in eval mode with its running statistics; the bound is that of a network"
-        " that is always right and sure."
-    )
+    note = "The bound is that of a network that is always right and sure."
+    if plain is not None:
+        note = f"The plain network is the same network in eval mode with its running statistics. {note}"
     return [
         *_headline(class_headline(ours, plain)),
         *_class_charts(ours, plain),
@@ -88,11 +93,13 @@ def classification(
     ]
 
 
-def _class_charts(ours: Votes, plain: Votes) -> list[Markup]:
-    mine, theirs = (curves.set_coverage(votes.mass_above) for votes in (ours, plain))
-    coverage = charts.coverage(mine, theirs, "plain network", "Set coverage")
-    bins = charts.class_reliability(*(curves.reliability(votes.confidence, votes.right) for votes in (ours, plain)))
-    risk = charts.risk(ours.entropy, ours.error, plain.entropy, "share of wrong answers", percent=True)
+def _class_charts(ours: Votes, plain: Votes | None) -> list[Markup]:
+    theirs = None if plain is None else curves.set_coverage(plain.mass_above)
+    coverage = charts.coverage(curves.set_coverage(ours.mass_above), theirs, "plain network", "Set coverage")
+    twin = None if plain is None else curves.reliability(plain.confidence, plain.right)
+    bins = charts.class_reliability(curves.reliability(ours.confidence, ours.right), twin)
+    order = None if plain is None else plain.entropy
+    risk = charts.risk(ours.entropy, ours.error, order, "share of wrong answers", percent=True)
     histogram = charts.histogram(ours.entropy, ours.right > 0, ("right", "wrong"), "entropy (nats)")
     note = (
         "Every dot is a point, right at the bottom and wrong at the top; the line is the share of wrong answers among"

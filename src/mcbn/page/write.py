@@ -1,6 +1,6 @@
 """`write_page`: a prediction on held-out data as one HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,49 @@ def write_page(
     body += checks(bayes, train, enough_examples(x), seed)
     text = document(title, *body, _about(), lead=_lead(bayes, len(y), count, population))
     return save(Path(path), text)
+
+
+def write_prediction_page(
+    path: str | Path,
+    prediction: Mapping[str, Any],
+    y: Any,
+    *,
+    x: Any = None,
+    constant_std: float | None = None,
+    title: str = "How far can these predictions be trusted?",
+    units: str = "target units",
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Path:
+    """Write the page about predictions that were made before, such as those of `mcbn predict`, without their network.
+
+    What needs the network is left out: the comparison with the plain one, the share of the network's own variance, and
+    the checks of the draws. The log likelihood of a regression is that of a Gaussian with the given std.
+
+    Args:
+        path: the file to write; its folder is made.
+        prediction: mean and std (N,), or probs (N, K) and, where known, mutual_information (N,).
+        y: targets or labels, (N,).
+        x: the inputs, to show the most and the least certain.
+        constant_std: of the twin; without it, tuned on the data shown.
+        title, units, names, classes: as for `write_page`.
+    """
+    y, words = torch.as_tensor(y), Wording(title, units, names, classes)
+    given = {name: torch.as_tensor(values) for name, values in prediction.items()}
+    sizes = {name: len(values) for name, values in given.items()}
+    if set(sizes.values()) != {len(y)}:
+        raise MCBNError(f"predictions and targets must be equally many; got {sizes} and {len(y)} targets")
+    if "probs" in given:
+        ours = evidence.votes_of(given["probs"], y, given.get("mutual_information"))
+        _check_classes(ours, ours, classes)
+        body = sections.classification(None, ours, None, x, y, None, words)
+    elif {"mean", "std"} <= set(given):
+        found = evidence.spread_of(given["mean"], given["std"], y, constant_std)
+        body = sections.regression(found, x, words)
+    else:
+        raise MCBNError(f"predictions need mean and std, or probs; got {', '.join(given) or 'nothing'}")
+    lead = element("p", f"{len(y):,} predictions held against their targets.", class_="muted")
+    return save(Path(path), document(title, *body, _about(), lead=lead))
 
 
 def _check_classes(ours: Votes, plain: Votes, classes: Sequence[str] | None) -> None:
