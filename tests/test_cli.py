@@ -89,6 +89,25 @@ def test_unknown_commands_and_options_exit_with_2() -> None:
         assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo", "--splits", "0"), "needs a split"),
+        (("demo", "--epochs", "-1"), "-1 epochs"),
+        (("demo", "--out", "{file}/demo"), "cannot use {file}/demo"),
+        (("bench", "--device", "abacus"), "--device must be one of auto, cpu, cuda"),
+        (("playground", "--port", "99999", "--no-browser"), "99999"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_with_2(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = CliRunner().invoke(app, [argument.format(file=file) for argument in arguments])
+    assert result.exit_code == 2, result.output
+    assert words.format(file=file) in result.output
+    assert result.output.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_help_of_a_process(tmp_path: Path) -> None:
     done = run(tmp_path, "fit", "--help")

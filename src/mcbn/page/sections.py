@@ -88,7 +88,7 @@ def classification(
     return [
         *_headline(class_headline(ours, plain)),
         *_class_charts(ours, plain),
-        *_score_section(class_scores(ours, plain), "Plain network", note),
+        *_score_section(class_scores(ours, plain), "Plain network" if plain else None, note),
         *class_examples(bayes, ours, x, y, ignore_index, words),
     ]
 
@@ -131,6 +131,9 @@ def _pair(*figures: Markup) -> Markup:
     return element("div", *figures, class_="pair")
 
 
-def _score_section(rows: Sequence[Score], twin: str, note: str) -> list[Markup]:
-    header = ("Score", "Better", "MCBN", twin, "Bound", "% of the way to the bound")
-    return [element("h2", "Scores"), table(header, rows, caption=note, text=(0,))]
+def _score_section(rows: Sequence[Score], twin: str | None, note: str) -> list[Markup]:
+    heading, header = element("h2", "Scores"), ("Score", "Better", "MCBN")
+    if twin is None:
+        few = [(row.name, row.better, row.ours, row.bound) for row in rows]
+        return [heading, table((*header, "Bound"), few, caption=note, text=(0,))]
+    return [heading, table((*header, twin, "Bound", "% of the way to the bound"), rows, caption=note, text=(0,))]
