@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from mcbn import batches
 
 Item = TypeVar("Item")
 Tick = Callable[[int], object]
@@ -31,3 +33,25 @@ def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
         for item in work:
             yield item
             tick(1)
+
+
+@contextmanager
+def counting(bayes: Any, names: tuple[list[str], list[str]], tick: Tick) -> Iterator[None]:
+    """Count the batches that reach the network of an `MCBN`, whichever process put them together.
+
+    Arguments:
+        bayes: the `MCBN`; its `inputs` are back in place afterwards.
+        names: what its network takes, `Network.accepted_keys()`.
+        tick: called with 1 for every batch.
+    """
+    given = bayes.inputs
+
+    def pick_and_tick(batch: Any) -> Any:
+        tick(1)
+        return batches.pick_inputs(batch, given, names)
+
+    bayes.inputs = pick_and_tick
+    try:
+        yield
+    finally:
+        bayes.inputs = given

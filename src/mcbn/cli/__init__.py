@@ -9,7 +9,6 @@ from mcbn.cli import model
 from mcbn.cli.data import data
 from mcbn.cli.fitted import session
 from mcbn.cli.mistakes import Debug, begin
-from mcbn.cli.model import Device
 from mcbn.cli.report import report
 from mcbn.cli.reproduce import reproduce
 
@@ -56,7 +55,7 @@ def demo(
 @app.command()
 def bench(
     out: Annotated[Path | None, typer.Option(help="folder for <device>.jsonl (appended to) and <device>.md")] = None,
-    device: Device = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="two cases with few draws, to see that it runs")] = False,
     only: Annotated[str, typer.Option(help='cases whose title holds this, such as "mlp", "N=1", "linear"')] = "",
     compile: Annotated[bool, typer.Option("--compile", help="time predict(compile=True) too")] = False,

@@ -15,7 +15,7 @@ from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network
-from mcbn.progress import Tick, bar
+from mcbn.progress import Tick, bar, counting
 from mcbn.tabular.columns import Layout
 from mcbn.tabular.source import Pair, Source
 
@@ -78,22 +78,6 @@ def validation_data(source: Source) -> DataLoader[Any]:
     return DataLoader(_Ready(list(source.blocks())), batch_size=None, collate_fn=_same)
 
 
-@contextmanager
-def counting(bayes: MCBN[Any], tick: Tick) -> Iterator[None]:
-    """Count the batches as they reach the network, whichever process put them together."""
-    names, given = keys(bayes), bayes.inputs
-
-    def pick_and_tick(batch: Any) -> Any:
-        tick(1)
-        return batches.pick_inputs(batch, given, names)
-
-    bayes.inputs = pick_and_tick
-    try:
-        yield
-    finally:
-        bayes.inputs = given
-
-
 def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
     """Fit the posterior."""
     if train.loader is None and batch_size is None:
@@ -102,7 +86,7 @@ def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | N
         batches.require_int("batch_size", batch_size, 1)
     if train.layout.width is not None:
         _require_fits(bayes, train)
-    with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
+    with bar("drawing", n_samples, "batch") as tick, counting(bayes, keys(bayes), tick):
         bayes.fit(training_data(train, batch_size), n_samples=n_samples, batch_size=batch_size, **options)
 
 
@@ -122,7 +106,7 @@ def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
     data = validation_data(held_out)
     stream = isinstance(data.dataset, IterableDataset)
-    with bar("tuning", None if stream else len(data), "batch") as tick, counting(bayes, tick):
+    with bar("tuning", None if stream else len(data), "batch") as tick, counting(bayes, keys(bayes), tick):
         bayes.tune(data)
     if bayes.task != "regression":
         return None
@@ -174,7 +158,8 @@ def read_layers(text: str | None) -> int | list[str] | None:
 
 def read_whole(source: Source) -> tuple[Any, Tensor]:
     """Read inputs and targets of held-out data at once, (N, ...) each."""
-    pairs = list(source.blocks())
+    with bar("reading", source.count(), "row") as tick:
+        pairs = list(counted(source.blocks(), tick))
     y = torch.cat([target for _, target in pairs if target is not None])
     if all(isinstance(x, Tensor) for x, _ in pairs):
         return torch.cat([x for x, _ in pairs]), y

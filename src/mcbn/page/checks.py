@@ -9,6 +9,7 @@ from torch import Tensor
 from mcbn.diagnostics import ENOUGH_EXAMPLES, Diagnosis, LayerDiagnosis
 from mcbn.model import MCBN
 from mcbn.page.html import MISSING, Markup, element, join, number, table
+from mcbn.progress import bar, counting
 
 VALUES = 2**24  # of all training inputs that a check runs
 
@@ -30,7 +31,8 @@ def checks(bayes: MCBN[Any], train: Any, n_examples: int, seed: int) -> list[Mar
     if train is None:
         note = "Not made: they need the training data (write_page(..., train=...)), and tell each layer's share."
         return [*parts, element("p", note, class_="muted")]
-    with warnings.catch_warnings():
+    names = bayes._fitted().network.accepted_keys()
+    with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, names, tick):
         warnings.filterwarnings("ignore", message="mcbn:")  # what they say stands on the page
         found = bayes.check(train, n_examples=n_examples, seed=seed)
     parts += [warning(text) for text in found.warnings] or [element("p", "Nothing speaks against these draws.")]
