@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import mcbn
 from mcbn import networks
@@ -82,6 +83,34 @@ def test_report_opens_without_an_error_or_a_request(report, watch, width, scheme
     assert seen.page.evaluate("window.hacked") is None
     assert seen.page.locator("h1").inner_text() == EVIL
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out sideways
+
+
+@pytest.fixture(scope="module")
+def maps(tmp_path_factory) -> str:
+    """The report of a segmentation."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=None), nn.ReLU(), nn.Conv2d(4, 3, 1)]
+    network = nn.Sequential(*body)
+    x = torch.randn(12, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    network.train()(x)
+    bayes = mcbn.MCBN(network.eval(), "classification").fit(x, n_samples=10, batch_size=6)
+    path = tmp_path_factory.mktemp("maps") / "report.html"
+    y = bayes.plain(x).argmax(1).roll(3, 2)
+    return write_page(path, bayes, x, y, train=x, ignore_index=2, classes=["sky", EVIL, "void"]).as_uri()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "dark"), (390, "light")])
+def test_report_of_maps_fits_and_names_its_pictures(maps, watch, width, scheme):
+    seen = watch(maps, width, scheme)
+    assert seen.trouble == []
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert seen.page.locator(".tile img").count() == 2 * 6 * 4
+    assert all(seen.page.locator(".tile img").nth(i).get_attribute("alt") for i in range(4))
+    assert {"sky", EVIL, "left out"} <= set(seen.page.locator(".colors li").all_inner_texts())
+    sizes = seen.page.locator(".tile img").evaluate_all("all => all.map(i => i.getBoundingClientRect().width)")
+    assert min(sizes) > 60
+    assert seen.page.evaluate("window.hacked") is None
 
 
 def test_plot_reacts_to_hover_and_keys(report, watch):

@@ -1,9 +1,11 @@
 """The command line: what there is, and what its help says."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from mcbn.cli import app
@@ -18,8 +20,8 @@ def helped(*arguments: str) -> str:
 
 def test_help_names_the_commands() -> None:
     words = helped()
-    for name in ("fit", "predict", "evaluate", "demo", "bench", "reproduce"):
-        assert name in words
+    for name in ("fit", "predict", "evaluate", "report", "data", "demo", "bench", "playground", "reproduce"):
+        assert f" {name} " in words
 
 
 @pytest.mark.parametrize(
@@ -40,11 +42,44 @@ def test_help_of_a_command_lists_its_options_and_an_example(command: str, option
     assert set(re.findall(r"--([\w-]+)", example.group(1))) <= set(options.split())
 
 
+def commands(group: typer.main.TyperGroup | None = None, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Walk through every command there is."""
+    for name, found in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(found, "commands"):
+            yield from commands(found, (*above, name))
+        else:
+            yield (*above, name)
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_every_command_has_help_with_an_example_that_takes_its_options(path: tuple[str, ...]) -> None:
+    description, _, options = helped(*path).partition(" Options: ")
+    examples = description.split(f"mcbn {' '.join(path)}")[1:]
+    examples = examples[1:] if description.startswith("Usage: mcbn") else examples
+    assert examples
+    for option in re.findall(r"(?<!\w)(--[\w-]+)", " ".join(examples)):
+        assert re.search(rf"{option}\b", options), option
+    assert "--debug" in options or path[0] == "reproduce"
+
+
 @pytest.mark.parametrize(
-    "command", ["regression", "sensitivity", "statistics", "objective", "regularizer", "toy", "tables"]
+    ("path", "options"),
+    [
+        ("fit", "--seed --device"),
+        ("predict", "--device"),
+        ("evaluate", "--device"),
+        ("report", "--seed --device"),
+        ("demo", "--seed"),
+        ("bench", "--device"),
+        ("reproduce regression", "--device"),
+        ("reproduce sensitivity", "--device"),
+    ],
 )
-def test_reproduce_has_help_for_every_experiment(command: str) -> None:
-    assert "Usage: " in helped("reproduce", command)
+def test_seed_and_device_are_options_where_something_is_drawn_or_run(path: str, options: str) -> None:
+    words = helped(*path.split())
+    for option in options.split():
+        assert f" {option} " in words
+    assert "--device" not in options or "[default: auto]" in words
 
 
 def test_unknown_commands_and_options_exit_with_2() -> None:
@@ -52,6 +87,25 @@ def test_unknown_commands_and_options_exit_with_2() -> None:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2
         assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo", "--splits", "0"), "needs a split"),
+        (("demo", "--epochs", "-1"), "-1 epochs"),
+        (("demo", "--out", "{file}/demo"), "cannot use {file}/demo"),
+        (("bench", "--device", "abacus"), "--device must be one of auto, cpu, cuda"),
+        (("playground", "--port", "99999", "--no-browser"), "99999"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_with_2(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = CliRunner().invoke(app, [argument.format(file=file) for argument in arguments])
+    assert result.exit_code == 2, result.output
+    assert words.format(file=file) in result.output
+    assert result.output.count("\n") == 1
 
 
 @pytest.mark.slow

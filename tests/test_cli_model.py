@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -330,11 +331,11 @@ def test_images_go_to_npz_and_not_to_a_table() -> None:
     assert result.stderr.count("\n") == 1
     with np.load("maps.npz") as file:
         assert file["std"].shape == (30, 1, 5, 4)
-    refused(invoke("predict", *options, "--out", "maps.csv"), "shape", ".npz")
+    assert_refused(invoke("predict", *options, "--out", "maps.csv"), "shape", ".npz")
     assert not Path("maps.csv").exists()
 
 
-def refused(result: Result, *words: str, code: int = 2) -> None:
+def assert_refused(result: Result, *words: str, code: int = 2) -> None:
     """One line on stderr that says all this, no traceback."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
@@ -375,18 +376,20 @@ def refused(result: Result, *words: str, code: int = 2) -> None:
 )
 def test_fit_says_in_one_line_what_is_wrong(options: tuple[str, ...], words: tuple[str, ...]) -> None:
     before = sorted(os.listdir())
-    refused(invoke("fit", *FIT, "--out", "bad.mcbn", *options), *words)
+    assert_refused(invoke("fit", *FIT, "--out", "bad.mcbn", *options), *words)
     assert sorted(os.listdir()) == before
 
 
 def test_fit_asks_for_the_batch_size_of_arrays() -> None:
     options = ("--data", "train.npz", "--task", "regression", "--out", "bad.mcbn")
-    refused(invoke("fit", *MODEL, *options), "--batch-size")
+    assert_refused(invoke("fit", *MODEL, *options), "--batch-size")
 
 
 def test_weights_that_would_run_code_are_refused() -> None:
     torch.save(torch.nn.Linear(2, 2), "pickled.pt")
-    refused(invoke("fit", *FIT, "--weights", "pickled.pt", "--out", "bad.mcbn"), "not a file of weights", "state_dict")
+    assert_refused(
+        invoke("fit", *FIT, "--weights", "pickled.pt", "--out", "bad.mcbn"), "not a file of weights", "state_dict"
+    )
 
 
 @pytest.mark.parametrize(
@@ -402,7 +405,7 @@ def test_weights_that_would_run_code_are_refused() -> None:
 def test_a_bad_cell_is_named_by_row_and_column(rows: list[str], words: tuple[str, ...]) -> None:
     Path("bad.csv").write_text("\n".join(["age,height,weight", *rows]) + "\n")
     before = sorted(os.listdir())
-    refused(predict("--data", "bad.csv", "--out", "pred.csv"), "bad.csv", *words)
+    assert_refused(predict("--data", "bad.csv", "--out", "pred.csv"), "bad.csv", *words)
     assert sorted(os.listdir()) == before
 
 
@@ -411,7 +414,7 @@ def test_a_bad_cell_late_in_the_file_leaves_no_half_output(monkeypatch: pytest.M
     write_csv(Path("late.csv"), NAMES[:3], [[1, 2, 3]] * 95 + [[1, "x", 3]])
     Path("pred.csv").write_text("earlier result")
     before = sorted(os.listdir())
-    refused(predict("--data", "late.csv", "--out", "pred.csv"), "row 96 (line 97)", "column 'height'")
+    assert_refused(predict("--data", "late.csv", "--out", "pred.csv"), "row 96 (line 97)", "column 'height'")
     assert Path("pred.csv").read_text() == "earlier result"
     assert sorted(os.listdir()) == before
 
@@ -444,14 +447,14 @@ def test_predict_says_in_one_line_what_is_wrong(options: tuple[str, ...], words:
     Path("broken.npz").write_bytes(b"PK nothing")
     write_csv(Path("lacking.csv"), ["age", "height"], [[1, 2]])
     before = sorted(os.listdir())
-    refused(predict("--out", "pred.csv", *options), *words)
+    assert_refused(predict("--out", "pred.csv", *options), *words)
     assert sorted(os.listdir()) == before
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder that even root cannot write to")
 def test_a_folder_that_cannot_be_written_is_refused() -> None:
-    refused(predict("--data", "test_x.npy", "--out", "/proc/pred.csv"), "cannot use /proc/")
-    refused(invoke("fit", *FIT, "--out", "/proc/net.mcbn"), "cannot use /proc/")
+    assert_refused(predict("--data", "test_x.npy", "--out", "/proc/pred.csv"), "cannot use /proc/")
+    assert_refused(invoke("fit", *FIT, "--out", "/proc/net.mcbn"), "cannot use /proc/")
 
 
 def test_an_output_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,14 +463,14 @@ def test_an_output_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("os.replace", refuse)
     before = sorted(os.listdir())
-    refused(predict("--data", "test_x.npy", "--out", "pred.csv"), "pred.csv", "Permission denied")
-    refused(invoke("fit", *FIT, "--out", "new.mcbn"), "Permission denied")
+    assert_refused(predict("--data", "test_x.npy", "--out", "pred.csv"), "pred.csv", "Permission denied")
+    assert_refused(invoke("fit", *FIT, "--out", "new.mcbn"), "Permission denied")
     assert sorted(os.listdir()) == before
 
 
 def test_parquet_without_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(predict("--data", "test_x.npy", "--out", "pred.parquet"), "pip install 'mcbn[parquet]'")
+    assert_refused(predict("--data", "test_x.npy", "--out", "pred.parquet"), "pip install 'mcbn[parquet]'")
 
 
 def test_bad_parquet_cells_are_named() -> None:
@@ -477,18 +480,18 @@ def test_bad_parquet_cells_are_named() -> None:
 
     columns = {"age": [1.0, 2.0], "height": [1, 2], "weight": ["heavy", "light"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), "text.parquet")
-    refused(predict("--data", "text.parquet", "--out", "pred.csv"), "row 1", "column 'weight'", "string")
+    assert_refused(predict("--data", "text.parquet", "--out", "pred.csv"), "row 1", "column 'weight'", "string")
     pyarrow.parquet.write_table(pyarrow.table(columns | {"weight": [1.0, None]}), "hole.parquet")
-    refused(predict("--data", "hole.parquet", "--out", "pred.csv"), "row 2", "column 'weight'", "empty")
+    assert_refused(predict("--data", "hole.parquet", "--out", "pred.csv"), "row 2", "column 'weight'", "empty")
     Path("no.parquet").write_text("nothing")
-    refused(predict("--data", "no.parquet", "--out", "pred.csv"), "not a parquet file")
+    assert_refused(predict("--data", "no.parquet", "--out", "pred.csv"), "not a parquet file")
 
 
 def test_evaluate_needs_targets_and_a_noise_level() -> None:
     options = ("--posterior", "net.mcbn", *MODEL, "--data")
-    refused(invoke("evaluate", *options, "test_x.npy"), "--target")
+    assert_refused(invoke("evaluate", *options, "test_x.npy"), "--target")
     assert invoke("fit", *FIT, "--out", "untuned.mcbn").exit_code == 0
-    refused(invoke("evaluate", *MODEL, "--posterior", "untuned.mcbn", "--data", "test.npz"), "tau", "--tune")
+    assert_refused(invoke("evaluate", *MODEL, "--posterior", "untuned.mcbn", "--data", "test.npz"), "tau", "--tune")
     assert evaluate("--posterior", "untuned.mcbn", "--data", "test.npz", "--tune", "val.npz")["tau"] > 0
 
 
@@ -504,13 +507,17 @@ def test_debug_shows_where_it_went_wrong() -> None:
     for arguments in (("--debug", "fit"), ("fit", "--debug")):
         result = invoke(*arguments, *FIT, "--data", "nowhere.npz", "--out", "bad.mcbn")
         assert isinstance(result.exception, mcbn.MCBNError)
-    refused(invoke("fit", *FIT, "--data", "nowhere.npz", "--out", "bad.mcbn"), "nowhere.npz")  # nothing is left of it
+    assert_refused(
+        invoke("fit", *FIT, "--data", "nowhere.npz", "--out", "bad.mcbn"), "nowhere.npz"
+    )  # nothing is left of it
 
 
 def test_other_errors_are_one_line_too_and_exit_with_1() -> None:
     before = sorted(os.listdir())
-    refused(predict("--data", f"{MODULE}:failing", "--out", "pred.csv"), "IndexError: no such row", "--debug", code=1)
-    refused(predict("--data", f"{MODULE}:nothing", "--out", "pred.csv"), "holds no rows")
+    assert_refused(
+        predict("--data", f"{MODULE}:failing", "--out", "pred.csv"), "IndexError: no such row", "--debug", code=1
+    )
+    assert_refused(predict("--data", f"{MODULE}:nothing", "--out", "pred.csv"), "holds no rows")
     assert sorted(os.listdir()) == before
 
 
@@ -524,12 +531,12 @@ def test_scores_that_do_not_exist_are_null_and_dashes() -> None:
     text = invoke("evaluate", *MODEL, "--posterior", "plain.mcbn", "--data", "exact.npz").stdout
     assert re.search(r"PLL .*-$", text, re.MULTILINE)
     bad = invoke("evaluate", *MODEL, "--posterior", "plain.mcbn", "--data", "test.npz", "--coverage", "95")
-    refused(bad, "between 0 and 1")
+    assert_refused(bad, "between 0 and 1")
 
 
 def test_an_interruption_leaves_no_half_file() -> None:
     before = sorted(os.listdir())
-    refused(predict("--data", f"{MODULE}:interrupted", "--out", "pred.csv"), "interrupted", code=130)
+    assert_refused(predict("--data", f"{MODULE}:interrupted", "--out", "pred.csv"), "interrupted", code=130)
     assert sorted(os.listdir()) == before
 
 
@@ -566,8 +573,9 @@ def write_large(path: Path, rows: int) -> None:
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from mcbn.cli import app, fitted
-fitted.SHOW_AFTER = 0
+from mcbn import progress
+from mcbn.cli import app
+progress.SHOW_AFTER = 0
 try:
     app(sys.argv[1:])
 finally:
@@ -614,6 +622,26 @@ def test_a_large_csv_predicts_in_bounded_memory_with_a_bar_on_a_terminal(folder:
     assert "/200000" in shown
     with (folder / "large_pred.csv").open() as file:
         assert sum(1 for _ in file) == 200_001
+
+
+@pytest.mark.parametrize("factory", ["train_loader", "by_workers"])
+def test_bars_count_batches_whichever_process_makes_them(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: dict[str, tuple[int | None, list[int]]] = {}
+
+    @contextmanager
+    def bar(title: str, total: int | None, unit: str) -> Iterator[Any]:
+        counts[title] = (total, [])
+        yield counts[title][1].append
+
+    monkeypatch.setattr("mcbn.cli.fitted.bar", bar)
+    data = f"{MODULE}:{factory}"
+    options = ("--data", data, "--tune", data, "--task", "regression", "--samples", "30", "--out", "bars.mcbn")
+    assert invoke("fit", *MODEL, *options).exit_code == 0
+    assert {title: (total, sum(ticks)) for title, (total, ticks) in counts.items()} == {
+        "drawing": (30, 30),
+        "tuning": (8, 8),
+        "tuning the constant twin": (120, 120),
+    }
 
 
 @pytest.mark.slow

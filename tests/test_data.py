@@ -3,7 +3,6 @@ import functools
 import hashlib
 import os
 import socket
-import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -225,12 +224,6 @@ def test_unreachable_host_says_what_to_do(tiny, tmp_path, monkeypatch):
         data.load("yacht", cache_dir=tmp_path / "cache")
     for part in (str(tmp_path), sources.BASE_URL, tiny.sha256, "set MCBN_DATA_DIR"):
         assert part in str(caught.value)
-
-
-def test_missing_pooch_names_the_extra(tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(MCBNError, match=r"pip install mcbn\[data\].*MCBN_DATA_DIR"):
-        data.load("yacht")
 
 
 # --- splits and folds --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
-from kinds import KINDS, make
+from kinds import KINDS, make, settle
 from mcbn import diagnostics
 from mcbn.diagnostics import Diagnosis, check
 from mcbn.population import Population
@@ -191,6 +191,24 @@ def test_shares_that_cost_too_much_are_left_out_and_said(monkeypatch: pytest.Mon
     assert said(found, "the share of each layer in the variance is not known: the gradient of one input's outputs")
     monkeypatch.undo()
     assert check(bayes, x).layers[0].share == pytest.approx(1, abs=1e-12)
+
+
+def test_random_sums_stand_for_the_outputs_of_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = [nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)]
+        network, x = nn.Sequential(*body, nn.ReLU(), nn.Conv2d(3, 2, 1)), torch.randn(30, 2, 7, 7, dtype=torch.float64)
+    settle(network.double(), x, batch_size=5)
+    bayes = mcbn.MCBN(network, "classification").fit(x, n_samples=40, batch_size=5)
+    monkeypatch.setattr(diagnostics, "SHARE_EXAMPLES", 2)
+    exact = [row.share for row in check(bayes, x).layers]
+    monkeypatch.setattr(diagnostics, "MOST_OUTPUTS", 10)
+    few = [row.share for row in check(bayes, x).layers]
+    assert sum(few) == pytest.approx(1, abs=1e-9)
+    monkeypatch.setattr(diagnostics, "SUMS", 400)
+    many = [row.share for row in check(bayes, x).layers]
+    assert many == pytest.approx(exact, abs=0.06)
+    assert many != pytest.approx(exact, abs=1e-9)
 
 
 def test_number_of_draws_counts_shared_examples() -> None:

@@ -26,7 +26,7 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
-def close(actual, expected, tolerance=1e-10):
+def assert_close(actual, expected, tolerance=1e-10):
     actual, expected = (torch.as_tensor(value, dtype=torch.float64) for value in (actual, expected))
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
@@ -41,7 +41,7 @@ def scalar(value):
 def test_rmse_equals_loop():
     mean, y = randn(7, 2), randn(7, 2, seed=1)
     total = sum((mean[i, d] - y[i, d]).item() ** 2 for i in range(7) for d in range(2))
-    close(metrics.rmse(mean, y), math.sqrt(total / 14))
+    assert_close(metrics.rmse(mean, y), math.sqrt(total / 14))
 
 
 def test_pll_equals_loop_with_one_tau_per_output():
@@ -56,31 +56,31 @@ def test_pll_equals_loop_with_one_tau_per_output():
             ]
             likelihood += math.prod(factors) / 5
         naive.append(math.log(likelihood))
-    close(metrics.pll(samples, y, tau), naive)
+    assert_close(metrics.pll(samples, y, tau), naive)
 
 
 def test_pll_equals_scipy_mixture():
     samples, y, tau = randn(6, 9), randn(9, seed=1), 3.0
     density = stats.norm.pdf(y.numpy(), samples.numpy(), tau**-0.5)  # (T, N)
-    close(metrics.pll(samples, y, tau), np.log(density.mean(0)))
+    assert_close(metrics.pll(samples, y, tau), np.log(density.mean(0)))
 
 
 def test_pll_of_one_output_equals_pll_without_output_dimension():
     samples, y = randn(6, 9), randn(9, seed=1)
-    close(metrics.pll(samples[..., None], y[:, None], 2.0), metrics.pll(samples, y, 2.0))
+    assert_close(metrics.pll(samples[..., None], y[:, None], 2.0), metrics.pll(samples, y, 2.0))
 
 
 @law
 @given(finite, finite, st.floats(1e-4, 1e4))
 def test_pll_of_one_draw_is_the_normal_log_density(f, y, tau):
     expected = stats.norm.logpdf(y, f, tau**-0.5)
-    close(metrics.pll(scalar([[f]]), scalar([y]), tau), [expected])
+    assert_close(metrics.pll(scalar([[f]]), scalar([y]), tau), [expected])
 
 
 def test_pll_ignores_the_order_of_draws_and_follows_the_order_of_points():
     samples, y = randn(8, 5), randn(5, seed=1)
     draws, points = torch.randperm(8, generator=generator()), torch.randperm(5, generator=generator())
-    close(metrics.pll(samples[draws][:, points], y[points], 2.0), metrics.pll(samples, y, 2.0)[points])
+    assert_close(metrics.pll(samples[draws][:, points], y[points], 2.0), metrics.pll(samples, y, 2.0)[points])
 
 
 @pytest.mark.parametrize("tau", [1e-12, 1e12])
@@ -92,7 +92,7 @@ def test_pll_stays_finite_at_extreme_tau(tau, dtype):
 
 
 def test_pll_keeps_every_digit_of_a_float_tau():
-    close(metrics.pll(scalar([[0.0]]), scalar([0.0]), 0.1), [stats.norm.logpdf(0, 0, 0.1**-0.5)], 1e-14)
+    assert_close(metrics.pll(scalar([[0.0]]), scalar([0.0]), 0.1), [stats.norm.logpdf(0, 0, 0.1**-0.5)], 1e-14)
 
 
 def test_pll_gradients_are_right_and_finite():
@@ -134,20 +134,20 @@ def test_crps_equals_the_integral_of_its_definition(mean, sigma, y):
 
     cells = sorted([y, *(mean + k * sigma for k in range(-10, 11, 2))])
     naive = sum(integrate.quad(height, a, b)[0] for a, b in itertools.pairwise(cells) if a < b)
-    close(metrics.crps_gaussian(scalar(mean), scalar(sigma**2), scalar(y)), naive, 1e-9)
+    assert_close(metrics.crps_gaussian(scalar(mean), scalar(sigma**2), scalar(y)), naive, 1e-9)
 
 
 def test_crps_equals_scoringrules():
     mean, variance, y = randn(50), randn(50, seed=1).exp(), randn(50, seed=2)
     expected = scoringrules.crps_normal(y.numpy(), mean.numpy(), variance.sqrt().numpy())
-    close(metrics.crps_gaussian(mean, variance, y), expected, 2e-7)
+    assert_close(metrics.crps_gaussian(mean, variance, y), expected, 2e-7)
 
 
 @law
 @given(finite, positive, finite, st.floats(-50, 50).filter(lambda a: abs(a) > 1e-3))
 def test_crps_scales_with_the_unit(mean, sigma, y, a):
     scaled = metrics.crps_gaussian(scalar(a * mean), scalar((a * sigma) ** 2), scalar(a * y))
-    close(scaled, abs(a) * metrics.crps_gaussian(scalar(mean), scalar(sigma**2), scalar(y)))
+    assert_close(scaled, abs(a) * metrics.crps_gaussian(scalar(mean), scalar(sigma**2), scalar(y)))
 
 
 def test_crps_of_zero_variance_is_the_absolute_error_with_finite_gradients():
@@ -161,7 +161,7 @@ def test_crps_of_zero_variance_is_the_absolute_error_with_finite_gradients():
 
 
 def test_crps_tends_to_the_absolute_error():
-    close(metrics.crps_gaussian(scalar(1.0), scalar(1e-24), scalar(3.0)), 2.0)
+    assert_close(metrics.crps_gaussian(scalar(1.0), scalar(1e-24), scalar(3.0)), 2.0)
 
 
 def test_crps_gradients_are_right():
@@ -185,7 +185,7 @@ def test_crps_refuses_negative_variance():
 @pytest.mark.parametrize("e", [0.01, 1.0, 37.5])
 def test_pll_optimum_equals_numerical_optimum(e):
     best = optimize.minimize_scalar(lambda s: -stats.norm.logpdf(e, 0, math.exp(s)), options={"xtol": 1e-12})
-    close(metrics.pll_optimum(scalar([2.0]), scalar([2.0 + e])), [-best.fun])
+    assert_close(metrics.pll_optimum(scalar([2.0]), scalar([2.0 + e])), [-best.fun])
 
 
 @pytest.mark.parametrize("e", [0.01, 1.0, 37.5])
@@ -194,8 +194,8 @@ def test_crps_optimum_equals_numerical_optimum(e):
         return metrics.crps_gaussian(scalar(2.0), scalar(math.exp(2 * log_sigma)), scalar(2.0 + e)).item()
 
     best = optimize.minimize_scalar(crps, bracket=(math.log(e) - 1, math.log(e) + 1), options={"xtol": 1e-10})
-    close(metrics.crps_optimum(scalar(2.0), scalar(2.0 + e)), best.fun)
-    close(math.exp(best.x), e / math.sqrt(math.log(2)), 1e-6)
+    assert_close(metrics.crps_optimum(scalar(2.0), scalar(2.0 + e)), best.fun)
+    assert_close(math.exp(best.x), e / math.sqrt(math.log(2)), 1e-6)
 
 
 @law
@@ -209,7 +209,7 @@ def test_optima_bound_every_variance(mean, sigma, y):
 def test_pll_optimum_sums_over_outputs_and_is_reached():
     mean, y = randn(4, 3), randn(4, 3, seed=1)
     reached = [metrics.pll(mean[None, i : i + 1], y[i : i + 1], (mean - y)[i] ** -2) for i in range(4)]
-    close(metrics.pll_optimum(mean, y), torch.cat(reached))
+    assert_close(metrics.pll_optimum(mean, y), torch.cat(reached))
 
 
 def test_pll_optimum_of_an_exact_prediction_is_infinite():
@@ -237,16 +237,16 @@ def test_crps_refuses_to_broadcast_the_variance():
 def test_normalized_equals_its_definition():
     score, constant, optimum = randn(9), randn(9, seed=1) - 1, randn(9, seed=2) + 5
     s, c, o = (sum(v.tolist()) / 9 for v in (score, constant, optimum))
-    close(metrics.normalized(score, constant, optimum), (s - c) / (o - c) * 100)
-    close(metrics.normalized(s, c, o), (s - c) / (o - c) * 100)
-    close(metrics.normalized(score, c, o), (s - c) / (o - c) * 100)
+    assert_close(metrics.normalized(score, constant, optimum), (s - c) / (o - c) * 100)
+    assert_close(metrics.normalized(s, c, o), (s - c) / (o - c) * 100)
+    assert_close(metrics.normalized(score, c, o), (s - c) / (o - c) * 100)
 
 
 def test_normalized_is_0_at_constant_and_100_at_optimum_whatever_the_direction():
     low, high = randn(5), randn(5) + 2
     for constant, optimum in ((low, high), (high, low)):
-        close(metrics.normalized(constant, constant, optimum), 0.0)
-        close(metrics.normalized(optimum, constant, optimum), 100.0)
+        assert_close(metrics.normalized(constant, constant, optimum), 0.0)
+        assert_close(metrics.normalized(optimum, constant, optimum), 100.0)
 
 
 @pytest.mark.parametrize("bounds", [(1.0, 1.0), (0.0, math.inf), (-math.inf, 0.0), (math.nan, 1.0)])
@@ -270,8 +270,8 @@ def classified(n=40, k=4, seed=0):
 
 def test_nll_equals_scikit_learn_and_loop():
     probs, y = classified()
-    close(metrics.nll(probs, y), log_loss(y.numpy(), probs.numpy(), labels=range(4)))
-    close(metrics.nll(probs, y), -sum(math.log(probs[i, y[i]]) for i in range(40)) / 40)
+    assert_close(metrics.nll(probs, y), log_loss(y.numpy(), probs.numpy(), labels=range(4)))
+    assert_close(metrics.nll(probs, y), -sum(math.log(probs[i, y[i]]) for i in range(40)) / 40)
 
 
 def test_nll_of_zero_probability_is_infinite():
@@ -281,9 +281,9 @@ def test_nll_of_zero_probability_is_infinite():
 def test_brier_equals_scikit_learn_and_loop():
     probs, y = classified()
     naive = sum((probs[i, k].item() - (k == y[i].item())) ** 2 for i in range(40) for k in range(4)) / 40
-    close(metrics.brier(probs, y), naive)
+    assert_close(metrics.brier(probs, y), naive)
     probs, y = classified(k=2)
-    close(metrics.brier(probs, y), 2 * brier_score_loss(y.numpy(), probs[:, 1].numpy()))
+    assert_close(metrics.brier(probs, y), 2 * brier_score_loss(y.numpy(), probs[:, 1].numpy()))
 
 
 def test_brier_ranges_from_0_to_2():
@@ -295,7 +295,7 @@ def test_brier_ranges_from_0_to_2():
 def test_accuracy_equals_loop():
     probs, y = classified()
     hits = sum(max(range(4), key=lambda k, i=i: probs[i, k].item()) == y[i].item() for i in range(40))
-    close(metrics.accuracy(probs, y), hits / 40)
+    assert_close(metrics.accuracy(probs, y), hits / 40)
 
 
 @pytest.mark.parametrize("n_bins", [1, 2, 7, 15])
@@ -308,27 +308,27 @@ def test_ece_equals_loop(n_bins):
         if inside.any():
             accuracy = (label == y)[inside].double().mean()
             naive += inside.sum().item() / 200 * (accuracy - confidence[inside].mean()).abs()
-    close(metrics.ece(probs, y, n_bins), naive)
+    assert_close(metrics.ece(probs, y, n_bins), naive)
 
 
 def test_ece_bins_include_their_upper_edge():
     probs = scalar([[0.5, 0.5], [0.9, 0.1]])  # 0.5 is in (0, 0.5], 0.9 in (0.5, 1]
-    close(metrics.ece(probs, torch.tensor([0, 1]), n_bins=2), (0.5 + 0.9) / 2)
+    assert_close(metrics.ece(probs, torch.tensor([0, 1]), n_bins=2), (0.5 + 0.9) / 2)
 
 
 def test_ece_of_a_sure_network_is_its_error_rate():
     sure = torch.eye(4, dtype=torch.float64)
-    close(metrics.ece(sure, torch.tensor([0, 1, 2, 0])), 0.25)
-    close(metrics.ece(sure, torch.tensor([0, 1, 2, 3])), 0.0)
+    assert_close(metrics.ece(sure, torch.tensor([0, 1, 2, 0])), 0.25)
+    assert_close(metrics.ece(sure, torch.tensor([0, 1, 2, 3])), 0.0)
 
 
 @pytest.mark.parametrize("function", [metrics.nll, metrics.brier, metrics.accuracy, metrics.ece])
 def test_pixels_score_as_points(function):
     probs, y = classified(24, 3)
     pixels = probs.reshape(2, 3, 4, 3).permute(0, 3, 1, 2)  # (N, K, H, W)
-    close(function(pixels, y.reshape(2, 3, 4)), function(probs, y))
+    assert_close(function(pixels, y.reshape(2, 3, 4)), function(probs, y))
     order = torch.randperm(24, generator=generator())
-    close(function(probs[order], y[order]), function(probs, y))
+    assert_close(function(probs[order], y[order]), function(probs, y))
 
 
 @pytest.mark.parametrize("function", [metrics.nll, metrics.brier, metrics.ece])
@@ -373,7 +373,7 @@ def test_auroc_equals_all_pairs_with_ties(points):
         with pytest.raises(MCBNError, match="both classes"):
             metrics.auroc(scalar(score), list(label))
         return
-    close(
+    assert_close(
         metrics.auroc(scalar(score), list(label)),
         sum((s > t) + 0.5 * (s == t) for s, t in pairs) / len(pairs),
     )
@@ -382,14 +382,14 @@ def test_auroc_equals_all_pairs_with_ties(points):
 def test_auroc_equals_scikit_learn():
     score = (3 * randn(500)).round()
     label = randn(500, seed=1) + 0.2 * score > 0
-    close(metrics.auroc(score, label), roc_auc_score(label.numpy(), score.numpy()))
-    close(metrics.auroc(-score, label.double()), 1 - metrics.auroc(score, label))
+    assert_close(metrics.auroc(score, label), roc_auc_score(label.numpy(), score.numpy()))
+    assert_close(metrics.auroc(-score, label.double()), 1 - metrics.auroc(score, label))
 
 
 def test_auroc_is_exact_for_many_points():
     score = torch.arange(200_000, dtype=torch.float32)
     assert metrics.auroc(score, score >= 100_000) == 1
-    close(metrics.auroc(score, score % 2 == 1), 0.5 + 0.5 / 100_000, 1e-6)
+    assert_close(metrics.auroc(score, score % 2 == 1), 0.5 + 0.5 / 100_000, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_numpy_arguments_equal_tensors():
         (metrics.ece, (probs, label)),
         (metrics.auroc, (probs[:, 0], label == 1)),
     ]:
-        close(function(*(argument.numpy() for argument in arguments)), function(*arguments))
+        assert_close(function(*(argument.numpy() for argument in arguments)), function(*arguments))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -444,11 +444,11 @@ def test_dtype_follows_the_inputs_and_float32_agrees(dtype):
     ]:
         value = function(*(tensor.to(dtype) for tensor in tensors), *rest)
         assert value.dtype == dtype
-        close(value, function(*tensors, *rest).to(dtype), 1e-5)
+        assert_close(value, function(*tensors, *rest).to(dtype), 1e-5)
 
 
 def test_integer_targets_are_allowed():
-    close(metrics.rmse(scalar([1.5, 2.0]), torch.tensor([1, 2])), math.sqrt(0.125))
+    assert_close(metrics.rmse(scalar([1.5, 2.0]), torch.tensor([1, 2])), math.sqrt(0.125))
     assert metrics.rmse(torch.tensor([1, 2]), torch.tensor([1, 4])).dtype == torch.get_default_dtype()
 
 

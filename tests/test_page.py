@@ -14,7 +14,7 @@ from torch import nn
 import mcbn
 from kinds import make
 from mcbn import metrics, networks
-from mcbn.page import evidence, examples, html, scores, write_page
+from mcbn.page import checks, evidence, examples, html, scores, write_page
 from untouched import untouched
 
 EVIL = "<script>alert(1)</script>"
@@ -301,10 +301,62 @@ def test_segmentation_page_shows_maps_and_leaves_the_void_out(tmp_path: Path):
     bayes = mcbn.MCBN(settle(network, x), "classification").fit(x, n_samples=10, batch_size=8)
     page = Reader(write_page(tmp_path / "page.html", bayes, x, y, ignore_index=255).read_text())
     assert f"{20 * 10 * 12:,} points of 20 inputs" in " ".join(page.words)
-    assert sum(tag == "img" for tag, _ in page.tags) == 12 * 4  # input, truth, answer, entropy
+    assert sum(tag == "img" for tag, _ in page.tags) == 12 * 4 + 5  # input, truth, answer, entropy; the key of colors
+    assert {"class 0", "class 1", "class 2", "left out", "entropy, 0 to 1.10 nats"} <= set(page.words)
     ours, _ = evidence.votes(bayes, x, y, ignore_index=255)
     kept = y != 255
     assert ours.right.mean() == pytest.approx((bayes.predict(x).label == y)[kept].double().mean().item())
+
+
+def segmented(seed: int = 0) -> tuple[mcbn.MCBN, torch.Tensor, torch.Tensor]:
+    """A network of maps, 20 images of 12 x 12 and their labels."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(20, 3, 12, 12, generator=generator)
+    y = torch.randint(0, 3, (20, 12, 12), generator=generator)
+    return mcbn.MCBN(settle(network, x), "classification").fit(x, n_samples=10, batch_size=4), x, y
+
+
+def test_of_too_many_pixels_a_random_part_is_scored_and_the_page_says_so(tmp_path: Path, monkeypatch):
+    bayes, x, y = segmented()
+    y[:, :2] = 255
+    whole, _ = evidence.votes(bayes, x, y, ignore_index=255)
+    monkeypatch.setattr(evidence, "MOST_SCORED", 600)
+    ours, plain = evidence.votes(bayes, x, y, ignore_index=255)
+    assert ours.population == len(whole.error) == 20 * 10 * 12
+    assert abs(len(ours.error) - 600) < 4 * (600 * 0.75) ** 0.5  # a binomial number of points
+    assert np.array_equal(ours.inputs, plain.inputs)
+    assert len(np.unique(ours.inputs)) == 20
+    assert set(ours.entropy) <= set(whole.entropy)
+    text = " ".join(Reader(write_page(tmp_path / "page.html", bayes, x, y, ignore_index=255).read_text()).words)
+    assert f"{len(ours.error):,} of the 2,400 points, chosen at random, of 20 inputs" in text
+
+
+def test_images_are_predicted_a_few_at_a_time(monkeypatch):
+    _, x, y = segmented()
+    monkeypatch.setattr(evidence, "VALUES", 3 * 3 * 12 * 12)
+    sizes = [len(part) for part, _ in evidence._cut(x, y)]
+    assert sizes == [3] * 6 + [2]
+
+
+def test_checks_of_large_inputs_take_few_examples_and_the_page_says_so(tmp_path: Path, monkeypatch):
+    bayes, x, y = segmented()
+    full = write_page(tmp_path / "full.html", bayes, x, y, train=x).read_text()
+    assert "Compared with" not in full
+    monkeypatch.setattr(checks, "VALUES", 7 * 3 * 12 * 12)
+    text = write_page(tmp_path / "page.html", bayes, x, y, train=x).read_text()
+    assert "Compared with 8 of the 20 training examples, chosen at random." in text  # two batches of 4
+
+
+def test_check_counts_what_it_compared(fitted):
+    bayes, x, _ = fitted
+    assert bayes.check(x[:200]).n_compared == 200
+    few = bayes.check(x[:200], n_examples=40)
+    assert few.n_compared == 48  # three batches of 16
+    assert few.n_examples == 200
+    assert few.n_effective == bayes.check(x[:200]).n_effective
+    with pytest.raises(mcbn.MCBNError, match="n_examples must be a whole number"):
+        bayes.check(x, n_examples=0)
 
 
 def test_dense_regression_counts_every_pixel(tmp_path: Path):

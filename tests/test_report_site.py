@@ -1,5 +1,6 @@
 """The reproduction as a site: whole, offline, and honest about what is missing."""
 
+import base64
 import json
 import re
 import runpy
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from mcbn.errors import MCBNError
+from mcbn.page import examples
 from mcbn.report import paper
 from mcbn.report.catalogue import ITEMS, PAGES
 from mcbn.report.commands import report
+from mcbn.report.folders import find_folders
 from mcbn.report.parts import markdown_part
 from mcbn.report.provenance import total_seconds, trace
 from mcbn.report.site import site
@@ -38,7 +41,9 @@ def built(tmp_path_factory) -> Path:
 
 
 def test_every_page_is_written_and_loads_nothing_from_elsewhere(built: Path):
-    assert sorted(path.name for path in built.iterdir()) == sorted(PAGES)
+    folders = [f"{name}.html" for name in find_folders(RESULTS)]
+    assert "posteriors.html" in folders
+    assert sorted(path.name for path in built.iterdir()) == sorted([*PAGES, *folders])
     for path in built.iterdir():
         text = path.read_text()
         assert not re.search(r"(?i)(src|href)=\"?(https?:)?//", text)
@@ -51,7 +56,7 @@ def test_every_link_leads_somewhere(built: Path):
             if address == "data:,":
                 continue
             page, _, anchor = address.partition("#")
-            assert page in PAGES, address
+            assert (built / page).is_file(), address
             assert not anchor or f'id="{anchor}"' in (built / page).read_text(), address
 
 
@@ -62,8 +67,6 @@ def test_index_names_every_table_and_figure_of_the_paper(built: Path):
         assert item.what in text
     printed = {number.table for number in paper.numbers()}
     assert printed <= {item.anchor for item in ITEMS}
-    assert "Not run yet. The paper: PLL -.36 at T = 1" in text  # CIFAR-10
-    assert "Not run yet. The paper: CamVid pictures" in text
 
 
 def test_tables_show_ours_the_papers_and_the_difference_with_what_made_them(built: Path):
@@ -148,8 +151,79 @@ def test_time_shared_by_records_is_counted_once():
 
 def test_markdown_of_the_studies_becomes_tables_and_is_escaped(tmp_path: Path):
     path = tmp_path / "table.md"
-    path.write_text("About `x` <i>\n\n| a | b |\n|---|--:|\n| <b>1</b> | 2 |\n\n- one\n- two\n")
+    path.write_text(
+        "# Top\n\nAbout `x` <i> and **so** on,\nsee [there](http://nowhere.org)\n\n"
+        "## Sub\n| a | b | c |\n|---|--:|---|\n| <b>1</b> | 2 | w\\_x \\| y &lt; z |\n\n- one\n- two\n"
+    )
     text = markdown_part(path, "T", "t", "c")
-    assert "<td>&lt;b&gt;1&lt;/b&gt;</td><td>2</td>" in text
-    assert "About <code>x</code> &lt;i&gt;" in text
+    assert '<td>&lt;b&gt;1&lt;/b&gt;</td><td>2</td><td class="text">w_x | y &lt; z</td>' in text
+    assert "About <code>x</code> &lt;i&gt; and <strong>so</strong> on, see there</p>" in text
     assert "<li>one</li><li>two</li>" in text
+    assert "<h2>Top</h2>" in text
+    assert "<h2>Sub</h2>" in text
+    assert "http" not in text
+
+
+PNG = examples.png(np.zeros((2, 3), np.uint8))
+CIFAR = {"kind": "evaluation", "seed": 0, "seconds": 75.5, "hardware": "Some GPU", "commit": "abcdef"}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Results as studies of images leave them: tables, pictures and records, and one folder nobody knows of."""
+    results = tmp_path / "results"
+    for name in ("cifar10", "segmentation", "zoo", "own_study", "empty"):
+        (results / name).mkdir(parents=True)
+    (results / "cifar10" / "table.md").write_text(
+        "# CIFAR-10\n\n![PLL over T, one line a seed](curve.png)\n\n"
+        "| T | PLL | paper |\n|--|--|--|\n| 1 | -0.35 | -0.36 |\n"
+    )
+    for name in ("cifar10/curve.png", "segmentation/camvid_map-1.png", "segmentation/voc.png"):
+        (results / name).write_bytes(PNG)
+    (results / "cifar10" / "summary.csv").write_text("network,metric,value\na,pll,1\na,ece,2\n")
+    lines = [CIFAR, CIFAR | {"metric": "ece"}, CIFAR | {"seed": 1, "seconds": 44.5}]
+    (results / "cifar10" / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (results / "segmentation" / "table.md").write_text("| dataset | mIoU |\n|--|--|\n| camvid | 55.1 |\n")
+    (results / "zoo" / "table.md").write_text("| network | <i>ECE</i> |\n|--|--|\n| a | 0.02 |\n")
+    (results / "own_study" / "notes.md").write_text("Words `only`")
+    return results
+
+
+def test_folders_of_other_studies_become_pages(folders: Path, tmp_path: Path):
+    files = site(folders, tmp_path / "out")
+    shown = {"cifar10.html", "segmentation.html", "zoo.html", "own_study.html"}
+    assert {path.name for path in files} == {*PAGES, *shown}
+    page = (tmp_path / "out" / "cifar10.html").read_text()
+    text = text_of(tmp_path / "out" / "cifar10.html")
+    assert "Made by mcbn reproduce cifar10 on Some GPU; 3 records, 2 min 0 s; commit abcdef." in text
+    assert "-0.35 -0.36" in text
+    assert "cifar10/summary.csv in the folder of results, 2 rows" in text
+    assert page.count('alt="PLL over T, one line a seed"') == page.count("<img") == 1  # once, with its own words
+    assert base64.b64encode(PNG).decode() in page
+    maps = (tmp_path / "out" / "segmentation.html").read_text()
+    assert 'alt="Camvid map 1"' in maps
+    assert maps.count("<img") == 2
+    assert "Made by mcbn reproduce segmentation . Hardware and time are not on record." in text_of(
+        tmp_path / "out" / "segmentation.html"
+    )
+    assert "<i>ECE" not in (tmp_path / "out" / "zoo.html").read_text()
+
+
+def test_index_counts_such_folders_among_what_is_done(folders: Path, tmp_path: Path):
+    text = (site(folders, tmp_path / "out")[0]).read_text()
+    for address in ("cifar10.html#table:cifar_results", "segmentation.html#top", "zoo.html#top", "own_study.html#top"):
+        assert f'href="{address}"' in text
+        page, _, anchor = address.partition("#")
+        assert f'id="{anchor}"' in (tmp_path / "out" / page).read_text()
+    assert "Own study" in text
+    assert "empty.html" not in text
+    (folders / "cifar10" / "table.md").unlink()
+    (folders / "cifar10" / "curve.png").unlink()
+    index = text_of(site(folders, tmp_path / "again")[0])
+    assert "Not run yet. The paper: PLL -.36 at T = 1" in index
+
+
+def test_a_command_on_record_is_the_one_shown(folders: Path, tmp_path: Path):
+    (folders / "zoo" / "records.jsonl").write_text(json.dumps({"command": "python zoo.py", "seconds": 1.0}) + "\n")
+    site(folders, tmp_path / "out")
+    assert "Made by python zoo.py on unknown; 1 record, 1 s" in text_of(tmp_path / "out" / "zoo.html")

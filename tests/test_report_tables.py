@@ -226,14 +226,16 @@ def test_cost_sums_all_seconds_by_device():
     records = [
         {"study": "regression", "profile": "paper", "kind": "test", "device": "A", "seconds": 1.5},
         {"study": "regression", "profile": "paper", "kind": "test", "device": "A", "seconds": 2.0},
-        {"study": "regression", "profile": "paper", "kind": "selection", "device": "B", "seconds": 100.0},
+        *[{"study": "regression", "profile": "paper", "kind": "selection", "device": "B", "cell": "a", "seconds": 90.0}]
+        * 5,
+        {"study": "regression", "profile": "paper", "kind": "selection", "device": "B", "cell": "b", "seconds": 10.0},
         {"kind": "other"},
     ]
     assert fidelity.cost_table(records).rows == (
-        ("regression", "paper", "selection", "B", "1", "100"),
+        ("regression", "paper", "selection", "B", "6", "100"),  # five records of one cell share its seconds
         ("regression", "paper", "test", "A", "2", "4"),
         (MISSING, MISSING, "other", MISSING, "1", "0"),
-        ("Total", "", "", "", "4", "104"),
+        ("Total", "", "", "", "9", "104"),
     )
 
 

@@ -60,6 +60,10 @@ def train_loader():
     return DataLoader(stored("train.npz"), batch_size=16, shuffle=True)
 
 
+def by_workers():
+    return DataLoader(stored("train.npz"), batch_size=16, shuffle=True, num_workers=1)
+
+
 def test_loader():
     return DataLoader(stored("test.npz"), batch_size=10)
 

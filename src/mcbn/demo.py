@@ -6,23 +6,23 @@ a validation fold; the scored network is trained on the whole training part; tes
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mcbn import data, metrics, plots
+from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.noise import tau_by_crps
 from mcbn.page import write_page
 from mcbn.prediction import RegressionPrediction
+from mcbn.progress import Tick, bar
 
 T = 500  # section 4.3
-Tick = Callable[[int], object]  # told of every finished epoch
 
 
 @dataclass(frozen=True)
@@ -75,34 +75,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and report (default: demo)")
     parser.add_argument("--splits", type=int, default=5, help="train/test splits per data set (default: 5)")
     parser.add_argument("--epochs", type=int, default=None, help="fewer epochs than the default, for a quick look")
+    parser.add_argument("--seed", type=int, default=0, help="of networks, training and draws (default: 0)")
     options = parser.parse_args(arguments)
+    run(options.out, splits=options.splits, epochs=options.epochs, seed=options.seed)
+
+
+def run(out: Path, *, splits: int = 5, epochs: int | None = None, seed: int = 0) -> None:
+    """Train, fit, score, draw; print the table and where the report is."""
+    if splits < 1 or (epochs is not None and epochs < 1):
+        raise MCBNError(f"the demonstration needs a split and an epoch at least; got {splits} splits, {epochs} epochs")
     torch.set_num_threads(1)  # the network is small: a second thread only waits
     started = time.perf_counter()
-    options.out.mkdir(parents=True, exist_ok=True)
-    settings = {name: replace(s, epochs=options.epochs or s.epochs) for name, s in SETTINGS.items()}
-    toy = replace(TOY, epochs=options.epochs or TOY.epochs)
-    total = sum(2 * options.splits * s.epochs for s in settings.values()) + toy.epochs
-    with tqdm(total=total, unit="epoch", desc="training", disable=None) as bar:
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {name: replace(s, epochs=epochs or s.epochs) for name, s in SETTINGS.items()}
+    toy = replace(TOY, epochs=epochs or TOY.epochs)
+    total = sum(2 * splits * s.epochs for s in settings.values()) + toy.epochs
+    with bar("training", total, "epoch") as tick:
         scores = {
-            name: [score_split(name, number, setting, bar.update) for number in range(1, options.splits + 1)]
+            name: [score_split(name, number, setting, tick, seed) for number in range(1, splits + 1)]
             for name, setting in settings.items()
         }
-        written = [plot_errors(options.out, scores), plot_toy(options.out, toy, bar.update)]
-    page = write_report(options.out, "boston", scores["boston"][0])
+        written = [plot_errors(out, scores), plot_toy(out, toy, tick, seed)]
+    page = write_report(out, "boston", scores["boston"][0])
     print(table(scores))
     print(f"{time.perf_counter() - started:.0f} seconds; figures: {', '.join(map(str, written))}")
     print(f"report of the first split of boston: {page.resolve()} (open it in a browser)")
 
 
-def score_split(name: str, number: int, setting: Setting, tick: Tick) -> Scores:
+def score_split(name: str, number: int, setting: Setting, tick: Tick, seed: int = 0) -> Scores:
     """Tune tau on a validation fold, retrain on the whole training part, score the test part of one split."""
+    seed += number
     x, y = (part.float() for part in data.load(name))
     split = data.split(len(x), number)
     fold = data.folds(split.train)[0]
     x_val, y_val = x[fold.validation], y[fold.validation]
-    tuned = train_and_fit(x[fold.train], y[fold.train], setting, number, tick).tune((x_val, y_val))
+    tuned = train_and_fit(x[fold.train], y[fold.train], setting, seed, tick).tune((x_val, y_val))
     constant = constant_tau(tuned.predict(x_val).mean, y_val)
-    final = train_and_fit(x[split.train], y[split.train], setting, number, tick)
+    final = train_and_fit(x[split.train], y[split.train], setting, seed, tick)
     final.tau = tuned.tau
     return score(final, x[split.test], y[split.test], constant)
 
@@ -198,10 +207,10 @@ def write_report(folder: Path, name: str, scores: Scores) -> Path:
     )
 
 
-def plot_toy(folder: Path, setting: Setting, tick: Tick) -> Path:
+def plot_toy(folder: Path, setting: Setting, tick: Tick, seed: int = 0) -> Path:
     """Write the toy figure (paper Figure 1): three hidden layers of 30 units on one-dimensional data."""
     x, y = (part.float() for part in data.toy())
-    bayes = train_and_fit(x, y, setting, 0, tick, hidden=(30, 30, 30)).tune((x, y))
+    bayes = train_and_fit(x, y, setting, seed, tick, hidden=(30, 30, 30)).tune((x, y))
     constant = constant_tau(bayes.predict(x).mean, y)
     grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1)
     pred = bayes.predict(grid)

@@ -1,5 +1,6 @@
 """Can these draws be trusted? Shape, spread, drift, number and effect of the drawn statistics, layer by layer."""
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from mcbn import advice, batches, drift
 from mcbn.draws import Draws, draw_batches
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather, Linearizer
-from mcbn.network import Network
+from mcbn.network import Network, pick_output
 from mcbn.population import Averaged
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
@@ -26,6 +27,9 @@ LEVEL = 0.05  # of the normality tests: an exact Gaussian passes in 95 % of unit
 ENOUGH_EXAMPLES = 2048  # population moments come from all rows, or from at least so many
 SHARE_EXAMPLES = 32  # inputs whose predictive variance is split among layers
 SHARE_VALUES = 2**25  # of their Jacobian, at most
+MOST_OUTPUTS = 64  # of an input, each of which costs a backward pass; for more stand
+SUMS = 16  # random sums of them
+SUMMED_EXAMPLES = 2  # inputs in that case
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,7 @@ class Diagnosis:
     n_samples: int  # T
     batch_size: int  # M
     n_examples: int | None  # N; None for a stream
+    n_compared: int  # examples that the draws were compared with
     n_effective: float  # T / (1 + (T - 1) M / N): independent batches the draws are worth
     variance_factor: float  # (N - M) / (N - 1): what drawing without replacement leaves of the variance
     warnings: tuple[str, ...]
@@ -76,7 +81,7 @@ class Diagnosis:
         return advice.table(self)
 
 
-def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
+def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENOUGH_EXAMPLES) -> Diagnosis:
     """Examine fitted draws against the training data.
 
     Shape: Lilliefors' test of the drawn means and standard deviations of each unit, calibrated by simulation.
@@ -88,7 +93,8 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
     of their means over other training sets; T of them are worth n_effective = T / (1 + (T - 1) M / N), at most N / M.
     Effect: with J_l, d_l a layer's block of gradient and deviations (`mcbn.linear`) and V the variance of
     sum_l J_l d_l, share_l = Cov(J_l d_l, sum_k J_k d_k) / V, which sums to 1, and alone_l = Var(J_l d_l) / V; their
-    difference is the layer's half of its cross terms. Outputs are those of the network (logits for classes).
+    difference is the layer's half of its cross terms. Outputs are those of the network (logits for classes); for
+    more than 64 of an input stand a few random sums g . f with g ~ N(0, I), as E[(g . a)(g . b)] = a . b.
 
     Args:
         bayes: a fitted `mcbn.MCBN`.
@@ -98,12 +104,13 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
     posterior, network = bayes.posterior, bayes._fitted().network
     with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
-        drawn = _draw(data, posterior.batch_size, seed)
+        drawn = _draw(data, posterior.batch_size, seed, n_examples)
         population = Averaged(posterior)
-        first = None
+        first, compared = None, 0
         for x in _inputs(bayes, network, drawn):
             first = x if first is None else first
             population.add(network, x)
+            compared += batches.size_of(x)
     if first is None:
         raise MCBNError("the data gives no batch at all")
     shares, failure = _shares(network, posterior, first)
@@ -112,13 +119,13 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0) -> Diagnosis:
     drifts = {d.layer: d for d in drift.measure(population.recorded())}
     rows = tuple(_layer(name, posterior, population, factor, drifts.get(name), shares) for name in posterior.layers)
     effective = T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
-    return Diagnosis(rows, T, M, N, effective, factor, advice.warnings(rows, T, M, N, factor, failure))
+    return Diagnosis(rows, T, M, N, compared, effective, factor, advice.warnings(rows, T, M, N, factor, failure))
 
 
-def _draw(data: Any, M: int, seed: int) -> Draws:
-    """Take all rows of small data, else batches of M."""
-    drawn = draw_batches(data, n_samples=max(10, -(-ENOUGH_EXAMPLES // M)), batch_size=M, seed=seed)
-    if drawn.n_examples is None or drawn.n_examples > ENOUGH_EXAMPLES:
+def _draw(data: Any, M: int, seed: int, n_examples: int) -> Draws:
+    """Take all rows of small data, else batches of M: about n_examples, and two batches or more."""
+    drawn = draw_batches(data, n_samples=max(2, -(-n_examples // M)), batch_size=M, seed=seed)
+    if drawn.n_examples is None or drawn.n_examples > n_examples:
         return drawn
     return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
 
@@ -191,11 +198,14 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
     try:
         with torch.no_grad(), Gather(posterior) as mode:
             output = network(x)
-        S = sum(2 * scale.shape[1] for scale, _ in mode.drawn.values())
-        each = S * (output.numel() // len(output))
+        S, D = sum(2 * scale.shape[1] for scale, _ in mode.drawn.values()), output.numel() // len(output)
+        most = SHARE_EXAMPLES
+        if D > MOST_OUTPUTS:
+            network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
+        each = S * D
         if each > SHARE_VALUES:
             return {}, f"the gradient of one input's outputs by all statistics has {each:,} values"
-        count = min(SHARE_EXAMPLES, SHARE_VALUES // each, len(output))
+        count = min(most, SHARE_VALUES // each, len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
         expansion = Linearizer(network, posterior)(few, T)
     except MCBNError as error:
@@ -209,3 +219,12 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         return {}, "the predictions do not vary"
     shares = [(float((p * whole).sum() / variance), float(p.square().sum() / variance)) for p in each_layer]
     return dict(zip(mode.drawn, shares, strict=True)), ""
+
+
+def _summed(network: Network, output: Tensor) -> Network:
+    """Return the same network with random sums of its outputs (N, ...) in their place, (N, SUMS)."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(output[0].numel(), SUMS, generator=generator).to(output)
+    twin = copy.copy(network)
+    twin.output = lambda result: pick_output(result, network.output).flatten(1) @ weights
+    return twin

@@ -242,13 +242,16 @@ class MCBN(Tunable, Generic[P]):
 
         return self._over(x, engine.network, predict_one, prediction.join)  # type: ignore[no-any-return]
 
-    def check(self, data: Any, *, seed: int = 0) -> diagnostics.Diagnosis:
+    def check(
+        self, data: Any, *, seed: int = 0, n_examples: int = diagnostics.ENOUGH_EXAMPLES
+    ) -> diagnostics.Diagnosis:
         """Examine the fitted draws against the training data before trusting them: `print(bayes.check(train))`.
 
         Per layer: are the draws Gaussian, do they spread as theory says, have they drifted from the running
         statistics, how many are they worth, what share of the predictive variance is theirs; warnings in plain words.
+        All examples are run through the network, or of more than `n_examples` about so many.
         """
-        return diagnostics.check(self, data, seed=seed)
+        return diagnostics.check(self, data, seed=seed, n_examples=batches.require_int("n_examples", n_examples, 1))
 
     def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
         """Say in a sentence how the draws would run for x."""

@@ -1,7 +1,8 @@
 """Time MCBN against the loop of Algorithm 1, T plain passes and torch-uncertainty; print ratios and targets."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,23 +14,40 @@ from mcbn.bench.records import Record, append, environment
 from mcbn.bench.report import table
 from mcbn.bench.timing import MOST_REPEATS
 from mcbn.errors import MCBNError
+from mcbn.files import write_text
+from mcbn.progress import tracked
 
 CPU_THREADS = 2
 QUICK_REPEATS = 1
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its table."""
-    chosen = _parser().parse_args(arguments)
-    if chosen.device == "cuda" and not torch.cuda.is_available():
+    bench(**vars(_parser().parse_args(arguments)))
+
+
+def bench(
+    *,
+    out: Path | None = None,
+    device: str = "auto",
+    quick: bool = False,
+    only: str = "",
+    compile: bool = False,
+    peer_path: Path | None = None,
+) -> None:
+    """Measure on the device asked for, or on a GPU where there is one, and print the table."""
+    if device not in DEVICES:
+        raise MCBNError(f"--device must be one of {', '.join(DEVICES)}; got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
         raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
-    repeats = QUICK_REPEATS if chosen.quick else MOST_REPEATS
-    options = Options(chosen.device, chosen.compile, not chosen.quick, chosen.peer_path, repeats)
+    device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    options = Options(device, compile, not quick, peer_path, QUICK_REPEATS if quick else MOST_REPEATS)
     threads = torch.get_num_threads()
     try:
-        if chosen.device == "cpu":
-            torch.set_num_threads(1 if chosen.quick else CPU_THREADS)  # a second thread waits on a busy machine
-        run(options, chosen.out, quick=chosen.quick, only=chosen.only)
+        if device == "cpu":
+            torch.set_num_threads(1 if quick else CPU_THREADS)  # a second thread waits on a busy machine
+        run(options, out, quick=quick, only=only)
     finally:
         torch.set_num_threads(threads)
 
@@ -44,32 +62,28 @@ def run(options: Options, out: Path | None, *, quick: bool = False, only: str = 
     text = table(records, where)
     print(text)
     if out is not None:
-        (out / f"{options.device}.md").write_text(text + "\n")
+        write_text(out / f"{options.device}.md", text + "\n")
     return records
 
 
 def measure(options: Options, *, quick: bool = False, only: str = "") -> Iterator[Record]:
     """Yield the records of every case whose title holds `only`."""
-    for case in speed_cases(options.device, quick=quick):
-        if only in case.title:
-            yield from measures.speed(case, options)
-    if quick:
-        return
-    for case in MEMORY:
-        if only in case.title:
-            yield from measures.memory(case, options)
-    for case in FIT:
-        if only in case.title:
-            yield from measures.fit(case, options)
-    for title, name in measures.LINEAR.items():
-        if only in title and options.device == "cpu":
-            yield from measures.linear(name)
+    work: list[tuple[str, Callable[[], Iterator[Record]]]] = [
+        (case.title, partial(measures.speed, case, options)) for case in speed_cases(options.device, quick=quick)
+    ]
+    if not quick:
+        work += [(case.title, partial(measures.memory, case, options)) for case in MEMORY]
+        work += [(case.title, partial(measures.fit, case, options)) for case in FIT]
+    if not quick and options.device == "cpu":
+        work += [(title, partial(measures.linear, name)) for title, name in measures.LINEAR.items()]
+    for make in tracked([make for title, make in work if only in title], "measuring", "case"):
+        yield from make()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mcbn.bench", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for <device>.jsonl (appended to) and <device>.md")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="two cases with few draws, to see that it runs")
     parser.add_argument("--only", default="", help='cases whose title holds this, such as "mlp", "N=1", "linear"')
     parser.add_argument("--compile", action="store_true", help="time predict(compile=True) too")

@@ -1,8 +1,7 @@
 """What the commands on models do with their options: open, fit, tune, save, load, with a bar on a terminal."""
 
-import copy
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network
+from mcbn.progress import Tick, bar, counting
 from mcbn.tabular.columns import Layout
 from mcbn.tabular.source import Pair, Source
-
-Tick = Callable[[int], object]
-SHOW_AFTER = 1.0  # seconds
 
 
 @contextmanager
@@ -28,15 +25,6 @@ def session() -> Iterator[None]:
     """Run a command: mistakes and warnings as single lines."""
     with one_line_errors(), one_line_warnings():
         yield
-
-
-@contextmanager
-def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
-    """Show a bar on a terminal for what takes more than a second; elsewhere nothing."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=title, unit=unit, disable=None, delay=SHOW_AFTER, leave=False) as shown:
-        yield shown.update
 
 
 def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
@@ -90,20 +78,6 @@ def validation_data(source: Source) -> DataLoader[Any]:
     return DataLoader(_Ready(list(source.blocks())), batch_size=None, collate_fn=_same)
 
 
-def ticking(data: Any, tick: Tick) -> Any:
-    """Count the batches a loader puts together in this process; other data is passed on as it is."""
-    if not isinstance(data, DataLoader) or data.num_workers:
-        return data
-    loader, collate = copy.copy(data), data.collate_fn
-
-    def collate_and_tick(rows: Any) -> Any:
-        tick(1)
-        return collate(rows)
-
-    loader.collate_fn = collate_and_tick
-    return loader
-
-
 def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
     """Fit the posterior."""
     if train.loader is None and batch_size is None:
@@ -112,9 +86,8 @@ def draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | N
         batches.require_int("batch_size", batch_size, 1)
     if train.layout.width is not None:
         _require_fits(bayes, train)
-    with bar("drawing", n_samples, "batch") as tick:
-        data = ticking(training_data(train, batch_size), tick)
-        bayes.fit(data, n_samples=n_samples, batch_size=batch_size, **options)
+    with bar("drawing", n_samples, "batch") as tick, counting(bayes, keys(bayes), tick):
+        bayes.fit(training_data(train, batch_size), n_samples=n_samples, batch_size=batch_size, **options)
 
 
 def _require_fits(bayes: MCBN[Any], train: Source) -> None:
@@ -133,8 +106,8 @@ def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
     data = validation_data(held_out)
     stream = isinstance(data.dataset, IterableDataset)
-    with bar("tuning", None if stream else len(data), "batch") as tick:
-        bayes.tune(ticking(data, tick))
+    with bar("tuning", None if stream else len(data), "batch") as tick, counting(bayes, keys(bayes), tick):
+        bayes.tune(data)
     if bayes.task != "regression":
         return None
     with bar("tuning the constant twin", held_out.count(), "row") as tick:
@@ -181,3 +154,15 @@ def read_layers(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
+
+
+def read_whole(source: Source) -> tuple[Any, Tensor]:
+    """Read inputs and targets of held-out data at once, (N, ...) each."""
+    with bar("reading", source.count(), "row") as tick:
+        pairs = list(counted(source.blocks(), tick))
+    y = torch.cat([target for _, target in pairs if target is not None])
+    if all(isinstance(x, Tensor) for x, _ in pairs):
+        return torch.cat([x for x, _ in pairs]), y
+    if len(pairs) == 1:
+        return pairs[0][0], y
+    raise MCBNError(f"a report needs inputs that are one tensor; the batches of {source.name} hold several")

@@ -10,6 +10,7 @@ from mcbn.cli import fitted, sheet
 from mcbn.cli.mistakes import Debug
 from mcbn.files import replacing
 from mcbn.model import MCBN
+from mcbn.progress import bar
 from mcbn.tabular import results, specs
 from mcbn.tabular.source import open_source
 
@@ -96,7 +97,7 @@ def predict(
         with (
             replacing(out) as temporary,
             results.KINDS[out.suffix](temporary) as file,
-            fitted.bar("predicting", inputs.count(), "row") as tick,
+            bar("predicting", inputs.count(), "row") as tick,
         ):
             for x, _ in inputs.blocks():
                 arrays = results.arrays_of(bayes.predict(x, method=method, n_samples=samples), coverage)
@@ -138,7 +139,7 @@ def evaluate(
         if tune:
             constant = fitted.tune(bayes, open_source(tune, **opening))
         fitted.require_tau(bayes, posterior)
-        with fitted.bar("evaluating", test.count(), "row") as tick:
+        with bar("evaluating", test.count(), "row") as tick:
             pairs, options = fitted.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
             if bayes.task == "classification":
                 scores = scoring.evaluate_classification(bayes, pairs, **options)

@@ -8,14 +8,23 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.alternatives import alternatives
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 
-reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of Teye et al. 2018.")
-reproduce.command()(alternatives)
+reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
 Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
-Device = Annotated[str, typer.Option(help="cpu or cuda")]
+
+
+def _choose_device(name: str) -> str:
+    """Turn auto into what there is."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+Device = Annotated[
+    str, typer.Option(callback=_choose_device, help="auto, cpu or cuda; auto takes a GPU if there is one")
+]
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
 Fused = Annotated[bool, typer.Option("--fused", help="take training steps of small batches as one Triton kernel")]
 
@@ -25,7 +34,7 @@ def regression(
     datasets: Names = None,
     methods: Names = None,
     profile: ProfileName = "paper",
-    device: Device = "cpu",
+    device: Device = "auto",
     compiled: Compile = False,
     fused: Fused = False,
     search_seed: Annotated[int, typer.Option(help="of the fold networks: how much does the search decide?")] = 1,
@@ -33,7 +42,12 @@ def regression(
         "results/regression"
     ),
 ) -> None:
-    """Cross-validate, tune tau and test on the paper's regression sets."""
+    """Cross-validate, tune tau and test on the paper's regression sets.
+
+    \b
+    Example:
+      mcbn reproduce regression --profile quick --datasets boston,yacht --methods mcbn,bn
+    """
     from mcbn.reproduce import regression
     from mcbn.reproduce.profiles import METHODS, find_profile
 
@@ -54,13 +68,18 @@ def regression(
 def sensitivity(
     datasets: Names = None,
     profile: ProfileName = "paper",
-    device: Device = "cpu",
+    device: Device = "auto",
     compiled: Compile = False,
     fused: Fused = False,
     out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
     regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
 ) -> None:
-    """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`."""
+    """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`.
+
+    \b
+    Example:
+      mcbn reproduce sensitivity --profile quick --datasets boston
+    """
     from mcbn.reproduce import sensitivity
     from mcbn.reproduce.profiles import find_profile
 
@@ -82,7 +101,12 @@ Results = Annotated[Path, typer.Option(help="folder of records, tables and figur
 
 @reproduce.command()
 def statistics(out: Results = Path("results/statistics")) -> None:
-    """Draw the distributions of batch statistics on Yacht and test them for Gaussians (appendix)."""
+    """Draw the distributions of batch statistics on Yacht and test them for Gaussians (appendix).
+
+    \b
+    Example:
+      mcbn reproduce statistics
+    """
     from mcbn.reproduce import statistics
 
     with _one_line_errors(), _one_thread("cpu"):
@@ -91,7 +115,12 @@ def statistics(out: Results = Path("results/statistics")) -> None:
 
 @reproduce.command()
 def objective(out: Results = Path("results/objective")) -> None:
-    """Measure how the gradients of Eq. (1) and Eq. (2) approach each other as N grows."""
+    """Measure how the gradients of Eq. (1) and Eq. (2) approach each other as N grows.
+
+    \b
+    Example:
+      mcbn reproduce objective
+    """
     from mcbn.reproduce import objective
 
     with _one_line_errors(), _one_thread("cpu"):
@@ -100,7 +129,12 @@ def objective(out: Results = Path("results/objective")) -> None:
 
 @reproduce.command()
 def regularizer(datasets: Names = None, out: Results = Path("results/regularizer")) -> None:
-    """Train with the KL regulariser beside weight decay on four regression sets."""
+    """Train with the KL regulariser beside weight decay on four regression sets.
+
+    \b
+    Example:
+      mcbn reproduce regularizer --datasets yacht
+    """
     from mcbn.reproduce import regularizer
 
     with _one_line_errors(), _one_thread("cpu"):
@@ -109,7 +143,12 @@ def regularizer(datasets: Names = None, out: Results = Path("results/regularizer
 
 @reproduce.command()
 def toy(out: Results = Path("results/regression")) -> None:
-    """Fit the toy problem of Figure 1; `tables` draws it."""
+    """Fit the toy problem of Figure 1; `tables` draws it.
+
+    \b
+    Example:
+      mcbn reproduce toy
+    """
     from mcbn.reproduce import toy
 
     with _one_line_errors(), _one_thread("cpu"):
@@ -126,7 +165,12 @@ def posteriors(
     weights: Annotated[Path, typer.Option(help="ResNet-32 weights for --cifar")] = Path("resnet32.npz"),
     n_test: Annotated[int, typer.Option(help="test images for --cifar")] = 1000,
 ) -> None:
-    """Compare Gaussian, linear and rescaled posteriors with sampled ones on the networks of `regression`."""
+    """Compare Gaussian, linear and rescaled posteriors with sampled ones on the networks of `regression`.
+
+    \b
+    Example:
+      mcbn reproduce posteriors --datasets yacht
+    """
     from mcbn.report import posteriors as report
     from mcbn.reproduce import posteriors
     from mcbn.reproduce.profiles import find_profile
@@ -142,7 +186,12 @@ def posteriors(
 
 @reproduce.command()
 def tables(results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results")) -> None:
-    """Write every table and figure of the regression study from its records."""
+    """Write every table and figure of the regression study from its records.
+
+    \b
+    Example:
+      mcbn reproduce tables --results results
+    """
     from mcbn.report import regression
 
     with _one_line_errors():

@@ -64,13 +64,13 @@ def as_text(report: dict[str, Any]) -> str:
     twin, percent = report.get("constant") or report["plain"], report.get("normalized_percent", {})
     head = f"{report['task']} on {report['n_points']} points of {report['data']}, "
     lines = [head + f"T = {report['n_samples']}, M = {report['batch_size']}, tau = {number(report['tau'])}", ""]
-    lines.append(f"{'':28}{'MCBN':>12}{TWINS[report['task']]:>16}" + (f"{'normalised %':>16}" if percent else ""))
+    lines.append(f"{'':36}{'MCBN':>12}{TWINS[report['task']]:>16}" + (f"{'normalised %':>16}" if percent else ""))
     for key, score in report["mcbn"].items():
         title = f"{NAMES[key]} ({'higher' if key in HIGHER_IS_BETTER else 'lower'} is better)"
         share = f"{number(percent[key]):>16}" if key in percent else ""
-        lines.append(f"{title:28}{number(score):>12}{number(twin[key]):>16}{share}")
+        lines.append(f"{title:36}{number(score):>12}{number(twin[key]):>16}{share}")
     for level, share in report.get("coverage", {}).items():
-        lines.append(f"{f'inside the {100 * float(level):g} % interval':28}{f'{100 * share:.1f} %':>12}")
+        lines.append(f"{f'inside the {100 * float(level):g} % interval':36}{f'{100 * share:.1f} %':>12}")
     if "constant_tau" in report:
         tau = number(report["constant_tau"])
         lines += ["", f"constant twin: same mean, tau = {tau}, tuned on {report['constant_tau_tuned_on']}"]

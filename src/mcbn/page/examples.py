@@ -16,7 +16,7 @@ from mcbn.page.curves import Vector
 from mcbn.page.html import Markup, element, table
 
 COUNT = 6  # of each kind
-MOST_PIXELS = 128  # a side; larger pictures are thinned
+MOST_PIXELS = 192  # a side; larger pictures are thinned
 MOST_COLUMNS = 30  # of a table of features
 Pixels = NDArray[np.uint8]
 _COLORS = 12  # of classes in a map, before they repeat
@@ -108,6 +108,18 @@ def label_colors(labels: NDArray[np.int64]) -> Pixels:
     return pixels
 
 
+def color_key(names: Mapping[int, str], top: float) -> Markup:
+    """Tell what the colors of maps mean: one swatch a class, and the scale of the entropy from 0 to `top`."""
+    patch = np.ones((2, 2), dtype=np.int64)
+    shown = [(label_colors(patch * number), name, "") for number, name in names.items()]
+    shown.append((heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats", "scale"))
+    items = [
+        element("li", element("img", src=data_address(pixels), alt="", class_=kind or None), name)
+        for pixels, name, kind in shown
+    ]
+    return element("ul", *items, class_="colors")
+
+
 def _thin(values: Any) -> Any:
     step = max(1, -(-max(values.shape[:2]) // MOST_PIXELS))
     return values[::step, ::step]
@@ -124,7 +136,7 @@ def png(pixels: Pixels) -> bytes:
     kind = 0 if pixels.ndim == 2 else 2
     lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))
     header = struct.pack(">IIBBBBB", W, H, 8, kind, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 6)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
 
 

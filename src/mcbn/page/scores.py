@@ -38,7 +38,7 @@ def regression_scores(found: Spread) -> list[Score]:
     crps, constant = _crps(found)
     rows = [
         Score("RMSE", "lower", float(metrics.rmse(mean, y)), float(metrics.rmse(mean, y)), 0.0, math.nan),
-        Score("RMSE of the plain network", "lower", _rmse(found.plain, found.y), math.nan, 0.0, math.nan),
+        *_plain_rmse(found),
         _score("CRPS", "lower", crps, constant, metrics.crps_optimum(mean, y).numpy()),
     ]
     if found.log_prob is not None:
@@ -50,15 +50,22 @@ def regression_scores(found: Spread) -> list[Score]:
     return rows
 
 
+def _plain_rmse(found: Spread) -> list[Score]:
+    if found.plain is None:
+        return []
+    return [Score("RMSE of the plain network", "lower", _rmse(found.plain, found.y), math.nan, 0.0, math.nan)]
+
+
 def _per_point(log_prob: Vector, points: int) -> Vector:
     """Share the joint log likelihood of an input evenly among its points, where it has several (maps)."""
     repeat = points // len(log_prob)
     return np.repeat(log_prob / repeat, repeat)
 
 
-def class_scores(ours: Votes, plain: Votes) -> list[Score]:
+def class_scores(ours: Votes, plain: Votes | None) -> list[Score]:
     """Accuracy, NLL, Brier score, calibration error, and AUROC of entropy at finding the wrong ones."""
-    mine, theirs = (_class_values(v) for v in (ours, plain))
+    mine = _class_values(ours)
+    theirs = _class_values(plain) if plain else dict.fromkeys(mine, math.nan)
     shown = (
         ("accuracy", "Accuracy", "higher", 1.0),
         ("nll", "Negative log likelihood", "lower", 0.0),
@@ -106,9 +113,11 @@ def regression_headline(found: Spread) -> Headline:
         f"The 95 % intervals hold {_coverage(found.error, found.std):.1%} of the points; those of constant uncertainty "
         f"{_coverage(found.error, np.full_like(found.std, found.constant_std)):.1%}.",
         _compare(float(gain.mean()), error),
-        f"{np.mean(found.epistemic) / np.mean(found.std**2):.0%} of the predicted variance is the network's own"
-        " (epistemic); the rest is the noise of the targets.",
     ]
+    if found.epistemic is not None:
+        share = np.mean(found.epistemic) / np.mean(found.std**2)
+        own = f"{share:.0%} of the predicted variance is the network's own (epistemic)"
+        facts.append(f"{own}; the rest is the noise of the targets.")
     return Headline(_ratio(low, high, "Errors"), tuple(facts))
 
 
@@ -134,25 +143,32 @@ def _times(ratio: float) -> str:
     return f"{ratio:,.1f} times" if ratio >= 0.95 else f"{ratio:.2f} times"
 
 
-def class_headline(ours: Votes, plain: Votes) -> Headline:
+def class_headline(ours: Votes, plain: Votes | None) -> Headline:
     """Say how much more often the most uncertain predictions are wrong than the least uncertain ones."""
     low, high = curves.tenths(ours.entropy, ours.error)
     if low == 0:
         sentence = f"{high:.1%} of the most uncertain tenth are wrong, none of the least uncertain."
     else:
         sentence = _ratio(low, high, "Wrong answers")
+    wrong = (
+        f"{1 - ours.right.mean():.1%} of all {len(ours.right):,} points are wrong; {low:.1%} of the most certain tenth "
+        f"and {high:.1%} of the least certain."
+    )
+    confidence = f"Mean confidence {ours.confidence.mean():.1%} at an accuracy of {ours.right.mean():.1%}"
+    if plain is None:
+        return Headline(sentence, (wrong, f"{confidence}."))
+    confidence += f"; the plain network: {plain.confidence.mean():.1%} at {plain.right.mean():.1%}."
+    return Headline(sentence, (wrong, confidence, _likelihood(ours, plain)))
+
+
+def _likelihood(ours: Votes, plain: Votes) -> str:
     difference = plain.log_prob - ours.log_prob
     gain = float(-difference.mean())
     error = float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
-    facts = [
-        f"{1 - ours.right.mean():.1%} of all {len(ours.right):,} points are wrong; {low:.1%} of the most certain tenth "
-        f"and {high:.1%} of the least certain.",
-        f"Mean confidence {ours.confidence.mean():.1%} at an accuracy of {ours.right.mean():.1%}; the plain network: "
-        f"{plain.confidence.mean():.1%} at {plain.right.mean():.1%}.",
+    return (
         f"The log likelihood is {'higher' if gain >= 0 else 'lower'} than the plain network's by "
-        f"{number(abs(gain), 3)} ± {number(error, 2)} nats (standard error over points).",
-    ]
-    return Headline(sentence, tuple(facts))
+        f"{number(abs(gain), 3)} ± {number(error, 2)} nats (standard error over points)."
+    )
 
 
 def _crps(found: Spread) -> tuple[Vector, Vector]:

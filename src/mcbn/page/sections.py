@@ -73,26 +73,33 @@ APART = "The further apart, the better uncertainty tells them."
 
 
 def classification(
-    bayes: MCBN[Any], ours: Votes, plain: Votes, x: Any, y: Tensor, ignore_index: int | None, words: Wording
+    bayes: MCBN[Any] | None,
+    ours: Votes,
+    plain: Votes | None,
+    x: Any,
+    y: Tensor,
+    ignore_index: int | None,
+    words: Wording,
 ) -> list[Markup]:
     """Headline, charts, scores and examples of a classification."""
-    note = (
-        "The plain network is the same network in eval mode with its running statistics; the bound is that of a network"
-        " that is always right and sure."
-    )
+    note = "The bound is that of a network that is always right and sure."
+    if plain is not None:
+        note = f"The plain network is the same network in eval mode with its running statistics. {note}"
     return [
         *_headline(class_headline(ours, plain)),
         *_class_charts(ours, plain),
-        *_score_section(class_scores(ours, plain), "Plain network", note),
+        *_score_section(class_scores(ours, plain), "Plain network" if plain else None, note),
         *class_examples(bayes, ours, x, y, ignore_index, words),
     ]
 
 
-def _class_charts(ours: Votes, plain: Votes) -> list[Markup]:
-    mine, theirs = (curves.set_coverage(votes.mass_above) for votes in (ours, plain))
-    coverage = charts.coverage(mine, theirs, "plain network", "Set coverage")
-    bins = charts.class_reliability(*(curves.reliability(votes.confidence, votes.right) for votes in (ours, plain)))
-    risk = charts.risk(ours.entropy, ours.error, plain.entropy, "share of wrong answers", percent=True)
+def _class_charts(ours: Votes, plain: Votes | None) -> list[Markup]:
+    theirs = None if plain is None else curves.set_coverage(plain.mass_above)
+    coverage = charts.coverage(curves.set_coverage(ours.mass_above), theirs, "plain network", "Set coverage")
+    twin = None if plain is None else curves.reliability(plain.confidence, plain.right)
+    bins = charts.class_reliability(curves.reliability(ours.confidence, ours.right), twin)
+    order = None if plain is None else plain.entropy
+    risk = charts.risk(ours.entropy, ours.error, order, "share of wrong answers", percent=True)
     histogram = charts.histogram(ours.entropy, ours.right > 0, ("right", "wrong"), "entropy (nats)")
     note = (
         "Every dot is a point, right at the bottom and wrong at the top; the line is the share of wrong answers among"
@@ -124,6 +131,9 @@ def _pair(*figures: Markup) -> Markup:
     return element("div", *figures, class_="pair")
 
 
-def _score_section(rows: Sequence[Score], twin: str, note: str) -> list[Markup]:
-    header = ("Score", "Better", "MCBN", twin, "Bound", "% of the way to the bound")
-    return [element("h2", "Scores"), table(header, rows, caption=note, text=(0,))]
+def _score_section(rows: Sequence[Score], twin: str | None, note: str) -> list[Markup]:
+    heading, header = element("h2", "Scores"), ("Score", "Better", "MCBN")
+    if twin is None:
+        few = [(row.name, row.better, row.ours, row.bound) for row in rows]
+        return [heading, table((*header, "Bound"), few, caption=note, text=(0,))]
+    return [heading, table((*header, twin, "Bound", "% of the way to the bound"), rows, caption=note, text=(0,))]

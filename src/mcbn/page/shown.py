@@ -41,18 +41,27 @@ def _short(value: float) -> str:
 
 
 def class_examples(
-    bayes: MCBN[Any], found: Votes, x: Any, y: Tensor, ignore_index: int | None, words: Wording
+    bayes: MCBN[Any] | None, found: Votes, x: Any, y: Tensor, ignore_index: int | None, words: Wording
 ) -> list[Markup]:
     """Show the inputs with the highest and the lowest entropy; maps beside them for a segmentation."""
     parts = [element("h2", "The least and the most certain inputs")]
+    mapped = bayes if y.ndim > 1 and len(found.inputs) > len(y) and examples.is_image(x) else None
+    parts += [_key(mapped, found, x, ignore_index, words)] if mapped else []
     for heading, few in zip(("Least certain", "Most certain"), examples.ends(found.entropy, found.inputs), strict=True):
         parts.append(element("h3", heading))
-        if y.ndim > 1 and len(found.inputs) > len(y) and examples.is_image(x):
-            maps = _maps(bayes, x, y, few.tolist(), ignore_index)
+        if mapped:
+            maps = _maps(mapped, x, y, few.tolist(), ignore_index)
             parts.append(examples.pictures(x, few.tolist(), _map_captions(found, few), maps))
         else:
             parts.append(_answers(found, x, few, words))
     return parts
+
+
+def _key(bayes: MCBN[Any], found: Votes, x: Tensor, ignore_index: int | None, words: Wording) -> Markup:
+    """Name the colors of the classes that occur."""
+    present = np.union1d(found.truth, found.label).tolist()
+    names = {number: words.label(number) for number in present} | ({} if ignore_index is None else {-1: "left out"})
+    return examples.color_key(names, float(np.log(bayes.plain(x[:1]).shape[1])))
 
 
 def _map_captions(found: Votes, few: Few) -> list[str]:

@@ -1,6 +1,6 @@
 """`write_page`: a prediction on held-out data as one HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page import evidence, examples, sections
-from mcbn.page.checks import checks
+from mcbn.page.checks import checks, enough_examples
 from mcbn.page.evidence import Votes
 from mcbn.page.html import Markup, document, element, save
 from mcbn.page.wording import Wording
@@ -30,13 +30,15 @@ def write_page(
     units: str = "target units",
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> Path:
     """Predict held-out data and write one self-contained, interactive HTML file about it.
 
     The page says in words and numbers how errors go with uncertainty; it draws errors against uncertainty (Teye et al.
     2018, Figure 2), reliability, coverage, risk-coverage and a histogram, shows the most and least certain inputs, and
     a table against constant uncertainty (regression) or the plain network (classification). It loads nothing from
-    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all.
+    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all, of the
+    pixels of a segmentation a random two million.
 
     Args:
         path: the file to write; its folder is made.
@@ -51,6 +53,7 @@ def write_page(
         units: of the target.
         names: one name a column of x.
         classes: one name a class.
+        seed: of the training examples that the checks take.
 
     Returns:
         The path.
@@ -64,14 +67,58 @@ def write_page(
     if bayes.task == "regression":
         found = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
         body = sections.regression(found, x, words)
-        count = len(found.error)
+        count = population = len(found.error)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
         _check_classes(ours, plain, classes)
         body = sections.classification(bayes, ours, plain, x, y, ignore_index, words)
-        count = len(ours.error)
-    text = document(title, *body, *checks(bayes, train), _about(), lead=_lead(bayes, len(y), count))
+        count, population = len(ours.error), ours.population
+    body += checks(bayes, train, enough_examples(x), seed)
+    text = document(title, *body, _about(), lead=_lead(bayes, len(y), count, population))
     return save(Path(path), text)
+
+
+def write_prediction_page(
+    path: str | Path,
+    prediction: Mapping[str, Any],
+    y: Any,
+    *,
+    x: Any = None,
+    constant_std: float | None = None,
+    title: str = "How far can these predictions be trusted?",
+    units: str = "target units",
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Path:
+    """Write the page about predictions that were made before, such as those of `mcbn predict`, without their network.
+
+    What needs the network is left out: the comparison with the plain one, the share of the network's own variance, and
+    the checks of the draws. The log likelihood of a regression is that of a Gaussian with the given std.
+
+    Args:
+        path: the file to write; its folder is made.
+        prediction: mean and std (N,), or probs (N, K) and, where known, mutual_information (N,).
+        y: targets or labels, (N,).
+        x: the inputs, to show the most and the least certain.
+        constant_std: of the twin; without it, tuned on the data shown.
+        title, units, names, classes: as for `write_page`.
+    """
+    y, words = torch.as_tensor(y), Wording(title, units, names, classes)
+    given = {name: torch.as_tensor(values) for name, values in prediction.items()}
+    sizes = {name: len(values) for name, values in given.items()}
+    if set(sizes.values()) != {len(y)}:
+        raise MCBNError(f"predictions and targets must be equally many; got {sizes} and {len(y)} targets")
+    if "probs" in given:
+        ours = evidence.votes_of(given["probs"], y, given.get("mutual_information"))
+        _check_classes(ours, ours, classes)
+        body = sections.classification(None, ours, None, x, y, None, words)
+    elif {"mean", "std"} <= set(given):
+        found = evidence.spread_of(given["mean"], given["std"], y, constant_std)
+        body = sections.regression(found, x, words)
+    else:
+        raise MCBNError(f"predictions need mean and std, or probs; got {', '.join(given) or 'nothing'}")
+    lead = element("p", f"{len(y):,} predictions held against their targets.", class_="muted")
+    return save(Path(path), document(title, *body, _about(), lead=lead))
 
 
 def _check_classes(ours: Votes, plain: Votes, classes: Sequence[str] | None) -> None:
@@ -80,9 +127,11 @@ def _check_classes(ours: Votes, plain: Votes, classes: Sequence[str] | None) -> 
         raise MCBNError(f"classes holds {len(classes)} names, but there are {most} classes or more")
 
 
-def _lead(bayes: MCBN[Any], inputs: int, points: int) -> Markup:
+def _lead(bayes: MCBN[Any], inputs: int, points: int, population: int) -> Markup:
     drawn = bayes.posterior
     of = f"{points:,} points of {inputs:,} inputs" if points != inputs else f"{points:,} inputs"
+    if points < population:
+        of = f"{points:,} of the {population:,} points, chosen at random, of {inputs:,} inputs"
     made = f"T = {drawn.n_samples} draws of batches of M = {drawn.batch_size}"
     return element("p", f"Monte Carlo batch normalisation on {of} held out: {made}.", class_="muted")
 

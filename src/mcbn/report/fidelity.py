@@ -9,6 +9,7 @@ from mcbn.records import Record
 from mcbn.report import paper
 from mcbn.report.estimates import ours, theirs, triple
 from mcbn.report.layout import MISSING, Table
+from mcbn.report.provenance import total_seconds
 from mcbn.report.summary import METHODS, METRICS, Row, Summary
 
 _COMPARED = [(method, metric) for metric in ("rmse", "crps") for method in ("mcbn", "mcdo")]
@@ -49,16 +50,17 @@ def coverage_table(summary: Summary) -> Table:
 
 
 def cost_table(records: Iterable[Record]) -> Table:
-    """Sum the recorded seconds per study, kind and device, every record counted, also what was run again."""
-    spent: dict[tuple[str, ...], list[float]] = {}
+    """Sum the recorded seconds per study, kind and device; those that records of one run share count once."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         key = tuple(str(record.get(name, MISSING)) for name in ("study", "profile", "kind", "device"))
-        spent.setdefault(key, []).append(record.get("seconds") or 0.0)
-    rows = [(*key, str(len(seconds)), f"{math.fsum(seconds):.0f}") for key, seconds in sorted(spent.items())]
-    total = math.fsum(second for seconds in spent.values() for second in seconds)
-    rows.append(("Total", "", "", "", str(sum(map(len, spent.values()))), f"{total:.0f}"))
+        groups.setdefault(key, []).append(record)
+    seconds = {key: total_seconds(key[0], group) for key, group in groups.items()}
+    rows = [(*key, str(len(groups[key])), f"{seconds[key]:.0f}") for key in sorted(groups)]
+    rows.append(("Total", "", "", "", str(sum(map(len, groups.values()))), f"{math.fsum(seconds.values()):.0f}"))
     header = ("Study", "Profile", "Kind", "Device", "Records", "Seconds")
-    return Table("Time and devices", "table:cost", header, tuple(rows), "Seconds as recorded, all records.")
+    note = "Seconds as recorded, also of what was run again; those that the records of one run share count once."
+    return Table("Time and devices", "table:cost", header, tuple(rows), note)
 
 
 def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:

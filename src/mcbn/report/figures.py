@@ -13,6 +13,7 @@ from mcbn import plots
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
+from mcbn.progress import tracked
 from mcbn.report.layout import MISSING
 from mcbn.report.summary import METHODS
 
@@ -32,7 +33,7 @@ def write_figures(predictions: Path, out: Path) -> list[Path]:
     Shown is the first seed of the lowest split. Teye et al. 2018, Figure 2 (left) and the appendix; Figure 1.
     """
     written = []
-    for method in METHODS:
+    for method in tracked(METHODS, "drawing figures", "method"):
         files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
         if files:
             written.append(_save(_grid(method, files), out / f"uncertainty_error_{method}.png"))

@@ -1,12 +1,11 @@
 """Tables and files of the reproduction as parts of HTML pages."""
 
-import base64
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from mcbn.page.html import MISSING, Markup, element, framed, join, table
 from mcbn.report.layout import Table
+from mcbn.report.markdown import to_html
 from mcbn.report.provenance import Provenance
 
 
@@ -16,14 +15,23 @@ def table_part(found: Table) -> Markup:
     if not any(row[1] == "paper" for row in found.rows):
         return join([heading, table(found.header, found.rows, caption=found.note)])
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in found.header)))
-    body = element("tbody", *(_row(row) for row in found.rows))
+    body = element("tbody", *(_row(row, span) for row, span in zip(found.rows, _spans(found.rows), strict=True)))
     return join([heading, framed(element("table", head, body), found.note)])
 
 
-def _row(cells: Sequence[str]) -> Markup:
+def _spans(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Count the rows that each row's first cell stands for: itself and those after it without one of their own."""
+    starts = [i for i, row in enumerate(rows) if row[0]]
+    ends = [*starts[1:], len(rows)]
+    spans = dict(zip(starts, (end - start for start, end in zip(starts, ends, strict=True)), strict=True))
+    return [spans.get(i, 0) for i in range(len(rows))]
+
+
+def _row(cells: Sequence[str], span: int) -> Markup:
     kind = {"ours": "within ours", "paper": "within paper"}.get(cells[1])
-    first = element("th", cells[0], scope="row") if cells[0] else element("td", "")
-    return element("tr", first, *(element("td", cell) for cell in cells[1:]), class_=kind)
+    first = [element("th", cells[0], scope="rowgroup", rowspan=str(span))] if span else []
+    rest = [element("td", cells[1], class_="kind"), *(element("td", cell) for cell in cells[2:])]
+    return element("tr", *first, *rest, class_=kind)
 
 
 def missing_sets(found: Table) -> list[str]:
@@ -33,32 +41,11 @@ def missing_sets(found: Table) -> list[str]:
 
 
 def markdown_part(path: Path, title: str, anchor: str, command: str) -> Markup:
-    """Show a Markdown file of paragraphs and tables, as the studies write them."""
-    parts = [element("h2", title, id=anchor)]
+    """Show a Markdown file as the studies write them, under a heading of ours."""
+    heading = element("h2", title, id=anchor)
     if not path.exists():
-        return join([*parts, not_run(command)])
-    for block in re.split(r"\n\s*\n", path.read_text("utf-8").strip()):
-        lines = block.splitlines()
-        if lines[0].startswith("|"):
-            header, _, *rows = [_cells(line) for line in lines]
-            parts.append(table(header, rows, text=(len(header) - 1,) if not header[-1] else ()))
-        elif lines[0].startswith("- "):
-            parts.append(element("details", element("summary", f"{len(lines)} further values"), _list(lines)))
-        else:
-            parts.append(element("p", *_code(" ".join(lines)), class_="muted"))
-    return join(parts)
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def _list(lines: Sequence[str]) -> Markup:
-    return element("ul", *(element("li", line.removeprefix("- ")) for line in lines), class_="muted")
-
-
-def _code(text: str) -> list[str]:
-    return [element("code", part) if i % 2 else part for i, part in enumerate(text.split("`"))]
+        return join([heading, not_run(command)])
+    return join([heading, to_html(path.read_text("utf-8"), path.parent)])
 
 
 def not_run(command: str) -> Markup:
@@ -70,12 +57,7 @@ def provenance_part(found: Provenance, then: str = "") -> Markup:
     """Say what made the records, on what hardware and how long it took."""
     if not found.records:
         return not_run(found.command)
-    facts = f" on {found.hardware}; {found.records:,} records, {found.time}; commit {', '.join(found.commits)}."
+    count = f"{found.records:,} record{'' if found.records == 1 else 's'}"
+    facts = f" on {found.hardware}; {count}, {found.time}; commit {', '.join(found.commits)}."
     more = [" Then ", element("code", then), "."] if then else []
     return element("p", "Made by ", element("code", found.command), facts, *more, class_="muted")
-
-
-def image_part(path: Path, alt: str) -> Markup:
-    """Embed a PNG."""
-    address = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-    return element("figure", element("img", src=address, alt=alt), element("figcaption", alt))

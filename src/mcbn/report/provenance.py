@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mcbn.records import Record
+from mcbn.report.catalogue import STUDIES
 from mcbn.report.layout import MISSING
 
+_OWN = (*STUDIES, "speed")  # studies whose records are known
 # Records that carry the seconds of a whole run, which they share: what tells one run from another.
 _SHARED: dict[str, Callable[[Record], Any]] = {
-    "selection": lambda record: record.get("cell"),
+    "selection": lambda record: (record.get("cell"), record.get("seconds")),  # a cell may have been run twice
     "statistics": lambda record: (record.get("config_hash"), record.get("seconds")),
     "regularizer": lambda record: tuple(record.get(name) for name in ("dataset", "split", "method", "seconds")),
 }
@@ -60,7 +62,9 @@ def total_seconds(study: str, records: Iterable[Record]) -> float:
     for record in records:
         kind = str(record.get("kind") or study)
         seconds = float(record.get("seconds") or 0.0)
-        if kind in _SHARED:
+        if study not in _OWN:  # all records of one run bear its seconds, to the digit
+            shared[kind, record.get("seed"), seconds] = seconds
+        elif kind in _SHARED:
             shared[kind, _SHARED[kind](record)] = seconds
         else:
             own.append(seconds)

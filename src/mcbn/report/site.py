@@ -8,18 +8,20 @@ from mcbn import records
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.page.html import Markup, document, element, join, save, table
-from mcbn.report.catalogue import COMMANDS, ITEMS, PAGES, Item
+from mcbn.progress import tracked
+from mcbn.report.catalogue import COMMANDS, FURTHER, ITEMS, PAGES, STUDIES, Item
 from mcbn.report.fidelity import coverage_table, fidelity_tables
 from mcbn.report.figures import first_split
+from mcbn.report.folders import find_folders, folder_part, trace_folder
 from mcbn.report.interactive import figures_part
 from mcbn.report.layout import MISSING, Table
-from mcbn.report.parts import image_part, markdown_part, missing_sets, not_run, provenance_part, table_part
+from mcbn.report.parts import markdown_part, missing_sets, not_run, provenance_part, table_part
+from mcbn.report.pictures import image_part
 from mcbn.report.provenance import Provenance, trace
 from mcbn.report.sensitivity import sensitivity_tables
 from mcbn.report.summary import runs, summarise
 from mcbn.report.tables import further_tables, paper_tables
 
-STUDIES = ("regression", "sensitivity", "statistics", "objective", "regularizer")
 TABLES = "mcbn reproduce tables"
 WHOLE, PARTLY = "complete", "Not run yet: "
 
@@ -30,6 +32,7 @@ class Study(NamedTuple):
     folder: Path
     benchmarks: Path
     made: Mapping[str, Provenance]
+    folders: Mapping[str, str]  # shown as they are, with their titles
     regression: Sequence[Table]
     further: Sequence[Table]
     sensitivity: Sequence[Table]
@@ -40,26 +43,35 @@ def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None 
     """Write the site into a folder and return its files; index.html is the way in.
 
     Reads the records, predictions and tables under `results` (regression, sensitivity, statistics, objective,
-    regularizer) and the speed tables under `benchmarks`, by default benchmarks/results beside it. What is not there is
-    listed as not run yet; a folder without any record is an error. Nothing is trained, and no page loads anything from
-    elsewhere.
+    regularizer) and the speed tables under `benchmarks`, by default benchmarks/results beside it. Every other folder
+    with Markdown or PNG files (cifar10, segmentation, ...) becomes a page as it is. What is not there is listed as not
+    run yet; a folder without any record is an error. Nothing is trained, and no page loads anything from elsewhere.
     """
     results = Path(results)
     study = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
-    if not any(found.records for found in study.made.values()):
+    if not study.folders and not any(found.records for found in study.made.values()):
         raise MCBNError(
             f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder."
         )
-    bodies = {
-        "index.html": _index(study),
-        "regression.html": _regression(study),
-        "figures.html": figures_part(_predictions(study), study.made["regression"]),
-        "sensitivity.html": _sensitivity(study),
-        "statistics.html": _statistics(study),
-        "theory.html": _theory(study),
-        "speed.html": _speed(study),
+    pages = PAGES | {f"{name}.html": title for name, title in study.folders.items()}
+    return [
+        save(Path(out) / name, _page(name, _body(name, study), pages))
+        for name in tracked(pages, "writing pages", "page")
+    ]
+
+
+def _body(page: str, study: Study) -> list[Markup]:
+    makers = {
+        "index.html": _index,
+        "regression.html": _regression,
+        "figures.html": _figures,
+        "sensitivity.html": _sensitivity,
+        "statistics.html": _statistics,
+        "theory.html": _theory,
+        "speed.html": _speed,
     }
-    return [save(Path(out) / name, _page(name, body)) for name, body in bodies.items()]
+    name = page.removesuffix(".html")
+    return makers[page](study) if page in makers else folder_part(study.folder / name, study.made[name])
 
 
 def _read(results: Path, benchmarks: Path) -> Study:
@@ -67,12 +79,15 @@ def _read(results: Path, benchmarks: Path) -> Study:
     made = {study: trace(study, found[study], COMMANDS[study]) for study in STUDIES}
     speed = [r for name in ("cpu", "cuda") for r in records.read(benchmarks / f"{name}.jsonl")]
     made["speed"] = trace("speed", speed, COMMANDS["speed"])
+    named = find_folders(results)
+    made |= {name: trace_folder(results / name) for name in named}
     summary = summarise(runs(found["regression"]))
     varied = runs(found["sensitivity"], kind="sensitivity", also=("batch_size", "n_samples"))
     return Study(
         folder=results,
         benchmarks=benchmarks,
         made=made,
+        folders=named,
         regression=paper_tables(summary),
         further=[*further_tables(summary), coverage_table(summary)],
         sensitivity=sensitivity_tables(varied),
@@ -80,11 +95,11 @@ def _read(results: Path, benchmarks: Path) -> Study:
     )
 
 
-def _page(name: str, body: Sequence[Markup]) -> str:
+def _page(name: str, body: Sequence[Markup], pages: Mapping[str, str]) -> str:
     links = [
-        element("a", title, href=page, aria_current="page" if page == name else None) for page, title in PAGES.items()
+        element("a", title, href=page, aria_current="page" if page == name else None) for page, title in pages.items()
     ]
-    title = "Monte Carlo batch normalisation, reproduced" if name == "index.html" else PAGES[name]
+    title = "Monte Carlo batch normalisation, reproduced" if name == "index.html" else pages[name]
     lead = element("p", "Teye, Azizpour and Smith, ICML 2018: ours beside the paper's.", class_="muted")
     return document(title, *body, lead=lead, nav=join(links))
 
@@ -92,8 +107,9 @@ def _page(name: str, body: Sequence[Markup]) -> str:
 def _index(study: Study) -> list[Markup]:
     header = ("Where", "What", "Ours", "Made by", "Hardware", "Time of the study")
     note = "Every table and figure of the paper. Ours stands beside the paper's, with the difference, behind each link."
-    rows = [_entry(item, study) for item in ITEMS]
-    states = [row[2] for item, row in zip(ITEMS, rows, strict=True) if item.where != "Not in the paper"]
+    items = [*ITEMS, *_further(study)]
+    rows = [_entry(item, study) for item in items]
+    states = [row[2] for item, row in zip(items, rows, strict=True) if item.where != FURTHER]
     whole, partly = states.count(WHOLE), sum(state.startswith(PARTLY) for state in states)
     sentence = (
         f"Of the paper's {len(states)} tables and figures {whole} are reproduced whole, {partly} but for some data"
@@ -106,13 +122,24 @@ def _index(study: Study) -> list[Markup]:
     ]
 
 
+def _further(study: Study) -> list[Item]:
+    """List the folders that no table or figure of the paper stands for."""
+    printed = {item.study for item in ITEMS}
+    return [
+        Item(FURTHER, title, name, f"{name}.html", "top")
+        for name, title in study.folders.items()
+        if name not in printed
+    ]
+
+
 def _entry(item: Item, study: Study) -> list[str]:
     made = study.made.get(item.study)
     toy = study.folder / "regression" / "predictions" / "toy.npz"
     there = item.study == "data" or (toy.exists() if item.study == "toy" else bool(made and made.records))
+    there = there or item.study in study.folders
     if not there:
-        command = f"Not run yet. The paper: {item.printed or 'see there'}"
-        return [item.where, item.what, command, COMMANDS.get(item.study, MISSING), MISSING, MISSING]
+        state = f"Not run yet. The paper: {item.printed or 'see there'}"
+        return [item.where, item.what, state, element("code", COMMANDS[item.study]), MISSING, MISSING]
     link = element("a", item.what, href=f"{item.page}#{item.anchor}")
     command = made.command if made else COMMANDS.get(item.study, MISSING)
     shown = element("code", command) if command != MISSING else Markup(MISSING)
@@ -121,7 +148,7 @@ def _entry(item: Item, study: Study) -> list[str]:
         link,
         _state(item, study),
         shown,
-        made.hardware if made else MISSING,
+        made.hardware or MISSING if made else MISSING,
         made.time if made else MISSING,
     ]
 
@@ -137,6 +164,10 @@ def _state(item: Item, study: Study) -> str:
 def _regression(study: Study) -> list[Markup]:
     made = provenance_part(study.made["regression"], TABLES)
     return [made, *(table_part(t) for t in [*study.regression, _sizes(), *study.further])]
+
+
+def _figures(study: Study) -> list[Markup]:
+    return figures_part(_predictions(study), study.made["regression"])
 
 
 def _sizes() -> Table:

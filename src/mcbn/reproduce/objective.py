@@ -11,11 +11,13 @@ besides (no scale and shift, independent inputs, batch norm on every layer, larg
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from mcbn import data
 from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn.progress import tracked
 from mcbn.records import read
 from mcbn.reproduce import journal
 from mcbn.theory import ObjectiveGap, Prior, objective_gap
@@ -40,12 +42,11 @@ def main(
     """Train on N rows, compare gradients, append a record for each N and seed, write the table."""
     config = {"steps": steps, "batch_size": batch_size, "weight_decay": weight_decay, "tau": tau, "split": 1}
     rows = []
-    for n in sizes:
-        for seed in seeds:
-            start = time.perf_counter()
-            fixed, implied = _gaps(dataset, n, steps, batch_size, weight_decay, tau, seed)
-            row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
-            rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
+    for n, seed in tracked(product(sizes, seeds), "objective", "network"):
+        start = time.perf_counter()
+        fixed, implied = _gaps(dataset, n, steps, batch_size, weight_decay, tau, seed)
+        row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
+        rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
     journal.append(Path(out) / "records.jsonl", rows, config)
     report(Path(out))
 

@@ -34,6 +34,7 @@ from mcbn.data import NAMES, Regression, folds, load, split
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import RegressionPrediction
+from mcbn.progress import tracked
 from mcbn.records import Record
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.costs import saved_bytes, timed
@@ -92,7 +93,7 @@ def run(
     files = {name: _network_files(Path(regression), name) for name in chosen}
     study = Context("regression", profile, Store(Path(regression), profile.settings()), "cpu")
     context = Context(STUDY, profile, Store(Path(out), profile.settings()), "cpu")
-    for name in chosen:
+    for name in tracked(chosen, STUDY, "set"):
         if not (context.store.has(_expected(profile, name)) and study.store.has(_expected_tests(profile, name))):
             _compare(context, study, name, *(load_networks(path) for path in files[name]))
     return context.store

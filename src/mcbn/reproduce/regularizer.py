@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from torch.nn.functional import mse_loss
 from mcbn import MCBN, data, metrics
 from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized
+from mcbn.progress import tracked
 from mcbn.records import read
 from mcbn.reproduce import journal
 from mcbn.reproduce.profiles import TAU_RANGES
@@ -166,9 +168,8 @@ def main(out: str | Path, *, datasets: Sequence[str] = DATASETS, experiment: Exp
     """Run every dataset, split and method; append records after each split, then write the table."""
     path, experiment = Path(out) / "records.jsonl", experiment or Experiment()
     config = {key: value for key, value in experiment._asdict().items() if key not in ("splits", "seeds")}
-    for dataset in datasets:
-        for split in experiment.splits:
-            journal.append(path, _run_split(experiment, dataset, split), config)
+    for dataset, split in tracked(product(datasets, experiment.splits), "regularizer", "split"):
+        journal.append(path, _run_split(experiment, dataset, split), config)
     report(Path(out))
 
 

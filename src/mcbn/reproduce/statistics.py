@@ -21,6 +21,7 @@ from torch import Tensor
 from mcbn import MCBN, data, plots
 from mcbn.files import replacing, write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn.progress import tracked
 from mcbn.records import read
 from mcbn.reproduce import journal
 from mcbn.theory import kolmogorov_smirnov, lilliefors
@@ -55,7 +56,7 @@ def main(
     config = {"n_samples": n_samples, "split": split, "weight_decay": weight_decay, "seed": seed, "hidden": [50, 50]}
     rows: list[dict[str, Any]] = []
     drawn: Drawn = {}
-    for M in batch_sizes:
+    for M in tracked(batch_sizes, "statistics", "batch size"):
         for epoch, network, x in _trained(dataset, split, M, epochs, weight_decay, seed):
             for row, key, curve in _test(network, x, M, n_samples, seed):
                 rows.append({"dataset": dataset, "epoch": epoch, **row})

@@ -8,6 +8,7 @@ import torch
 
 from mcbn import data, demo
 from mcbn.files import replacing
+from mcbn.progress import bar
 
 GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
 
@@ -16,7 +17,8 @@ def main(out: str | Path = "results/regression") -> Path:
     """Train, tune tau and the constant one on fresh points, and save what the figure shows in predictions/toy.npz."""
     x, y = (part.float() for part in data.toy())
     x_val, y_val = (part.float() for part in data.toy(seed=1))
-    bayes = demo.train_and_fit(x, y, demo.TOY, 0, lambda count: None, hidden=(30, 30, 30)).tune((x_val, y_val))
+    with bar("training", demo.TOY.epochs, "epoch") as tick:
+        bayes = demo.train_and_fit(x, y, demo.TOY, 0, tick, hidden=(30, 30, 30)).tune((x_val, y_val))
     constant = demo.constant_tau(bayes.predict(x_val).mean, y_val)
     grid = torch.linspace(*GRID)[:, None]  # (G, 1)
     pred = bayes.predict(grid)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
-from mcbn.tabular.tables import Array, pyarrow
+from mcbn.tabular.tables import Array, CsvTable, ParquetTable, Table, pyarrow
 
 COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...
 
@@ -160,3 +160,38 @@ def require_writable(path: Path, suffixes: tuple[str, ...] = tuple(KINDS)) -> Pa
     if path.suffix == ".parquet":
         pyarrow(path)
     return path
+
+
+def read_predictions(path: Path) -> dict[str, Array]:
+    """Read what `mcbn predict` wrote: mean and std (N,), or probs (N, K) and mutual_information (N,)."""
+    if not path.is_file():
+        raise MCBNError(f"there is no file {path}")
+    if path.suffix not in KINDS:
+        raise MCBNError(f"{path} must end in {', '.join(KINDS)}, as `mcbn predict` writes it")
+    columns = _read_npz(path) if path.suffix == ".npz" else _read_columns(path)
+    classes = [columns[f"prob_{k}"] for k in range(len(columns)) if f"prob_{k}" in columns]
+    if classes:
+        columns["probs"] = np.stack(classes, 1)
+    wanted = ("probs", "mutual_information") if "probs" in columns else ("mean", "std")
+    found = {name: columns[name] for name in wanted if name in columns}
+    if not {"probs"} <= set(found) and set(found) != {"mean", "std"}:
+        raise MCBNError(
+            f"{path} holds {', '.join(columns)}; one output's mean and std are needed, or prob_0, prob_1, ..."
+        )
+    return found
+
+
+def _read_columns(path: Path) -> dict[str, Array]:
+    table: Table = CsvTable(path) if path.suffix == ".csv" else ParquetTable(path)
+    if table.names is None:
+        raise MCBNError(f"{path} names no columns; a file of predictions begins with mean,std,... or prob_0,...")
+    values = np.concatenate(list(table.read(range(table.width), 8192)))
+    return dict(zip(table.names, values.T, strict=True))
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise MCBNError(f"{path} is not a file as `mcbn predict` writes it: {error}") from error

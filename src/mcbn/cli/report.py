@@ -1,0 +1,133 @@
+"""`mcbn report`: a page about one network or its predictions, or the pages of the whole reproduction."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mcbn.cli import fitted
+from mcbn.cli.mistakes import Debug
+from mcbn.cli.model import Data, Device, Target, Weights
+from mcbn.errors import MCBNError
+from mcbn.tabular import results as outputs
+from mcbn.tabular import specs
+from mcbn.tabular.source import open_source
+
+
+def report(
+    results: Annotated[Path | None, typer.Argument(help="the reproduction: folder of records (results)")] = None,
+    posterior: Annotated[Path | None, typer.Option(help="one network: the file that `mcbn fit` wrote")] = None,
+    model: Annotated[str | None, typer.Option(help="package.module:factory, as for `mcbn fit`")] = None,
+    weights: Weights = None,
+    predictions: Annotated[Path | None, typer.Option(help="instead of a network: what `mcbn predict` wrote")] = None,
+    data: Annotated[str | None, typer.Option(help=f"held-out inputs and targets: {Data}")] = None,
+    train: Annotated[str | None, typer.Option(help="the data of the fit: adds checks and each layer's share")] = None,
+    tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
+    target: Target = None,
+    title: Annotated[str | None, typer.Option(help="heading of the page")] = None,
+    units: Annotated[str, typer.Option(help="regression: units of the target")] = "target units",
+    classes: Annotated[str | None, typer.Option(help="classification: names of the classes, a,b,c")] = None,
+    ignore_index: Annotated[int | None, typer.Option(help="classification: a label to leave out (void)")] = None,
+    out: Annotated[Path | None, typer.Option(help="page (report.html) or folder of pages (site) to write")] = None,
+    seed: Annotated[int, typer.Option(help="of the examples that --train is checked on")] = 0,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Show whether to trust a network's uncertainty, as one page; or the reproduction of the paper, as a site.
+
+    \b
+    One network, with a posterior that `mcbn fit` wrote:
+      mcbn report --posterior net.mcbn --model nets:make --weights w.pt \\
+        --data test.csv --train train.csv --out report.html
+    Predictions that were written before, without their network:
+      mcbn report --predictions pred.csv --data test.csv --target price
+    Every table and figure of the paper, ours beside the paper's:
+      mcbn report results --out site
+
+    Pages are complete in themselves: they open offline, interactive, light or dark, and print.
+    """
+    with fitted.session():
+        if sum(given is not None for given in (results, posterior, predictions)) > 1:
+            raise MCBNError("give one of a folder of results, --posterior and --predictions: they make different pages")
+        of_network = {"--model": model, "--weights": weights, "--train": train, "--tune": tune}
+        wording: dict[str, Any] = {
+            "title": title or f"How far can {model or predictions} be trusted on {data}?",
+            "units": units,
+            "classes": None if classes is None else [name.strip() for name in classes.split(",")],
+        }
+        if posterior is not None:
+            wording |= {"ignore_index": ignore_index, "seed": seed}
+            made = _of_network(posterior, model, weights, data, train, tune, target, device, out, wording)
+        elif predictions is not None:
+            _refuse_alone(of_network)
+            made = _of_predictions(predictions, data, target, out, wording)
+        else:
+            _refuse_alone({**of_network, "--data": data})
+            made = _site(results or Path("results"), out or Path("site"))
+        typer.echo(made)
+
+
+def _of_network(
+    posterior: Path,
+    model: str | None,
+    weights: Path | None,
+    data: str | None,
+    train: str | None,
+    tune: str | None,
+    target: str | None,
+    device: str,
+    out: Path | None,
+    wording: dict[str, Any],
+) -> Path:
+    from mcbn.page import write_page
+
+    if model is None or data is None:
+        raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
+    path = _writable(out)
+    bayes, layout, constant = fitted.load(posterior, specs.model(model, weights, specs.device(device)))
+    opening: dict[str, Any] = {"target": target, "fitted": layout, "keys": fitted.keys(bayes)}
+    test = open_source(data, need_targets=True, **opening)
+    fit_data = open_source(train, **opening) if train else None
+    if tune:
+        constant = fitted.tune(bayes, open_source(tune, need_targets=True, **opening))
+    x, y = fitted.read_whole(test)
+    return write_page(
+        path,
+        bayes,
+        x,
+        y,
+        train=fitted.training_data(fit_data, bayes.posterior.batch_size) if fit_data else None,
+        constant_std=None if constant is None else float(constant.reshape(-1)[0]) ** -0.5,
+        names=test.layout.columns,
+        **wording,
+    )
+
+
+def _of_predictions(
+    predictions: Path, data: str | None, target: str | None, out: Path | None, wording: dict[str, Any]
+) -> Path:
+    from mcbn.page import write_prediction_page
+
+    if data is None:
+        raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
+    path, found = _writable(out), outputs.read_predictions(predictions)
+    test = open_source(data, target=target, need_targets=True)
+    x, y = fitted.read_whole(test)
+    return write_prediction_page(path, found, y, x=x, names=test.layout.columns, **wording)
+
+
+def _writable(out: Path | None) -> Path:
+    return outputs.require_writable(out or Path("report.html"), (".html", ".htm"))
+
+
+def _refuse_alone(given: Mapping[str, object]) -> None:
+    lost = [name for name, value in given.items() if value is not None]
+    if lost:
+        raise MCBNError(f"{', '.join(lost)} without --posterior, the file that `mcbn fit` wrote")
+
+
+def _site(results: Path, out: Path) -> Path:
+    from mcbn.report import commands
+
+    return commands.report(results, out)

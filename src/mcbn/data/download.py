@@ -1,0 +1,105 @@
+"""Downloads that go on where they stopped and get their name only once the checksum agrees."""
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from mcbn.errors import MCBNError
+from mcbn.progress import bar
+
+BLOCK = 1 << 18
+TRIES = 3  # connections, as long as each brings something
+TIMEOUT = 30.0  # seconds without a byte
+
+
+def download(url: str, path: Path, digest: str | None) -> Path:
+    """Fetch `url` to `path`; what an earlier call left in `path`.part is kept and only the rest is asked for.
+
+    Arguments:
+        url: an http or https address.
+        path: the file to make; present already and with the right digest, nothing is fetched.
+        digest: "md5:..." or "sha256:...", in hexadecimal; None where the source publishes none, and then the caller
+            checks the contents.
+
+    The file appears under its name only whole and checked. Bytes that do not agree are removed.
+    """
+    if path.is_file() and digest is not None and disagreement(path, digest) is None:
+        return path
+    part = path.with_name(f"{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    resumed = part.exists()
+    _fetch(url, part)
+    wrong = disagreement(part, digest)
+    if wrong and resumed:  # the start may be of another version of the file
+        part.unlink()
+        _fetch(url, part)
+        wrong = disagreement(part, digest)
+    if wrong:
+        part.unlink()
+        raise MCBNError(f"{url} is not the published file: {wrong}; nothing was kept of it")
+    os.replace(part, path)
+    return path
+
+
+def disagreement(path: Path, digest: str | None) -> str | None:
+    """Say how a file differs from its digest, "md5:..." or "sha256:..."; None where it agrees."""
+    if digest is None:
+        return None
+    kind, expected = digest.split(":")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    return None if found == expected else f"expected {kind} {expected}, found {found}"
+
+
+def _fetch(url: str, part: Path) -> None:
+    """Append to `part` until the server says that this is all."""
+    for attempt in range(TRIES):
+        before = _size(part)
+        try:
+            return _connect(url, part)
+        except urllib.error.HTTPError as error:
+            raise MCBNError(f"{url} answers {error.code} {error.reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            if _size(part) == before or attempt == TRIES - 1:
+                raise MCBNError(_explain(url, part, error)) from error
+
+
+def _connect(url: str, part: Path) -> None:
+    """Ask for what is missing. A server that cannot send a rest sends the whole, and the part starts anew."""
+    have = _size(part)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            return  # nothing is missing; the checksum judges
+        raise
+    with response:
+        continues = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        have = have if continues else 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        _receive(response, part, have, total)
+
+
+def _receive(response: http.client.HTTPResponse, part: Path, have: int, total: int | None) -> None:
+    with part.open("ab" if have else "wb") as file, bar(part.name.removesuffix(".part"), total, "B") as tick:
+        tick(have)
+        while block := response.read(BLOCK):
+            file.write(block)
+            tick(len(block))
+    if total is not None and _size(part) < total:
+        raise ConnectionError(f"the connection ended after {_size(part)} of {total} bytes")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _explain(url: str, part: Path, error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    kept = f"; {_size(part)} bytes are kept in {part}, the same command goes on from there" if _size(part) else ""
+    return f"the download of {url} failed: {reason}{kept}"

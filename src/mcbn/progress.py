@@ -1,0 +1,57 @@
+"""A progress bar on a terminal for what takes longer than a second; elsewhere nothing."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from mcbn import batches
+
+Item = TypeVar("Item")
+Tick = Callable[[int], object]
+SHOW_AFTER = 1.0  # seconds
+
+
+@contextmanager
+def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
+    """Give a function that counts what is done; without tqdm, or without a terminal, it shows nothing."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield lambda _: None
+        return
+    scale = unit == "B"
+    with tqdm(
+        total=total, desc=title, unit=unit, unit_scale=scale, disable=None, delay=SHOW_AFTER, leave=False
+    ) as shown:
+        yield shown.update
+
+
+def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
+    """Pass items on one by one, each counted once the caller is done with it."""
+    work = list(items)
+    with bar(title, len(work), unit) as tick:
+        for item in work:
+            yield item
+            tick(1)
+
+
+@contextmanager
+def counting(bayes: Any, names: tuple[list[str], list[str]], tick: Tick) -> Iterator[None]:
+    """Count the batches that reach the network of an `MCBN`, whichever process put them together.
+
+    Arguments:
+        bayes: the `MCBN`; its `inputs` are back in place afterwards.
+        names: what its network takes, `Network.accepted_keys()`.
+        tick: called with 1 for every batch.
+    """
+    given = bayes.inputs
+
+    def pick_and_tick(batch: Any) -> Any:
+        tick(1)
+        return batches.pick_inputs(batch, given, names)
+
+    bayes.inputs = pick_and_tick
+    try:
+        yield
+    finally:
+        bayes.inputs = given
