@@ -156,7 +156,7 @@ class Engine:
 
     def _plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan:
         """Look up how inputs of this shape run, or find out."""
-        key = _key(inputs), chunk_size, compile
+        key = batches.key_of(inputs), chunk_size, compile
         plan = self._plans.get(key)
         if plan is None:
             with self._lock, torch.no_grad():
@@ -251,7 +251,7 @@ class Engine:
 
     def _independent(self, inputs: Any, plan: Plan, blocks: list[tuple[Any, Plan]]) -> bool:
         """Check on the first draw that outputs do not depend on which inputs run beside them."""
-        key = "independent", _key(inputs)
+        key = "independent", batches.key_of(inputs)
         found = self._plans.get(key)
         if found is None:
             with self._lock, torch.no_grad():
@@ -299,11 +299,3 @@ def _close(found: Tensor, expected: Tensor) -> bool:
     relative = COARSE_TOLERANCE if coarse else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
     tolerance = relative * expected.abs().max().clamp(min=1e-6)
     return bool(((found - expected).abs() <= tolerance).all())
-
-
-def _key(inputs: Any) -> Any:
-    """Identify what a program depends on: structure, shapes, dtypes, device and autocast."""
-    tensors = batches.tensors_of(inputs)
-    kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
-    autocast = tuple(torch.is_autocast_enabled(t.device.type) for t in tensors[:1])
-    return batches.outline(inputs), kinds, autocast
