@@ -1,5 +1,6 @@
 """Random training batches: draw t depends on (seed, t) alone, whatever the loader's order or workers."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -86,8 +87,9 @@ def _each(rows: "_Rows") -> Iterator[Any]:
         chosen = [rows.chosen(t) for t in range(start, min(start + step, len(rows)))]
         taken, end = rows.fetch(np.concatenate(chosen)), 0
         for part in chosen:
-            begin, end = end, end + len(part)
-            yield batches.map_tensors(lambda t, rows=slice(begin, end): t[rows], taken)
+            mine = slice(end, end + len(part))
+            yield batches.map_tensors(operator.itemgetter(mine), taken)
+            end = mine.stop
 
 
 class _Rows(Dataset[Any]):
