@@ -29,7 +29,7 @@ CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cach
 CPU_BLOCK = 2**17  # inputs of one pass without convolutions
 CPU_BLOCK_CONVOLUTIONAL = 2**19
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
-GPU_CHUNK = 2**24  # 64 MB in single precision: enough to keep every core busy (`python -m mcbn.bench.chunks`)
+GPU_CHUNK = 2**24  # 64 MB in single precision; `python -m mcbn.bench.chunks` compares bounds
 GPU_FOLD = 2**24
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
 GPU_GATHER = 2**22  # outputs handed on at once
@@ -179,7 +179,8 @@ class Engine:
                 return min(chunk_size, T)
             if convolutional and width > (GPU_FOLD if on_gpu else CPU_FOLD):
                 return 1
-            return max(1, min(T, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
+            most = max(1, min(T, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
+            return -(-T // -(-T // most)) if on_gpu else most  # equal passes share one CUDA graph
 
         try:
             program, expected = trace(

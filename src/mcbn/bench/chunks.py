@@ -1,6 +1,6 @@
 """How many values of a pass keep a GPU busy: time and memory of `predict` by the bound on a chunk of draws.
 
-python -m mcbn.bench.chunks --device cuda; `mcbn.sampling.GPU_CHUNK` is the least bound that costs no time.
+`mcbn.sampling.GPU_CHUNK` should be the least bound that costs no time.
 """
 
 import argparse
