@@ -7,48 +7,25 @@ so that one backward pass an output gives the gradients of all inputs; those by 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mcbn import batches, rewriting
+from mcbn import batches, reverse, rewriting
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.program import follow
-from mcbn.statistics import BatchNormCall, BatchNormMode, scale_and_shift, statistics_dtype
+from mcbn.reverse import Point
+from mcbn.statistics import BatchNormCall, BatchNormMode
+from mcbn.tracing import Trace
 
 MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
 WAYS_KEPT = 16
 Centres = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
 Leaves = dict[str, tuple[Tensor, Tensor]]  # call name -> scale and shift of every input, each (N, C)
-Way = Callable[[Any, int], tuple[Tensor, Leaves]]  # inputs and their number -> output, leaves
-
-
-class Point(NamedTuple):
-    """One batch-norm call at given statistics, each (C,)."""
-
-    scale: Tensor
-    shift: Tensor
-    slope: Tensor  # -gamma sigma (sigma^2 + eps)^-3/2
-    minus_mean: Tensor
-    minus_scale: Tensor
-
-    @classmethod
-    def of(cls, call: BatchNormCall, mean: Tensor, std: Tensor) -> "Point":
-        """Work out a call at a mean and a standard deviation."""
-        var, dtype = std.square(), statistics_dtype(call.x)
-        scale, shift = scale_and_shift(mean, var, call.weight, call.bias, call.eps)
-        slope = -scale * std / (var + call.eps)
-        return cls(*(part.detach().to(dtype) for part in (scale, shift, slope, -mean, -scale)))
-
-    def leaves(self, N: int) -> tuple[Tensor, Tensor]:
-        """Return scale and shift for each of N inputs, (N, C), that gradients can be taken for."""
-        return self.scale.expand(N, -1).requires_grad_(), self.shift.expand(N, -1).requires_grad_()
-
-    def by_statistics(self, by_scale: Tensor, by_shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn gradients (..., C) by scale and shift into those by mean and standard deviation."""
-        return by_shift * self.minus_scale, torch.addcmul(by_scale, by_shift, self.minus_mean).mul_(self.slope)
+Run = Callable[[Any, int], tuple[Tensor, Leaves]]  # inputs and their number -> output, leaves
+Way = Callable[[Any], tuple[Tensor, Tensor]]  # inputs -> output, Jacobian
 
 
 class Differentiator:
@@ -66,22 +43,29 @@ class Differentiator:
             while len(self._ways) >= WAYS_KEPT:
                 del self._ways[next(iter(self._ways))]
             self._ways[key] = None
-            return self._differentiate(inputs, self._plain)
+            return self.plain(inputs)
         way = self._ways[key] = self._ways[key] or self._fastest(inputs)
-        return self._differentiate(inputs, way)
+        return way(inputs)
+
+    def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Differentiate the network's own code."""
+        return self._differentiate(inputs, self._plain)
 
     def _fastest(self, inputs: Any) -> Way:
         """Write the pass down where that can be done and gives the same numbers."""
-        expected = self._differentiate(inputs, self._plain)
-        try:
-            written = self._write_down(inputs)
-            return written if _close(self._differentiate(inputs, written), expected) else self._plain
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever a foreign network does while watched, it can still be run as it is
-            return self._plain
+        expected = self.plain(inputs)
+        for write in (self._reversed, self._write_down):
+            try:
+                way = write(inputs)
+                if _close(way(inputs), expected):
+                    return way
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # whatever a foreign network does while watched, it can still be run as it is
+                continue
+        return self.plain
 
-    def _differentiate(self, inputs: Any, run: Way) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
         N = batches.size_of(inputs)
         with torch.enable_grad():
             output, leaves = run(inputs, N)
@@ -116,13 +100,7 @@ class Differentiator:
 
     def _write_down(self, inputs: Any) -> Way:
         """Make a list of operations of the pass, what no statistics reach apart."""
-        with torch.no_grad():
-            mode, changed, _ = follow(
-                self.network,
-                {name: mean for name, (mean, _) in self.centres.items()},
-                {name: std.square() for name, (_, std) in self.centres.items()},
-                inputs,
-            )
+        mode, changed = self._follow(inputs)
         depends = rewriting.depends_on_draw(mode.graph)
         shared, each, order = rewriting.split(mode, depends, normalize_each)
 
@@ -134,7 +112,27 @@ class Differentiator:
             output: Tensor = each.forward(*values, *(leaf for pair in leaves.values() for leaf in pair))
             return output, leaves
 
+        return lambda inputs: self._differentiate(inputs, run)
+
+    def _reversed(self, inputs: Any) -> Way:
+        """Make a list of operations of the pass and of its gradient."""
+        mode, changed = self._follow(inputs)
+        written = reverse.write_down(mode, {name: self.points[name] for name in self.centres})
+
+        def run(inputs: Any) -> tuple[Tensor, Tensor]:
+            tensors = batches.tensors_of(inputs)
+            with torch.no_grad():
+                output, gradient = written.forward(*([t.clone() for t in tensors] if changed else tensors))
+            return output, gradient.unsqueeze(1)
+
         return run
+
+    def _follow(self, inputs: Any) -> tuple[Trace, bool]:
+        """Trace the pass at the centre; tell whether the network changes its inputs."""
+        means, variances = {n: m for n, (m, _) in self.centres.items()}, {n: s**2 for n, (_, s) in self.centres.items()}
+        with torch.no_grad():
+            mode, changed, _ = follow(self.network, means, variances, inputs)
+        return mode, changed
 
 
 class PerExample(BatchNormMode):

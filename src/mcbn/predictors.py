@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
-from mcbn.jacobian import Point
 from mcbn.linear import Expansion
 from mcbn.passes import Pass, spread_rows
 from mcbn.prediction import as_float, as_logits
+from mcbn.reverse import Point
 
 State = tuple[Tensor, ...]
 
