@@ -147,14 +147,12 @@ class Linearizer:
 
     def _units(self, inputs: Any, centres: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
         """Return |gamma| / sigma of every statistic, (S,): how much it moves its channel; 0 where it is not used."""
-        means, variances = (
-            {n: m[None] for n, (m, _) in centres.items()},
-            {n: s[None] ** 2 for n, (_, s) in centres.items()},
-        )
-        with torch.no_grad(), Gather(Posterior(means, variances, self.posterior.batch_size)) as mode:
+        mean = {name: part.unsqueeze(0) for name, (part, _) in centres.items()}  # one draw: the average
+        var = {name: part.square().unsqueeze(0) for name, (_, part) in centres.items()}
+        with torch.no_grad(), Gather(Posterior(mean, var, self.posterior.batch_size)) as mode:
             self.network(batches.map_tensors(torch.clone, inputs))
         scales = {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
-        return torch.cat([scales.get(n, torch.zeros_like(mean)) for n, (mean, _) in centres.items() for _ in range(2)])
+        return torch.cat([scales.get(n, torch.zeros_like(part)) for n, (part, _) in centres.items() for _ in range(2)])
 
 
 def _rows(part: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:

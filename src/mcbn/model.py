@@ -205,8 +205,9 @@ class MCBN(Tunable, Generic[P]):
 
         Args:
             x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
-            method: "sample", the Monte Carlo estimate over the draws; "linear", one pass that carries the covariance
-                of the draws through the network's gradient: far faster for few outputs, approximate (`mcbn.linear`).
+            method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
+                through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
+                (`mcbn.linear`).
             n_samples: use only the first draws; of a Gaussian posterior also more than were fitted.
             chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).

@@ -85,6 +85,8 @@ class _Reversal:
         if node.target is not batch_norm:
             return self.graph.node_copy(node, lambda source: self.copies[source])
         x, name = node.args
+        if len(node.meta["shape"]) != 2:
+            raise UntraceableError("channels are not the last axis")
         point = self.points[str(name)]
         return self._call(torch.addcmul, self._constant(point.shift), self._of(x), self._constant(point.scale))
 
