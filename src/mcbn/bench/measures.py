@@ -32,6 +32,7 @@ from mcbn.model import MCBN
 from mcbn.sampling import Engine
 
 AGREEMENT_DRAWS = 3
+MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
 OURS = ("mcbn", "mcbn compiled")
 LINEAR_SPLITS = 3
 
@@ -112,7 +113,8 @@ def memory(case: Case, options: Options) -> Iterator[Record]:
         started = time.perf_counter()
         sized = replace(case, n_samples=n_samples)
         ready = prepare(sized, options.device)
-        peak = peak_bytes(sized, ready, fitted(sized, ready), "mcbn", options.device)
+        bayes, repeats = fitted(sized, ready), MEMORY_REPEATS if options.device == "cpu" else 1
+        peak = min(peak_bytes(sized, ready, bayes, "mcbn", options.device) for _ in range(repeats))
         seconds = time.perf_counter() - started
         yield Record(case.name, case.n, n_samples, "mcbn", None, None, peak, note=_repeated(sized), seconds=seconds)
 
