@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mcbn import data
-from mcbn.bench import cases, measures, peer, timing
+from mcbn.bench import cases, chunks, measures, peer, timing
 from mcbn.bench.__main__ import main
-from mcbn.bench.records import Environment, Record, append, environment
+from mcbn.bench.records import Environment, Record, append, environment, latest
 from mcbn.bench.report import compare, table
 from mcbn.bench.targets import Target, targets
 from mcbn.errors import MCBNError
@@ -29,7 +29,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "cpu.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "cpu-quick.jsonl").read_text().splitlines()]
 
 
 def test_quick_records_hold_every_field_and_method(quick: Path) -> None:
@@ -95,6 +95,57 @@ def test_memory_ratio_is_many_draws_over_few() -> None:
     assert "1.3x" in table(records, WHERE)
 
 
+def test_missed_targets_are_listed_with_what_was_reached() -> None:
+    records = [
+        Record("mlp", 1, 500, "algorithm 1", 900.0, 40),
+        Record("mlp", 1, 500, "plain x T", 30.0, 500),
+        Record("mlp", 1, 500, "mcbn", 2.0, 500),
+        Record("memory mlp", 2000, 5, "mcbn", peak_bytes=100),
+        Record("memory mlp", 2000, 500, "mcbn", peak_bytes=300),
+    ]
+    text = table(records, WHERE)
+    assert f"Targets: 1 reached, 2 missed, {len(targets('cpu')) - 3} not measured." in text
+    assert "- mlp N=1 against plain x T: 15x, target at least 50x: short by 70%" in text
+    assert "- memory mlp N=2,000 against T=5: 3x, target at most 1.5x: over by 100%" in text
+    assert "reached; theirs scaled from 40 draws" in text
+
+
+def test_newest_run_of_every_case_makes_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.jsonl"
+    old, new, cut = (replace(WHERE, date=date) for date in ("2026-01-01", "2026-01-02", "2026-01-03"))
+    append(path, [Record("mlp", 1, 5, "mcbn", 3.0), Record("unet", 1, 5, "mcbn", 7.0)], old)
+    append(path, [Record("mlp", 1, 5, "mcbn", 2.0)], new)
+    append(path, [Record("unet", 1, 3, "agreement", value=0.1)], cut)
+    append(path, [Record("mlp", 1, 5, "mcbn", 9.0)], replace(cut, hardware="another machine"))
+    found = latest(path, new)
+    assert [(record.case, record.milliseconds) for record in found] == [("mlp", 2.0), ("unet", 7.0)]
+
+
+def test_few_recorded_batches_stand_for_all_draws() -> None:
+    case = replace(SMALL, n_samples=7, recorded=3)
+    posterior = cases.fitted(case, cases.prepare(case, "cpu")).posterior
+    assert posterior.n_samples == 7
+    for part in (posterior.mean["1"], posterior.var["1"]):
+        assert torch.equal(part[3:6], part[:3])
+        assert not torch.equal(part[0], part[1])
+    records = list(measures._timed(case, {"mcbn": lambda T: None}, measures.Options(most_repeats=1), {}, frozenset()))
+    assert records[0].note == "statistics of 3 batches, repeated"
+
+
+def test_sweep_of_chunks_gives_a_line_for_each_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "EXPONENTS", (4, 20))
+    monkeypatch.setattr(chunks, "peak_bytes", lambda *arguments: 2**20)
+    lines = list(chunks.sweep(SMALL, "cpu"))
+    assert [line.split(":")[0] for line in lines] == ["mlp N=3 T=4 2^4", "mlp N=3 T=4 2^20"]
+
+
+def test_help_is_of_the_command_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    assert "usage: python -m mcbn.bench" in capsys.readouterr().out
+
+
 def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
     records = [Record("linear boston", 51, 500, "CRPS difference", value=value) for value in (0.004, -0.001)]
     (row,) = compare(records)
@@ -104,7 +155,7 @@ def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
 
 @pytest.mark.parametrize(
     ("bound", "ratio", "words"),
-    [("at least", 2.0, "reached"), ("at least", 1.5, "short by 25%"), ("at most", 3.0, "short by 50%")],
+    [("at least", 2.0, "reached"), ("at least", 1.5, "short by 25%"), ("at most", 3.0, "over by 50%")],
 )
 def test_verdict_says_how_far(bound: str, ratio: float, words: str) -> None:
     assert Target("mlp", 1, "plain x T", bound, 2.0).verdict(ratio, 500) == words  # type: ignore[arg-type]

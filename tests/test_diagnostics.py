@@ -130,24 +130,23 @@ def test_shares_are_covariances_with_the_linear_prediction() -> None:
     bayes, x, model = fitted(T=60)
     found = check(bayes, x)
     rows = x[:16]  # the first piece of all rows
-    scales = {}
-    for name in ("1", "4"):
-        bn = model.get_submodule(name)
-        scale = bn.weight / (bayes.posterior.var[name] + bn.eps).sqrt()  # (T, C)
-        scales[name] = torch.stack([scale, bn.bias - bayes.posterior.mean[name] * scale]).detach()  # (2, T, C)
+    drawn = bayes.posterior
+    statistics = {n: torch.stack([drawn.mean[n], drawn.var[n].sqrt()]) for n in drawn.layers}  # (2, T, C) each
 
     def run(of: dict[str, Tensor]) -> Tensor:
-        h = (rows @ model[0].weight.T * of["1"][0] + of["1"][1]).relu()
-        h = ((h @ model[3].weight.T + model[3].bias) * of["4"][0] + of["4"][1]).relu()
+        h = rows
+        for number in (0, 3):
+            (mean, std), bn = of[str(number + 1)], model[number + 1]
+            h = ((model[number](h) - mean) / (std**2 + bn.eps).sqrt() * bn.weight + bn.bias).relu()
         return h @ model[6].weight.T + model[6].bias
 
-    centre = {name: value.mean(1) for name, value in scales.items()}
+    centre = {name: value.mean(1) for name, value in statistics.items()}
     moved: dict[str, Tensor] = {}
     with torch.no_grad():
         for name in ("1", "4"):
             steps = []
             for t in range(60):
-                step = 1e-7 * (scales[name][:, t] - centre[name])
+                step = 1e-7 * (statistics[name][:, t] - centre[name])
                 high, low = (run(centre | {name: centre[name] + sign * step}) for sign in (1, -1))
                 steps.append((high - low) / 2e-7)
             moved[name] = torch.stack(steps)
@@ -160,7 +159,7 @@ def test_shares_are_covariances_with_the_linear_prediction() -> None:
 
 
 def test_a_layer_alone_has_the_variance_of_its_own_linear_prediction() -> None:
-    """One stochastic layer explains everything; of two, the linear variance with the other at its average scale."""
+    """One stochastic layer explains everything; of two, the linear variance with the other at its average."""
     bayes, x, _ = fitted(T=60, layers=["4"])
     (row,) = check(bayes, x).layers
     assert row.share == pytest.approx(1, abs=1e-12)

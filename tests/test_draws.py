@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 import mcbn
+from mcbn import draws
 from mcbn.draws import draw_batches, rows_of_draw
 from untouched import generators
 
@@ -193,3 +194,12 @@ def test_stream_of_single_examples_warns() -> None:
 def test_data_without_a_batch_size_gets_one_and_a_warning() -> None:
     with pytest.warns(UserWarning, match="drawing batches of 32"):
         assert len(drawn(ROWS)[0]) == 32
+
+
+@pytest.mark.parametrize("values", [1, 3 * 7, 2**20])
+def test_rows_taken_together_are_those_of_each_draw(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "VALUES_TAKEN", values)
+    got = drawn((ROWS, ROWS + 1), batch_size=7, n_samples=70, seed=3)
+    for t, (x, y) in enumerate(got):
+        assert x.tolist() == rows_of_draw(N, 7, 3, t).tolist()
+        assert torch.equal(y, x + 1)

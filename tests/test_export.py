@@ -200,7 +200,7 @@ def test_layers_before_the_first_stochastic_one_run_once_for_all_draws() -> None
     bayes = mcbn.MCBN(model, "regression", layers=["4"]).fit(x, n_samples=6, batch_size=8)
     network, names = bayes._fitted().network, ["4"]
     rows = [torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)]
-    written = passes.write_down(network, x[:3], names, rows, of_statistics=False)
+    written = passes.write_down(network, x[:3], names, rows)
     counts = [str(part.graph).count("aten.linear") for part in (written.shared, written.each)]
     assert counts == [2, 1]
     program = export.to_torch_export(bayes, x[:3])

@@ -1,12 +1,15 @@
 """Sampling-free moments: exact where the output is linear in the statistics, close to Monte Carlo elsewhere."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import mcbn
 from kinds import KINDS, Twice, make, mlp, scramble, settle
-from mcbn import linear
+from mcbn import jacobian, linear
 
 
 def fitted(kind: str, task: str = "regression", **options: int) -> tuple[mcbn.MCBN, Tensor]:
@@ -16,32 +19,68 @@ def fitted(kind: str, task: str = "regression", **options: int) -> tuple[mcbn.MC
 
 @pytest.mark.parametrize("kind", ["1d-length", "bare", "lazy"])
 def test_equals_monte_carlo_where_the_output_is_linear_in_the_statistics(kind: str) -> None:
-    bayes, x = fitted(kind)  # nothing but linear layers behind the only batch norm
+    bayes, x = fitted(kind)  # nothing but linear layers behind the only batch norm, so linear in mu_B at equal sigma_B
+    equal = {name: var.mean(0).expand_as(var).clone() for name, var in bayes.posterior.var.items()}
+    bayes.posterior = replace(bayes.posterior, var=equal)
     sampled, exact = bayes.predict(x, covariance=True), bayes.predict(x, method="linear", covariance=True)
+    assert (sampled.epistemic > 0).any()
     torch.testing.assert_close(exact.mean, sampled.mean, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(exact.epistemic, sampled.epistemic, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(exact.covariance, sampled.covariance, rtol=1e-8, atol=1e-10)
 
 
-def test_variance_is_j_c_j_transposed() -> None:
+def test_moments_are_those_of_their_equations() -> None:
     bayes, x = fitted("1d", n_samples=40)
     net, posterior = bayes.model, bayes.posterior
-    scale = [(posterior.var[n] + 1e-5).rsqrt() * bn.weight for n, bn in (("1", net[1]), ("4", net[4]))]
-    shift = [bn.bias - posterior.mean[n] * s for (n, bn), s in zip((("1", net[1]), ("4", net[4])), scale, strict=True)]
-    omega = torch.cat([scale[0], shift[0], scale[1], shift[1]], 1).detach()  # (T, S)
+    omega = torch.cat([part for n in ("1", "4") for part in (posterior.mean[n], posterior.var[n].sqrt())], 1)  # (T, S)
 
     def forward(row: Tensor, example: Tensor) -> Tensor:
-        a, b, c, d = row.split(6)
-        h = net[2](net[0](example) * a + b)
-        return net[6](net[5](net[3](h) * c + d))
+        for number, (mean, std) in zip((0, 3), (row.split(6)[:2], row.split(6)[2:]), strict=True):
+            bn = net[number + 1]
+            example = (net[number](example) - mean) / (std**2 + bn.eps).sqrt() * bn.weight + bn.bias
+            example = net[number + 2](example)
+        return net[6](example)
 
-    centre = omega.mean(0)
-    covariance = torch.cov(omega.T, correction=0)
-    pred = bayes.predict(x[:5], method="linear", covariance=True)
-    for n in range(5):
-        jacobian = torch.autograd.functional.jacobian(lambda row, n=n: forward(row, x[n]), centre)  # (D, S)
-        torch.testing.assert_close(pred.mean[n], forward(centre, x[n]).detach())
-        torch.testing.assert_close(pred.covariance[n], jacobian @ covariance @ jacobian.T)
+    centre, covariance = omega.mean(0), torch.cov(omega.T, correction=0)
+    chosen = bayes._linearise.expansion(x, 40).chosen
+    rows = torch.cat([part for n in ("1", "4") for part in (chosen.mean[n], chosen.var[n].sqrt())], 1)  # (K, S)
+    assert len(rows) == linear.REPRESENTATIVES
+    assert all((row == omega).all(1).any() for row in rows)
+    for again in range(3):  # the first pass as it is, the others written down
+        pred = bayes.predict(x[:5], method="linear", covariance=True)
+        for n in range(5):
+            J = torch.autograd.functional.jacobian(lambda row, n=n: forward(row, x[n]), centre)  # (D, S)
+            mean = torch.stack([forward(row, x[n]) - J @ (row - centre) for row in rows]).mean(0)
+            torch.testing.assert_close(pred.mean[n], mean.detach(), msg=f"pass {again}")
+            torch.testing.assert_close(pred.covariance[n], J @ covariance @ J.T)
+
+
+def test_few_draws_keep_their_own_mean() -> None:
+    bayes, x = fitted("residual", n_samples=linear.REPRESENTATIVES)
+    torch.testing.assert_close(bayes.predict(x, method="linear").mean, bayes.predict(x).mean)
+
+
+def test_mean_is_nearer_to_monte_carlo_than_one_pass_at_the_average() -> None:
+    bayes, x = fitted("1d", n_samples=400)
+    expansion = bayes._linearise.expansion(x, 400)
+    sampled, found, alone = bayes.predict(x).mean, bayes.predict(x, method="linear").mean, expansion.differentiate(x)[0]
+    assert (found - sampled).square().mean() < 0.5 * (alone - sampled).square().mean()
+
+
+def test_representative_draws_have_the_second_moments_of_all() -> None:
+    d = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = d.T @ d / len(d)
+
+    def distance(rows: list[int]) -> float:
+        return (d[rows].T @ d[rows] / len(rows) - target).norm().item()
+
+    chosen = linear.representative(d, 8)
+    for k in range(8):  # each is the best there is, given those before it
+        others = [t for t in range(60) if t not in chosen[:k]]
+        assert chosen[k] == min(others, key=lambda t, k=k: distance([*chosen[:k], t]))
+    assert linear.representative(d[:3], 8) != linear.representative(d[:3], 2)
+    assert sorted(linear.representative(d[:3], 8)) == [0, 1, 2]
+    assert distance(chosen) < 0.5 * distance(list(range(8)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +154,7 @@ def test_single_draw_and_too_many_outputs_are_told(monkeypatch: pytest.MonkeyPat
     bayes, x = fitted("1d", n_samples=2)
     with pytest.raises(mcbn.MCBNError, match="at least 2 draws; got 1"):
         bayes.predict(x, method="linear", n_samples=1)
-    monkeypatch.setattr(linear, "MOST_OUTPUTS", 1)
+    monkeypatch.setattr(jacobian, "MOST_OUTPUTS", 1)
     with pytest.raises(mcbn.MCBNError, match="has 2 for each input; use method='sample'"):
         bayes.predict(x, method="linear")
 
@@ -127,3 +166,48 @@ def test_layer_called_twice_counts_twice() -> None:
     settle(net, x, 16)
     bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=30, batch_size=16)
     assert bayes._linearise(x, 30).jacobian.shape == (64, 6, 24)
+
+
+def test_network_that_cannot_be_written_down_is_run_as_it_is() -> None:
+    class Peeks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.last = nn.BatchNorm1d(5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.bn(x)
+            return self.last(h if h.sum() > 1e9 else h.tanh())
+
+    torch.manual_seed(0)
+    net, x = Peeks().double(), torch.randn(64, 5, dtype=torch.float64)
+    bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=20, batch_size=16)
+    preds = [bayes.predict(x, method="linear") for _ in range(3)]
+    differentiate = bayes._linearise.expansion(x, 20).differentiate
+    assert set(differentiate._ways.values()) == {differentiate.plain}
+    assert all(torch.equal(preds[0].epistemic, pred.epistemic) for pred in preds)
+
+
+def test_inputs_changed_in_place_by_the_network_stay_as_they_are() -> None:
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bn(x.mul_(2)).relu_()
+
+    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = x.clone()
+    with pytest.warns(UserWarning, match="running statistics"):
+        bayes = mcbn.MCBN(Changes().double(), "regression").fit(x.clone(), n_samples=20, batch_size=16)
+    preds = [bayes.predict(x, method="linear") for _ in range(3)]
+    assert torch.equal(x, before)
+    torch.testing.assert_close(preds[2].mean, preds[0].mean)
+    torch.testing.assert_close(preds[2].epistemic, preds[0].epistemic)
+
+
+def test_pickled_predictor_gives_the_same() -> None:
+    bayes, x = fitted("1d", n_samples=20)
+    before = [bayes.predict(x, method="linear") for _ in range(2)][-1]
+    again = pickle.loads(pickle.dumps(bayes._linearise))(x, 20)
+    torch.testing.assert_close(again.mean, before.mean)

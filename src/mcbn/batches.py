@@ -31,6 +31,8 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """List every tensor of a nest, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
     found: list[Tensor] = []
     map_tensors(found.append, tree)
     return found
@@ -45,6 +47,14 @@ def outline(tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return (type(tree).__name__, *(outline(value) for value in tree))
     return tree if isinstance(tree, PLAIN) else type(tree)
+
+
+def key_of(inputs: Any) -> Any:
+    """Identify what a written-down pass depends on: structure, shapes, dtypes, device and autocast."""
+    tensors = tensors_of(inputs)
+    kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
+    autocast = tuple(torch.is_autocast_enabled(t.device.type) for t in tensors[:1])
+    return outline(inputs), kinds, autocast
 
 
 def is_plain(tree: Any) -> bool:

@@ -13,11 +13,12 @@ from torch import Tensor
 from mcbn import advice, batches, drift
 from mcbn.draws import Draws, draw_batches
 from mcbn.errors import MCBNError
-from mcbn.linear import Gather, Linearizer
+from mcbn.linear import Linearizer
 from mcbn.network import Network, pick_output
 from mcbn.population import Averaged
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
+from mcbn.statistics import Replay
 from mcbn.theory import lilliefors
 
 if TYPE_CHECKING:
@@ -196,13 +197,13 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
     if T < 2:
         return {}, "one draw has no variance"
     try:
-        with torch.no_grad(), Gather(posterior) as mode:
+        with torch.no_grad(), Replay(*posterior.draw(0)):
             output = network(x)
-        S, D = sum(2 * scale.shape[1] for scale, _ in mode.drawn.values()), output.numel() // len(output)
-        most = SHARE_EXAMPLES
+        sizes = [2 * part.shape[1] for part in posterior.mean.values()]
+        D, most = output.numel() // len(output), SHARE_EXAMPLES
         if D > MOST_OUTPUTS:
             network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
-        each = S * D
+        each = sum(sizes) * D
         if each > SHARE_VALUES:
             return {}, f"the gradient of one input's outputs by all statistics has {each:,} values"
         count = min(most, SHARE_VALUES // each, len(output))
@@ -210,7 +211,6 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         expansion = Linearizer(network, posterior)(few, T)
     except MCBNError as error:
         return {}, str(error)
-    sizes = [2 * scale.shape[1] for scale, _ in mode.drawn.values()]
     parts = zip(torch.split(expansion.jacobian, sizes, 2), torch.split(expansion.deviations, sizes, 1), strict=True)
     each_layer = [torch.einsum("nds,ts->tnd", j, d).double().flatten(1) for j, d in parts]  # (T, N D) each
     whole = torch.stack(each_layer).sum(0)  # (T, N D)
@@ -218,7 +218,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
     if not variance > 0:
         return {}, "the predictions do not vary"
     shares = [(float((p * whole).sum() / variance), float(p.square().sum() / variance)) for p in each_layer]
-    return dict(zip(mode.drawn, shares, strict=True)), ""
+    return dict(zip(posterior.layers, shares, strict=True)), ""
 
 
 def _summed(network: Network, output: Tensor) -> Network:

@@ -1,5 +1,6 @@
 """Random training batches: draw t depends on (seed, t) alone, whatever the loader's order or workers."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 from mcbn.sources import DEFAULT_BATCH_SIZE, Source, Stream, Take, read_source, warn
 
+MOST_TAKEN, VALUES_TAKEN = 32, 2**20  # batches, and values, taken from tensors in memory at once
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -75,7 +77,19 @@ def _batch_size(asked: int | None, source: Source, *, whole: bool = False) -> in
 
 
 def _each(rows: "_Rows") -> Iterator[Any]:
-    return (rows[t] for t in range(len(rows)))
+    """Yield the batches in order; of tensors in memory several are taken at once and handed out as views."""
+    if not isinstance(rows.fetch, Take):
+        yield from (rows[t] for t in range(len(rows)))
+        return
+    values = sum(t[:1].numel() for t in batches.tensors_of(rows.fetch.data)) * rows.batch_size  # of one batch
+    step = max(1, min(MOST_TAKEN, VALUES_TAKEN // max(values, 1)))
+    for start in range(0, len(rows), step):
+        chosen = [rows.chosen(t) for t in range(start, min(start + step, len(rows)))]
+        taken, end = rows.fetch(np.concatenate(chosen)), 0
+        for part in chosen:
+            mine = slice(end, end + len(part))
+            yield batches.map_tensors(operator.itemgetter(mine), taken)
+            end = mine.stop
 
 
 class _Rows(Dataset[Any]):
@@ -91,6 +105,7 @@ class _Rows(Dataset[Any]):
     ) -> None:
         self.fetch, self.population = fetch, population
         self.n_samples, self.batch_size, self.seed = n_samples, batch_size, seed
+        self.streams = Streams(seed)
 
     def __len__(self) -> int:
         return self.n_samples
@@ -105,7 +120,7 @@ class _Rows(Dataset[Any]):
 
     def chosen(self, t: int) -> Indices:
         """Choose the rows of batch t."""
-        return rows_of_draw(len(self.population), self.batch_size, self.seed, t)
+        return _choose(len(self.population), self.batch_size, self.streams(t))
 
 
 class _Partition(_Rows):
@@ -121,9 +136,30 @@ class _Partition(_Rows):
         return np.sort(self.order[t * N // len(self) : (t + 1) * N // len(self)])
 
 
+class Streams:
+    """Generators of (seed, t), one object put to the start of stream t: making a new one costs as much as its use."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = _stream(seed, 0)
+        self.start: Any = self.generator.bit_generator.state
+
+    def __call__(self, t: int) -> np.random.Generator:
+        """Return the generator as it starts out for draw t."""
+        self.start["state"]["key"][1] = t
+        self.generator.bit_generator.state = self.start
+        return self.generator
+
+
+def _stream(seed: int, t: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
+
+
 def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
+    return _choose(n, batch_size, _stream(seed, t))
+
+
+def _choose(n: int, batch_size: int, generator: np.random.Generator) -> Indices:
     chosen = generator.choice(n, batch_size, replace=False, shuffle=False)
     chosen.sort()
     return chosen

@@ -131,7 +131,7 @@ def _predictor(
         return _linear(bayes, engine, inputs, T, output, summary)
     parts = [part[:T] for pair in mode.drawn.values() for part in pair]  # (T, C) each
     first = [part[0] for part in parts]
-    written = passes.write_down(engine.network, inputs, list(mode.drawn), first, of_statistics=False)
+    written = passes.write_down(engine.network, inputs, list(mode.drawn), first)
     chunk = _chunk(T, written.width * len(output), chunk_size)
     return SamplePredictor(written, parts, summary, chunk=chunk, output=output.shape[1:])
 
@@ -162,17 +162,22 @@ def _linear(
     """Write down the pass and its gradient at the average statistics."""
     linearise = bayes._linearise
     linearise(inputs, T)  # refuses what has no gradient per input
-    expansion = linearise._expansions[T]
-    centres = [part for pair in expansion.centres.values() for part in pair]  # (C,) each
-    modelled = expansion.diagonal is not None
-    written = passes.write_down(engine.network, inputs, list(expansion.centres), centres, of_statistics=modelled)
+    expansion = linearise.expansion(inputs, T)
+    names, points = list(expansion.centres), expansion.differentiate.points
+    if missing := [name for name in names if name not in points]:
+        raise MCBNError(f"example_x does not reach the layers {missing}, so they have no gradient; use method='sample'")
+    centres = [part for name in names for part in (points[name].scale, points[name].shift)]  # (C,) each
+    written = passes.write_down(engine.network, inputs, names, centres)
     N, D = len(output), output[0].numel()
-    if D * N * written.width > MOST_VALUES:
+    if max(D, expansion.chosen.n_samples) * N * written.width > MOST_VALUES:
         raise MCBNError(f"method='linear' takes {D} gradients of {N} inputs at once, too many; use method='sample'")
     crossing = written.cross(batches.tensors_of(inputs), D)
     rows = [part.expand(D * N, -1).contiguous() for part in centres]
     jacobian = gradients.write_down_gradient(written, crossing, rows)
-    return LinearPredictor(written, jacobian, expansion, summary, n_outputs=D)
+    with Gather(expansion.chosen) as mode:
+        engine.network(batches.map_tensors(torch.clone, inputs))
+    chosen = [part for name in names for part in mode.drawn[name]]  # (K, C) each
+    return LinearPredictor(written, jacobian, expansion, chosen, summary, n_outputs=D)
 
 
 def _exported(predictor: nn.Module, inputs: Any) -> torch.export.ExportedProgram:

@@ -40,6 +40,17 @@ def require_family(family: str, known: tuple[str, ...] = FAMILIES) -> str:
     return family
 
 
+def join(mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> Tensor:
+    """Lay draws (T, C) side by side: each call's means, then its standard deviations, (T, P)."""
+    return torch.cat([part for name in mean for part in (mean[name], var[name].sqrt())], 1)
+
+
+def split(statistics: Tensor, channels: Mapping[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Undo `join`: cut (..., P) into the mean and standard deviation of every call, each (..., C)."""
+    parts = torch.split(statistics, [C for C in channels.values() for _ in range(2)], -1)
+    return dict(zip(channels, zip(parts[::2], parts[1::2], strict=True), strict=True))
+
+
 @dataclass(frozen=True, eq=False)
 class Gaussian:
     """Moments of all statistics: each call's means, then its standard deviations, in the order of `channels`."""
@@ -58,9 +69,7 @@ class Gaussian:
 
     def split(self, statistics: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Cut (..., P) into the mean and standard deviation of every call, each (..., C)."""
-        sizes = [C for C in self.channels.values() for _ in range(2)]
-        parts = torch.split(statistics, sizes, -1)
-        return dict(zip(self.channels, zip(parts[::2], parts[1::2], strict=True), strict=True))
+        return split(statistics, self.channels)
 
     def scaled(self, factor: float) -> "Gaussian":
         """Multiply the covariance by a number; the location stays."""
@@ -122,7 +131,7 @@ def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: st
     if T < 2:
         raise MCBNError(f"posterior={family!r} needs a covariance, so at least 2 draws; got {T}: raise n_samples")
     channels = {name: value.shape[1] for name, value in mean.items()}
-    drawn = torch.cat([part for name in mean for part in (mean[name], var[name].sqrt())], 1)  # (T, P)
+    drawn = join(mean, var)  # (T, P)
     shifted = (drawn - drawn[0]).cpu().double()  # about a draw: equal draws have a variance of exactly zero
     sizes = [drawn.shape[1]] if family == "gaussian" else [2 * C for C in channels.values()]
     blocks = [_block(part) for part in torch.split(shifted - shifted.mean(0), sizes, 1)]

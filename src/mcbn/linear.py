@@ -1,19 +1,26 @@
 """Sampling-free moments: the covariance of the drawn statistics carried through the network's Jacobian.
 
-Batch norm with statistics (mu_B, sigma_B) is h * scale + shift, so let omega hold scale and shift of every stochastic
-channel, omega_0 their average over the draws and C their full covariance. With J the gradient of one example's output,
+Let omega hold mean mu_B and standard deviation sigma_B of every stochastic channel, omega_0 their average over the
+draws and C their full covariance. With J the gradient of one input's output at omega_0,
 
-    f_omega(x) ~ f_omega_0(x) + J (omega - omega_0),    mean = f_omega_0(x),    covariance = J C J^T.
+    f_omega(x) ~ f_omega_0(x) + J (omega - omega_0),    covariance = J C J^T.
 
-Exact where the output is linear in omega, as in a network whose batch norm is followed by linear layers only;
-otherwise the first term of the expansion, good while draws differ little (large M). It takes one forward pass and one
-backward pass for each output, whatever T. Class probabilities are averaged over the linearised logits of the draws,
-which have exactly this covariance.
+The mean of what this leaves out is, to second order, tr(H C) / 2 with H the matrix of second derivatives. It is taken
+from K = 8 draws omega_k whose second moments about omega_0 are nearest to C (`representative`), once for all inputs:
 
-A Gaussian posterior (`mcbn.gaussian`) gives its own moments instead: omega then holds mean and standard deviation of
-every channel, omega_0 their location and C the modelled covariance, exactly, whatever the number of draws.
+    mean = 1/K sum_k [f_omega_k(x) - J (omega_k - omega_0)].
+
+Both are exact where the output is linear in omega: draws that differ in their means alone, and nothing but linear
+layers behind a batch norm. Batch norm divides by sigma_B, so elsewhere the variance is first order, good while draws
+differ little (large M), and the mean nearly second order; of K or fewer draws it is their own mean. It takes one
+forward pass, one backward pass for each output and K draws, whatever T. Class probabilities are averaged over the
+linearised logits of the draws, which have exactly this mean and covariance.
+
+A Gaussian posterior (`mcbn.gaussian`) gives its own moments instead: omega_0 is its location and C the modelled
+covariance, exactly, whatever the number of draws.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,21 +30,24 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.gaussian import Gaussian
+from mcbn.gaussian import join, split
+from mcbn.jacobian import Differentiator
 from mcbn.network import Network
 from mcbn.posterior import Posterior
-from mcbn.statistics import BatchNormCall, BatchNormMode, Replay, scale_and_shift, statistics_dtype
+from mcbn.sampling import Engine
+from mcbn.statistics import BatchNormCall, Replay, scale_and_shift
 
-MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
 BLOCK_VALUES = 2**20  # inputs and statistics of the examples that go through together
 DRAWS_AT_ONCE = 2**24  # values of linearised outputs made in one piece
+REPRESENTATIVES = 8  # K
+CANDIDATES = 512  # draws they are chosen from
 
 
 class Linearised(NamedTuple):
-    """First-order expansion of every example's output in the statistics."""
+    """Moments of every example's output: a mean, and a first-order expansion in the statistics."""
 
-    mean: Tensor  # (N, ...), the output at the average statistics
-    jacobian: Tensor  # (N, D, S)
+    mean: Tensor  # (N, ...)
+    jacobian: Tensor  # (N, D, S), S running over mean, then standard deviation, of every call
     deviations: Tensor  # (T, S), draws less their average
     factors: tuple[Tensor, ...]  # of blocks of successive statistics: C = blockdiag(factor^T factor, ...) + diagonal
     diagonal: Tensor | None  # (S,)
@@ -49,7 +59,7 @@ class Linearised(NamedTuple):
         parts = [block @ factor.T for block, factor in zip(blocks, self.factors, strict=True)]
         if self.diagonal is not None:
             parts.append(self.jacobian * self.diagonal.sqrt())
-        return torch.cat(parts, 2)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def draws(self) -> Iterator[Tensor]:
         """Yield the linearised output of every draw, (t, N, ...) a chunk."""
@@ -59,12 +69,16 @@ class Linearised(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """The point that outputs are expanded about, and the covariance of the statistics there."""
+    """What does not depend on the inputs: the point that outputs are expanded about, and the covariance there."""
 
-    centres: Mapping[str, tuple[Tensor, Tensor]]  # call name -> scale and shift, or mean and std, each (C,)
+    centres: Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
     deviations: Tensor  # (T, S)
     factors: tuple[Tensor, ...]  # each (S', S_block)
-    diagonal: Tensor | None = None  # (S,); given: centres are mean and std
+    diagonal: Tensor | None  # (S,)
+    chosen: Posterior  # the K draws of the mean
+    offset: Tensor  # (S,), their average less the centre
+    engine: Engine  # runs them
+    differentiate: Differentiator
 
 
 class Linearizer:
@@ -74,55 +88,91 @@ class Linearizer:
         self.network, self.posterior = network, posterior
         self._expansions: dict[int, Expansion] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"network": self.network, "posterior": self.posterior}  # expansions are made again
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     def __call__(self, inputs: Any, n_samples: int) -> Linearised:
         """Expand the output of each input on its own in the statistics of the first draws."""
-        model = self.posterior.gaussian
-        if n_samples < 2 and model is None:
+        expansion = self.expansion(inputs, n_samples)
+        blocks = [expansion.differentiate(part)[1] for part in _blocks(inputs, expansion.deviations.shape[1])]
+        K = expansion.chosen.n_samples
+        jacobian = blocks[0] if len(blocks) == 1 else torch.cat(blocks)  # (N, D, S)
+        with torch.no_grad():
+            parts = [part.to(jacobian.dtype).sum(0) for part in expansion.engine.outputs(inputs, K)]  # (N, ...) each
+            shift = jacobian.flatten(0, 1) @ expansion.offset.to(jacobian.dtype)  # (N D,)
+            mean = functools.reduce(torch.add, parts) / K - shift.reshape(parts[0].shape)
+        return Linearised(mean, jacobian, expansion.deviations, expansion.factors, expansion.diagonal)
+
+    def expansion(self, inputs: Any, n_samples: int) -> Expansion:
+        """Return what all inputs share, made on the first of them."""
+        if n_samples < 2 and self.posterior.gaussian is None:
             raise MCBNError(
                 f"method='linear' needs a covariance, so at least 2 draws; got {n_samples}: fit more of them"
             )
         if n_samples not in self._expansions:
-            expand = self._expand(inputs, n_samples) if model is None else self._modelled(model, n_samples)
-            self._expansions[n_samples] = expand
-        expansion = self._expansions[n_samples]
-        parts = [self._linearise(block, expansion) for block in _blocks(inputs, expansion.deviations.shape[1])]
-        mean, jacobian = (torch.cat(part) for part in zip(*parts, strict=True))
-        return Linearised(mean, jacobian, expansion.deviations, expansion.factors, expansion.diagonal)
+            self._expansions[n_samples] = self._expand(inputs, n_samples)
+        return self._expansions[n_samples]
 
     def _expand(self, inputs: Any, T: int) -> Expansion:
-        """Average the scales and shifts of T draws, in the order the network makes its calls."""
-        with torch.no_grad(), Gather(self.posterior) as mode:
-            self.network(inputs)
-        drawn = {name: tuple(part[:T] for part in pair) for name, pair in mode.drawn.items()}  # each (T, C)
-        centres = {name: (scale.mean(0), shift.mean(0)) for name, (scale, shift) in drawn.items()}
-        deviations = torch.cat([part - part.mean(0) for pair in drawn.values() for part in pair], 1)  # (T, S)
-        return Expansion(centres, deviations, (torch.linalg.qr(deviations, mode="r").R / math.sqrt(T),))
+        """Take moments of the first T draws; those of a Gaussian as they are."""
+        drawn, model = self.posterior, self.posterior.gaussian
+        channels = {name: part.shape[1] for name, part in drawn.mean.items()}
+        if model is None:
+            mean, var = _rows(drawn.mean, slice(T)), _rows(drawn.var, slice(T))
+            rows = join(mean, var)  # (T, S)
+            centre = rows.mean(0)
+            deviations = rows - centre
+            factors: tuple[Tensor, ...] = (torch.linalg.qr(deviations, mode="r").R / math.sqrt(T),)
+            diagonal = None
+        else:
+            mean, var = model.statistics(CANDIDATES, drawn.seed)
+            rows, centre, factors, diagonal = join(mean, var), model.location, model.factors, model.diagonal
+            deviations = model.deviations(T, drawn.seed).to(centre)  # for class probabilities
+        centres, away = split(centre, channels), rows[:CANDIDATES] - centre
+        chosen = representative(away * self._units(inputs, centres), REPRESENTATIVES)
+        few = Posterior(_rows(mean, chosen), _rows(var, chosen), drawn.batch_size)
+        return Expansion(
+            centres,
+            deviations,
+            factors,
+            diagonal,
+            few,
+            away[chosen].mean(0),
+            Engine(self.network, few),
+            Differentiator(self.network, centres),
+        )
 
-    def _modelled(self, model: Gaussian, T: int) -> Expansion:
-        """Take the moments of a Gaussian as they are; T deviations are drawn from it for class probabilities."""
-        deviations = model.deviations(T, self.posterior.seed).to(model.location)  # (T, S)
-        return Expansion(model.split(model.location), deviations, model.factors, model.diagonal)
-
-    def _linearise(self, inputs: Any, expansion: Expansion) -> tuple[Tensor, Tensor]:
-        """Return output (N, ...) and Jacobian (N, D, S) at the average statistics."""
-        N = batches.size_of(inputs)
-        with torch.enable_grad():
-            with PerExample(expansion.centres, N, of_statistics=expansion.diagonal is not None) as mode:
-                output = self.network(batches.map_tensors(torch.Tensor.detach, inputs))  # (N, ...)
-            flat = output.reshape(N, -1)  # (N, D)
-            if flat.shape[1] > MOST_OUTPUTS:
-                raise MCBNError(
-                    "method='linear' takes one backward pass an output and this network has "
-                    f"{flat.shape[1]} for each input; use method='sample'"
-                )
-            leaves = [leaf for name in expansion.centres for leaf in mode.leaf_pair(name, flat.dtype)]
-            jacobian = torch.stack([_gradient(column.sum(), leaves) for column in flat.unbind(1)], 1)
-        return output.detach().to(jacobian.dtype), jacobian
+    def _units(self, inputs: Any, centres: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """Return |gamma| / sigma of every statistic, (S,): how much it moves its channel; 0 where it is not used."""
+        mean = {name: part.unsqueeze(0) for name, (part, _) in centres.items()}  # one draw: the average
+        var = {name: part.square().unsqueeze(0) for name, (_, part) in centres.items()}
+        with torch.no_grad(), Gather(Posterior(mean, var, self.posterior.batch_size)) as mode:
+            self.network(batches.map_tensors(torch.clone, inputs))
+        scales = {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
+        return torch.cat([scales.get(n, torch.zeros_like(part)) for n, (part, _) in centres.items() for _ in range(2)])
 
 
-def _gradient(total: Tensor, leaves: list[Tensor]) -> Tensor:
-    """Return the gradient with respect to every example's own statistics, (N, S)."""
-    return torch.cat(torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), 1)
+def _rows(part: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:
+    return {name: value[index] for name, value in part.items()}
+
+
+def representative(deviations: Tensor, count: int) -> list[int]:
+    """Choose draws whose second moments stand for those of all: deviations (T, S) about the centre.
+
+    Greedily, each draw making || 1/k sum d d^T - 1/T sum_t d_t d_t^T || least (Frobenius): with the kernel
+    g_ij = (d_i^T d_j)^2 the k-th is the one of least (2 sum_chosen g_jc + g_jj) / k^2 - 2/k mean_t g_jt.
+    """
+    kernel = (deviations @ deviations.T).double().square()  # (T, T)
+    own, target = kernel.diagonal(), kernel.mean(1)
+    chosen: list[int] = []
+    for k in range(1, min(count, len(kernel)) + 1):
+        loss = (2 * kernel[:, chosen].sum(1) + own) / k**2 - 2 / k * target  # (T,)
+        loss[chosen] = torch.inf
+        chosen.append(int(loss.argmin()))
+    return chosen
 
 
 class Gather(Replay):
@@ -139,40 +189,6 @@ class Gather(Replay):
             mean, var = self.posterior.mean[call.name], self.posterior.var[call.name]
             self.drawn[call.name] = scale_and_shift(mean, var, call.weight, call.bias, call.eps)
         return super().answer(call)
-
-
-class PerExample(BatchNormMode):
-    """Give every example statistics of its own, all at the centre, so that gradients come apart."""
-
-    def __init__(
-        self, centres: Mapping[str, tuple[Tensor, Tensor]], n_examples: int, *, of_statistics: bool = False
-    ) -> None:
-        super().__init__()
-        self.centres, self.N, self.of_statistics = centres, n_examples, of_statistics
-        self.leaves: dict[str, tuple[Tensor, Tensor]] = {}  # call name -> scale and shift, or mean and std, each (N, C)
-
-    def leaf_pair(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the parameters of one call that gradients are taken for, (N, C) each."""
-        if name not in self.leaves:
-            first, second = (part.to(dtype).repeat(self.N, 1).requires_grad_() for part in self.centres[name])
-            self.leaves[name] = first, second
-        return self.leaves[name]
-
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Normalise with per-example parameters that require grad."""
-        if call.name not in self.centres:
-            return call.unchanged()
-        if call.x.shape[0] != self.N:
-            raise MCBNError(
-                f"layer {call.name!r} sees {call.x.shape[0]} rows for {self.N} inputs, so its statistics have no "
-                "gradient per input; use method='sample'"
-            )
-        dtype = statistics_dtype(call.x)
-        first, second = self.leaf_pair(call.name, dtype)
-        if self.of_statistics:
-            first, second = scale_and_shift(first, second.square(), call.weight, call.bias, call.eps)
-        scale, shift = (part.to(dtype).reshape(*part.shape, *(1,) * (call.x.ndim - 2)) for part in (first, second))
-        return torch.addcmul(shift, call.x.to(dtype), scale).to(call.x.dtype)
 
 
 def _blocks(inputs: Any, S: int) -> Iterator[Any]:

@@ -166,6 +166,9 @@ class MCBN(Tunable, Generic[P]):
             raise MCBNError("not fitted yet; call fit(training_data) first")
         return self._engine
 
+    def _running(self) -> Network:
+        return self._fitted().network
+
     @property
     def noise_std(self) -> float | Tensor:
         """Standard deviation of the observation noise, tau^-1/2."""
@@ -202,8 +205,9 @@ class MCBN(Tunable, Generic[P]):
 
         Args:
             x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
-            method: "sample", the Monte Carlo estimate over the draws; "linear", one pass that carries the covariance
-                of the draws through the network's gradient: far faster for few outputs, approximate (`mcbn.linear`).
+            method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
+                through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
+                (`mcbn.linear`).
             n_samples: use only the first draws; of a Gaussian posterior also more than were fitted.
             chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
@@ -301,16 +305,14 @@ class MCBN(Tunable, Generic[P]):
             batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
                 the fit is always tried, and kept unless another scores better. None: only tau is tuned.
         """
-        score, network = self._score(score), self._fitted().network
         options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
         if batch_sizes is None:
-            self._tau = self._best_tau(network, data, score=score, **options).tau
-            return self
-        drawn = self.posterior
+            return super().tune(data, score=score, **options)
+        score, network, drawn = self._score(score), self._running(), self.posterior
         tuned, twin = dict[int, noise.Tuned](), copy.copy(self)
         for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size):
             twin._set(network, drawn.at_batch_size(M))
-            tuned[M] = twin._best_tau(network, data, score=score, **options)
+            tuned[M] = twin._best_tau(data, score=score, **options)
         M = noise.best(tuned, score)
         self._set(network, drawn.at_batch_size(M))
         self._tau = tuned[M].tau

@@ -15,16 +15,16 @@ from torch import Tensor, fx, nn
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.network import Network, pick_output
-from mcbn.statistics import BatchNormCall, BatchNormMode, layer_of, scale_and_shift, statistics_dtype
+from mcbn.statistics import BatchNormCall, BatchNormMode, layer_of, statistics_dtype
 
 
 class Given(BatchNormMode):
-    """Normalise with a scale and a shift for every row, (B, C) each; or with a mean and a standard deviation."""
+    """Normalise with a scale and a shift for every row, (B, C) each."""
 
-    def __init__(self, names: Sequence[str], parts: Sequence[Tensor], *, of_statistics: bool) -> None:
+    def __init__(self, names: Sequence[str], parts: Sequence[Tensor]) -> None:
         super().__init__()
         self.pairs = dict(zip(names, zip(parts[::2], parts[1::2], strict=True), strict=True))
-        self.chosen, self.of_statistics = {layer_of(name) for name in names}, of_statistics
+        self.chosen = {layer_of(name) for name in names}
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Normalise; a layer that sees k rows an input uses the input's parameters k times."""
@@ -32,8 +32,6 @@ class Given(BatchNormMode):
             return call.unchanged()
         dtype, rows = statistics_dtype(call.x), call.x.shape[0]
         first, second = (_cast(part, dtype) for part in self.pairs[call.name])  # (B, C)
-        if self.of_statistics:
-            first, second = scale_and_shift(first, second.square(), call.weight, call.bias, call.eps)
         B, C = first.shape
         if rows != B:
             first, second = (p.unsqueeze(1).expand(B, rows // B, C).reshape(rows, C) for p in (first, second))
@@ -49,16 +47,15 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 class Forward(nn.Module):
     """The network as a function of flat input tensors and of the parameters of every stochastic call."""
 
-    def __init__(self, network: Network, inputs: Any, names: Sequence[str], *, of_statistics: bool) -> None:
+    def __init__(self, network: Network, inputs: Any, names: Sequence[str]) -> None:
         super().__init__()
-        self.module, self.network, self.inputs = network.module, network, inputs
-        self.names, self.of_statistics = names, of_statistics
+        self.module, self.network, self.inputs, self.names = network.module, network, inputs, names
 
     def forward(self, tensors: list[Tensor], parts: list[Tensor]) -> Tensor:
         """Run the network's own code; it may change its inputs in place."""
         remaining = iter(tensors)
         inputs = batches.map_tensors(lambda _: next(remaining).clone(), self.inputs)
-        with Given(self.names, parts, of_statistics=self.of_statistics):
+        with Given(self.names, parts):
             return pick_output(self.network._forward(inputs), self.network.output)
 
 
@@ -73,7 +70,11 @@ class Pass(nn.Module):
 
     def cross(self, tensors: Sequence[Tensor], copies: int) -> list[Tensor]:
         """Run the shared part and repeat its results for each copy."""
-        return [_tile(value, axis, copies) for value, axis in zip(self.shared(*tensors), self.axes, strict=True)]
+        return self.tile(self.shared(*tensors), copies)
+
+    def tile(self, values: Sequence[Tensor], copies: int) -> list[Tensor]:
+        """Repeat results of the shared part for each copy."""
+        return [_tile(value, axis, copies) for value, axis in zip(values, self.axes, strict=True)]
 
 
 def _tile(value: Tensor, axis: int | None, copies: int) -> Tensor:
@@ -90,15 +91,13 @@ def spread_rows(part: Tensor, N: int) -> Tensor:
     return part.unsqueeze(1).expand(t, N, C).reshape(t * N, C)
 
 
-def write_down(
-    network: Network, inputs: Any, names: Sequence[str], parts: Sequence[Tensor], *, of_statistics: bool
-) -> Pass:
+def write_down(network: Network, inputs: Any, names: Sequence[str], parts: Sequence[Tensor]) -> Pass:
     """Write the network down for batches of any size, from inputs of at least two rows and one row (C,) a part."""
     N, batch = batches.size_of(inputs), torch.export.Dim("batch")
     tensors = batches.tensors_of(inputs)
     rows = [part.expand(N, -1).contiguous() for part in parts]  # (N, C) each
     open_axes = tuple([{0: batch} if grows(t, N) else None for t in group] for group in (tensors, rows))
-    forward = Forward(network, inputs, names, of_statistics=of_statistics)
+    forward = Forward(network, inputs, names)
     with torch.no_grad():
         written = torch.export.export(forward, (tensors, rows), dynamic_shapes=open_axes, strict=False)
         if any(_changes_values(node) for node in written.graph.nodes):

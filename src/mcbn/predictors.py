@@ -10,6 +10,7 @@ from mcbn import batches
 from mcbn.linear import Expansion
 from mcbn.passes import Pass, spread_rows
 from mcbn.prediction import as_float, as_logits
+from mcbn.reverse import Point
 
 State = tuple[Tensor, ...]
 
@@ -94,6 +95,19 @@ def _rows(inputs: Any) -> int:
     return next(tensor.shape[0] for tensor in batches.tensors_of(inputs) if tensor.ndim)
 
 
+class _Buffers(nn.Module):
+    """Constant tensors in order."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        for number, tensor in enumerate(tensors):
+            self.register_buffer(f"part{number}", tensor.clone())
+
+    def all(self) -> list[Tensor]:
+        """List them."""
+        return list(self.buffers())
+
+
 class SamplePredictor(nn.Module):
     """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all."""
 
@@ -105,15 +119,13 @@ class SamplePredictor(nn.Module):
         super().__init__()
         self.written, self.summary, self.chunk, self.output = written, summary, chunk, tuple(output)
         self.steps = len(parts[0]) // chunk
-        for number, part in enumerate(parts):  # (T, C) -> (steps, chunk, C)
-            self.register_buffer(f"part{number}", part.reshape(self.steps, chunk, -1).clone())
-        self.n_parts = len(parts)
+        self.parts = _Buffers([part.reshape(self.steps, chunk, -1) for part in parts])  # (steps, chunk, C) each
         self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=parts[0].dtype))
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
         N, crossing = _rows(inputs), self.written.cross(batches.tensors_of(inputs), self.chunk)
-        parts = [getattr(self, f"part{number}") for number in range(self.n_parts)]
+        parts = self.parts.all()
 
         def run(rows: Sequence[Tensor]) -> State:
             outputs = self.written.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
@@ -137,42 +149,65 @@ class SamplePredictor(nn.Module):
 
 
 class LinearPredictor(nn.Module):
-    """First-order moments: one pass and its gradient, the covariance of the statistics a constant (`mcbn.linear`).
+    """First-order moments: one pass, its gradient and K draws, the statistics all constants (`mcbn.linear`).
 
-    `jacobian(crossing, parts, chosen)` gives outputs and gradients of D copies of the inputs, copy d of output d.
+    `jacobian(crossing, parts, chosen)` gives outputs and gradients, by scales and shifts, of D copies of the inputs,
+    copy d of output d.
     """
 
-    centre: Tensor  # (S,)
     deviations: Tensor  # (T, S)
+    offset: Tensor  # (S,)
     diagonal: Tensor | None  # (S,)
 
-    def __init__(self, written: Pass, jacobian: nn.Module, expansion: Expansion, summary: Summary, *, n_outputs: int):
+    def __init__(
+        self,
+        written: Pass,
+        jacobian: nn.Module,
+        expansion: Expansion,
+        chosen: Sequence[Tensor],  # scales and shifts of the K draws, (K, C) each
+        summary: Summary,
+        *,
+        n_outputs: int,
+    ) -> None:
         super().__init__()
         self.written, self.jacobian, self.summary, self.D = written, jacobian, summary, n_outputs
-        centres = [part for pair in expansion.centres.values() for part in pair]
-        self.sizes, self.blocks = [len(part) for part in centres], [part.shape[1] for part in expansion.factors]
-        self.register_buffer("centre", torch.cat(centres).clone())
+        points = [expansion.differentiate.points[name] for name in expansion.centres]
+        self.points = _Buffers([part for point in points for part in point])
+        self.chosen, self.factors = _Buffers(chosen), _Buffers(expansion.factors)
+        self.sizes = [len(part) for point in points for part in (point.scale, point.shift)]
         self.register_buffer("deviations", expansion.deviations.clone())
+        self.register_buffer("offset", expansion.offset.clone())
         self.register_buffer("diagonal", None if expansion.diagonal is None else expansion.diagonal.clone())
-        for number, factor in enumerate(expansion.factors):
-            self.register_buffer(f"factor{number}", factor.clone())  # (R, S_block)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
-        N, crossing = _rows(inputs), self.written.cross(batches.tensors_of(inputs), self.D)
-        parts = [part.expand(self.D * N, -1) for part in torch.split(self.centre, self.sizes)]
-        outputs, gradient = self.jacobian(crossing, parts, spread_rows(torch.eye(self.D).to(self.centre), N))
-        mean = as_float(outputs.unflatten(0, (self.D, -1))[0])  # (N, ...)
-        jacobian = gradient.reshape(self.D, N, -1).transpose(0, 1)  # (N, D, S)
+        N, values = _rows(inputs), self.written.shared(*batches.tensors_of(inputs))
+        points = [Point(*parts) for parts in zip(*[iter(self.points.all())] * len(Point._fields), strict=True)]
+        centre = [part.expand(self.D * N, -1) for point in points for part in (point.scale, point.shift)]
+        selected = spread_rows(torch.eye(self.D).to(self.offset), N)
+        _, gradient = self.jacobian(self.written.tile(values, self.D), centre, selected)
+        by = torch.split(gradient, self.sizes, 1)
+        pairs = (point.by_statistics(*by[2 * i : 2 * i + 2]) for i, point in enumerate(points))
+        flat = torch.cat([part for pair in pairs for part in pair], 1)  # (D N, S)
+        jacobian = flat.reshape(self.D, N, -1).transpose(0, 1)  # (N, D, S)
+        mean = self._mean(values, N, jacobian)
         if isinstance(self.summary, Regression):
             return self.summary.finish((mean, self._variance(jacobian).reshape(mean.shape)))
         draws = torch.matmul(jacobian, self.deviations.T).permute(2, 0, 1)  # (T, N, D)
         return self.summary.finish(self.summary.of(mean + draws.reshape(-1, *mean.shape)))
 
+    def _mean(self, values: Sequence[Tensor], N: int, jacobian: Tensor) -> Tensor:
+        """1/K sum_k [f_omega_k - J (omega_k - omega_0)], (N, ...)."""
+        rows = self.chosen.all()
+        K = len(rows[0])
+        outputs = self.written.each(*self.written.tile(values, K), *(spread_rows(row, N) for row in rows))
+        mean = as_float(outputs.unflatten(0, (K, -1))).mean(0)
+        return mean - torch.matmul(jacobian, self.offset).reshape(mean.shape)
+
     def _variance(self, jacobian: Tensor) -> Tensor:
         """diag(J C J^T), C = blockdiag(factor^T factor, ...) + diagonal, (N, D)."""
-        factors = [getattr(self, f"factor{number}") for number in range(len(self.blocks))]
-        blocks = torch.split(jacobian, self.blocks, 2) if self.blocks else ()
+        factors = self.factors.all()
+        blocks = torch.split(jacobian, [factor.shape[1] for factor in factors], 2) if factors else ()
         terms = [torch.matmul(J, F.T).square().sum(2) for J, F in zip(blocks, factors, strict=True)]
         if self.diagonal is not None:
             terms.append((jacobian.square() * self.diagonal).sum(2))

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from mcbn import batches, rewriting
 from mcbn.network import Network
-from mcbn.statistics import scale_and_shift
+from mcbn.statistics import normalize, scale_and_shift
 from mcbn.tracing import Norm, Trace, UntraceableError
 
 
@@ -94,6 +94,14 @@ def trace(
 
     `fold(width, convolutional)` decides whether batch norm is folded into the weights before it.
     """
+    mode, changed, output = follow(network, mean, var, inputs)
+    return _build(mode, changed, fold), output
+
+
+def follow(
+    network: Network, mean: Mapping[str, Tensor], var: Mapping[str, Tensor], inputs: Any
+) -> tuple[Trace, bool, Tensor]:
+    """Write down one draw on copies of the inputs: the trace, whether the network changes its inputs, its output."""
     if not batches.is_plain(inputs):
         raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
     copies = batches.map_tensors(torch.clone, inputs)
@@ -104,7 +112,7 @@ def trace(
         output = network(copies)
     changed = any(t._version != v for t, v in zip(tensors, versions, strict=True))
     mode.graph.output(mode._node(output))
-    return _build(mode, changed, fold), output
+    return mode, changed, output
 
 
 def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) -> Program:
@@ -113,7 +121,7 @@ def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) 
     norms = rewriting.fold(mode, depends) if fold(mode.width, convolutional) else mode.norms
     rewriting.work_in_place(mode.graph, depends)
     stackable = norms is mode.norms and all(rewriting.stackable(node, depends) for node in depends)
-    shared, each, order = rewriting.split(mode, depends, stackable)
+    shared, each, order = rewriting.split(mode, depends, None if stackable else normalize)
     if mode.on_gpu and norms is not mode.norms:
         rewriting.fuse_activations(each)
     chosen = tuple(norms[name] for name in order)

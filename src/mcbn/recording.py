@@ -67,15 +67,19 @@ class Recorder:
         """Yield the statistics of one or more batches at a time, (t, C) each, in order."""
         first = list(islice(picked, 2))
         alone = [self(x) for x in first]
-        program = self._group_program(first[-1], alone[-1])
+        program = self._group_program(first[-1])
         if program is None:
             yield from alone
             yield from map(self, picked)
             return
-        remaining = chain(first, picked)
+        remaining, shape, together = chain(first, picked), _shape(first[-1]), self._proving
         while group := list(islice(remaining, GROUP)):
-            same = all(_shape(x) == _shape(first[-1]) for x in group)
-            yield from [self._together(program, group)] if same else map(self, group)
+            found = together(program, group) if all(_shape(x) == shape for x in group) else None
+            if found is None:
+                yield from map(self, group)
+            else:
+                yield found
+                together = self._together
 
     def __call__(self, x: Any) -> Statistics:
         """Return the statistics of one batch, (1, C) each."""
@@ -125,18 +129,22 @@ class Recorder:
             self._programs[shape] = program
         return self._seen(trace)
 
-    def _group_program(self, x: Any, alone: Statistics) -> Recording | None:
-        """Return the program of a batch if a group in one pass is faster and gives what the batch alone gave."""
+    def _group_program(self, x: Any) -> Recording | None:
+        """Return the program of a batch if a group in one pass is faster."""
         shape = _shape(self.network.prepare(x))
         program = self._programs[shape]
         on_gpu = self.network.device is not None and self.network.device.type == "cuda"
         most = GPU_GROUP_WIDTH if on_gpu else CPU_GROUP_WIDTH
-        if program is None or shape not in self._proven or program.width > most:
-            return None
+        return program if program is not None and shape in self._proven and program.width <= most else None
+
+    def _proving(self, program: Recording, group: Sequence[Any]) -> Statistics | None:
+        """Record a group in one pass, if that can be done and gives what its first batch gives alone."""
         try:
-            return program if _same(self._together(program, [x]), alone) else None
-        except Exception:  # an operation without a batching rule
+            found = self._together(program, group)
+        except Exception:  # no memory, or an operation without a batching rule
             return None
+        first = {name: (mean[:1], var[:1]) for name, (mean, var) in found.items()}
+        return found if _same(first, self(group[0])) else None
 
     def _together(self, program: Recording, group: Sequence[Any]) -> Statistics:
         """Record up to a whole group in one pass of a whole group: (t, C) each."""

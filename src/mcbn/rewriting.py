@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from mcbn import workspace
-from mcbn.statistics import normalize
 from mcbn.tracing import Norm, Trace, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
@@ -137,8 +136,13 @@ def _same_kind(source: fx.Node, node: fx.Node) -> bool:
     return bool(source.meta["shape"] == node.meta["shape"] and source.meta["dtype"] == node.meta["dtype"])
 
 
-def split(mode: Trace, depends: set[fx.Node], stackable: bool) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
-    """Cut the graph into the part all draws share and the part that runs for each, with its order of norms."""
+def split(
+    mode: Trace, depends: set[fx.Node], apply: Callable[..., Tensor] | None
+) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
+    """Cut the graph into the part all draws share and the part that runs for each, with its order of norms.
+
+    Stochastic calls become `apply(x, scale, shift)`; None: stacked, of several draws at once in a workspace.
+    """
     shared, each = fx.Graph(), fx.Graph()
     in_shared: dict[fx.Node, fx.Node] = {}
     in_each: dict[fx.Node, fx.Node] = {}
@@ -154,7 +158,7 @@ def split(mode: Trace, depends: set[fx.Node], stackable: bool) -> tuple[fx.Graph
     }
     for node in nodes:
         if node in depends:
-            in_each[node] = _copy_drawn(each, node, in_each, parameters, stackable)
+            in_each[node] = _copy_drawn(each, node, in_each, parameters, apply)
             continue
         in_shared[node] = shared.node_copy(node, lambda source: in_shared[source])
         if node.op == "get_attr" and node in crossing:
@@ -176,21 +180,21 @@ def _copy_drawn(
     node: fx.Node,
     made: dict[fx.Node, fx.Node],
     parameters: Mapping[str, tuple[fx.Node, fx.Node]],
-    stackable: bool,
+    apply: Callable[..., Tensor] | None,
 ) -> fx.Node:
     if node.target is batch_norm:
         x, (scale, shift) = cast(fx.Node, node.args[0]), parameters[str(node.args[1])]
-        if stackable:
+        if apply is None:
             own = made[x].target is workspace.linear and len(x.users) == 1
             slot = workspace.IN_PLACE if own else len(each.nodes)
             return each.call_function(workspace.addcmul, (shift, made[x], scale, slot))
-        return each.call_function(normalize, (made[x], scale, shift))
+        return each.call_function(apply, (made[x], scale, shift))
     if "folded" in node.meta:
         source, target = node.args[0] if node.args else node.kwargs["input"], cast(Callable[..., Any], node.target)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
         arguments = (made[cast(fx.Node, source)], *parameters[node.meta["folded"]], *node.args[3:])
         return each.call_function(target, arguments, kwargs)
-    if stackable and node.target is F.linear and not node.kwargs:
+    if apply is None and node.target is F.linear and not node.kwargs:
         operands = [made[part] if isinstance(part, fx.Node) else None for part in (*node.args, None)[:3]]
         return each.call_function(workspace.linear, (*operands, len(each.nodes)))
     return each.node_copy(node, lambda source: made[source])

@@ -29,7 +29,7 @@ CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cach
 CPU_BLOCK = 2**17  # inputs of one pass without convolutions
 CPU_BLOCK_CONVOLUTIONAL = 2**19
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
-GPU_CHUNK = 2**27  # 512 MB in single precision
+GPU_CHUNK = 2**24  # 64 MB in single precision; `python -m mcbn.bench.chunks` compares bounds
 GPU_FOLD = 2**24
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
 GPU_GATHER = 2**22  # outputs handed on at once
@@ -156,7 +156,7 @@ class Engine:
 
     def _plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan:
         """Look up how inputs of this shape run, or find out."""
-        key = _key(inputs), chunk_size, compile
+        key = batches.key_of(inputs), chunk_size, compile
         plan = self._plans.get(key)
         if plan is None:
             with self._lock, torch.no_grad():
@@ -179,7 +179,8 @@ class Engine:
                 return min(chunk_size, T)
             if convolutional and width > (GPU_FOLD if on_gpu else CPU_FOLD):
                 return 1
-            return max(1, min(T, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
+            most = max(1, min(T, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
+            return -(-T // -(-T // most)) if on_gpu else most  # equal passes share one CUDA graph
 
         try:
             program, expected = trace(
@@ -251,7 +252,7 @@ class Engine:
 
     def _independent(self, inputs: Any, plan: Plan, blocks: list[tuple[Any, Plan]]) -> bool:
         """Check on the first draw that outputs do not depend on which inputs run beside them."""
-        key = "independent", _key(inputs)
+        key = "independent", batches.key_of(inputs)
         found = self._plans.get(key)
         if found is None:
             with self._lock, torch.no_grad():
@@ -299,11 +300,3 @@ def _close(found: Tensor, expected: Tensor) -> bool:
     relative = COARSE_TOLERANCE if coarse else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
     tolerance = relative * expected.abs().max().clamp(min=1e-6)
     return bool(((found - expected).abs() <= tolerance).all())
-
-
-def _key(inputs: Any) -> Any:
-    """Identify what a program depends on: structure, shapes, dtypes, device and autocast."""
-    tensors = batches.tensors_of(inputs)
-    kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
-    autocast = tuple(torch.is_autocast_enabled(t.device.type) for t in tensors[:1])
-    return batches.outline(inputs), kinds, autocast

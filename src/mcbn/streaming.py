@@ -1,6 +1,6 @@
 """From draws to a prediction: moments streamed over chunks of draws, so that memory does not grow with T."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -82,22 +82,31 @@ def regression(
     draws: Chunks | None = None,
 ) -> RegressionPrediction:
     """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance."""
-    moments, kept = Moments(covariance=covariance), []
-    for chunk in chunks:
-        moments.add(as_float(chunk))
-        if keep:
-            kept.append(chunk)
-        if moments.settled(tolerance):
-            break
+    moments = Moments(covariance=covariance)
+    samples = _feed(chunks, lambda chunk: moments.add(as_float(chunk)), moments, keep, tolerance)
     return RegressionPrediction(
         n_samples=moments.count,
         mean=moments.mean,
         epistemic=moments.variance,
         tau=spread(tau, moments.mean),
         epistemic_covariance=moments.covariance,
-        samples=torch.cat(kept) if keep else None,
+        samples=samples,
         draws=_first(draws, moments.count),
     )
+
+
+def _feed(
+    chunks: Iterable[Tensor], add: Callable[[Tensor], None], moments: Moments, keep: bool, tolerance: float | None
+) -> Tensor | None:
+    """Hand on chunks until the moments are known to the tolerance; return what was used, (T, N, ...), if it is kept."""
+    kept = []
+    for chunk in chunks:
+        add(chunk)
+        if keep:
+            kept.append(chunk)
+        if moments.settled(tolerance):
+            break
+    return torch.cat(kept) if keep else None
 
 
 def _first(draws: Chunks | None, count: int) -> Chunks | None:
@@ -134,22 +143,22 @@ def classification(
     chunks: Iterable[Tensor], tau: Tensor, *, keep: bool = False, tolerance: float | None = None
 ) -> ClassificationPrediction:
     """Stream draws into a classification prediction: probabilities are averaged, never logits."""
-    moments, kept, entropies = Moments(), [], torch.zeros(())
-    for chunk in chunks:
+    moments, entropies = Moments(), torch.zeros(())
+
+    def add(chunk: Tensor) -> None:
+        nonlocal entropies
         if moments.count == 0:
             refuse_probabilities(chunk)
         logits = as_logits(chunk)
         probs = torch.softmax(logits * tau.to(logits), 2)  # (t, N, K, ...)
         moments.add(probs)
         entropies = entropies.to(probs) + entropy(probs, 2).sum(0)  # (N, ...)
-        if keep:
-            kept.append(chunk)
-        if moments.settled(tolerance):
-            break
+
+    samples = _feed(chunks, add, moments, keep, tolerance)
     return ClassificationPrediction(
         n_samples=moments.count,
         probs=moments.mean,
         expected_entropy=entropies / moments.count,
         variance=moments.variance,
-        samples=torch.cat(kept) if keep else None,
+        samples=samples,
     )

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class Tunable(ABC):
     def predict(self, x: Any, *, n_samples: int | None = None) -> Any:
         """Predict with uncertainty."""
 
+    @abstractmethod
+    def _running(self) -> Network:
+        """Return the private copy that runs."""
+
     @property
     def tau(self) -> float | Tensor:
         """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
@@ -48,6 +52,28 @@ class Tunable(ABC):
             raise MCBNError(f"tau must be a positive number, or one for each output; got {value!r}")
         self._tau = tau
 
+    def tune(
+        self,
+        data: Any,
+        *,
+        score: str | None = None,
+        targets: batches.Picker = None,
+        n_samples: int | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """Set tau on held-out data: the noise precision (regression) or inverse temperature (classification).
+
+        Args:
+            data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
+            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; classification: "pll".
+            targets: what of a batch is the target, where it is not the second element or a usual key.
+            n_samples: T; what `fit` was given where it is not.
+            ignore_index: classification: a label to leave out, such as the void class of a segmentation.
+        """
+        options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
+        self._tau = self._best_tau(data, score=self._score(score), **options).tau
+        return self
+
     def _score(self, score: str | None) -> str:
         """Check what tau is tuned by: CRPS for regression and PLL for classification where nothing is asked."""
         regression = self.task == "regression"
@@ -58,7 +84,6 @@ class Tunable(ABC):
 
     def _best_tau(
         self,
-        network: Network,
         data: Any,
         *,
         score: str,
@@ -67,7 +92,7 @@ class Tunable(ABC):
         ignore_index: int | None,
     ) -> noise.Tuned:
         """Find the best tau of the draws as they are."""
-        pairs = self._validation(network, data, targets)
+        pairs = self._validation(data, targets)
 
         def samples(x: Any) -> Tensor:
             with torch.no_grad():
@@ -79,9 +104,9 @@ class Tunable(ABC):
             return noise.tune_by_crps(pairs, lambda x: self.predict(x, n_samples=n_samples))
         return noise.tune_by_pll(pairs, samples, _length(data))
 
-    def _validation(self, network: Network, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
+    def _validation(self, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
         """Yield inputs and targets of every validation batch."""
-        keys = network.accepted_keys()
+        keys = self._running().accepted_keys()
         with isolated_random():
             for batch in _loader(data) if isinstance(data, DataLoader | Dataset) else [data]:
                 yield batches.pick_inputs(batch, self.inputs, keys), batches.pick_targets(batch, targets)

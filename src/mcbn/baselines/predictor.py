@@ -80,27 +80,8 @@ class Predictor(Tunable):
 
         return self._over(x, self.network, predict_one, prediction.join)
 
-    def tune(
-        self,
-        data: Any,
-        *,
-        score: str | None = None,
-        targets: batches.Picker = None,
-        n_samples: int | None = None,
-        ignore_index: int | None = None,
-    ) -> Self:
-        """Set tau on held-out data: the noise precision (regression) or inverse temperature (classification).
-
-        Args:
-            data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
-            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; classification: "pll".
-            targets: what of a batch is the target, where it is not the second element or a usual key.
-            n_samples: T; what `fit` was given where it is not.
-            ignore_index: classification: a label to leave out, such as the void class of a segmentation.
-        """
-        options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
-        self._tau = self._best_tau(self.network, data, score=self._score(score), **options).tau
-        return self
+    def _running(self) -> Network:
+        return self.network
 
     def _count(self, n_samples: int | None) -> int:
         return self.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)

@@ -10,7 +10,7 @@ import torch
 from mcbn.bench import measures
 from mcbn.bench.cases import FIT, MEMORY, speed_cases
 from mcbn.bench.measures import Options
-from mcbn.bench.records import Record, append, environment
+from mcbn.bench.records import Record, append, environment, latest
 from mcbn.bench.report import table
 from mcbn.bench.timing import MOST_REPEATS
 from mcbn.errors import MCBNError
@@ -20,6 +20,9 @@ from mcbn.progress import tracked
 CPU_THREADS = 2
 QUICK_REPEATS = 1
 DEVICES = ("auto", "cpu", "cuda")
+MERGED = (
+    "The newest run of every case in the file beside this one, ratios within that run; the heading is the last run's."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,16 +56,17 @@ def bench(
 
 
 def run(options: Options, out: Path | None, *, quick: bool = False, only: str = "") -> list[Record]:
-    """Measure, writing each record as it comes; then print the table."""
+    """Measure, writing each record as it comes; print the table, and write that of the newest run of every case."""
     where, records = environment(options.device), []
+    name = f"{options.device}-quick" if quick else options.device
     for record in measure(options, quick=quick, only=only):
         records.append(record)
         if out is not None:
-            append(out / f"{options.device}.jsonl", [record], where)
-    text = table(records, where)
-    print(text)
-    if out is not None:
-        write_text(out / f"{options.device}.md", text + "\n")
+            append(out / f"{name}.jsonl", [record], where)
+    print(table(records, where))
+    if out is not None and records:
+        newest = table(latest(out / f"{name}.jsonl", where), where)
+        write_text(out / f"{name}.md", f"{MERGED}\n\n{newest}\n")
     return records
 
 
@@ -82,10 +86,18 @@ def measure(options: Options, *, quick: bool = False, only: str = "") -> Iterato
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mcbn.bench", description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for <device>.jsonl (appended to) and <device>.md")
+    parser.add_argument(
+        "--out", type=Path, help="folder for <device>.jsonl (appended to) and <device>.md (newest run of each case)"
+    )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
-    parser.add_argument("--quick", action="store_true", help="two cases with few draws, to see that it runs")
-    parser.add_argument("--only", default="", help='cases whose title holds this, such as "mlp", "N=1", "linear"')
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two cases with few draws, to see that it runs; files are called <device>-quick",
+    )
+    parser.add_argument(
+        "--only", default="", help='cases whose title holds this, such as "mlp", "unet N=8", "memory", "fit", "linear"'
+    )
     parser.add_argument("--compile", action="store_true", help="time predict(compile=True) too")
     parser.add_argument("--peer-path", type=Path, help="folder that torch-uncertainty was installed into")
     return parser

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mcbn.bench.networks import UNet, resnet32, resnet50
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
+from mcbn.posterior import Posterior
 
 BATCH_SIZE = 32  # M
 QUICK_SAMPLES = 4
@@ -29,6 +30,7 @@ class Case:
     n: int
     n_samples: int
     task: str = "classification"
+    recorded: int | None = None  # training batches drawn, their statistics repeated to T; None: T of them
 
     @property
     def title(self) -> str:
@@ -38,15 +40,21 @@ class Case:
 
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")
 RESNET32 = Case("resnet32", resnet32, (3, 32, 32), 128, 1, 128)
-UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20)
+UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 MEMORY_SAMPLES = (5, 500)
-MEMORY = (replace(MLP, name="memory mlp", n=2000), replace(UNET, name="memory unet"))
+MEMORY = (
+    replace(MLP, name="memory mlp", n=2000),
+    replace(MLP, name="memory mlp", n=100_000),  # where a few draws fill a chunk on a GPU too
+    replace(UNET, name="memory unet"),
+)
 FIT = (
     replace(MLP, name="fit mlp 1,000 rows", n_samples=100),
     replace(MLP, name="fit mlp 100,000 rows", rows=100_000, n_samples=100),
+    replace(MLP, name="fit mlp T=500", n_samples=500),
     replace(RESNET32, name="fit resnet32", n_samples=16),
+    replace(RESNET32, name="fit resnet32 T=128"),
 )
 
 
@@ -80,8 +88,20 @@ def prepare(case: Case, device: str) -> Prepared:
 
 
 def fitted(case: Case, ready: Prepared) -> MCBN[Any]:
-    """Draw the T sets of statistics."""
-    return MCBN(ready.network, case.task).fit(ready.train, n_samples=case.n_samples, batch_size=BATCH_SIZE)
+    """Draw the T sets of statistics; where fewer batches are recorded, each stands for several draws."""
+    T = case.n_samples
+    few = min(T, case.recorded or T)
+    bayes: MCBN[Any] = MCBN(ready.network, case.task).fit(ready.train, n_samples=few, batch_size=BATCH_SIZE)
+    if few < T:
+        bayes.posterior = repeated(bayes.posterior, T)
+    return bayes
+
+
+def repeated(posterior: Posterior, n_samples: int) -> Posterior:
+    """Repeat draws to a number that would take too long to record: running them takes the same time and memory."""
+    rows = torch.arange(n_samples) % posterior.n_samples
+    mean, var = ({name: value[rows] for name, value in part.items()} for part in (posterior.mean, posterior.var))
+    return replace(posterior, mean=mean, var=var)
 
 
 def norms_of(network: nn.Module) -> list[_BatchNorm]:

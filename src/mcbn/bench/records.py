@@ -4,8 +4,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,6 +51,25 @@ def append(path: Path, records: Iterable[Record], where: Environment) -> None:
     with path.open("a") as file:
         for record in records:
             file.write(json.dumps(asdict(record) | asdict(where)) + "\n")
+
+
+def latest(path: Path, where: Environment) -> list[Record]:
+    """Read the newest finished run of every case and N on this hardware, in the order of the cases' first records."""
+    names = [field.name for field in fields(Record)]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    runs: dict[tuple[str, int], dict[str, list[Record]]] = {}
+    for row in rows:
+        if row["hardware"] == where.hardware:
+            dated = runs.setdefault((row["case"], row["n"]), {})
+            dated.setdefault(row["date"], []).append(Record(**{name: row[name] for name in names}))
+    return [
+        record for dated in runs.values() for record in dated[max(dated, key=lambda date: (_done(dated[date]), date))]
+    ]
+
+
+def _done(records: Sequence[Record]) -> bool:
+    """Tell a run that measured something from one that was cut short."""
+    return any(record.milliseconds is not None or record.peak_bytes is not None for record in records)
 
 
 def _hardware(device: str) -> str:

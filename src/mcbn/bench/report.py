@@ -30,10 +30,26 @@ def table(records: Sequence[Record], where: Environment) -> str:
     goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device)}
     found = compare(records)
     rows = [_row(row, _goal(goals, row)) for row in found]
-    met = {id(_goal(goals, row)) for row in found}
-    rows += [_unmeasured(goal) for goal in goals.values() if id(goal) not in met]
+    met = {id(_goal(goals, row)) for row in found if row.ratio is not None}
+    missing = [goal for goal in goals.values() if id(goal) not in met]
+    said = {id(_goal(goals, row)) for row in found}
+    rows += [_unmeasured(goal) for goal in missing if id(goal) not in said]
     heading = f"{where.hardware}; torch {where.torch}; commit {where.commit[:12]}; {where.date}"
-    return "\n".join([heading, "", *_align([HEADER, *rows]), "", *_values(records)])
+    summary = _summary([(row, goal) for row in found if (goal := _goal(goals, row))], len(missing))
+    return "\n".join([heading, "", *_align([HEADER, *rows]), "", *summary, "", *_values(records)])
+
+
+def _summary(judged: Sequence[tuple[Comparison, Target]], unmeasured: int) -> list[str]:
+    """Count the targets reached; list what was missed, and by how much."""
+    verdicts = [(row, goal, goal.verdict(row.ratio, row.n_samples)) for row, goal in judged if row.ratio is not None]
+    reached = sum(verdict == "reached" for _, _, verdict in verdicts)
+    lines = [f"Targets: {reached} reached, {len(verdicts) - reached} missed, {unmeasured} not measured."]
+    for row, goal, verdict in verdicts:
+        if verdict != "reached" and row.ratio is not None:
+            size = "" if row.n is None else f" N={row.n:,}"
+            found = show_ratio(row.against, row.ratio)
+            lines.append(f"- {row.case}{size} against {row.against}: {found}, target {goal.text}: {verdict}")
+    return lines
 
 
 def compare(records: Sequence[Record]) -> list[Comparison]:
@@ -65,11 +81,19 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> list[Compariso
             mine, theirs = _mean_time(group, method), _mean_time(group, other)
             ratio = theirs / mine if mine and theirs else None
             against = other if method != "mcbn compiled" else f"{other} (ours compiled)"
-            note = next((r.note for r in group if r.method == other and r.milliseconds is None), "")
+            note = next((_remark(r) for r in group if r.method == other), "")
             size = None if method == "linear" else n
             T = ours[0].n_samples
             found.append(Comparison(case, size, T, _time(mine), against, _time(theirs), ratio, note))
     return found
+
+
+def _remark(theirs: Record) -> str:
+    """Say why a method was not timed, or on how many draws."""
+    if theirs.milliseconds is None:
+        return theirs.note
+    few = theirs.draws_timed or theirs.n_samples
+    return f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
 
 
 def _mean_time(group: Sequence[Record], method: str) -> float | None:
@@ -91,7 +115,7 @@ def _compare_scores(case: str, group: Sequence[Record]) -> list[Comparison]:
     if not splits:
         return []
     each = ", ".join(f"{value:+.2%}" for value in splits)
-    return [Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", abs(mean(splits)), f"splits: {each}")]
+    return [Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), f"splits: {each}")]
 
 
 def _goal(goals: Mapping[tuple[str, int | None, str], Target], row: Comparison) -> Target | None:

@@ -27,12 +27,13 @@ class Target(NamedTuple):
         if n_samples != SAMPLES.get(self.case, n_samples):
             return f"the target is for T={SAMPLES[self.case]}"
         reached = ratio >= self.value if self.bound == "at least" else ratio <= self.value
-        return "reached" if reached else f"short by {abs(ratio / self.value - 1):.0%}"
+        word = "short" if self.bound == "at least" else "over"
+        return "reached" if reached else f"{word} by {abs(ratio / self.value - 1):.0%}"
 
 
 def show_ratio(against: str, ratio: float) -> str:
     """Print a ratio in its unit: percent for scores, times for the rest."""
-    return f"{ratio:.2%}" if against == CRPS_DIFFERENCE else f"{ratio:.3g}x" if ratio < 100 else f"{ratio:.0f}x"
+    return f"{ratio:+.2%}" if against == CRPS_DIFFERENCE else f"{ratio:.3g}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
 # (device, case) -> N -> times faster than (algorithm 1, plain x T); None: no target.
@@ -48,14 +49,17 @@ PEER_CASES = {"cpu": {"resnet32": (1, 32, 256), "unet": (1, 8)}}
 PEER_CASES["cuda"] = PEER_CASES["cpu"] | {"resnet50": (1, 32, 256)}
 PEER_ONE_INPUT, PEER_ANY = 15.0, 1.0  # never slower
 LINEAR_SPEED, LINEAR_CRPS = 200.0, 0.01
+FIT_ROWS = ("fit mlp 1,000 rows", "fit mlp 100,000 rows", "fit mlp T=500", "fit resnet32", "fit resnet32 T=128")
+FORWARDS, FIT_SPEED, FIT_BATCH = "training forwards", 1.0, 32  # no slower than as many of them
 MEMORY_GROWTH = 1.5  # T=500 over T=5
-MEMORY_ROWS = (("memory mlp", 2000), ("memory unet", 1))
+MEMORY_ROWS = (("memory mlp", 2000), ("memory mlp", 100_000), ("memory unet", 1))
 
 
 def targets(device: str) -> list[Target]:
     """List every target for this kind of device."""
     found = [*_speed(device), *_peer(device)]
     found += [Target(case, n, LESS_DRAWS, "at most", MEMORY_GROWTH) for case, n in MEMORY_ROWS]
+    found += [Target(case, FIT_BATCH, FORWARDS, "at least", FIT_SPEED) for case in FIT_ROWS]
     if device == "cpu":
         found += [Target(f"linear {name}", None, ALGORITHM_1, "at least", LINEAR_SPEED) for name in LINEAR_DATA]
         found += [Target(f"linear {name}", None, CRPS_DIFFERENCE, "at most", LINEAR_CRPS) for name in LINEAR_DATA]

@@ -69,9 +69,17 @@ def alternatives(
             if foreign is not None and not foreign.is_file():
                 build(foreign)
             chosen = _split(methods)
-            sizes = {"n_samples": n_samples, "n_test": n_test, "n_corrupted": n_corrupted}
-            own = seeds or ()
-            alternatives.run(networks, out, foreign=foreign, device=device, methods=chosen, seeds=own, **sizes)
+            alternatives.run(
+                networks,
+                out,
+                foreign=foreign,
+                device=device,
+                methods=chosen,
+                seeds=seeds or (),
+                n_samples=n_samples,
+                n_test=n_test,
+                n_corrupted=n_corrupted,
+            )
             alternatives.time_methods(networks, out, device=device, methods=chosen, n_samples=n_samples)
         typer.echo("\n".join(map(str, report.write(out))))
 

@@ -35,7 +35,7 @@ def one_line_errors() -> Iterator[None]:
     """End the command with one line: code 2 for mistakes and unusable files, 130 for Ctrl-C, 1 for anything else."""
     try:
         yield
-    except (typer.Exit, typer.Abort):
+    except (typer.Exit, typer.Abort, SystemExit):  # argparse has said what is wrong, or printed its help
         raise
     except BaseException as error:
         if _debug.get():

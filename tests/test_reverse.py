@@ -1,0 +1,79 @@
+"""Gradients written down without autograd equal those of autograd, or are refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mcbn
+from kinds import scramble, settle
+from mcbn.jacobian import Differentiator
+from mcbn.networks import RegressionMLP, Standardized
+from mcbn.tracing import UntraceableError
+
+N, Q = 9, 5
+
+
+class Residual(nn.Module):
+    """A value read twice, a batch norm that sees raw inputs, a sum, numbers and a constant as factors."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.one, self.two = nn.BatchNorm1d(Q), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.into, self.through, self.last = nn.Linear(Q, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.activation = activation
+        self.register_buffer("factor", torch.tensor([0.5, -1.0, 2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.activation(self.one(self.into(self.first(x)) * 3.0))
+        h = h + self.activation(self.two(self.through(h))) * self.factor
+        return 0.25 * self.last(h).squeeze(-1)
+
+
+def differentiator(net: nn.Module) -> tuple[Differentiator, Tensor]:
+    scramble(net.double())
+    x = torch.randn(64, Q, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    settle(net, x, 16)
+    bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=20, batch_size=16)
+    return bayes._linearise.expansion(x[:N], 20).differentiate, x[:N]
+
+
+def standardized() -> nn.Module:
+    x = torch.randn(40, Q, generator=torch.Generator().manual_seed(1))
+    return Standardized(RegressionMLP(Q, (6, 6), seed=0), x, x.sum(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        standardized,
+        lambda: Residual(nn.ReLU()),
+        lambda: Residual(nn.ReLU(inplace=True)),
+        lambda: nn.Sequential(nn.BatchNorm1d(Q), nn.Linear(Q, 1), nn.Flatten()),
+    ],
+    ids=["standardized", "residual", "in-place", "single"],
+)
+def test_equals_autograd(make) -> None:
+    differentiate, x = differentiator(make())
+    output, jacobian = differentiate.plain(x)
+    found = differentiate._reversed(x)(x)
+    assert jacobian.abs().sum() > 0
+    torch.testing.assert_close(found[0], output, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[1], jacobian, rtol=1e-10, atol=1e-12)
+    assert differentiate._fastest(x).__qualname__.startswith("Differentiator._reversed")
+
+
+def test_what_has_no_rule_is_refused_and_left_to_autograd() -> None:
+    differentiate, x = differentiator(Residual(nn.Softplus()))
+    expected = differentiate.plain(x)
+    with pytest.raises(UntraceableError, match=r"no rule for .*softplus"):
+        differentiate._reversed(x)
+    way = differentiate._fastest(x)
+    assert way.__qualname__.startswith("Differentiator._write_down")
+    torch.testing.assert_close(way(x)[1], expected[1], rtol=1e-10, atol=1e-12)
+
+
+def test_several_outputs_are_left_to_autograd() -> None:
+    differentiate, x = differentiator(nn.Sequential(nn.Linear(Q, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)))
+    differentiate.plain(x)
+    with pytest.raises(UntraceableError, match="more than one output"):
+        differentiate._reversed(x)
