@@ -166,8 +166,8 @@ def _flat(posterior: Posterior) -> Tensor:
 def _unflat(rows: Tensor, like: Posterior, span: range) -> Posterior:
     """Take rows (t, P) apart again into layers."""
     own = [*like.mean.values(), *like.var.values()]
-    pieces = torch.split(rows, [value.shape[1] for value in own], 1)
-    pieces = [piece.to(value.dtype).contiguous() for piece, value in zip(pieces, own, strict=True)]
+    cut = torch.split(rows, [value.shape[1] for value in own], 1)
+    pieces = [piece.to(value.dtype).contiguous() for piece, value in zip(cut, own, strict=True)]
     L = len(like.layers)
     mean, var = dict(zip(like.layers, pieces[:L], strict=True)), dict(zip(like.layers, pieces[L:], strict=True))
     return Posterior(mean, var, like.batch_size, seed=like.seed, numbers=tuple(span))

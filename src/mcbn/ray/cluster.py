@@ -1,0 +1,73 @@
+"""Ray itself: imported where it is needed, connected to within a time limit."""
+
+import importlib
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from mcbn.errors import MCBNError
+
+CONNECT_SECONDS = 10.0
+
+
+def require_ray(part: str = "ray") -> Any:
+    """Import Ray, or say how to get it."""
+    try:
+        return importlib.import_module(part)
+    except ImportError as error:
+        raise MCBNError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[Any]:
+    """Give Ray, connected: as it already is, to the cluster at an address, or to one of this machine alone.
+
+    A connection made here is closed after.
+    """
+    ray = require_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    if address not in (None, "auto", "local"):
+        _require_listening(str(address))
+    own = {"include_dashboard": False} if address in (None, "local") else {}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise MCBNError(
+            f"cannot join a Ray cluster at {address or 'this machine'} ({' '.join(str(error).split())}); start one "
+            "with `ray start --head`, or leave the address out to use this machine"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Refuse an address where nothing answers, within seconds: Ray itself would wait for minutes."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        raise MCBNError(f"a Ray address reads host:port, ray://host:port or auto; got {address!r}")
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise MCBNError(
+            f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
+            "`ray status`, or leave the address out to use this machine"
+        ) from error
+
+
+def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
+    """Return how many workers run at once, and how many GPUs each has: one where the cluster has any."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    most = gpus or max(1, int(resources.get("CPU", 1)) // threads)
+    return asked or most, 1 if gpus else 0

@@ -1,0 +1,112 @@
+"""Prediction on Ray Data: a data set of parts, mapped by actors that hold the network and its posterior."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.ray.cluster import connected, require_ray, workers_of
+from mcbn.ray.packing import pack, unpack
+from mcbn.ray.spool import spooled
+from mcbn.scale.folder import Folder
+from mcbn.scale.job import Job, plan
+from mcbn.scale.outcome import Outcome, Summary
+from mcbn.scale.parts import Part
+from mcbn.scale.work import work
+
+
+def predict(
+    dataset: Any,
+    bayes: MCBN[Any],
+    *,
+    out: str | Path,
+    resume: bool = False,
+    workers: int | None = None,
+    threads: int = 1,
+    address: str | None = None,
+    on_part: Callable[[Outcome], object] | None = None,
+    **options: Any,
+) -> Summary:
+    """Predict tables or images on a cluster, into a folder of parquet files: bit for bit as `mcbn.scale.predict` does.
+
+    Actors are restarted and parts given out again when a process or a machine is lost; a driver that was stopped goes
+    on with `resume`. All machines see the inputs and the folder under the same path.
+
+    Args:
+        dataset: a csv or parquet file, an image, a folder of either kind, a list of such; or a `ray.data.Dataset`,
+            whose rows are first written to the folder in their order.
+        bayes: a fitted MCBN.
+        out: folder of the results; empty, or with `resume`.
+        resume: go on with a job that was interrupted; finished parts are kept.
+        workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
+        threads: CPU threads of an actor.
+        address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
+        on_part: called with the outcome of each part.
+        options: those of `mcbn.scale.predict`.
+    """
+    batches.require_int("threads", threads, 1)
+    if workers is not None:
+        batches.require_int("workers", workers, 1)
+    bayes._fitted()
+    with connected(address) as ray, spooled(dataset, out, resume, options) as (inputs, again):
+        job = plan(inputs, bayes, out=out, **options)
+        folder = Folder(job, resume=again)
+        for outcome in _outcomes(ray, job, folder.missing(), bayes, workers, threads):
+            folder.add(outcome)
+            if on_part is not None:
+                on_part(outcome)
+        return folder.finish()
+
+
+def _outcomes(
+    ray: Any, job: Job, parts: list[Part], bayes: MCBN[Any], asked: int | None, threads: int
+) -> Iterator[Outcome]:
+    """Have actors work on the parts; yield what becomes of each, in the order they end."""
+    if not parts:
+        return
+    data = require_ray("ray.data")
+    workers, gpus = workers_of(ray, threads, asked)
+    _quiet(data)
+    items = data.from_items([{"part": part.to_json()} for part in parts], override_num_blocks=len(parts))
+    done = items.map_batches(
+        Worker,
+        batch_size=1,
+        compute=data.ActorPoolStrategy(size=min(workers, len(parts))),
+        fn_constructor_args=(pack(bayes), job, threads),
+        num_cpus=threads,
+        num_gpus=gpus or None,
+    )
+    try:
+        for row in done.iter_rows():
+            yield Outcome.from_json(row["outcome"])
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        text = str(cause).strip().splitlines()
+        raise MCBNError(
+            f"a worker failed ({type(cause).__name__}: {text[-1] if text else ''}); finished parts are kept: go on "
+            "with resume=True (--resume) once it is mended"
+        ) from error
+
+
+def _quiet(data: Any) -> None:
+    """Leave the terminal to the caller; results come in any order."""
+    context = data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = False
+
+
+class Worker:
+    """An actor: network and posterior arrive once, parts one by one."""
+
+    def __init__(self, payload: bytes, job: Job, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.bayes, self.job = unpack(payload), job
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Work on the parts of a batch; return what became of them."""
+        parts = [Part.from_json(str(text)) for text in batch["part"]]
+        return {"outcome": [work(self.job, self.bayes, part).to_json() for part in parts]}
