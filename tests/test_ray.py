@@ -3,31 +3,32 @@
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
-import kinds
 import mcbn
-from inputs import COLUMNS, by_row, classifier, regressor, rows, spoil, write_images, write_tables
-from mcbn import MCBNError, Posterior, scale
+import mcbn.ray
+from inputs import by_row, classifier, regressor, rows, spoil, write_images, write_tables
+from mcbn import MCBNError, scale
 from mcbn.cli import app
+from mcbn.ray import study
+from mcbn.records import read
+from mcbn.reproduce import regression, sensitivity
 from mcbn.scale.folder import read_results
-from workplace import environment
+from test_reproduce_regression import TINY, predictions
+from test_shares import T, equal, small
+from workplace import command, environment, furnish
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
-import mcbn.ray  # noqa: E402
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
@@ -112,3 +113,146 @@ def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undistur
     assert killed
     assert len(seen) == len(set(seen)) == summary.parts
     assert by_row(read_results(tmp_path / "out")) == undisturbed
+
+
+MODULE = "nets_of_the_driver"
+
+
+def test_a_killed_driver_goes_on_with_every_row_once(cluster, tmp_path, monkeypatch):
+    """The command, one of its input files broken, killed once some parts are there; then again with --resume."""
+    furnish(tmp_path, MODULE)
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", f"{MODULE}:make", "--weights", "make.pt"]
+    data = [
+        "--data",
+        "train.csv",
+        "--target",
+        "price",
+        "--task",
+        "regression",
+        "--batch-size",
+        "16",
+        "--samples",
+        "400",
+        "--out",
+        "net.mcbn",
+    ]
+    assert CliRunner().invoke(app, ["fit", *model, *data]).exit_code == 0
+    write_tables(tmp_path / "in", (8192 + 900,) * 6)
+    spoil(tmp_path / "in" / "table4.parquet")
+    arguments = ["predict", "--posterior", "net.mcbn", *model, "--data", "in", "--key", "id"]
+    driver = [*arguments, "--engine", "ray", "--address", cluster.address, "--workers", "2", "--out", "out"]
+    process = subprocess.Popen(command(*driver), env=environment(), cwd=tmp_path)
+    try:
+        wait_for(lambda: process.poll() is not None or list((tmp_path / "out").glob("*.parquet")))
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    done = len(list((tmp_path / "out").glob("*.parquet")))
+    assert 0 < done < 5
+    result = CliRunner().invoke(app, [*driver, "--resume"])
+    assert result.exit_code == 1
+    assert "out: 45460 predictions in 5 files" in result.stdout
+    assert "1 inputs left out, listed in out/bad_files.jsonl" in result.stderr
+    bad = [json.loads(line)["file"] for line in Path("out/bad_files.jsonl").read_text().splitlines()]
+    assert bad == ["table4.parquet"]
+    assert CliRunner().invoke(app, [*arguments, "--out", "local"]).exit_code == 1
+    assert by_row(read_results("out")) == by_row(read_results("local"))
+
+
+def wait_for(condition: Any, seconds: float = 100) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_images_with_a_broken_one_among_them(cluster, tmp_path):
+    write_images(tmp_path / "in")
+    spoil(tmp_path / "in" / "class0" / "004.png")
+    options: dict[str, Any] = {"batch_size": 5, "part_rows": 10}
+    summary = mcbn.ray.predict(tmp_path / "in", classifier(), out=tmp_path / "out", **options)
+    assert (summary.rows, [entry["file"] for entry in summary.bad_files]) == (22, ["class0/004.png"])
+    scale.predict(tmp_path / "in", classifier(), out=tmp_path / "alone", **options)
+    assert read_results(tmp_path / "out").equals(read_results(tmp_path / "alone"))
+
+
+def test_a_ray_data_set_keeps_its_keys(cluster, tmp_path):
+    import ray.data
+
+    x, ids = rows(300, 7)
+    records = [{"id": i, "height": h, "age": a, "weight": w} for i, (a, h, w) in zip(ids, x.tolist(), strict=True)]
+    data = ray.data.from_items(records, override_num_blocks=7)
+    options: dict[str, Any] = {"key": "id", "batch_size": 64, "part_rows": 128}
+    with pytest.raises(MCBNError, match="no column 'salary'; it has"):
+        mcbn.ray.predict(data, BAYES, out=tmp_path / "out", columns=["age", "salary"], **options)
+    with pytest.raises(MCBNError, match="key="):
+        mcbn.ray.predict(data, BAYES, out=tmp_path / "out")
+    mcbn.ray.predict(data, BAYES, out=tmp_path / "out", columns=["age", "height", "weight"], **options)
+    table = read_results(tmp_path / "out")
+    assert table["id"].to_pylist() == ids
+    expected = torch.cat([BAYES.predict(x[i : i + 64]).mean for i in (0, 64)])[:, 0]
+    assert torch.equal(torch.from_numpy(table["mean"].to_numpy()[:128].copy()), expected)
+    assert not (tmp_path / "out" / ".input").exists()
+    with pytest.raises(MCBNError, match="is not empty"):
+        mcbn.ray.predict(data, BAYES, out=tmp_path / "out", **options)
+
+
+def test_tasks_draw_the_posterior_of_one_process(cluster):
+    network, x = small()
+    whole = mcbn.MCBN(network, "regression").fit(x, n_samples=T, batch_size=16, seed=4)
+    bayes = mcbn.MCBN(network, "regression")
+    mcbn.ray.fit(bayes, DataLoader(TensorDataset(x), batch_size=16), n_samples=T, seed=4, workers=2)
+    assert equal(bayes.posterior, whole.posterior)
+    assert torch.equal(bayes.predict(x).mean, whole.predict(x).mean)
+    gaussian = mcbn.ray.fit(bayes, x, n_samples=T, batch_size=16, seed=4, posterior="gaussian").posterior
+    assert gaussian.family == "gaussian"
+    with pytest.raises(MCBNError, match=r"a share could not be drawn.*non-finite"):
+        mcbn.ray.fit(bayes, torch.full_like(x, torch.nan), n_samples=T, batch_size=16)
+
+
+SMALL = replace(TINY, weight_decays=(1e-4,), max_epochs=10, splits=(1, 2), sensitivity_batch_sizes=(32,))
+
+
+def without_place(path: Path) -> list[str]:
+    left_out = {"seconds", "commit", "device"}
+    kept = [{k: v for k, v in record.items() if k not in left_out} for record in read(path)]
+    return sorted(json.dumps(record, sort_keys=True) for record in kept)
+
+
+def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):
+    methods = ("mcbn", "bn", "mcdo", "ensemble")
+    regression.run(SMALL, tmp_path / "local", methods=methods)
+    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
+    local, there = (without_place(tmp_path / name / "records.jsonl") for name in ("local", "ray"))
+    assert there == local
+    assert predictions(tmp_path / "ray" / "predictions") == predictions(tmp_path / "local" / "predictions")
+    for path in (tmp_path / "local" / "networks").iterdir():
+        assert (tmp_path / "ray" / "networks" / path.name).read_bytes() == path.read_bytes()
+    before = (tmp_path / "ray" / "records.jsonl").read_bytes()
+    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
+    assert (tmp_path / "ray" / "records.jsonl").read_bytes() == before
+    sensitivity.run(SMALL, tmp_path / "a", regression=tmp_path / "local")
+    study.run_sensitivity(SMALL, tmp_path / "b", regression=tmp_path / "ray")
+    assert without_place(tmp_path / "a" / "records.jsonl") == without_place(tmp_path / "b" / "records.jsonl")
+
+
+def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
+    study.run_regression(SMALL, tmp_path / "whole", methods=("bn",))
+    real, written = mcbn.reproduce.store.Store.append, []
+
+    def interrupted(self: Any, records: Any) -> None:
+        real(self, records)
+        written.append(self.folder)
+        if len(written) == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mcbn.reproduce.store.Store, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1
+    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
+    assert whole == cut

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mcbn.cli.many import require_engine
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of Teye et al. 2018.")
@@ -14,6 +15,8 @@ Names = Annotated[list[str] | None, typer.Option(help="names, separated by comma
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
+EngineName = Annotated[str, typer.Option(help="local, or ray: cells of work as tasks on a cluster")]
+Address = Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")]
 Fused = Annotated[bool, typer.Option("--fused", help="take training steps of small batches as one Triton kernel")]
 
 
@@ -28,21 +31,22 @@ def regression(
     out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
         "results/regression"
     ),
+    engine: EngineName = "local",
+    address: Address = None,
 ) -> None:
     """Cross-validate, tune tau and test on the paper's regression sets."""
     from mcbn.reproduce import regression
     from mcbn.reproduce.profiles import METHODS, find_profile
 
     with _one_line_errors(), _one_thread(device):
-        store = regression.run(
-            find_profile(profile),
-            out,
-            datasets=_split(datasets),
-            methods=_split(methods) or METHODS,
-            device=device,
-            compiled=compiled,
-            fused=fused,
-        )
+        require_engine(engine)
+        options = {"methods": _split(methods) or METHODS, **_options(datasets, device, compiled, fused)}
+        if engine == "ray":
+            from mcbn.ray import study
+
+            store = study.run_regression(find_profile(profile), out, address=address, **options)
+        else:
+            store = regression.run(find_profile(profile), out, **options)
         typer.echo(f"{len(store.find(kind='test'))} test runs in {store.path}")
 
 
@@ -55,21 +59,22 @@ def sensitivity(
     fused: Fused = False,
     out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
     regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
+    engine: EngineName = "local",
+    address: Address = None,
 ) -> None:
     """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`."""
     from mcbn.reproduce import sensitivity
     from mcbn.reproduce.profiles import find_profile
 
     with _one_line_errors(), _one_thread(device):
-        store = sensitivity.run(
-            find_profile(profile),
-            out,
-            regression=regression,
-            datasets=_split(datasets),
-            device=device,
-            compiled=compiled,
-            fused=fused,
-        )
+        require_engine(engine)
+        options = {"regression": regression, **_options(datasets, device, compiled, fused)}
+        if engine == "ray":
+            from mcbn.ray import study
+
+            store = study.run_sensitivity(find_profile(profile), out, address=address, **options)
+        else:
+            store = sensitivity.run(find_profile(profile), out, **options)
         typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
 
 
@@ -143,6 +148,10 @@ def tables(results: Annotated[Path, typer.Option(help="folder that holds regress
 
     with _one_line_errors():
         regression.main(results)
+
+
+def _options(datasets: Sequence[str] | None, device: str, compiled: bool, fused: bool) -> dict[str, Any]:
+    return {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
 
 
 def _split(names: Sequence[str] | None) -> tuple[str, ...]:

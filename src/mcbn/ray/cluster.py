@@ -3,6 +3,7 @@
 import importlib
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from urllib.parse import urlsplit
 from mcbn.errors import MCBNError
 
 CONNECT_SECONDS = 10.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
+HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4
 
 
 def require_ray(part: str = "ray") -> Any:
@@ -57,12 +60,28 @@ def _require_listening(address: str) -> None:
     if host is None or port is None:
         raise MCBNError(f"a Ray address reads host:port, ray://host:port or auto; got {address!r}")
     try:
-        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        _greet(host, port)
     except OSError as error:
         raise MCBNError(
             f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
             "`ray status`, or leave the address out to use this machine"
         ) from error
+
+
+def _greet(host: str, port: int) -> None:
+    """Open HTTP/2, which Ray's servers speak, and wait for the answer that the protocol asks for."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+        connection.sendall(HTTP2_PREFACE + HTTP2_SETTINGS)
+        answer = b""
+        while len(answer) < len(HTTP2_SETTINGS):
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            received = connection.recv(64)
+            if not received:
+                break
+            answer += received
+    if answer[3:4] != HTTP2_SETTINGS[3:4]:
+        raise ConnectionError("what listens there is not Ray")
 
 
 def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:

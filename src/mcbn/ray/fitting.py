@@ -11,7 +11,7 @@ from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior
-from mcbn.ray.cluster import connected, workers_of
+from mcbn.ray.cluster import connected, require_ray, workers_of
 from mcbn.ray.packing import dumps_with
 from mcbn.shares import shares
 
@@ -77,8 +77,7 @@ def _unfitted(bayes: MCBN[Any]) -> MCBN[Any]:
 
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
     """Draw one share, on the GPU that Ray gave this task, else on the CPU."""
-    from ray import cloudpickle
-
+    cloudpickle = require_ray("ray.cloudpickle")
     torch.set_num_threads(threads)
     bayes, data = cloudpickle.loads(payload)
     if torch.cuda.is_available():

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from mcbn.model import MCBN
+from mcbn.ray.cluster import require_ray
 from mcbn.scale.job import on_device
 
 
@@ -16,8 +17,7 @@ def pack(bayes: MCBN[Any]) -> bytes:
 
 def dumps_with(bayes: MCBN[Any], *more: Any) -> bytes:
     """Serialise an MCBN and more; classes of the user's own files go by value, as other machines may lack them."""
-    from ray import cloudpickle
-
+    cloudpickle = require_ray("ray.cloudpickle")
     owners = [*bayes.model.modules(), *more, *(getattr(value, "dataset", None) for value in more)]
     own = {name for owner in owners if _is_own(name := type(owner).__module__)}
     registered = [sys.modules[name] for name in own]
@@ -39,7 +39,6 @@ def _is_own(name: str) -> bool:
 
 def unpack(payload: bytes) -> MCBN[Any]:
     """Restore what `pack` wrote, on the GPU that Ray gave this worker, else on the CPU."""
-    from ray import cloudpickle
-
+    cloudpickle = require_ray("ray.cloudpickle")
     bayes: MCBN[Any] = cloudpickle.loads(payload)
     return on_device(bayes, torch.device("cuda")) if torch.cuda.is_available() else bayes

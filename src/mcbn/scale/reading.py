@@ -67,7 +67,7 @@ class Reader:
 
     def describe(self) -> dict[str, Any]:
         """Return what results depend on, as JSON has it."""
-        name = self.transform and getattr(self.transform, "__qualname__", type(self.transform).__name__)
+        name = getattr(self.transform, "__qualname__", type(self.transform).__name__) if self.transform else None
         return {
             "batch_rows": self.batch_rows,
             "keys": list(self.keys),
