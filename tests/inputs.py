@@ -28,12 +28,14 @@ def regressor(seed: int = 0, n_samples: int = 40) -> mcbn.MCBN[Any]:
     return bayes
 
 
-def classifier() -> mcbn.MCBN[Any]:
-    """A fitted MCBN of RGB images of 8 x 8."""
+def classifier(*, pooled: bool = False) -> mcbn.MCBN[Any]:
+    """A fitted MCBN of RGB images of 8 x 8; pooling makes torch.vmap warn."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        network.append(nn.Linear(6, 4))
+        network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+        if pooled:
+            network.append(nn.AdaptiveAvgPool2d(1))
+        network.append(nn.Flatten()).append(nn.Linear(6 if pooled else 216, 4))
     x = torch.rand(200, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     return mcbn.MCBN(kinds.settle(network, x), "classification").fit(x, n_samples=20, batch_size=16)
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import subprocess
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,15 @@ def test_images_are_predicted_in_the_order_of_their_names(tmp_path):
     images = [torch.from_numpy(np.array(Image.open(tmp_path / "in" / label))) for label in labels[5:10]]
     probs = bayes.predict(torch.stack(images).permute(0, 3, 1, 2).float() / 255).probs
     assert np.array_equal(table["prob_2"].to_numpy()[5:10], probs[:, 2].numpy())
+
+
+def test_filters_of_warnings_do_not_change_a_bit(tmp_path):
+    write_images(tmp_path / "in")
+    for action in ("error", "ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            scale.predict(tmp_path / "in", classifier(pooled=True), out=tmp_path / action, batch_size=5)
+    assert read_results(tmp_path / "error").equals(read_results(tmp_path / "ignore"))
 
 
 def test_corrupt_files_are_listed_and_the_others_predicted(tables, tmp_path):
@@ -273,9 +283,20 @@ def test_inputs_that_are_not_there_are_refused(tables, tmp_path):
         scale.predict(tables, mcbn.MCBN(BAYES.model, "regression"), out=tmp_path / "out")
 
 
-def test_an_error_of_the_network_is_no_bad_file(tables, tmp_path):
-    with pytest.raises(MCBNError, match="could not run"):
+def test_inputs_the_network_cannot_take_are_refused_at_once(tables, tmp_path):
+    with pytest.raises(MCBNError, match="does not take the 2 input columns of table0"):
         scale.predict(tables, BAYES, out=tmp_path / "out", key="id", columns=["age", "height"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_the_network_is_no_bad_file(tables, tmp_path, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise MCBNError("the network is broken")
+
+    monkeypatch.setattr(mcbn.MCBN, "predict", broken)
+    with pytest.raises(MCBNError, match="the network is broken"):
+        scale.predict(tables, BAYES, out=tmp_path / "out", key="id")
+    assert not list((tmp_path / "out").glob("*.parquet"))
 
 
 def test_a_foreign_file_under_a_parts_name_is_refused(tables, tmp_path):

@@ -1,6 +1,7 @@
 """Prediction on Ray Data: a data set of parts, mapped by actors that hold the network and its posterior."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def _outcomes(
         Worker,
         batch_size=1,
         compute=data.ActorPoolStrategy(size=min(workers, len(parts))),
-        fn_constructor_args=(pack(bayes), job, threads),
+        fn_constructor_args=(ray.put(pack(bayes)), replace(job, parts=()), threads),
         num_cpus=threads,
         num_gpus=gpus or None,
     )
@@ -102,9 +103,9 @@ def _quiet(data: Any) -> None:
 class Worker:
     """An actor: network and posterior arrive once, parts one by one."""
 
-    def __init__(self, payload: bytes, job: Job, threads: int) -> None:
+    def __init__(self, payload: Any, job: Job, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.bayes, self.job = unpack(payload), job
+        self.bayes, self.job = unpack(require_ray().get(payload)), job
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Work on the parts of a batch; return what became of them."""

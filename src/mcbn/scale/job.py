@@ -76,6 +76,7 @@ def plan(
     reader = Reader.probe(files, keys, layout or Layout(), target, transform, batch_size)
     cut = cut_tables if reader.is_table else cut_images
     parts = tuple(cut(files, reader.batch_rows, part_rows))
+    _require_fits(bayes, reader, parts[0])
     options = Options(method, n_samples, coverage)
     settings = {
         "format": FORMAT,
@@ -86,6 +87,24 @@ def plan(
         "options": vars(options),
     }
     return Job(Path(out).resolve(), parts, reader, options, settings)
+
+
+def _require_fits(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
+    """Try the network on two inputs, to refuse what it cannot take before a cluster is at work."""
+    try:
+        batch = next(reader.read(part), None)
+    except Exception:  # a file that cannot be read is one of many
+        return
+    if batch is None or not len(batch.rows):
+        return
+    try:
+        bayes.plain(batch.x[:2])
+    except MCBNError as error:
+        what = f"the {reader.layout.width} input columns" if reader.is_table else f"images {reader.shape}"
+        raise MCBNError(
+            f"the network does not take {what} of {batch.labels[0]} ({error.__cause__ or error}); name its inputs by "
+            "columns=, leave out others by key= and target=, or give a transform="
+        ) from error
 
 
 def identify(bayes: MCBN[Any]) -> str:
