@@ -202,6 +202,24 @@ def test_a_ray_data_set_keeps_its_keys(cluster, tmp_path):
         mcbn.ray.predict(data, BAYES, out=tmp_path / "out", **options)
 
 
+def test_a_full_disk_stops_the_cluster_and_is_resumed(cluster, tables, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(out)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a small file system")
+    try:
+        with pytest.raises(MCBNError, match=r"No space left on device.*go on with resume=True"):
+            mcbn.ray.predict(tables, BAYES, out=out, workers=1, **OPTIONS)
+        assert not list(out.glob(".*.tmp"))
+        subprocess.run(["mount", "-o", "remount,size=8m", str(out)], check=True)
+        summary = mcbn.ray.predict(tables, BAYES, out=out, workers=2, resume=True, **OPTIONS)
+        assert summary.resumed > 0
+        assert by_row(read_results(out)) == undisturbed
+    finally:
+        subprocess.run(["umount", "--lazy", str(out)], check=True)
+
+
 def test_tasks_draw_the_posterior_of_one_process(cluster):
     network, x = small()
     whole = mcbn.MCBN(network, "regression").fit(x, n_samples=T, batch_size=16, seed=4)

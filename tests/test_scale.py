@@ -216,7 +216,7 @@ def test_a_small_disk_that_is_really_full(tables, tmp_path):
         assert scale.predict(tables, BAYES, out=out, resume=True, **OPTIONS).rows == 185
         assert len(by_row(read_results(out))) == 185
     finally:
-        subprocess.run(["umount", str(out)], check=True)
+        subprocess.run(["umount", "--lazy", str(out)], check=True)
 
 
 def test_a_folder_with_something_in_it_is_refused(tables, tmp_path):

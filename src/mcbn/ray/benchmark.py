@@ -87,11 +87,15 @@ def _time_plain(bayes: MCBN[Any], x: torch.Tensor, threads: int) -> float:
         torch.set_num_threads(before)
 
 
+def _nothing() -> None:
+    pass
+
+
 def _time_ray(bayes: MCBN[Any], folder: Path, rows: int, workers: int) -> Record:
     size = rows_of_block(8 * INPUTS)
     ends: list[tuple[float, int]] = []
     with connected() as ray:
-        ray.get(ray.remote(int).remote(1))  # the cluster is up
+        ray.get(ray.remote(_nothing).remote())  # the cluster is up
         started = time.perf_counter()
         summary = mcbn.ray.predict(
             folder / "rows.parquet",
@@ -104,7 +108,7 @@ def _time_ray(bayes: MCBN[Any], folder: Path, rows: int, workers: int) -> Record
         whole = time.perf_counter() - started
     steady, after = ends[-1][0] - ends[0][0], rows - ends[0][1]
     n_batches, predicting = sum(o.batches for o in summary.outcomes), sum(o.predicting for o in summary.outcomes)
-    working = sum(o.seconds for o in summary.outcomes)
+    working, waits = sum(o.seconds for o in summary.outcomes), [o.waited for o in summary.outcomes if o.waited]
     return {
         "parts": summary.parts,
         "batches": n_batches,
@@ -112,7 +116,7 @@ def _time_ray(bayes: MCBN[Any], folder: Path, rows: int, workers: int) -> Record
         "steady_rows_per_second": after / steady if steady else float("nan"),
         "start_seconds": ends[0][0] - started,
         "reading_ms_per_batch": 1000 * (working - predicting) / n_batches,
-        "ray_ms_per_part": 1000 * (workers * steady - working * after / rows) / max(1, summary.parts - 1),
+        "waiting_ms_per_part": 1000 * sum(waits) / max(1, len(waits)),
     }
 
 

@@ -1,6 +1,9 @@
 """Prediction on Ray Data: a data set of parts, mapped by actors that hold the network and its posterior."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +74,9 @@ def _outcomes(
         return
     data = require_ray("ray.data")
     workers, gpus = workers_of(ray, threads, asked)
-    _quiet(data)
     items = data.from_items([{"part": part.to_json()} for part in parts], override_num_blocks=len(parts))
+    items.context.enable_progress_bars = False  # the context of this data set alone
+    items.context.execution_options.preserve_order = False
     done = items.map_batches(
         Worker,
         batch_size=1,
@@ -82,8 +86,9 @@ def _outcomes(
         num_gpus=gpus or None,
     )
     try:
-        for row in done.iter_rows():
-            yield Outcome.from_json(row["outcome"])
+        with _quiet():
+            for row in done.iter_rows():
+                yield Outcome.from_json(row["outcome"])
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
         text = str(cause).strip().splitlines()
@@ -93,11 +98,16 @@ def _outcomes(
         ) from error
 
 
-def _quiet(data: Any) -> None:
-    """Leave the terminal to the caller; results come in any order."""
-    context = data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.execution_options.preserve_order = False
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave the terminal to the caller: Ray Data reports every plan it runs."""
+    logger = logging.getLogger("ray.data")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class Worker:
@@ -106,8 +116,14 @@ class Worker:
     def __init__(self, payload: Any, job: Job, threads: int) -> None:
         torch.set_num_threads(threads)
         self.bayes, self.job = unpack(require_ray().get(payload)), job
+        self.ended: float | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Work on the parts of a batch; return what became of them."""
-        parts = [Part.from_json(str(text)) for text in batch["part"]]
-        return {"outcome": [work(self.job, self.bayes, part).to_json() for part in parts]}
+        return {"outcome": [self._work(Part.from_json(str(text))).to_json() for text in batch["part"]]}
+
+    def _work(self, part: Part) -> Outcome:
+        waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
+        outcome = replace(work(self.job, self.bayes, part), waited=waited)
+        self.ended = time.perf_counter()
+        return outcome

@@ -44,9 +44,20 @@ def _write(dataset: Any, folder: Path, options: dict[str, Any]) -> None:
     if missing:
         raise MCBNError(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}")
     shutil.rmtree(folder, ignore_errors=True)
-    dataset.context.execution_options.preserve_order = True
     size = options.get("part_rows") or FILE_ROWS
-    for number, table in enumerate(dataset.iter_batches(batch_size=size, batch_format="pyarrow")):
-        with replacing(folder / f"rows-{number:06d}.parquet") as temporary:
-            parquet.write_table(table, temporary)
+    with _in_order(dataset):
+        for number, table in enumerate(dataset.iter_batches(batch_size=size, batch_format="pyarrow")):
+            with replacing(folder / f"rows-{number:06d}.parquet") as temporary:
+                parquet.write_table(table, temporary)
     (folder / COMPLETE).touch()
+
+
+@contextmanager
+def _in_order(dataset: Any) -> Iterator[None]:
+    """Have the data set give its rows in order, whoever reads them first."""
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        yield
+    finally:
+        options.preserve_order = before

@@ -18,6 +18,7 @@ class Outcome:
     batches: int = 0
     seconds: float = 0.0  # of the whole part
     predicting: float = 0.0  # of these, in the network
+    waited: float = 0.0  # by its worker, since the part before
     bad: tuple[dict[str, Any], ...] = ()  # inputs left out: file, rows, reason
     reason: str = ""
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.scale.job import Job
@@ -80,7 +82,15 @@ class _Writing:
             reasons = self.bad or [{"file": self.part.labels[0], "reason": "it holds no rows"}]
             return Outcome(self.part.name, BAD, bad=tuple(reasons), reason=str(reasons[0]["reason"]))
         seconds = time.perf_counter() - started
-        outcome = Outcome(self.part.name, DONE, self.rows, self.batches, seconds, self.predicting, tuple(self.bad))
+        outcome = Outcome(
+            self.part.name,
+            DONE,
+            rows=self.rows,
+            batches=self.batches,
+            seconds=seconds,
+            predicting=self.predicting,
+            bad=tuple(self.bad),
+        )
         self._write(tables, outcome)
         return outcome
 
@@ -110,7 +120,9 @@ class _Writing:
         clash = [name for name in batch.keys if name in columns]
         if clash:
             raise MCBNError(f"the key column {clash[0]!r} is called like a result; rename it")
-        labels = arrow.array(batch.labels).dictionary_encode()
+        n = len(batch.rows)
+        places = np.arange(n, dtype=np.int32) if len(batch.labels) == n else np.zeros(n, dtype=np.int32)
+        labels = arrow.DictionaryArray.from_arrays(places, arrow.array(batch.labels, arrow.string()))
         return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
 
     def _write(self, tables: list[Any], outcome: Outcome) -> None:
