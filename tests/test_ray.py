@@ -32,10 +32,7 @@ from workplace import command, environment, furnish
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data\.context"),  # Ray's own defaults
 ]
 MEMORY = 100 * 2**20
 BAYES = regressor(n_samples=200)

@@ -91,6 +91,20 @@ def test_any_set_of_draws_agrees_with_the_whole():
     assert merged.numbers == tuple(sorted([0, 4, *range(1, T, 2)]))
 
 
+def test_a_last_group_of_one_draw_takes_the_way_of_all():
+    """By itself a single batch would run through the network's own code, whose rounding differs from a group's."""
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(5, 200), nn.BatchNorm1d(200), nn.ReLU(), nn.Linear(200, 99))
+        network.append(nn.BatchNorm1d(99))
+    kinds.settle(network, x)
+    whole = fit(network, x, n_samples=GROUP + 1)
+    parts = [fit(network, x, n_samples=GROUP + 1, draws=share) for share in shares(GROUP + 1, 2)]
+    assert parts[1].numbers == (GROUP,)
+    assert equal(Posterior.merge(parts), whole)
+
+
 def test_a_share_survives_its_file(tmp_path):
     network, x = small()
     parts = []
