@@ -28,6 +28,22 @@ def regressor(seed: int = 0, n_samples: int = 40) -> mcbn.MCBN[Any]:
     return bayes
 
 
+class Head(nn.Module):
+    """A layer that only this file defines: workers get it by value."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(inputs, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.flatten(1))
+
+
+def darker(image: Any) -> Tensor:
+    """A transform that only this file defines."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 300
+
+
 def classifier(*, pooled: bool = False) -> mcbn.MCBN[Any]:
     """A fitted MCBN of RGB images of 8 x 8; pooling makes torch.vmap warn."""
     with torch.random.fork_rng():
@@ -35,7 +51,7 @@ def classifier(*, pooled: bool = False) -> mcbn.MCBN[Any]:
         network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
         if pooled:
             network.append(nn.AdaptiveAvgPool2d(1))
-        network.append(nn.Flatten()).append(nn.Linear(6 if pooled else 216, 4))
+        network.append(Head(6 if pooled else 216))
     x = torch.rand(200, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     return mcbn.MCBN(kinds.settle(network, x), "classification").fit(x, n_samples=20, batch_size=16)
 

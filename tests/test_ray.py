@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import mcbn
 import mcbn.ray
-from inputs import by_row, classifier, regressor, rows, spoil, write_images, write_tables
+from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
 from mcbn.ray import study
@@ -171,7 +171,7 @@ def wait_for(condition: Any, seconds: float = 100) -> None:
 def test_images_with_a_broken_one_among_them(cluster, tmp_path):
     write_images(tmp_path / "in")
     spoil(tmp_path / "in" / "class0" / "004.png")
-    options: dict[str, Any] = {"batch_size": 5, "part_rows": 10}
+    options: dict[str, Any] = {"batch_size": 5, "part_rows": 10, "transform": darker}
     summary = mcbn.ray.predict(tmp_path / "in", classifier(pooled=True), out=tmp_path / "out", **options)
     assert (summary.rows, [entry["file"] for entry in summary.bad_files]) == (22, ["class0/004.png"])
     scale.predict(tmp_path / "in", classifier(pooled=True), out=tmp_path / "alone", **options)

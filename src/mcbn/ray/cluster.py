@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -28,9 +29,10 @@ def require_ray(part: str = "ray") -> Any:
 def connected(address: str | None = None) -> Iterator[Any]:
     """Give Ray, connected: as it already is, to the cluster at an address, or to one of this machine alone.
 
-    A connection made here is closed after.
+    RAY_ADDRESS names one where no address is given. A connection made here is closed after.
     """
     ray = require_ray()
+    address = address or os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():
         yield ray
         return

@@ -11,8 +11,8 @@ from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior
-from mcbn.ray.cluster import connected, require_ray, workers_of
-from mcbn.ray.packing import dumps_with
+from mcbn.ray.cluster import connected, workers_of
+from mcbn.ray.packing import pack, unpack
 from mcbn.shares import shares
 
 B = TypeVar("B", bound=MCBN[Any])
@@ -53,7 +53,7 @@ def fit(
     with connected(address) as ray:
         tasks, gpus = workers_of(ray, threads, workers)
         options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
-        payload = ray.put(dumps_with(_unfitted(bayes), data))
+        payload = ray.put(pack(_unfitted(bayes), data))
         draw = ray.remote(num_cpus=threads, num_gpus=gpus)(_draw)
         pending = [draw.remote(payload, options, list(own), threads) for own in shares(n_samples, tasks) if own]
         try:
@@ -77,9 +77,8 @@ def _unfitted(bayes: MCBN[Any]) -> MCBN[Any]:
 
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
     """Draw one share, on the GPU that Ray gave this task, else on the CPU."""
-    cloudpickle = require_ray("ray.cloudpickle")
     torch.set_num_threads(threads)
-    bayes, data = cloudpickle.loads(payload)
+    bayes, data = unpack(payload)
     if torch.cuda.is_available():
         bayes.model = bayes.model.to("cuda")
     return bayes.fit(data, **options, draws=draws).posterior.to("cpu")  # type: ignore[no-any-return]

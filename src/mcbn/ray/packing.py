@@ -3,42 +3,41 @@
 import sys
 from typing import Any
 
-import torch
-
 from mcbn.model import MCBN
 from mcbn.ray.cluster import require_ray
-from mcbn.scale.job import on_device
 
 
-def pack(bayes: MCBN[Any]) -> bytes:
-    """Serialise a fitted MCBN, on the CPU and without the network it was made from."""
-    return dumps_with(on_device(bayes, torch.device("cpu")))
+def pack(bayes: MCBN[Any], *more: Any) -> bytes:
+    """Serialise an MCBN and more; classes and functions of the user's own files go by value, not by name.
 
-
-def dumps_with(bayes: MCBN[Any], *more: Any) -> bytes:
-    """Serialise an MCBN and more; classes of the user's own files go by value, as other machines may lack them."""
+    Other machines may lack those files, and a worker does not start where the user did.
+    """
     cloudpickle = require_ray("ray.cloudpickle")
-    owners = [*bayes.model.modules(), *more, *(getattr(value, "dataset", None) for value in more)]
-    own = {name for owner in owners if _is_own(name := type(owner).__module__)}
-    registered = [sys.modules[name] for name in own]
+    parts = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
+    parts += [getattr(part, name, None) for part in more for name in ("dataset", "collate_fn", "reader")]
+    parts += [getattr(part, "transform", None) for part in parts]
+    registered = [sys.modules[name] for name in {_module_of(part) for part in parts} if _is_own(name)]
     for module in registered:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps((bayes, *more) if more else bayes)  # type: ignore[no-any-return]
+        return cloudpickle.dumps((bayes, *more))  # type: ignore[no-any-return]
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def unpack(payload: bytes) -> Any:
+    """Restore what `pack` wrote, as a tuple."""
+    return require_ray("ray.cloudpickle").loads(payload)
+
+
+def _module_of(part: Any) -> str:
+    """Name the module of a function or class, or of an object's class."""
+    return str(getattr(part, "__module__", None) or type(part).__module__)
+
+
 def _is_own(name: str) -> bool:
     """Tell whether a module is a file of the user's, which other machines need not have, and no installed package."""
-    path = getattr(sys.modules.get(name), "__file__", None)
-    installed = name == "__main__" or name.split(".")[0] in ("torch", "mcbn")
-    return bool(path) and not installed and "site-packages" not in str(path) and not str(path).startswith(sys.prefix)
-
-
-def unpack(payload: bytes) -> MCBN[Any]:
-    """Restore what `pack` wrote, on the GPU that Ray gave this worker, else on the CPU."""
-    cloudpickle = require_ray("ray.cloudpickle")
-    bayes: MCBN[Any] = cloudpickle.loads(payload)
-    return on_device(bayes, torch.device("cuda")) if torch.cuda.is_available() else bayes
+    package, path = name.split(".")[0], str(getattr(sys.modules.get(name), "__file__", None) or "")
+    installed = package in ("__main__", "torch", "mcbn") or package in sys.stdlib_module_names
+    return bool(path) and not installed and "site-packages" not in path and "dist-packages" not in path

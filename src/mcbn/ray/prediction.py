@@ -17,7 +17,7 @@ from mcbn.ray.cluster import connected, require_ray, workers_of
 from mcbn.ray.packing import pack, unpack
 from mcbn.ray.spool import spooled
 from mcbn.scale.folder import Folder
-from mcbn.scale.job import Job, plan
+from mcbn.scale.job import Job, on_device, plan
 from mcbn.scale.outcome import Outcome, Summary
 from mcbn.scale.parts import Part
 from mcbn.scale.work import work
@@ -74,6 +74,7 @@ def _outcomes(
         return
     data = require_ray("ray.data")
     workers, gpus = workers_of(ray, threads, asked)
+    payload = ray.put(pack(on_device(bayes, torch.device("cpu")), replace(job, parts=())))
     items = data.from_items([{"part": part.to_json()} for part in parts], override_num_blocks=len(parts))
     items.context.enable_progress_bars = False  # the context of this data set alone
     items.context.execution_options.preserve_order = False
@@ -81,7 +82,7 @@ def _outcomes(
         Worker,
         batch_size=1,
         compute=data.ActorPoolStrategy(size=min(workers, len(parts))),
-        fn_constructor_args=(ray.put(pack(bayes)), replace(job, parts=()), threads),
+        fn_constructor_args=(payload, threads),
         num_cpus=threads,
         num_gpus=gpus or None,
     )
@@ -113,9 +114,11 @@ def _quiet() -> Iterator[None]:
 class Worker:
     """An actor: network and posterior arrive once, parts one by one."""
 
-    def __init__(self, payload: Any, job: Job, threads: int) -> None:
+    def __init__(self, payload: Any, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.bayes, self.job = unpack(require_ray().get(payload)), job
+        self.bayes, self.job = unpack(require_ray().get(payload))
+        if torch.cuda.is_available():  # the GPU that Ray gave this actor
+            self.bayes = on_device(self.bayes, torch.device("cuda"))
         self.ended: float | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
