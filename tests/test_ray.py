@@ -21,7 +21,7 @@ import mcbn.ray
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
-from mcbn.ray import study
+from mcbn.ray import benchmark, study
 from mcbn.records import read
 from mcbn.reproduce import regression, sensitivity
 from mcbn.scale.folder import read_results
@@ -228,6 +228,14 @@ def test_tasks_draw_the_posterior_of_one_process(cluster):
     assert gaussian.family == "gaussian"
     with pytest.raises(MCBNError, match=r"a share could not be drawn.*non-finite"):
         mcbn.ray.fit(bayes, torch.full_like(x, torch.nan), n_samples=T, batch_size=16)
+
+
+def test_the_benchmark_counts_every_row(cluster):
+    found = benchmark.measure(rows=40_000, n_samples=4, workers=2)
+    assert (found["parts"], found["batches"]) == (5, 5)  # of 8,192 rows
+    assert found["ratio_steady"] == found["steady_rows_per_second"] / found["plain_rows_per_second"]
+    assert 0 < found["whole_rows_per_second"] < found["steady_rows_per_second"]
+    assert found["waiting_ms_per_part"] > 0
 
 
 SMALL = replace(TINY, weight_decays=(1e-4,), max_epochs=10, splits=(1, 2), sensitivity_batch_sizes=(32,))

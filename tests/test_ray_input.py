@@ -64,9 +64,10 @@ def test_nobody_at_the_address(tmp_path):
 @pytest.mark.usefixtures("has_ray")
 def test_a_stranger_at_the_address_costs_the_time_limit_and_no_more(stranger, monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    write_tables(tmp_path / "in", (3,))
     begun = time.monotonic()
     with pytest.raises(MCBNError, match="no Ray cluster answers"):
-        mcbn.ray.predict(tmp_path, BAYES, out=tmp_path / "out", address=f"ray://{stranger}")
+        mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", address=f"ray://{stranger}")
     assert time.monotonic() - begun < 5
 
 
@@ -91,8 +92,25 @@ def test_a_web_server_is_not_a_cluster():
 @pytest.mark.usefixtures("has_ray")
 @pytest.mark.parametrize("address", ["nowhere", "host:port", "http://"])
 def test_what_is_no_address_is_refused(address, tmp_path):
+    write_tables(tmp_path / "in", (3,))
     with pytest.raises(MCBNError, match="reads host:port"):
-        mcbn.ray.predict(tmp_path, BAYES, out=tmp_path / "out", address=address)
+        mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", address=address)
+
+
+@pytest.mark.usefixtures("has_ray")
+def test_inputs_and_folder_are_looked_at_before_any_cluster(tmp_path, monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr(cluster, "connected", never)
+    monkeypatch.setattr("mcbn.ray.prediction.connected", never)
+    write_tables(tmp_path / "in", (3,))
+    with pytest.raises(MCBNError, match=r"lacks the input column\(s\) 'salary'"):
+        mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", columns=["age", "salary"])
+    with pytest.raises(MCBNError, match="does not take the 2 input columns"):
+        mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", columns=["age", "weight"])
+    with pytest.raises(MCBNError, match="is not empty"):
+        mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "in", key="id")
 
 
 def test_an_unfitted_network_and_bad_numbers_are_refused(tmp_path):

@@ -153,7 +153,7 @@ class MCBN(Tunable, Generic[P]):
                 drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=run)
                 network = self._watched()
                 recorded = record(network, drawn, self.layers, inputs)
-                fitted = recorded.posterior if numbers is None else recorded.posterior.at(numbers)
+                fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
         drift.warn_if_far(recorded)
         self._set(network, fitted)

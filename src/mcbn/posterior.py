@@ -76,7 +76,7 @@ class Posterior:
         whole = numbers == tuple(range(len(numbers)))
         return replace(shares[0], mean=joined[0], var=joined[1], numbers=None if whole else numbers)
 
-    def at(self, numbers: Sequence[int]) -> "Posterior":
+    def select(self, numbers: Sequence[int]) -> "Posterior":
         """Take the draws with these t."""
         place = {t: row for row, t in enumerate(self._numbers())}
         rows = [place[t] for t in numbers]

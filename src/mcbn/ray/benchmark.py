@@ -2,7 +2,7 @@
 
 The paper's MLP (13-50-50-1), T draws, rows in one parquet file. Plain: `MCBN.predict` block by block on all cores, rows
 in memory, nothing written. Ray: `mcbn.ray.predict` on as many actors of one thread each, file to files, on a cluster
-that is already up. Steady leaves out what comes before the first part is done: actors starting, networks traced.
+that is already up. Steady leaves out what comes before each actor has done a part: processes starting, networks traced.
 """
 
 import argparse
@@ -106,14 +106,15 @@ def _time_ray(bayes: MCBN[Any], folder: Path, rows: int, workers: int) -> Record
             on_part=lambda outcome: ends.append((time.perf_counter(), outcome.rows)),
         )
         whole = time.perf_counter() - started
-    steady, after = ends[-1][0] - ends[0][0], rows - ends[0][1]
+    warm = min(workers, len(ends) - 1)  # parts by which every actor has begun
+    steady, after = ends[-1][0] - ends[warm - 1][0], sum(count for _, count in ends[warm:])
     n_batches, predicting = sum(o.batches for o in summary.outcomes), sum(o.predicting for o in summary.outcomes)
     working, waits = sum(o.seconds for o in summary.outcomes), [o.waited for o in summary.outcomes if o.waited]
     return {
         "parts": summary.parts,
         "batches": n_batches,
         "whole_rows_per_second": rows / whole,
-        "steady_rows_per_second": after / steady if steady else float("nan"),
+        "steady_rows_per_second": after / steady if warm else float("nan"),
         "start_seconds": ends[0][0] - started,
         "reading_ms_per_batch": 1000 * (working - predicting) / n_batches,
         "waiting_ms_per_part": 1000 * sum(waits) / max(1, len(waits)),

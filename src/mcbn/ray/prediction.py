@@ -56,14 +56,16 @@ def predict(
     if workers is not None:
         batches.require_int("workers", workers, 1)
     bayes._fitted()
-    with connected(address) as ray, spooled(dataset, out, resume, options) as (inputs, again):
+    require_ray()
+    with spooled(dataset, out, resume, options) as (inputs, again):
         job = plan(inputs, bayes, out=out, **options)
-        folder = Folder(job, resume=again)
-        for outcome in _outcomes(ray, job, folder.missing(), bayes, workers, threads):
-            folder.add(outcome)
-            if on_part is not None:
-                on_part(outcome)
-        return folder.finish()
+        with connected(address) as ray:
+            folder = Folder(job, resume=again)
+            for outcome in _outcomes(ray, job, folder.missing(), bayes, workers, threads):
+                folder.add(outcome)
+                if on_part is not None:
+                    on_part(outcome)
+            return folder.finish()
 
 
 def _outcomes(

@@ -21,10 +21,10 @@ def spooled(dataset: Any, out: str | Path, resume: bool, options: dict[str, Any]
 
     The files are removed once the job is done, and kept where it is interrupted.
     """
+    require_free(Path(out), resume)
     if not hasattr(dataset, "iter_batches"):
         yield dataset, resume
         return
-    require_free(Path(out), resume)
     folder = Path(out) / SPOOL
     if not (folder / COMPLETE).exists():
         _write(dataset, folder, options)
