@@ -23,21 +23,34 @@ class Draws(NamedTuple):
     batches: Iterable[Any]
     batch_size: int
     n_examples: int | None
+    seed: int = 0
+    numbers: Sequence[int] | None = None  # t of each batch, ascending; None: 0, 1, 2, ...
 
 
-def draw_batches(data: Any, *, n_samples: int, batch_size: int | None, seed: int) -> Draws:
-    """Prepare T random batches of M training examples: independent draws, without replacement inside a batch."""
+def draw_batches(
+    data: Any, *, n_samples: int, batch_size: int | None, seed: int, numbers: Sequence[int] | None = None
+) -> Draws:
+    """Prepare T random batches of M training examples: independent draws, without replacement inside a batch.
+
+    `numbers` takes only these of the T, in this order.
+    """
     n_samples = batches.require_int("n_samples", n_samples, 1)
     seed = batches.require_int("seed", seed, 0)
     if batch_size is not None:
         batch_size = batches.require_int("batch_size", batch_size, 1)
     source = read_source(data)
     if isinstance(source, Stream):
-        return Draws(*source.draws(n_samples, batch_size, seed), None)
+        if numbers is not None:
+            raise MCBNError(
+                "a stream has no draw t to take by itself; give data that can be indexed (a Dataset, tensors, or their "
+                "DataLoader) to share draws out, or fit in one process"
+            )
+        return Draws(*source.draws(n_samples, batch_size, seed), None, seed)
     M = _batch_size(batch_size, source)
     rows = _Rows(source.fetch, source.population, n_samples, M, seed)
-    loaded = _each(rows) if source.loader is None else _parallel(rows, source.loader)
-    return Draws(loaded, M, len(source.population))
+    chosen = range(n_samples) if numbers is None else numbers
+    loaded = _each(rows, chosen) if source.loader is None else _parallel(rows, chosen, source.loader)
+    return Draws(loaded, M, len(source.population), seed, numbers)
 
 
 def pass_over(data: Any, *, most: int, batch_size: int | None, seed: int) -> Draws:
@@ -50,11 +63,12 @@ def pass_over(data: Any, *, most: int, batch_size: int | None, seed: int) -> Dra
         batch_size = batches.require_int("batch_size", batch_size, 1)
     source = read_source(data)
     if isinstance(source, Stream):
-        return Draws(*source.draws(most, batch_size, seed), None)
+        return Draws(*source.draws(most, batch_size, seed), None, seed)
     N = len(source.population)
     M = _batch_size(batch_size, source, whole=True)
     rows = _Partition(source.fetch, source.population, max(1, N // M), M, seed)
-    return Draws(_each(rows) if source.loader is None else _parallel(rows, source.loader), M, N)
+    every = range(len(rows))
+    return Draws(_each(rows, every) if source.loader is None else _parallel(rows, every, source.loader), M, N, seed)
 
 
 def _batch_size(asked: int | None, source: Source, *, whole: bool = False) -> int:
@@ -76,15 +90,15 @@ def _batch_size(asked: int | None, source: Source, *, whole: bool = False) -> in
     return min(M, N)
 
 
-def _each(rows: "_Rows") -> Iterator[Any]:
-    """Yield the batches in order; of tensors in memory several are taken at once and handed out as views."""
+def _each(rows: "_Rows", numbers: Sequence[int]) -> Iterator[Any]:
+    """Yield the batches of these t; of tensors in memory several are taken at once and handed out as views."""
     if not isinstance(rows.fetch, Take):
-        yield from (rows[t] for t in range(len(rows)))
+        yield from (rows[t] for t in numbers)
         return
     values = sum(t[:1].numel() for t in batches.tensors_of(rows.fetch.data)) * rows.batch_size  # of one batch
     step = max(1, min(MOST_TAKEN, VALUES_TAKEN // max(values, 1)))
-    for start in range(0, len(rows), step):
-        chosen = [rows.chosen(t) for t in range(start, min(start + step, len(rows)))]
+    for start in range(0, len(numbers), step):
+        chosen = [rows.chosen(t) for t in numbers[start : start + step]]
         taken, end = rows.fetch(np.concatenate(chosen)), 0
         for part in chosen:
             mine = slice(end, end + len(part))
@@ -165,7 +179,7 @@ def _choose(n: int, batch_size: int, generator: np.random.Generator) -> Indices:
     return chosen
 
 
-def _parallel(rows: _Rows, loader: DataLoader[Any]) -> Iterable[Any]:
+def _parallel(rows: _Rows, numbers: Sequence[int], loader: DataLoader[Any]) -> Iterable[Any]:
     """Load draws with the workers of the user's own loader."""
     options: dict[str, Any] = {}
     if loader.num_workers:
@@ -176,6 +190,7 @@ def _parallel(rows: _Rows, loader: DataLoader[Any]) -> Iterable[Any]:
     return DataLoader(
         rows,
         batch_size=None,
+        sampler=numbers,
         collate_fn=_same,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,

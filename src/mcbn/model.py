@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, diagnostics, drift, export, moments, noise, prediction, statistics, storage, streaming
+from mcbn import (
+    batches,
+    diagnostics,
+    drift,
+    export,
+    moments,
+    noise,
+    prediction,
+    statistics,
+    storage,
+    streaming,
+    synchronised,
+)
 from mcbn.draws import draw_batches, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
@@ -20,8 +32,9 @@ from mcbn.network import Network, Output, unwrap
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
-from mcbn.recording import record
+from mcbn.recording import record, with_deciding
 from mcbn.sampling import Engine
+from mcbn.shares import share
 from mcbn.tuning import Tunable
 
 METHODS = ("sample", "linear")
@@ -102,6 +115,7 @@ class MCBN(Tunable, Generic[P]):
         seed: int = 0,
         posterior: str = "sample",
         inputs: batches.Picker = None,
+        draws: Iterable[int] | None = None,
     ) -> Self:
         """Draw T joint sets of batch-norm statistics from random training batches of M examples.
 
@@ -118,8 +132,13 @@ class MCBN(Tunable, Generic[P]):
                 over the data (`mcbn.moments`; of a stream, its first T full batches). It ignores that statistics move
                 together, which is not safe: prefer "gaussian".
             inputs: overrides the constructor's.
+            draws: compute only these t of the T draws, a share for `Posterior.merge`; `mcbn.distributed.fit` and
+                `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
         """
         require_family(posterior)
+        numbers = None if draws is None else share(draws, n_samples, posterior)
+        if batch_size is None:
+            synchronised.warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
         with isolated_random(seed if isinstance(seed, int) else None):
             if posterior == "diagonal":
@@ -130,10 +149,11 @@ class MCBN(Tunable, Generic[P]):
             else:
                 if posterior != "sample":
                     batches.require_int(f"n_samples for the covariance of posterior={posterior!r}", n_samples, 2)
-                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed)
+                run = None if numbers is None else with_deciding(numbers, n_samples)
+                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=run)
                 network = self._watched()
                 recorded = record(network, drawn, self.layers, inputs)
-                fitted = recorded.posterior
+                fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
         drift.warn_if_far(recorded)
         self._set(network, fitted)

@@ -1,7 +1,8 @@
 """The approximate posterior q(omega): T joint draws of all batch-norm statistics, of training batches or a Gaussian."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,14 +22,17 @@ class Posterior:
 
     Where `gaussian` is given, the rows are draws of that Gaussian, row t made from (`seed`, t) alone, and
     `sample(n)` makes any number of them without data.
+
+    A share of the draws of a fit (`fit(..., draws=)`) knows by `numbers` which they are; `merge` puts shares together.
     """
 
     mean: Mapping[str, Tensor]
     var: Mapping[str, Tensor]
     batch_size: int  # M
     gaussian: Gaussian | None = None
-    seed: int = 0  # of the draws of the Gaussian
+    seed: int = 0  # of the draws
     fitted_batch_size: int | None = None  # M of the training batches, where `at_batch_size` chose another
+    numbers: tuple[int, ...] | None = None  # t of each row, of a share of the draws; None: 0, ..., T - 1
 
     @classmethod
     def from_gaussian(cls, gaussian: Gaussian, n_samples: int, batch_size: int, *, seed: int = 0) -> "Posterior":
@@ -53,6 +57,33 @@ class Posterior:
     def draw(self, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the statistics of draw t: means and variances, each name -> (C,)."""
         return _each(self.mean, t), _each(self.var, t)
+
+    @classmethod
+    def merge(cls, parts: Iterable["Posterior"]) -> "Posterior":
+        """Put disjoint shares of the draws of one fit together, in the order of t.
+
+        Draw t depends on (seed, t) alone, so shares computed anywhere are those of one process, bit for bit, on equal
+        machines. Refuses shares with a draw in common, or of another seed, batch size, family or set of layers.
+        """
+        shares = list(parts)
+        _require_one_fit(shares)
+        order = sorted((t, p, row) for p, part in enumerate(shares) for row, t in enumerate(part._numbers()))
+        numbers = tuple(t for t, _, _ in order)
+        twice = [t for t, after in pairwise(numbers) if t == after]
+        if twice:
+            raise MCBNError(f"draw {twice[0]} is in several of the parts; merge parts that share no draw")
+        joined = [_join([getattr(p, kind) for p in shares], order) for kind in ("mean", "var")]
+        whole = numbers == tuple(range(len(numbers)))
+        return replace(shares[0], mean=joined[0], var=joined[1], numbers=None if whole else numbers)
+
+    def select(self, numbers: Sequence[int]) -> "Posterior":
+        """Take the draws with these t."""
+        place = {t: row for row, t in enumerate(self._numbers())}
+        rows = [place[t] for t in numbers]
+        return replace(self, mean=_each(self.mean, rows), var=_each(self.var, rows), numbers=tuple(numbers))
+
+    def _numbers(self) -> Sequence[int]:
+        return range(self.n_samples) if self.numbers is None else self.numbers
 
     def sample(self, n_samples: int, *, seed: int = 0) -> "Posterior":
         """Draw n sets of statistics from the Gaussian; draw t depends on (seed, t) alone."""
@@ -113,6 +144,37 @@ class Posterior:
             f"Posterior({f'{self.family}, ' if self.gaussian else ''}n_samples={self.n_samples}, "
             f"batch_size={self.batch_size}, {len(self.layers)} layers, {channels} channels)"
         )
+
+
+def _require_one_fit(parts: Sequence[Posterior]) -> None:
+    """Refuse to merge what are not draws of training batches of one fit."""
+    if not parts:
+        raise MCBNError("there are no parts to merge; give at least one posterior")
+    first = parts[0]
+    for part in parts:
+        if part.gaussian is not None:
+            raise MCBNError(
+                f"a part is a Gaussian, of family {part.family!r}; merge draws of training batches, then as_gaussian()"
+            )
+        if part.fitted_batch_size not in (None, part.batch_size):
+            raise MCBNError("a part was rescaled by at_batch_size; merge the parts as they were drawn, then rescale")
+        shapes = [{name: value.shape[1] for name, value in p.mean.items()} for p in (first, part)]
+        if list(shapes[0].items()) != list(shapes[1].items()):
+            raise MCBNError(f"the parts are of different layers (channels): {shapes[0]} and {shapes[1]}")
+        for name in ("batch_size", "seed"):
+            given = getattr(first, name), getattr(part, name)
+            if given[0] != given[1]:
+                raise MCBNError(f"the parts were drawn with {name}={given[0]} and {name}={given[1]}; fit them alike")
+
+
+def _join(parts: Sequence[Mapping[str, Tensor]], order: Sequence[tuple[int, int, int]]) -> dict[str, Tensor]:
+    """Put rows of several parts, (t, part, row) each, into one tensor (T, C) a layer."""
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + len(next(iter(part.values()))))
+    rows = torch.tensor([starts[p] + row for _, p, row in order], dtype=torch.long)
+    joined = {name: torch.cat([part[name].to(value.device) for part in parts]) for name, value in parts[0].items()}
+    return {name: value[rows.to(value.device)] for name, value in joined.items()}
 
 
 def _each(part: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:

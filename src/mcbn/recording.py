@@ -2,11 +2,12 @@
 
 The first batches run through the network's own code. A pass that could be written down and repeated their statistics
 takes the rest; where one batch is little work, a group of them goes in one pass (`torch.vmap`). Groups are of fixed
-size and start at multiples of it, the last one filled up, so draw t has the same bits whatever T is.
+size and start at multiples of it, the last one filled up, so draw t has the same bits whatever T is. Draws 0 and 1
+decide the way, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, count, groupby, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from mcbn.posterior import Posterior
 from mcbn.tracing import Recording, TraceRecord
 
 GROUP = 32  # batches of one pass
+DECIDING = 2  # first draws, by which the way is found
 CPU_GROUP_WIDTH = 2**14  # values of the widest result of one batch, up to which a group is faster than one by one
 GPU_GROUP_WIDTH = 2**20
 PROGRAMS_KEPT = 4  # shapes of batches that are written down
@@ -48,9 +50,15 @@ def record(network: Network, drawn: Draws, layers: Layers, inputs: Picker) -> Re
         raise MCBNError("the training data gives no batch at all")
     with torch.no_grad():
         recorder = Recorder(network, stochastic_layers(network, network.prepare(first), layers))
-        blocks = list(recorder.all(chain([first], picked)))
-    posterior = Posterior(*_join(blocks), drawn.batch_size)
+        blocks = list(recorder.all(chain([first], picked), drawn.numbers))
+    numbers = None if drawn.numbers is None else tuple(drawn.numbers)
+    posterior = Posterior(*_join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
     return Recorded(posterior, recorder.running, recorder.values)
+
+
+def with_deciding(numbers: Sequence[int], n_samples: int) -> list[int]:
+    """Put before a share of the T draws those that decide the way, unless it begins with them."""
+    return sorted({*range(min(DECIDING, n_samples)), *numbers})
 
 
 class Recorder:
@@ -63,17 +71,19 @@ class Recorder:
         self._programs: dict[Any, Recording | None] = {}  # by shape; None: cannot be written down
         self._proven: set[Any] = set()  # shapes whose program repeated a batch it was not traced on
 
-    def all(self, picked: Iterator[Any]) -> Iterator[Statistics]:
-        """Yield the statistics of one or more batches at a time, (t, C) each, in order."""
-        first = list(islice(picked, 2))
+    def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
+        """Yield the statistics of one or more batches at a time, (t, C) each, in order; `numbers` are their t."""
+        first = list(islice(picked, DECIDING))
         alone = [self(x) for x in first]
         program = self._group_program(first[-1])
         if program is None:
             yield from alone
             yield from map(self, picked)
             return
-        remaining, shape, together = chain(first, picked), _shape(first[-1]), self._proving
-        while group := list(islice(remaining, GROUP)):
+        numbered = zip(count() if numbers is None else numbers, chain(first, picked), strict=False)
+        shape, together = _shape(first[-1]), self._proving
+        for _, members in groupby(numbered, lambda pair: pair[0] // GROUP):
+            group = [x for _, x in members]
             found = together(program, group) if all(_shape(x) == shape for x in group) else None
             if found is None:
                 yield from map(self, group)

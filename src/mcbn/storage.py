@@ -49,6 +49,7 @@ def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Map
         "batch_size": str(posterior.batch_size),
         "fitted_batch_size": str(posterior.fitted_batch_size or posterior.batch_size),
         "layers": json.dumps([[name, list(value.shape)] for name, value in posterior.mean.items()]),
+        "numbers": json.dumps(posterior.numbers),
         **fingerprint(model),
         **settings,
     }
@@ -84,7 +85,9 @@ def load(path: str | Path, model: nn.Module) -> tuple[Posterior, dict[str, str]]
     family, batch_size = metadata.get("family", "sample"), int(metadata["batch_size"])
     if family == "sample":
         mean, var = ({n: _found(path, tensors, p, n, s) for n, s in layers.items()} for p in ("mean", "var"))
-        posterior = Posterior(mean, var, batch_size)
+        numbers = json.loads(metadata.get("numbers", "null"))
+        seed = int(metadata.get("seed", 0))
+        posterior = Posterior(mean, var, batch_size, seed=seed, numbers=tuple(numbers) if numbers else None)
     else:
         moments = _gaussian(path, tensors, family, {name: C for name, (_, C) in layers.items()})
         n_samples = next(iter(layers.values()))[0]

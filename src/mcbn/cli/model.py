@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mcbn import scoring
-from mcbn.cli import fitted, sheet
+from mcbn.cli import fitted, many, sheet
 from mcbn.cli.mistakes import Debug
 from mcbn.files import replacing
 from mcbn.model import MCBN
@@ -69,14 +69,20 @@ def fit(
 def predict(
     posterior: Posterior,
     model: Model,
-    data: Annotated[str, typer.Option(help=f"inputs: {Data}")],
-    out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write")],
+    data: Annotated[str, typer.Option(help=f"inputs: {Data}; or a folder of csv, parquet or image files")],
+    out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write; for many files a folder")],
     weights: Weights = None,
     coverage: Annotated[float, typer.Option(help="regression: share of targets low to high should hold")] = 0.95,
     method: Method = "sample",
     samples: Samples = None,
     target: Target = None,
     device: Device = "auto",
+    engine: Annotated[str, typer.Option(help="local, or ray: on a cluster, into a folder of parquet files")] = "local",
+    address: Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")] = None,
+    workers: Annotated[int | None, typer.Option(help="ray: actors; by default one a GPU or CPU")] = None,
+    key: Annotated[str | None, typer.Option(help="folder: columns a,b to pass on to the results")] = None,
+    transform: Annotated[str | None, typer.Option(help="images: package.module:function, PIL image to tensor")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="folder: go on with an interrupted job")] = False,
     debug: Debug = False,
 ) -> None:
     """Predict with uncertainty, row by row of the input, in bounded memory.
@@ -88,10 +94,25 @@ def predict(
     Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification writes prob_0,
     prob_1, ..., label, entropy, mutual_information. An npz file holds them as arrays, probabilities as probs; outputs
     of any shape go there. The file appears whole or not at all.
+
+    \b
+    Many files, here or on a cluster, into a folder of parquet files:
+      mcbn predict ... --data rows/ --key id --engine ray --address head:6379 --out predictions/
+
+    Files that cannot be read are listed in bad_files.jsonl there, and the command ends with code 1. The same command
+    with --resume goes on after an interruption.
     """
     with fitted.session():
-        results.require_writable(out)
+        many.require_engine(engine)
+        is_many = engine == "ray" or resume or Path(data).is_dir()
+        if not is_many:
+            results.require_writable(out)
         bayes, layout, _ = fitted.load(posterior, specs.model(model, weights, specs.device(device)))
+        if is_many:
+            options = {"method": method, "n_samples": samples, "coverage": coverage, "target": target, "layout": layout}
+            options |= {"resume": resume, **many.reading(key, transform)}
+            many.predict(Path(data), bayes, out, engine=engine, address=address, workers=workers, **options)
+            return
         inputs = open_source(data, target=target, fitted=layout, keys=fitted.keys(bayes))
         rows = 0
         with (

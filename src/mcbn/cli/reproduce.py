@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mcbn.cli.many import require_engine
 from mcbn.cli.mistakes import one_line_errors as _one_line_errors
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
@@ -26,6 +27,8 @@ Device = Annotated[
     str, typer.Option(callback=_choose_device, help="auto, cpu or cuda; auto takes a GPU if there is one")
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
+EngineName = Annotated[str, typer.Option(help="local, or ray: cells of work as tasks on a cluster")]
+Address = Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")]
 Fused = Annotated[bool, typer.Option("--fused", help="take training steps of small batches as one Triton kernel")]
 
 
@@ -41,6 +44,8 @@ def regression(
     out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
         "results/regression"
     ),
+    engine: EngineName = "local",
+    address: Address = None,
 ) -> None:
     """Cross-validate, tune tau and test on the paper's regression sets.
 
@@ -52,15 +57,15 @@ def regression(
     from mcbn.reproduce.profiles import METHODS, find_profile
 
     with _one_line_errors(), _one_thread(device):
-        store = regression.run(
-            replace(find_profile(profile), search_seed=search_seed),
-            out,
-            datasets=_split(datasets),
-            methods=_split(methods) or METHODS,
-            device=device,
-            compiled=compiled,
-            fused=fused,
-        )
+        require_engine(engine)
+        chosen = replace(find_profile(profile), search_seed=search_seed)
+        options = {"methods": _split(methods) or METHODS, **_options(datasets, device, compiled, fused)}
+        if engine == "ray":
+            from mcbn.ray import study
+
+            store = study.run_regression(chosen, out, address=address, **options)
+        else:
+            store = regression.run(chosen, out, **options)
         typer.echo(f"{len(store.find(kind='test'))} test runs in {store.path}")
 
 
@@ -73,6 +78,8 @@ def sensitivity(
     fused: Fused = False,
     out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
     regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
+    engine: EngineName = "local",
+    address: Address = None,
 ) -> None:
     """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`.
 
@@ -84,15 +91,14 @@ def sensitivity(
     from mcbn.reproduce.profiles import find_profile
 
     with _one_line_errors(), _one_thread(device):
-        store = sensitivity.run(
-            find_profile(profile),
-            out,
-            regression=regression,
-            datasets=_split(datasets),
-            device=device,
-            compiled=compiled,
-            fused=fused,
-        )
+        require_engine(engine)
+        options = {"regression": regression, **_options(datasets, device, compiled, fused)}
+        if engine == "ray":
+            from mcbn.ray import study
+
+            store = study.run_sensitivity(find_profile(profile), out, address=address, **options)
+        else:
+            store = sensitivity.run(find_profile(profile), out, **options)
         typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
 
 
@@ -196,6 +202,10 @@ def tables(results: Annotated[Path, typer.Option(help="folder that holds regress
 
     with _one_line_errors():
         regression.main(results)
+
+
+def _options(datasets: Sequence[str] | None, device: str, compiled: bool, fused: bool) -> dict[str, Any]:
+    return {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
 
 
 def _split(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def cifar(
 
 
 def _measure(
-    network: nn.Module, family: str, train: Dataset[Tensor], x: Tensor, y: Tensor, fit: Mapping[str, int]
+    network: nn.Module, family: str, train: Dataset[Tensor], x: Tensor, y: Tensor, fit: Mapping[str, Any]
 ) -> Iterator[Row]:
     """Fit one family, predict, score; the one pass of "diagonal" covers as many images as the T batches hold."""
     bayes = MCBN(network, "classification")

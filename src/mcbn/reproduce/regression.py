@@ -67,7 +67,7 @@ def check_request(datasets: Sequence[str], methods: Sequence[str], device: str) 
 
 def score_method(context: Context, dataset: str, data: Regression, method: str) -> None:
     """Test one method on every split and seed, unless its records are there."""
-    done = context.store.has(_expected(context, dataset, method))
+    done = context.store.has(expected(context.profile, dataset, method))
     if done or context.store.load(f"{dataset}-test-{method}") is not None:
         context.progress.start("", _weight(context, dataset, method))
         context.progress.end()
@@ -79,16 +79,18 @@ def score_method(context: Context, dataset: str, data: Regression, method: str) 
         score_networks(context, dataset, data, method)
 
 
-def _expected(context: Context, dataset: str, method: str) -> list[Record]:
-    seeds = context.profile.seeds[:1] if method == "ensemble" else context.profile.seeds
+def expected(profile: Profile, dataset: str, method: str) -> list[Record]:
+    """List the records a method gives on a data set, by what tells them apart."""
+    seeds = profile.seeds[:1] if method == "ensemble" else profile.seeds
     base = {"kind": "test", "dataset": dataset, "method": method}
-    return [base | {"split": s, "seed": seed} for s in context.profile.splits for seed in seeds]
+    return [base | {"split": s, "seed": seed} for s in profile.splits for seed in seeds]
 
 
 def _score_mnf(context: Context, dataset: str) -> None:
     """Have the MNF baseline yield its runs; each split is written once all its seeds are there."""
-    profile, expected = context.profile, _expected(context, dataset, "mnf")
-    missing = [s for s in profile.splits if not context.store.has(r for r in expected if r["split"] == s)]
+    profile = context.profile
+    wanted = expected(profile, dataset, "mnf")
+    missing = [s for s in profile.splits if not context.store.has(r for r in wanted if r["split"] == s)]
     runs: dict[int, list[tuple[Record, Any]]] = {}
     for record in mnf.run(dataset, missing, profile.seeds, profile, context.device):
         predictions = record.pop("_predictions")

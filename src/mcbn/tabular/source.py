@@ -86,7 +86,7 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
         raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {listing(table)}")
     inputs = find_inputs(table, targets, fitted)
     chosen = [*inputs, *targets]
-    size = _rows(8 * len(chosen))
+    size = rows_of_block(8 * len(chosen))
 
     def blocks() -> Iterator[Pair]:
         for block in table.read(chosen, size):
@@ -122,7 +122,7 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
     width = x.shape[1] if len(x.shape) == 2 else None
     if None not in (width, fitted.width) and width != fitted.width:
         raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
-    size = _rows(x.dtype.itemsize * int(np.prod(x.shape[1:], dtype=np.int64)))
+    size = rows_of_block(x.dtype.itemsize * int(np.prod(x.shape[1:], dtype=np.int64)))
 
     def blocks() -> Iterator[Pair]:
         targets: Iterable[Array | None] = repeat(None) if y is None else y.blocks(size)
@@ -171,8 +171,11 @@ def _examples(made: Any) -> int | None:
         return None
 
 
-def _rows(row_bytes: int) -> int:
-    """Choose how many rows make a block."""
+def rows_of_block(row_bytes: int) -> int:
+    """Choose how many rows make a block: as many as fit 32 MB, at most 8192.
+
+    Part of the results: rounding depends on which rows go through the network together.
+    """
     return max(1, min(MOST_ROWS, BLOCK_BYTES // max(1, row_bytes)))
 
 

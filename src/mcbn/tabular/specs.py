@@ -40,6 +40,15 @@ def make(spec: str, option: str) -> Any:
             raise MCBNError(f"{option} {spec}: calling it without arguments failed: {_one_line(error)}") from error
 
 
+def find(spec: str, option: str) -> Any:
+    """Import what `package.module:name` names, without calling it."""
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise MCBNError(f"{option} must read package.module:name; got {spec!r}")
+    with _working_directory_importable():
+        return _find(_import(module_name, option), name, option)
+
+
 def model(spec: str, weights: Path | None, device: torch.device) -> nn.Module:
     """Make the network, give it its weights, and move it."""
     network = make(spec, "--model")

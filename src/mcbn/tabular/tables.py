@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,14 @@ from mcbn.errors import MCBNError
 Array = NDArray[Any]
 Line = tuple[int, list[str]]  # its number in the file, its cells
 DELIMITERS = ",;\t"
+
+
+class Block(NamedTuple):
+    """Some rows of a table."""
+
+    first: int  # its first row, counted from 0
+    numbers: Array  # (n, columns)
+    keys: dict[int, Any]  # column -> n values as the file has them
 
 
 class Table(Protocol):
@@ -72,12 +80,19 @@ class CsvTable:
 
     def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
         """Yield blocks of these columns, (n, len(columns))."""
-        lines = islice(self._lines(), self.names is not None, None)
-        first = 0
+        return (block.numbers for block in self.blocks(columns, (), size))
+
+    def blocks(
+        self, columns: Sequence[int], keys: Sequence[int], size: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[Block]:
+        """Yield blocks of rows start to stop: `columns` as numbers, `keys` as they are written."""
+        header = self.names is not None
+        lines = islice(self._lines(), start + header, None if stop is None else stop + header)
+        first = start
         while block := list(islice(lines, size)):
             numbers = self._numbers(block, columns, first)
             require_finite(self.path, numbers, first, columns, self.names)
-            yield numbers
+            yield Block(first, numbers, {c: [cells[c] for _, cells in block] for c in keys})
             first += len(block)
 
     def _numbers(self, block: list[Line], columns: Sequence[int], first: int) -> Array:
@@ -147,17 +162,46 @@ class ParquetTable:
 
     def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
         """Yield blocks of these columns, (n, len(columns))."""
+        return (block.numbers for block in self.blocks(columns, (), size))
+
+    def blocks(
+        self, columns: Sequence[int], keys: Sequence[int], size: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[Block]:
+        """Yield blocks of rows start to stop: `columns` as numbers, `keys` as arrow arrays of their own type."""
         names = [self._schema.names[c] for c in columns]
         for name in names:
             self._require_numbers(name)
-        first = 0
-        for batch in self._file.iter_batches(batch_size=size, columns=names):
-            parts = [batch.column(name) for name in names]
+        chosen = list(dict.fromkeys(self._schema.names[c] for c in (*columns, *keys)))
+        first = start
+        for rows in self._slices(chosen, size, start, self.count() if stop is None else stop):
+            parts = [rows.column(name) for name in names]
             self._require_full(parts, names, first)
-            block = np.stack([part.to_numpy(zero_copy_only=False).astype(np.float64) for part in parts], 1)
-            require_finite(self.path, block, first, columns, self.names)
-            yield block
-            first += len(block)
+            numbers = np.stack([part.to_numpy(zero_copy_only=False).astype(np.float64) for part in parts], 1)
+            require_finite(self.path, numbers, first, columns, self.names)
+            yield Block(first, numbers, {c: rows.column(self._schema.names[c]) for c in keys})
+            first += len(numbers)
+
+    def _slices(self, names: Sequence[str], size: int, start: int, stop: int) -> Iterator[Any]:
+        """Yield record batches of `size` rows from start to stop, reading only the row groups that hold them."""
+        groups, skip = self._groups(start, stop)
+        held, left = [], stop - start
+        for batch in self._file.iter_batches(batch_size=size, row_groups=groups, columns=list(names)):
+            batch, skip = batch.slice(min(skip, len(batch))), max(0, skip - len(batch))
+            held.append(batch.slice(0, left))
+            left -= len(held[-1])
+            rows = sum(map(len, held))
+            if rows >= size or not left:
+                joined = self._arrow.Table.from_batches(held).combine_chunks()
+                whole = rows if not left else rows - rows % size
+                for first in range(0, whole, size):
+                    yield from joined.slice(first, min(size, whole - first)).to_batches()
+                held = joined.slice(whole).to_batches()
+
+    def _groups(self, start: int, stop: int) -> tuple[list[int], int]:
+        """Find the row groups that hold rows start to stop, and how many rows of the first come before them."""
+        edges = np.cumsum([0, *(self._file.metadata.row_group(g).num_rows for g in range(self._file.num_row_groups))])
+        groups = [g for g in range(len(edges) - 1) if edges[g] < stop and edges[g + 1] > start]
+        return groups, start - int(edges[groups[0]]) if groups else 0
 
     def _require_numbers(self, name: str) -> None:
         types, kind = self._arrow.types, self._schema.field(name).type

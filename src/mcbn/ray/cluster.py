@@ -1,0 +1,94 @@
+"""Ray itself: imported where it is needed, connected to within a time limit."""
+
+import importlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from mcbn.errors import MCBNError
+
+CONNECT_SECONDS = 10.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
+HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4
+
+
+def require_ray(part: str = "ray") -> Any:
+    """Import Ray, or say how to get it."""
+    try:
+        return importlib.import_module(part)
+    except ImportError as error:
+        raise MCBNError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[Any]:
+    """Give Ray, connected: as it already is, to the cluster at an address, or to one of this machine alone.
+
+    RAY_ADDRESS names one where no address is given. A connection made here is closed after.
+    """
+    ray = require_ray()
+    address = address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        yield ray
+        return
+    if address not in (None, "auto", "local"):
+        _require_listening(str(address))
+    own = {"include_dashboard": False} if address in (None, "local") else {}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise MCBNError(
+            f"cannot join a Ray cluster at {address or 'this machine'} ({' '.join(str(error).split())}); start one "
+            "with `ray start --head`, or leave the address out to use this machine"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Refuse an address where nothing answers, within seconds: Ray itself would wait for minutes."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        raise MCBNError(f"a Ray address reads host:port, ray://host:port or auto; got {address!r}")
+    try:
+        _greet(host, port)
+    except OSError as error:
+        raise MCBNError(
+            f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
+            "`ray status`, or leave the address out to use this machine"
+        ) from error
+
+
+def _greet(host: str, port: int) -> None:
+    """Open HTTP/2, which Ray's servers speak, and wait for the answer that the protocol asks for."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+        connection.sendall(HTTP2_PREFACE + HTTP2_SETTINGS)
+        answer = b""
+        while len(answer) < len(HTTP2_SETTINGS):
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            received = connection.recv(64)
+            if not received:
+                break
+            answer += received
+    if answer[3:4] != HTTP2_SETTINGS[3:4]:
+        raise ConnectionError("what listens there is not Ray")
+
+
+def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
+    """Return how many workers run at once, and how many GPUs each has: one where the cluster has any."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    most = gpus or max(1, int(resources.get("CPU", 1)) // threads)
+    return asked or most, 1 if gpus else 0

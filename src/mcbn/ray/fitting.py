@@ -1,0 +1,84 @@
+"""`fit` as Ray tasks: shares of the draws, merged by the caller."""
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.gaussian import require_family
+from mcbn.model import MCBN
+from mcbn.network import Network, unwrap
+from mcbn.posterior import Posterior
+from mcbn.ray.cluster import connected, workers_of
+from mcbn.ray.packing import pack, unpack
+from mcbn.shares import shares
+
+B = TypeVar("B", bound=MCBN[Any])
+
+
+def fit(
+    bayes: B,
+    data: Any,
+    *,
+    n_samples: int = 100,
+    batch_size: int | None = None,
+    seed: int = 0,
+    posterior: str = "sample",
+    inputs: batches.Picker = None,
+    workers: int | None = None,
+    threads: int = 1,
+    address: str | None = None,
+) -> B:
+    """Fit on a cluster: the posterior of one process, bit for bit on equal machines.
+
+    Args:
+        bayes: an MCBN; it ends fitted as by `MCBN.fit`.
+        data: training data that can be indexed; it travels to every worker, so let a Dataset hold paths, not images.
+        n_samples: T.
+        batch_size: M; the loader's where it is not given.
+        seed: draw t depends on (seed, t) alone; a task whose worker is lost is run again with the same result.
+        posterior: "sample", "gaussian" or "layerwise".
+        inputs: overrides the constructor's.
+        workers: tasks; by default one a GPU, or one for as many CPUs as `threads`.
+        threads: CPU threads of a task.
+        address: as `mcbn.ray.predict`.
+    """
+    require_family(posterior)
+    if posterior == "diagonal":
+        raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
+    inputs = bayes.inputs if inputs is None else inputs
+    network = bayes._watched()
+    with connected(address) as ray:
+        tasks, gpus = workers_of(ray, threads, workers)
+        options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
+        payload = ray.put(pack(_unfitted(bayes), data))
+        draw = ray.remote(num_cpus=threads, num_gpus=gpus)(_draw)
+        pending = [draw.remote(payload, options, list(own), threads) for own in shares(n_samples, tasks) if own]
+        try:
+            parts = ray.get(pending)
+        except ray.exceptions.RayTaskError as error:
+            raise MCBNError(f"a share could not be drawn: {error.cause}") from error
+    drawn = Posterior.merge(parts).to(network.device)
+    bayes._set(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
+    bayes.inputs = inputs
+    return bayes
+
+
+def _unfitted(bayes: MCBN[Any]) -> MCBN[Any]:
+    """Copy an MCBN without what an earlier fit left, its network on the CPU."""
+    twin = copy.copy(bayes)
+    twin.model = Network(unwrap(bayes.model), bayes.output).module.to("cpu")
+    twin._engine = twin._extended = None
+    twin.__dict__.pop("_linearise", None)
+    return twin
+
+
+def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
+    """Draw one share, on the GPU that Ray gave this task, else on the CPU."""
+    torch.set_num_threads(threads)
+    bayes, data = unpack(payload)
+    if torch.cuda.is_available():
+        bayes.model = bayes.model.to("cuda")
+    return bayes.fit(data, **options, draws=draws).posterior.to("cpu")  # type: ignore[no-any-return]

@@ -1,0 +1,132 @@
+"""A job of prediction: which inputs, how, into which folder; and the network with its posterior to travel."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mcbn import storage
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN, METHODS
+from mcbn.network import Network
+from mcbn.scale.parts import Inputs, Part, cut_images, cut_tables, list_files
+from mcbn.scale.reading import Reader
+from mcbn.tabular.columns import Layout
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """How every part is predicted."""
+
+    method: str = "sample"
+    n_samples: int | None = None
+    coverage: float = 0.95
+
+
+@dataclass(frozen=True)
+class Job:
+    """All a worker needs beside the network: the same on every machine."""
+
+    folder: Path
+    parts: tuple[Part, ...]
+    reader: Reader
+    options: Options
+    settings: dict[str, Any]  # what the results depend on, to be told from another job
+
+    @property
+    def id(self) -> str:
+        """Name the job by what its results depend on."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def plan(
+    inputs: Inputs,
+    bayes: MCBN[Any],
+    *,
+    out: str | Path,
+    key: str | Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    layout: Layout | None = None,
+    target: str | None = None,
+    transform: Callable[[Any], Tensor] | None = None,
+    batch_size: int | None = None,
+    part_rows: int | None = None,
+    method: str = "sample",
+    n_samples: int | None = None,
+    coverage: float = 0.95,
+) -> Job:
+    """Cut the inputs into parts; refuse what no worker could do, before any work is given out."""
+    if method not in METHODS:
+        raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
+    if not 0 < coverage < 1:
+        raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
+    bayes._drawing(n_samples, None)
+    if columns is not None:
+        layout = Layout(tuple(columns), len(columns), target)
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    files = list_files(inputs)
+    reader = Reader.probe(files, keys, layout or Layout(), target, transform, batch_size)
+    cut = cut_tables if reader.is_table else cut_images
+    parts = tuple(cut(files, reader.batch_rows, part_rows))
+    _require_fits(bayes, reader, parts[0])
+    options = Options(method, n_samples, coverage)
+    settings = {
+        "format": FORMAT,
+        "network and posterior": identify(bayes),
+        "inputs": _digest([[label, path.stat().st_size] for label, path in files.items()]),
+        "parts": _digest([[part.name, part.start, part.stop] for part in parts]),
+        "reading": reader.describe(),
+        "options": vars(options),
+    }
+    return Job(Path(out).resolve(), parts, reader, options, settings)
+
+
+def _require_fits(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
+    """Try the network on two inputs, to refuse what it cannot take before a cluster is at work."""
+    try:
+        batch = next(reader.read(part), None)
+    except Exception:  # a file that cannot be read is one of many
+        return
+    if batch is None or not len(batch.rows):
+        return
+    try:
+        bayes.plain(batch.x[:2])
+    except MCBNError as error:
+        what = f"the {reader.layout.width} input columns" if reader.is_table else f"images {reader.shape}"
+        raise MCBNError(
+            f"the network does not take {what} of {batch.labels[0]} ({error.__cause__ or error}); name its inputs by "
+            "columns=, leave out others by key= and target=, or give a transform="
+        ) from error
+
+
+def identify(bayes: MCBN[Any]) -> str:
+    """Hash all that predictions depend on: weights, draws, tau."""
+    drawn = bayes.posterior
+    digest = hashlib.sha256(json.dumps(storage.fingerprint(bayes._fitted().network.module)).encode())
+    for part in (drawn.mean, drawn.var, {"tau": bayes._tau}):
+        for name, value in part.items():
+            digest.update(
+                name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
+    return digest.hexdigest()[:16]
+
+
+def on_device(bayes: MCBN[Any], device: torch.device) -> MCBN[Any]:
+    """Copy a fitted MCBN to a device, without the network it was made from."""
+    fitted, drawn = bayes._fitted(), bayes.posterior
+    twin = copy.copy(bayes)
+    twin.model = copy.deepcopy(fitted.network.module).to(device)
+    twin._set(Network(twin.model, bayes.output), drawn.to(device))
+    return twin
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

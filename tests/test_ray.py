@@ -1,0 +1,286 @@
+"""Prediction, fit and the study on a real cluster of several nodes: the results of one process, whatever is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+import mcbn
+import mcbn.ray
+from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
+from mcbn import MCBNError, scale
+from mcbn.cli import app
+from mcbn.ray import benchmark, study
+from mcbn.records import read
+from mcbn.reproduce import regression, sensitivity
+from mcbn.scale.folder import read_results
+from test_reproduce_regression import TINY, predictions
+from test_shares import T, equal, small
+from workplace import command, environment, furnish
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data\.context"),  # Ray's own defaults
+]
+MEMORY = 100 * 2**20
+BAYES = regressor(n_samples=200)
+OPTIONS: dict[str, Any] = {"key": "id", "batch_size": 512, "part_rows": 1024}
+COUNTS = (9000, 5000, 1, 4000)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and a second node, one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    head = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        made.add_node(num_cpus=1, object_store_memory=MEMORY)
+        ray.init(address=made.address, log_to_driver=False, logging_level="error")
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+        del os.environ["RAY_USAGE_STATS_ENABLED"]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    write_tables(folder, COUNTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """What one process gives, by row."""
+    out = tmp_path_factory.mktemp("alone") / "out"
+    scale.predict(tables, BAYES, out=out, **OPTIONS)
+    return by_row(read_results(out))
+
+
+def actors(cluster: Any) -> list[int]:
+    """List the processes of the cluster that work on parts."""
+    nodes = {p.process.pid for node in cluster.list_all_nodes() for p in node.all_processes.get("raylet", [])}
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                found += [int(folder.name)] if parent in nodes else []
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def test_workers_give_the_bits_of_one_process(cluster, tables, undisturbed, tmp_path):
+    summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, **OPTIONS)
+    assert (summary.rows, summary.bad_files) == (sum(COUNTS), ())
+    assert by_row(read_results(tmp_path / "out")) == undisturbed
+
+
+def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undisturbed, tmp_path):
+    seen: list[str] = []
+    killed: list[int] = []
+    lost = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
+
+    def disturb(outcome: Any) -> None:
+        seen.append(outcome.part)
+        if len(seen) == 2:
+            killed.extend(actors(cluster)[:1])
+            os.kill(killed[0], signal.SIGKILL)
+        if len(seen) == 5:
+            cluster.remove_node(lost, allow_graceful=False)
+
+    try:
+        summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, on_part=disturb, **OPTIONS)
+    finally:
+        cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+    assert killed
+    assert len(seen) == len(set(seen)) == summary.parts
+    assert by_row(read_results(tmp_path / "out")) == undisturbed
+
+
+MODULE = "nets_of_the_driver"
+
+
+def test_a_killed_driver_goes_on_with_every_row_once(cluster, tmp_path, monkeypatch):
+    """The command, one of its input files broken, killed once some parts are there; then again with --resume."""
+    furnish(tmp_path, MODULE)
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", f"{MODULE}:make", "--weights", "make.pt"]
+    data = [
+        "--data",
+        "train.csv",
+        "--target",
+        "price",
+        "--task",
+        "regression",
+        "--batch-size",
+        "16",
+        "--samples",
+        "400",
+        "--out",
+        "net.mcbn",
+    ]
+    assert CliRunner().invoke(app, ["fit", *model, *data]).exit_code == 0
+    write_tables(tmp_path / "in", (8192 + 900,) * 6)
+    spoil(tmp_path / "in" / "table4.parquet")
+    arguments = ["predict", "--posterior", "net.mcbn", *model, "--data", "in", "--key", "id"]
+    driver = [*arguments, "--engine", "ray", "--address", cluster.address, "--workers", "2", "--out", "out"]
+    process = subprocess.Popen(command(*driver), env=environment(), cwd=tmp_path)
+    try:
+        wait_for(lambda: process.poll() is not None or list((tmp_path / "out").glob("*.parquet")))
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    done = len(list((tmp_path / "out").glob("*.parquet")))
+    assert 0 < done < 5
+    result = CliRunner().invoke(app, [*driver, "--resume"])
+    assert result.exit_code == 1
+    assert "out: 45460 predictions in 5 files" in result.stdout
+    assert "1 inputs left out, listed in out/bad_files.jsonl" in result.stderr
+    bad = [json.loads(line)["file"] for line in Path("out/bad_files.jsonl").read_text().splitlines()]
+    assert bad == ["table4.parquet"]
+    assert CliRunner().invoke(app, [*arguments, "--out", "local"]).exit_code == 1
+    assert by_row(read_results("out")) == by_row(read_results("local"))
+
+
+def wait_for(condition: Any, seconds: float = 100) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_images_with_a_broken_one_among_them(cluster, tmp_path):
+    write_images(tmp_path / "in")
+    spoil(tmp_path / "in" / "class0" / "004.png")
+    options: dict[str, Any] = {"batch_size": 5, "part_rows": 10, "transform": darker}
+    summary = mcbn.ray.predict(tmp_path / "in", classifier(pooled=True), out=tmp_path / "out", **options)
+    assert (summary.rows, [entry["file"] for entry in summary.bad_files]) == (22, ["class0/004.png"])
+    scale.predict(tmp_path / "in", classifier(pooled=True), out=tmp_path / "alone", **options)
+    assert read_results(tmp_path / "out").equals(read_results(tmp_path / "alone"))
+
+
+def test_a_ray_data_set_keeps_its_keys(cluster, tmp_path):
+    import ray.data
+
+    x, ids = rows(300, 7)
+    records = [{"id": i, "height": h, "age": a, "weight": w} for i, (a, h, w) in zip(ids, x.tolist(), strict=True)]
+    data = ray.data.from_items(records, override_num_blocks=7)
+    options: dict[str, Any] = {"key": "id", "batch_size": 64, "part_rows": 128}
+    with pytest.raises(MCBNError, match="no column 'salary'; it has"):
+        mcbn.ray.predict(data, BAYES, out=tmp_path / "out", columns=["age", "salary"], **options)
+    with pytest.raises(MCBNError, match="key="):
+        mcbn.ray.predict(data, BAYES, out=tmp_path / "out")
+    mcbn.ray.predict(data, BAYES, out=tmp_path / "out", columns=["age", "height", "weight"], **options)
+    table = read_results(tmp_path / "out")
+    assert table["id"].to_pylist() == ids
+    expected = torch.cat([BAYES.predict(x[i : i + 64]).mean for i in (0, 64)])[:, 0]
+    assert torch.equal(torch.from_numpy(table["mean"].to_numpy()[:128].copy()), expected)
+    assert not (tmp_path / "out" / ".input").exists()
+    with pytest.raises(MCBNError, match="is not empty"):
+        mcbn.ray.predict(data, BAYES, out=tmp_path / "out", **options)
+
+
+def test_a_full_disk_stops_the_cluster_and_is_resumed(cluster, tables, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(out)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a small file system")
+    try:
+        with pytest.raises(MCBNError, match=r"No space left on device.*go on with resume=True"):
+            mcbn.ray.predict(tables, BAYES, out=out, workers=1, **OPTIONS)
+        assert not list(out.glob(".*.tmp"))
+        subprocess.run(["mount", "-o", "remount,size=8m", str(out)], check=True)
+        summary = mcbn.ray.predict(tables, BAYES, out=out, workers=2, resume=True, **OPTIONS)
+        assert summary.resumed > 0
+        assert by_row(read_results(out)) == undisturbed
+    finally:
+        subprocess.run(["umount", "--lazy", str(out)], check=True)
+
+
+def test_tasks_draw_the_posterior_of_one_process(cluster):
+    network, x = small()
+    whole = mcbn.MCBN(network, "regression").fit(x, n_samples=T, batch_size=16, seed=4)
+    bayes = mcbn.MCBN(network, "regression")
+    mcbn.ray.fit(bayes, DataLoader(TensorDataset(x), batch_size=16), n_samples=T, seed=4, workers=2)
+    assert equal(bayes.posterior, whole.posterior)
+    assert torch.equal(bayes.predict(x).mean, whole.predict(x).mean)
+    gaussian = mcbn.ray.fit(bayes, x, n_samples=T, batch_size=16, seed=4, posterior="gaussian").posterior
+    assert gaussian.family == "gaussian"
+    with pytest.raises(MCBNError, match=r"a share could not be drawn.*non-finite"):
+        mcbn.ray.fit(bayes, torch.full_like(x, torch.nan), n_samples=T, batch_size=16)
+
+
+def test_the_benchmark_counts_every_row(cluster):
+    found = benchmark.measure(rows=40_000, n_samples=4, workers=2)
+    assert (found["parts"], found["batches"]) == (5, 5)  # of 8,192 rows
+    assert found["ratio_steady"] == found["steady_rows_per_second"] / found["plain_rows_per_second"]
+    assert 0 < found["whole_rows_per_second"] < found["steady_rows_per_second"]
+    assert found["waiting_ms_per_part"] > 0
+
+
+SMALL = replace(TINY, weight_decays=(1e-4,), max_epochs=10, splits=(1, 2), sensitivity_batch_sizes=(32,))
+
+
+def without_place(path: Path) -> list[str]:
+    left_out = {"seconds", "commit", "device"}
+    kept = [{k: v for k, v in record.items() if k not in left_out} for record in read(path)]
+    return sorted(json.dumps(record, sort_keys=True) for record in kept)
+
+
+def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):
+    methods = ("mcbn", "bn", "mcdo", "ensemble")
+    regression.run(SMALL, tmp_path / "local", methods=methods)
+    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
+    local, there = (without_place(tmp_path / name / "records.jsonl") for name in ("local", "ray"))
+    assert there == local
+    assert predictions(tmp_path / "ray" / "predictions") == predictions(tmp_path / "local" / "predictions")
+    for path in (tmp_path / "local" / "networks").iterdir():
+        here, elsewhere = load_file(path), load_file(tmp_path / "ray" / "networks" / path.name)
+        assert here.keys() == elsewhere.keys()
+        assert all(torch.equal(here[name], elsewhere[name]) for name in here)
+    before = (tmp_path / "ray" / "records.jsonl").read_bytes()
+    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
+    assert (tmp_path / "ray" / "records.jsonl").read_bytes() == before
+    sensitivity.run(SMALL, tmp_path / "a", regression=tmp_path / "local")
+    study.run_sensitivity(SMALL, tmp_path / "b", regression=tmp_path / "ray")
+    assert without_place(tmp_path / "a" / "records.jsonl") == without_place(tmp_path / "b" / "records.jsonl")
+
+
+def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
+    study.run_regression(SMALL, tmp_path / "whole", methods=("bn",))
+    real, written = mcbn.reproduce.store.Store.append, []
+
+    def interrupted(self: Any, records: Any) -> None:
+        real(self, records)
+        written.append(self.folder)
+        if len(written) == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mcbn.reproduce.store.Store, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1
+    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
+    assert whole == cut
