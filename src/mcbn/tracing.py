@@ -136,9 +136,9 @@ class Trace(Writer, Replay):
         """Write down a stochastic call as a node of its own."""
         if call.layer not in self.chosen:
             return self.write_unchanged(call)
-        output = super().answer(call)
-        self.norms[call.name] = Norm(call.name, call.weight, call.bias, call.eps, call.x.shape[1])
-        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), call.name)))
+        output, name = super().answer(call), self.drawn_name(call)
+        self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
+        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), name)))
         return output
 
 
