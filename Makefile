@@ -2,13 +2,17 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo bench test quick check format clean
+.PHONY: demo bench zoo test quick check format clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
 	$(BIN)/python -m mcbn.demo --out demo
 
 bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
 	$(BIN)/python -m mcbn.bench --out benchmarks/results
+
+zoo: $(READY)       ## networks that others wrote: exact, fast, untouched; records under results/zoo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[zoo]"
+	$(BIN)/python -m mcbn.zoo --out results/zoo
 
 test: $(READY)      ## the whole suite, slow tests too, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95

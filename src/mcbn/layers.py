@@ -131,9 +131,9 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     for name, rows in survey.pieces.items():
         if name in chosen:
             raise MCBNError(
-                f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm, as in TabNet), "
-                f"so a draw is of {rows} examples, not of {survey.rows}: pass batch_size={rows} to fit, the virtual batch "
-                "size of training; inputs to predict may be any number"
+                f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm, as in "
+                f"TabNet), so a draw is of {rows} examples, not of {survey.rows}: pass batch_size={rows} to fit, the "
+                "virtual batch size of training; inputs to predict may be any number"
             )
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:

@@ -74,6 +74,7 @@ class Linearizer:
         self.network, self.posterior = network, posterior
         self._expansions: dict[int, Expansion] = {}
 
+    @torch.inference_mode(False)  # gradients are taken, wherever this is called
     def __call__(self, inputs: Any, n_samples: int) -> Linearised:
         """Expand the output of each input on its own in the statistics of the first draws."""
         model = self.posterior.gaussian
@@ -85,6 +86,7 @@ class Linearizer:
             expand = self._expand(inputs, n_samples) if model is None else self._modelled(model, n_samples)
             self._expansions[n_samples] = expand
         expansion = self._expansions[n_samples]
+        inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t.detach(), inputs)
         parts = [self._linearise(block, expansion) for block in _blocks(inputs, expansion.deviations.shape[1])]
         mean, jacobian = (torch.cat(part) for part in zip(*parts, strict=True))
         return Linearised(mean, jacobian, expansion.deviations, expansion.factors, expansion.diagonal)
@@ -108,7 +110,7 @@ class Linearizer:
         N = batches.size_of(inputs)
         with torch.enable_grad():
             with PerExample(expansion.centres, N, of_statistics=expansion.diagonal is not None) as mode:
-                output = self.network(batches.map_tensors(torch.Tensor.detach, inputs))  # (N, ...)
+                output = self.network(inputs)  # (N, ...)
             flat = output.reshape(N, -1)  # (N, D)
             if flat.shape[1] > MOST_OUTPUTS:
                 raise MCBNError(

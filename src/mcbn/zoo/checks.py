@@ -52,8 +52,13 @@ class Finding:
 
 
 def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
-    """Build a network and check it; whatever goes wrong becomes part of the finding. `absent`: packages stood in for."""
-    about = {"package": entry.package, "version": version(entry.package), "domain": entry.domain, "name": entry.name}
+    """Build a network and check it; whatever goes wrong is part of the finding. `absent`: packages stood in for."""
+    about: dict[str, Any] = {
+        "package": entry.package,
+        "version": version(entry.package),
+        "domain": entry.domain,
+        "name": entry.name,
+    }
     if entry.package in absent or importlib.util.find_spec(entry.package) is None:
         return Finding(**about, outcome="skipped", reason=f"{entry.package} is not installed")
     start = time.perf_counter()
@@ -66,7 +71,7 @@ def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
         except Exception as error:  # the package's own trouble, before mcbn has a part in it
             return Finding(**about, outcome="skipped", reason=f"cannot be built or run: {_short(error)}")
         found = _examine(case)
-        if found["outcome"] == "inexact" and not found["reason"]:
+        if found["outcome"] == "inexact" and "reason" not in found:
             found = _examine_double(case, found)
     return Finding(**about, **found, seconds=round(time.perf_counter() - start, 2))
 
@@ -77,8 +82,9 @@ def _examine_double(case: Case, single: dict[str, Any]) -> dict[str, Any]:
         double = _double(case)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
-        return single | {"reason": f"and cannot run in double precision: {_short(error)}"}
-    return _examine(double)
+        return single | {"reason": f"cannot run in double precision: {_short(error)}"}
+    found = _examine(double)
+    return {"reason": "beyond rounding" if found["outcome"] == "inexact" else ""} | found
 
 
 def version(package: str) -> str:
@@ -109,7 +115,9 @@ def settle(case: Case) -> None:
 def norms_in_training(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Put batch norm modules alone into train mode; return them."""
     model.eval()
-    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    norms: list[tuple[str, nn.Module]] = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)
+    ]
     for _, module in norms:
         module.training = True
     return norms
@@ -219,7 +227,9 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def state(model: nn.Module) -> list[Any]:
     """Collect what must be bit-identical afterwards: tensors, modes, hooks, attributes."""
-    tensors = [(n, t.data_ptr(), t.detach().cpu().numpy().tobytes()) for n, t in model.state_dict(keep_vars=True).items()]
+    tensors = [
+        (n, t.data_ptr(), t.detach().cpu().numpy().tobytes()) for n, t in model.state_dict(keep_vars=True).items()
+    ]
     modules = [
         (name, module.training, len(module._forward_hooks), len(module._forward_pre_hooks), sorted(vars(module)))
         for name, module in model.named_modules()

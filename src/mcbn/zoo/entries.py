@@ -69,10 +69,12 @@ unet_cityscapes segnet_cityscapes fpenet_cityscapes simplepose_mobile_resnet18_c
 
 
 def pytorchcv() -> Iterator[Entry]:
-    """Families of pytorchcv: CIFAR-10 at 32 pixels, ImageNet at 64, Cityscapes at 64 or 128."""
+    """Families of pytorchcv: CIFAR-10 at 32 pixels, ImageNet and Cityscapes at 64."""
 
     def get(name: str, size: int, **options: Any) -> Case:
         model = import_module("pytorchcv.model_provider").get_model(name, pretrained=False, **options)
+        if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
+            model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
         return Case(model, rows(3, size, size, n=8))
 
     def segmenter(name: str) -> Case:
@@ -80,7 +82,7 @@ def pytorchcv() -> Iterator[Entry]:
 
     image = "image classification"
     yield from named("pytorchcv", image, CIFAR, lambda name: get(f"{name}_cifar10", 32))
-    yield from named("pytorchcv", image, IMAGENET, lambda name: get(name, 64, in_size=(64, 64)))
+    yield from named("pytorchcv", image, IMAGENET, lambda name: get(name, 64))
     yield from named("pytorchcv", "segmentation", SEGMENTATION, segmenter)
 
 

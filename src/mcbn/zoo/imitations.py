@@ -55,7 +55,9 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rnn = nn.LSTM(4, 6, batch_first=True)
-        self.conv = nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8))
+        self.conv = nn.Sequential(
+            nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8)
+        )
         self.head = nn.Linear(14, 3)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -79,7 +79,9 @@ def series() -> Iterator[Entry]:
 
     def get(name: str) -> Case:
         kind = getattr(import_module(f"tsai.models.{modules.get(name, name)}"), name)
-        options: dict[str, Any] = {"seq_len": 64} if name in ("LSTM_FCN", "MLSTM_FCN", "TST", "XCM", "TSTPlus", "mWDN") else {}
+        options: dict[str, Any] = (
+            {"seq_len": 64} if name in ("LSTM_FCN", "MLSTM_FCN", "TST", "XCM", "TSTPlus", "mWDN") else {}
+        )
         if name == "OmniScaleCNN":
             return Case(kind(4, 3, 64), rows(4, 64))
         return Case(kind(4, 3, **options), rows(4, 64))
@@ -113,6 +115,8 @@ def torchvision() -> Iterator[Entry]:
 
     def get(name: str) -> Case:
         options = {"init_weights": False} if name == "googlenet" else {}
-        return Case(import_module("torchvision.models").get_model(name, num_classes=10, **options), rows(3, 64, 64, n=8))
+        return Case(
+            import_module("torchvision.models").get_model(name, num_classes=10, **options), rows(3, 64, 64, n=8)
+        )
 
     return named("torchvision", "image classification", TORCHVISION, get)

@@ -37,7 +37,10 @@ def summary(records: Sequence[Record]) -> str:
 
 def matrix(records: Sequence[Record]) -> str:
     """Lay out one row a package and domain: networks, batch norm calls, exact, how draws run."""
-    lines = ["| package | networks | batch norm calls | exact | several draws or folded in one pass |", "|---|---|---|---|---|"]
+    lines = [
+        "| package | networks | batch norm calls | exact | several draws or folded in one pass |",
+        "|---|---|---|---|---|",
+    ]
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in ran(records):
         groups.setdefault((record["package"], record["domain"]), []).append(record)
@@ -53,13 +56,24 @@ def matrix(records: Sequence[Record]) -> str:
 def table(records: Sequence[Record]) -> str:
     """Lay out every network."""
     first = records[0] if records else {}
-    heads = ["package", "network", "dtype", "calls", "statistics", "output", "fast path", "how draws run", "untouched", "s"]
+    heads = [
+        "package",
+        "network",
+        "dtype",
+        "calls",
+        "statistics",
+        "output",
+        "fast path",
+        "how draws run",
+        "untouched",
+        "s",
+    ]
     lines = [
         "# Networks that others wrote",
         "",
-        f"{summary(records)}. torch {first.get('torch', '')}; errors relative to the largest value, against a hand-made "
-        "training pass (statistics, output) and against the plain loop (fast path); single precision where that is "
-        "within 1e-4, else double within 1e-9.",
+        f"{summary(records)}. torch {first.get('torch', '')}; errors relative to the largest value, against a "
+        "hand-made training pass (statistics, output) and against the plain loop (fast path); single precision where "
+        "that is within 1e-4, else double within 1e-9.",
         "",
         matrix(records),
         "",
@@ -92,7 +106,9 @@ def _others(records: Sequence[Record]) -> list[str]:
 def readme_block(records: Sequence[Record]) -> str:
     """Write what stands between the markers of the README."""
     refused = [f"{r['name']} ({r['package']}): {r['reason']}" for r in ran(records) if r["outcome"] != "exact"]
-    missing = sorted({r["package"] for r in records if "not installed" in r["reason"] and r["reason"].startswith(r["package"])})
+    missing = sorted(
+        {r["package"] for r in records if "not installed" in r["reason"] and r["reason"].startswith(r["package"])}
+    )
     lines = [START, f"{summary(records)}:", "", matrix(records), ""]
     lines += [f"Not exact: {'; '.join(refused)}", ""] if refused else []
     lines += [f"Not installed where this was run: {', '.join(missing)}.", ""] if missing else []
