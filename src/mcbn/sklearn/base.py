@@ -31,7 +31,7 @@ PARAMETERS = """
     n_samples : T, joint draws of the batch statistics.
     batch_size : M, of training and of the draws; at most half the rows, so that draws differ. None: 32, from 600 rows
         on 64.
-    epochs : most epochs of training; None: about 10,000 steps, from 50 to 500 epochs.
+    epochs : most epochs of training; None: about 10,000 steps, from 50 to 1,000 epochs.
     weight_decay : lambda, on weight matrices alone.
     learning_rate : of Adam; above the paper's 1e-3, as weights are averaged over epochs.
     early_stopping : end training, and choose its best epoch, by the loss on held-out rows.
@@ -62,10 +62,10 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         n_samples: int = 100,
         batch_size: int | None = None,
         epochs: int | None = None,
-        weight_decay: float = 1e-3,
+        weight_decay: float = 3e-4,
         learning_rate: float = 3e-3,
         early_stopping: bool = True,
-        patience: int = 100,
+        patience: int = 250,
         n_folds: int = 5,
         random_state: Any = None,
         device: Any = None,

@@ -185,6 +185,8 @@ def hand_made(case: Case, rows: Any) -> tuple[Any, dict[str, tuple[Tensor, Tenso
     def look(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             x, number = args[0], 1 + sum(statistics.layer_of(key) == name for key in seen)
+            if x.shape[1] != module.num_features:  # a layer that puts time steps and channels into one axis
+                x = x.reshape(len(x), module.num_features, -1)
             axes = [axis for axis in range(x.ndim) if axis != 1]
             seen[name if number == 1 else f"{name}#{number}"] = x.mean(axes), x.var(axes, correction=0)
 

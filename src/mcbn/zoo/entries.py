@@ -56,13 +56,13 @@ def named(package: str, domain: str, names: str, build: Callable[[str], Case]) -
 
 CIFAR = """resnet20 preresnet20 seresnet20 sepreresnet20 diaresnet20 resnext20_16x4d densenet40_k12_bc
 xdensenet40_2_k24_bc pyramidnet110_a48 rir ror3_56 shakeshakeresnet20_2x16d shakedropresnet20
-resdropresnet20 fractalnet msdnet22 nin"""
+resdropresnet20 fractalnet msdnet22"""
 IMAGENET = """mobilenet_wd4 mobilenetv2_wd4 mobilenetv3_small_w7d20 shufflenet_g1_wd4 shufflenetv2_wd2 menet108_8x1_g3
 igcv3_wd4 sqnxt23_w1 efficientnet_b0 mixnet_s mnasnet_small ghostnet dicenet_wd5 espnetv2_wd2 condensenet74_c4_g4
 channelnet fbnet_cb proxylessnas_mobile spnasnet peleenet hardnet39ds vovnet27s selecsls42 regnetx002 regnety002
-bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 ibn_resnet50 airnet50_1x64d_r2 scnet50
-sknet50 dla46c dpn68 drnc26 darknet_tiny bagnet9 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121 fishnet99
-darts bn_vgg11 resneta10 senet16 diracnet18v2 zfnet"""
+bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 ibn_resnet50
+airnet50_1x64d_r2 sknet50 dla46c drnc26 bagnet9 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121 fishnet99
+darts resneta10"""
 SEGMENTATION = """enet_cityscapes erfnet_cityscapes dabnet_cityscapes cgnet_cityscapes lednet_cityscapes
 linknet_cityscapes fastscnn_cityscapes sinet_cityscapes edanet_cityscapes sqnet_cityscapes esnet_cityscapes
 unet_cityscapes segnet_cityscapes fpenet_cityscapes simplepose_mobile_resnet18_coco"""
@@ -91,7 +91,7 @@ mobilenetv4_conv_small_050 regnety_002 res2net50_14w_8s dla34 ghostnet_050 hrnet
 mobileone_s0 repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim
 cspresnet50 darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s efficientformer_l1 fastvit_t8 mobilevit_xxs
 convmixer_768_32 repvit_m0_9 efficientvit_b0 hgnetv2_b0 nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs
-tresnet_m densenet121 eca_resnet33ts legacy_seresnet18 visformer_tiny vgg11_bn shvit_s1 edgenext_xx_small"""
+tresnet_m densenet121 eca_resnet33ts legacy_seresnet18 visformer_tiny shvit_s1"""
 
 
 def timm() -> Iterator[Entry]:
@@ -113,7 +113,7 @@ def segmentation() -> Iterator[Entry]:
 
     def get(name: str) -> Case:
         package = import_module("segmentation_models_pytorch")
-        return Case(getattr(package, name)("resnet18", encoder_weights=None, classes=3), rows(3, 64, 64, n=8))
+        return Case(getattr(package, name)("tu-resnet18", encoder_weights=None, classes=3), rows(3, 64, 64, n=8))
 
     names = "Unet UnetPlusPlus MAnet Linknet FPN PSPNet PAN DeepLabV3 DeepLabV3Plus UPerNet"
     return named("segmentation_models_pytorch", "segmentation", names, get)
@@ -135,7 +135,6 @@ def monai() -> Iterator[Entry]:
         "DenseNet121": ("DenseNet121", {"out_channels": 2}, 32),
         "EfficientNetBN": ("EfficientNetBN", {"model_name": "efficientnet-b0", "pretrained": False}, 32),
         "SEResNet50": ("SEResNet50", {"num_classes": 2}, 32),
-        "AHNet": ("AHNet", {"out_channels": 2}, 32),
         "FlexibleUNet": ("FlexibleUNet", {"out_channels": 2, "backbone": "resnet18"}, 32),
         "resnet18": ("resnet18", {"n_input_channels": 1, "num_classes": 2}, 32),
         "DynUNet": (
@@ -157,8 +156,8 @@ def _monai(name: str, options: dict[str, Any], size: int) -> Case:
 
 
 EEG = """EEGNet EEGNeX Deep4Net ShallowFBCSPNet EEGConformer EEGInceptionERP EEGITNet EEGTCNet ATCNet
-CTNet ContraWR FBCNet FBMSNet IFNet MSVTNet SCCNet SPARCNet SincShallowNet SyncNet TIDNet TSception BDTCN DeepSleepNet
-AttnSleep SleepStagerBlanco2020 SleepStagerChambon2018 USleep EEGSimpleConv HybridNet SSTDPN"""
+CTNet ContraWR FBCNet FBMSNet IFNet MSVTNet SCCNet SPARCNet SincShallowNet TIDNet TSception DeepSleepNet
+AttnSleep SleepStagerBlanco2020 SleepStagerChambon2018 USleep EEGSimpleConv SSTDPN"""
 
 
 def eeg() -> Iterator[Entry]:
@@ -166,9 +165,10 @@ def eeg() -> Iterator[Entry]:
 
     def get(name: str) -> Case:
         sleep = "Sleep" in name
-        channels, times, rate = (2, 3000, 100) if sleep else (8, 500, 125)
+        channels, times, rate = (1 if name == "AttnSleep" else 2, 3000, 100) if sleep else (8, 500, 125)
+        options = {"apply_batch_norm": True} if name.startswith("SleepStager") else {}
         kind = getattr(import_module("braindecode.models"), name)
-        model = kind(n_chans=channels, n_outputs=3, n_times=times, sfreq=rate)
+        model = kind(n_chans=channels, n_outputs=3, n_times=times, sfreq=rate, **options)
         return Case(model, rows(channels, times))
 
     return named("braindecode", "EEG", EEG, get)

@@ -4,9 +4,9 @@ timm, pytorchcv, segmentation_models_pytorch and braindecode import them for loa
 the zoo's networks do not use. Both are tied to one build of torch; with the stand-ins the networks can do without.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,8 +65,22 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def missing() -> list[str]:
-    """Name the packages that have no real one here."""
-    return [name for name in NAMES if name not in sys.modules and importlib.util.find_spec(name) is None]
+    """Name the packages that are not here, or were built for another torch and cannot be imported."""
+    return [name for name in NAMES if not _works(name)]
+
+
+def _works(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # ImportError where it is missing; OSError and RuntimeError where it does not fit torch
+        _forget([name])
+        return False
+    return True
+
+
+def _forget(names: Sequence[str]) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in names]:
+        del sys.modules[name]
 
 
 @contextmanager
@@ -74,10 +88,9 @@ def standing_in() -> Iterator[list[str]]:
     """Let imports of what is missing succeed in this block, and say what that was; afterwards it is missing again."""
     names = missing()
     finder = _Finder(names)
-    sys.meta_path.append(finder)
+    sys.meta_path.insert(0, finder)
     try:
         yield names
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.split(".")[0] in names]:
-            del sys.modules[name]
+        _forget(names)
