@@ -183,7 +183,7 @@ def hand_made(case: Case, rows: Any) -> tuple[Any, dict[str, tuple[Tensor, Tenso
     model, seen = copy.deepcopy(case.model), dict[str, tuple[Tensor, Tensor]]()
 
     def look(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def hook(module: Any, args: tuple[Tensor, ...]) -> None:
             x, number = args[0], 1 + sum(statistics.layer_of(key) == name for key in seen)
             if x.shape[1] != module.num_features:  # a layer that puts time steps and channels into one axis
                 x = x.reshape(len(x), module.num_features, -1)
