@@ -64,7 +64,7 @@ bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 
 airnet50_1x64d_r2 sknet50 dla46c drnc26 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121
 darts resneta10"""
 SEGMENTATION = """enet_cityscapes erfnet_cityscapes dabnet_cityscapes cgnet_cityscapes lednet_cityscapes
-linknet_cityscapes fastscnn_cityscapes sinet_cityscapes edanet_cityscapes esnet_cityscapes
+linknet_cityscapes fastscnn_cityscapes edanet_cityscapes esnet_cityscapes
 unet_cityscapes segnet_cityscapes fpenet_cityscapes simplepose_mobile_resnet18_coco"""
 
 
@@ -89,7 +89,7 @@ def pytorchcv() -> Iterator[Entry]:
 TIMM = """resnet18 resnet18d resnetv2_50 seresnet18 efficientnet_lite0 tf_efficientnetv2_b0 mobilenetv3_small_050
 mobilenetv4_conv_small_050 regnety_002 res2net50_14w_8s dla34 ghostnet_050 hrnet_w18_small hardcorenas_a lcnet_050
 repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim
-cspresnet50 darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s efficientformer_l1 fastvit_t8 mobilevit_xxs
+cspresnet50 darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s fastvit_t8 mobilevit_xxs
 repvit_m0_9 efficientvit_b0 hgnetv2_b0 nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs
 tresnet_m densenet121 eca_resnet33ts legacy_seresnet18 visformer_tiny shvit_s1"""
 
@@ -98,7 +98,7 @@ def timm() -> Iterator[Entry]:
     """Networks of timm at 64 pixels: BatchNormAct2d, reparameterised branches, convolutional transformers."""
 
     def get(name: str) -> Case:
-        options = {"img_size": 64} if name in ("levit_128s", "visformer_tiny", "efficientformer_l1") else {}
+        options = {"img_size": 64} if name in ("levit_128s", "visformer_tiny") else {}
         try:
             model = import_module("timm").create_model(name, pretrained=False, num_classes=10, **options)
         except TypeError:
@@ -137,8 +137,8 @@ def monai() -> Iterator[Entry]:
         "resnet18": ("resnet18", {"n_input_channels": 1, "num_classes": 2}, 32),
         "DynUNet": (
             "DynUNet",
-            {"kernel_size": [3, 3], "strides": [1, 2], "upsample_kernel_size": [2], "out_channels": 2}
-            | {"filters": [4, 8], "norm_name": "batch"},
+            {"kernel_size": [3] * 3, "strides": [1, 2, 2], "upsample_kernel_size": [2, 2], "out_channels": 2}
+            | {"filters": [4, 8, 16], "norm_name": "batch"},
             16,
         ),
     }
