@@ -1,14 +1,18 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+ZOO_READY := .venv-zoo/.ready
 
-.PHONY: demo bench test quick check format clean
+.PHONY: demo bench zoo test quick check format clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
 	$(BIN)/python -m mcbn.demo --out demo
 
 bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
 	$(BIN)/python -m mcbn.bench --out benchmarks/results
+
+zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; records under results/zoo
+	.venv-zoo/bin/python -m mcbn.zoo --out results/zoo --readme README.md
 
 test: $(READY)      ## the whole suite, slow tests too, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
@@ -26,11 +30,18 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-zoo demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 # torch first, under the pin: nothing later may drag in another build of it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# apart: what the zoo's packages bring along (torchvision, torchaudio) is not for the suite.
+$(ZOO_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-zoo
+	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[zoo]"
 	touch $@

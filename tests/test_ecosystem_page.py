@@ -11,19 +11,24 @@ BLOCKS = re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_every_section_has_a_snippet():
-    assert [name for name, _ in BLOCKS] == ["scikit-learn", "torchmetrics", "Lightning"]
+    assert [name for name, _ in BLOCKS] == ["PyTorch", "scikit-learn", "torchmetrics", "Lightning"]
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize(("name", "code"), BLOCKS)
 def test_snippet_runs(name, code, capsys):
-    pytest.importorskip({"scikit-learn": "sklearn", "torchmetrics": "torchmetrics", "Lightning": "lightning"}[name])
+    pytest.importorskip({"PyTorch": "torch", "scikit-learn": "sklearn"}.get(name, name.lower()))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         exec(compile(code, f"docs/ecosystem.md: {name}", "exec"), {"__name__": "snippet"})
     printed = capsys.readouterr().out
-    expected = {"scikit-learn": "accuracy:", "torchmetrics": "normalised:", "Lightning": r"torch.Size([16, 1])"}
+    expected = {
+        "PyTorch": "tensor(",
+        "scikit-learn": "accuracy:",
+        "torchmetrics": "normalised:",
+        "Lightning": r"torch.Size([16, 1])",
+    }
     assert expected[name] in printed
     if name == "scikit-learn":
         covered, accuracy = (float(number) for number in re.findall(r": (\S+)", printed))

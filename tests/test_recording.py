@@ -1,9 +1,12 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import kinds
 from mcbn import MCBN, recording
+from mcbn.draws import rows_of_draw
 from mcbn.recording import GROUP
 
 
@@ -85,3 +88,25 @@ def test_a_network_that_refuses_groups_is_recorded_all_the_same():
     posterior = MCBN(network, "regression").fit(x, n_samples=GROUP + 1, batch_size=10).posterior
     assert posterior.mean["bn"].shape == (GROUP + 1, 5)
     torch.testing.assert_close(posterior.mean["bn"].mean(0), 2 * x.mean(0), rtol=0, atol=0.4)
+
+
+@pytest.mark.parametrize(
+    "power", [lambda x: x**2, lambda x: x ** torch.full_like(x, 2), lambda x: 2**x, lambda x: 1 / x]
+)
+def test_operators_of_python_are_written_down(power: Callable[[Tensor], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            linear, first, second = self.layers
+            return second(power(first(linear(x))))
+
+    x = torch.randn(40, 3, dtype=torch.float64)
+    net = kinds.settle(Net().double(), x)
+    bayes = MCBN(net, "regression").fit(x, n_samples=5, batch_size=8)
+    rows = rows_of_draw(40, 8, 0, 4)
+    expected = net.train()(x[rows]).detach()
+    torch.testing.assert_close(bayes.sample(x[rows])[4], expected, rtol=1e-9, atol=1e-9)
+    assert "one pass" in bayes.explain(x)

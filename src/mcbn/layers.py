@@ -128,6 +128,13 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
                 f"layer {name!r} ({type(network.module.get_submodule(name)).__name__}) does its own arithmetic instead "
                 "of calling torch.nn.functional.batch_norm, so its statistics cannot be set; leave it out with layers="
             )
+    for name, rows in survey.pieces.items():
+        if name in chosen:
+            raise MCBNError(
+                f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm, as in "
+                f"TabNet), so a draw is of {rows} examples, not of {survey.rows}: pass batch_size={rows} to fit, the "
+                "virtual batch size of training; inputs to predict may be any number"
+            )
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:
             warnings.warn(

@@ -94,8 +94,10 @@ class Linearizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    @torch.inference_mode(False)  # gradients are taken, wherever this is called
     def __call__(self, inputs: Any, n_samples: int) -> Linearised:
         """Expand the output of each input on its own in the statistics of the first draws."""
+        inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t.detach(), inputs)
         expansion = self.expansion(inputs, n_samples)
         blocks = [expansion.differentiate(part)[1] for part in _blocks(inputs, expansion.deviations.shape[1])]
         K = expansion.chosen.n_samples

@@ -1,7 +1,6 @@
 """MCBN: a trained batch-normalised network as a Bayesian one."""
 
 import copy
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, overload
@@ -10,38 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import (
-    batches,
-    diagnostics,
-    drift,
-    export,
-    moments,
-    noise,
-    prediction,
-    statistics,
-    storage,
-    streaming,
-    synchronised,
-)
+from mcbn import batches, diagnostics, drift, export, moments, noise, prediction, streaming, synchronised
 from mcbn.draws import draw_batches, pass_over
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
-from mcbn.network import Network, Output, unwrap
+from mcbn.network import Network, Output, refuse_sharded, unwrap
+from mcbn.portable import Portable
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
 from mcbn.recording import record, with_deciding
 from mcbn.sampling import Engine
 from mcbn.shares import share
-from mcbn.tuning import Tunable
 
 METHODS = ("sample", "linear")
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
-class MCBN(Tunable, Generic[P]):
+class MCBN(Portable, Generic[P]):
     """Monte Carlo batch normalisation of a trained network (Teye et al. 2018, Algorithm 1).
 
     `fit` draws T joint sets of batch-norm statistics from training batches; `predict` runs the network with each and
@@ -100,6 +87,7 @@ class MCBN(Tunable, Generic[P]):
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         super().__init__(task, inputs)
+        refuse_sharded(model)
         bare = unwrap(model)
         choose(layers, candidates(bare), bare)
         self.model, self.layers, self.output = model, layers, output
@@ -140,7 +128,7 @@ class MCBN(Tunable, Generic[P]):
         if batch_size is None:
             synchronised.warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
-        with isolated_random(seed if isinstance(seed, int) else None):
+        with torch.inference_mode(False), isolated_random(seed if isinstance(seed, int) else None):
             if posterior == "diagonal":
                 drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
                 network = self._watched()
@@ -163,10 +151,10 @@ class MCBN(Tunable, Generic[P]):
     def _set(self, network: Network, drawn: Posterior) -> None:
         self._engine, self._linearise, self._extended = Engine(network, drawn), Linearizer(network, drawn), None
 
-    def _watched(self) -> Network:
-        network = Network(self.model, self.output)
-        statistics.watch(network.module)
-        return network
+    @property
+    def network(self) -> Network | None:
+        """The private, frozen copy of the network that draws run through; None until fitted."""
+        return self._engine.network if self._engine else None
 
     @property
     def posterior(self) -> Posterior:
@@ -197,7 +185,7 @@ class MCBN(Tunable, Generic[P]):
 
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics."""
-        network = self._engine.network if self._engine else Network(self.model, self.output)
+        network = self.network or Network(self.model, self.output).to(*self._placement)
         return self._over(x, network, lambda inputs: network(batches.map_tensors(torch.clone, inputs)), torch.cat)
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
@@ -337,32 +325,6 @@ class MCBN(Tunable, Generic[P]):
         self._set(network, drawn.at_batch_size(M))
         self._tau = tuned[M].tau
         return self
-
-    def save(self, path: str | Path) -> None:
-        """Write posterior, tau and settings as one safetensors file."""
-        settings = {"task": self.task, "tau": json.dumps(self._tau.tolist())}
-        for name, value in (("inputs", self.inputs), ("output", self.output)):
-            if value is not None and not callable(value):
-                settings[name] = json.dumps(value)
-        storage.save(path, self.posterior, self._fitted().network.module, settings)
-
-    @classmethod
-    def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
-        """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
-        drawn, settings = storage.load(path, model)
-        stored = {name: json.loads(settings[name]) if name in settings else None for name in ("inputs", "output")}
-        layers = list(dict.fromkeys(statistics.layer_of(name) for name in drawn.layers))
-        bayes = cls(
-            model,
-            settings["task"],
-            layers=layers,
-            inputs=inputs if inputs is not None else stored["inputs"],
-            output=output if output is not None else stored["output"],
-        )
-        network = bayes._watched()
-        bayes._set(network, drawn.to(network.device))
-        bayes.tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
-        return bayes
 
     def export(
         self,

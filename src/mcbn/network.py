@@ -26,8 +26,20 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def refuse_sharded(model: nn.Module) -> None:
+    """Refuse a network whose weights FSDP has spread over processes: no copy of it can run alone."""
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise MCBNError(
+            "the network is sharded by FSDP, so no process holds its weights, and mcbn runs a whole private copy: "
+            "gather them with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True)), load them into an unsharded network and pass that"
+        )
+
+
 def snapshot(model: nn.Module) -> nn.Module:
     """Copy a network, parameters and buffers included, frozen and in eval mode throughout."""
+    refuse_sharded(model)
     model = unwrap(model)
     memo = {id(t): t.detach().clone() for t in _loose_tensors(model)}
     try:
@@ -81,10 +93,23 @@ class Network:
     def __init__(self, model: nn.Module, output: Output = None) -> None:
         self.module = snapshot(model)
         self.output = output
+        self._look()
+
+    def _look(self) -> None:
+        """Note where the network is and in what precision it runs."""
         tensors = [*self.module.parameters(), *self.module.buffers()]
         self.device = tensors[0].device if tensors else None
         floating = {t.dtype for t in self.module.parameters() if t.is_floating_point()}
         self.dtype = floating.pop() if len(floating) == 1 else None
+
+    def to(self, device: torch.device | None, dtype: torch.dtype | None) -> "Network":
+        """Return this network on a device and in a floating dtype: a moved copy, or itself where nothing changes."""
+        if device in (None, self.device) and dtype in (None, self.dtype):
+            return self
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        moved._look()
+        return moved
 
     def prepare(self, inputs: Any) -> Any:
         """Move inputs to the network's device and floating dtype; refuse what is not finite."""

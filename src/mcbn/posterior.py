@@ -132,9 +132,11 @@ class Posterior:
         var = {name: value.square() for name, value in std.items()}
         return replace(self, mean=mean, var=var, batch_size=M, fitted_batch_size=fitted)
 
-    def to(self, device: torch.device | str | None) -> "Posterior":
-        """Move all statistics to a device."""
-        moved = [{name: value.to(device) for name, value in part.items()} for part in (self.mean, self.var)]
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> "Posterior":
+        """Move all statistics to a device; for a network of half precision they stay in float32."""
+        if dtype in (torch.float16, torch.bfloat16):
+            dtype = torch.float32
+        moved = [{name: value.to(device, dtype) for name, value in part.items()} for part in (self.mean, self.var)]
         model = self.gaussian.to(device) if self.gaussian else None
         return replace(self, mean=moved[0], var=moved[1], gaussian=model)
 

@@ -152,10 +152,8 @@ def split(
     for node in crossing:
         if node.op != "get_attr":
             in_each[node] = each.placeholder(f"shared{len(in_each)}")
-    drawn = {node: name for node in nodes if (name := _norm_of(node)) is not None}
-    parameters = {
-        name: (each.placeholder(f"scale{i}"), each.placeholder(f"shift{i}")) for i, name in enumerate(drawn.values())
-    }
+    drawn = list(dict.fromkeys(name for node in nodes if (name := _norm_of(node)) is not None))
+    parameters = {name: (each.placeholder(f"scale{i}"), each.placeholder(f"shift{i}")) for i, name in enumerate(drawn)}
     for node in nodes:
         if node in depends:
             in_each[node] = _copy_drawn(each, node, in_each, parameters, apply)
@@ -167,7 +165,7 @@ def split(
     each.output(in_each[result])
     for graph in (shared, each):
         graph.eliminate_dead_code()
-    return fx.GraphModule(mode.root, shared), fx.GraphModule(mode.root, each), list(drawn.values())
+    return fx.GraphModule(mode.root, shared), fx.GraphModule(mode.root, each), drawn
 
 
 def _norm_of(node: fx.Node) -> str | None:

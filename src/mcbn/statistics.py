@@ -33,6 +33,7 @@ class BatchNormCall(NamedTuple):
     eps: float
     training: bool  # asked to use the statistics of x itself, though the network is in eval mode
     unchanged: partial[Tensor]
+    piece: bool = False  # x is the next rows of the tensor whose earlier rows this layer was just called on
 
 
 class BatchNormMode(TorchFunctionMode):
@@ -43,6 +44,7 @@ class BatchNormMode(TorchFunctionMode):
         self.path: list[str] = []  # the modules now running, outermost first
         self.entered: set[str] = set()
         self.calls: Counter[str] = Counter()
+        self.next_rows: dict[str, tuple[Any, ...] | None] = {}  # where those after a layer's last input would start
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Return the output of this call."""
@@ -77,7 +79,10 @@ class BatchNormMode(TorchFunctionMode):
         name = layer if number == 1 else f"{layer}#{number}"
         unchanged = partial(func, *args, **kwargs)
         x, running_mean, running_var, weight, bias, eps, training = read(*args, **kwargs)
-        call = BatchNormCall(layer, name, x, running_mean, running_var, weight, bias, eps, training, unchanged)
+        here, following = _place(x)
+        piece = here is not None and self.next_rows.get(layer) == here
+        self.next_rows[layer] = following
+        call = BatchNormCall(layer, name, x, running_mean, running_var, weight, bias, eps, training, unchanged, piece)
         return self.answer(call)
 
 
@@ -117,6 +122,17 @@ READERS: dict[Any, Callable[..., tuple[Any, ...]]] = {
 }
 
 
+def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
+    """Say where in memory the rows of a view start, and where rows right after them would; None of other tensors."""
+    if not x._is_view():
+        return None, None
+    try:
+        storage, offset, stride = x.untyped_storage()._cdata, x.storage_offset(), x.stride()
+    except (RuntimeError, NotImplementedError):  # a tensor of torch.func has no memory of its own
+        return None, None
+    return (storage, offset, stride, x.shape[1:]), (storage, offset + len(x) * stride[0], stride, x.shape[1:])
+
+
 def _enter(name: str, module: nn.Module, args: Any) -> None:
     mode: BatchNormMode | None = getattr(_running, "mode", None)
     if mode is not None:
@@ -149,10 +165,14 @@ class Survey(BatchNormMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.layers: dict[str, bool] = {}  # layer -> has running statistics
-        self.batched = any(t.ndim > 0 and t.shape[0] > 1 for t in inputs)
+        self.rows = max((t.shape[0] for t in inputs if t.ndim > 0), default=0)
+        self.batched = self.rows > 1
+        self.pieces: dict[str, int] = {}  # layer -> rows of the pieces of the batch that it normalises one by one
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Note the caller."""
+        if call.piece and call.x.shape[0] < self.rows:
+            self.pieces[call.layer] = max(call.x.shape[0], self.pieces.get(call.layer, 0))
         if not (self.batched and call.training and call.x.shape[0] == 1):
             self.layers.setdefault(call.layer, call.running_mean is not None)
         return call.unchanged()
@@ -202,13 +222,24 @@ class Replay(BatchNormMode):
         """Normalise by the draw's statistics."""
         if call.layer not in self.chosen:
             return call.unchanged()
-        if call.name not in self.mean:
-            raise MCBNError(
-                f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
-                "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
-            )
-        mean, var = self.mean[call.name], self.var[call.name]  # (C,), (C,)
+        name = self.drawn_name(call)
+        mean, var = self.mean[name], self.var[name]  # (C,), (C,)
         return normalize(call.x, *scale_and_shift(mean, var, call.weight, call.bias, call.eps))
+
+    def drawn_name(self, call: BatchNormCall) -> str:
+        """Return whose statistics a call gets: its own, or those of the layer where it normalises a further piece.
+
+        Ghost batch norm (Hoffer et al. 2017, arXiv 1705.08741) calls a layer once for every piece of a large batch.
+        A draw is that of one piece, and all pieces of the inputs meet it.
+        """
+        if call.name in self.mean:
+            return call.name
+        if call.piece and f"{call.layer}#2" not in self.mean:
+            return call.layer
+        raise MCBNError(
+            f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
+            "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
+        )
 
 
 def train_batch_norm(

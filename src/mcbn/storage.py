@@ -36,10 +36,10 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
     }
 
 
-def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Mapping[str, str]) -> None:
-    """Write a posterior and its settings as one safetensors file, whole or not at all."""
-    from safetensors.torch import save_file
-
+def pack(
+    posterior: Posterior, model: nn.Module, settings: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Describe a posterior, the network it belongs to and its settings by tensors on the CPU and text."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in _tensors(posterior).items()}
     metadata = {
         "format": FORMAT,
@@ -53,6 +53,13 @@ def save(path: str | Path, posterior: Posterior, model: nn.Module, settings: Map
         **fingerprint(model),
         **settings,
     }
+    return tensors, metadata
+
+
+def save(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write what `pack` gave as one safetensors file, whole or not at all."""
+    from safetensors.torch import save_file
+
     path = Path(path)
     require_folder(path)
     with replacing(path) as temporary:
@@ -69,9 +76,9 @@ def _tensors(posterior: Posterior) -> dict[str, Tensor]:
     return {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal, **factors}
 
 
-def load(path: str | Path, model: nn.Module) -> tuple[Posterior, dict[str, str]]:
-    """Read a posterior file for this network, or say in what it first differs."""
-    tensors, metadata = _read(Path(path))
+def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], model: nn.Module) -> Posterior:
+    """Put together the posterior of this network that `path`, as errors call it, holds, or say how it differs."""
+    _require_readable(path, metadata)
     _require_same_structure(path, json.loads(metadata["structure"]), structure(model))
     current = fingerprint(model)
     same_dtype = metadata["weights_dtype"] == current["weights_dtype"]
@@ -79,7 +86,7 @@ def load(path: str | Path, model: nn.Module) -> tuple[Posterior, dict[str, str]]
         warnings.warn(
             f"mcbn: {path} was fitted on other weights than this network now has; its statistics do not belong to "
             "them: load the fitted weights first, or fit again",
-            stacklevel=3,
+            stacklevel=4,
         )
     layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
     family, batch_size = metadata.get("family", "sample"), int(metadata["batch_size"])
@@ -93,7 +100,7 @@ def load(path: str | Path, model: nn.Module) -> tuple[Posterior, dict[str, str]]
         n_samples = next(iter(layers.values()))[0]
         posterior = Posterior.from_gaussian(moments, n_samples, batch_size, seed=int(metadata["seed"]))
     fitted = int(metadata.get("fitted_batch_size", batch_size))
-    return replace(posterior, fitted_batch_size=fitted), metadata
+    return replace(posterior, fitted_batch_size=fitted)
 
 
 def _found(path: str | Path, tensors: Mapping[str, Tensor], part: str, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -123,7 +130,8 @@ def _gaussian(path: str | Path, tensors: Mapping[str, Tensor], family: str, chan
     return Gaussian(family, channels, location, tuple(f for f in factors if f is not None), diagonal)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors and the text of a posterior file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -136,6 +144,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise MCBNError(
             f"{path} is not a whole safetensors file ({error}); it is truncated or of another kind"
         ) from error
+    _require_readable(path, metadata)
+    return tensors, metadata
+
+
+def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
+    """Refuse what is no posterior, or one of a later format."""
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
     if metadata.get("format_version") not in READABLE:
@@ -143,7 +157,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION} and 1; "
             "fit and save again"
         )
-    return tensors, metadata
 
 
 def _require_same_structure(path: str | Path, saved: list[str], found: list[str]) -> None:

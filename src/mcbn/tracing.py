@@ -1,5 +1,6 @@
 """One forward pass written down as a straight list of `fx` operations, for inputs of one shape."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.
 CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 READS_VALUES = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "__array__", "is_nonzero"}
 READS_VALUES |= {"equal", "allclose", "__contains__", "unique", "nonzero", "masked_select"}
+# Tensor.__pow__ calls itself torch._tensor.pow, where the code that fx writes does not find it
+NAMED: dict[Any, Callable[..., Any]] = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
 
 
 class UntraceableError(Exception):
@@ -67,7 +70,7 @@ class Writer(BatchNormMode):
             if isinstance(result, METADATA) and not changed:
                 return  # a size, a dtype: the same for every draw
             raise UntraceableError(f"{name} gives no tensor")
-        node = self.graph.call_function(func, self._arguments(args), self._arguments(kwargs))
+        node = self.graph.call_function(NAMED.get(func, func), self._arguments(args), self._arguments(kwargs))
         node.meta["changed"] = [self._known(t) for t in changed]
         if isinstance(result, Tensor):
             self._remember(result, node)
@@ -136,9 +139,9 @@ class Trace(Writer, Replay):
         """Write down a stochastic call as a node of its own."""
         if call.layer not in self.chosen:
             return self.write_unchanged(call)
-        output = super().answer(call)
-        self.norms[call.name] = Norm(call.name, call.weight, call.bias, call.eps, call.x.shape[1])
-        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), call.name)))
+        output, name = super().answer(call), self.drawn_name(call)
+        self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
+        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), name)))
         return output
 
 

@@ -134,7 +134,7 @@ def save(bayes: MCBN[Any], path: Path, layout: Layout, constant: Tensor | None) 
     }
     if constant is not None:
         settings["constant_tau"] = json.dumps(constant.tolist())
-    storage.save(path, bayes.posterior, bayes.model, settings)
+    storage.save(path, *storage.pack(bayes.posterior, bayes.model, settings))
 
 
 def load(path: Path, network: nn.Module) -> tuple[MCBN[Any], Layout, Tensor | None]:

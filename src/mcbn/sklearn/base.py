@@ -29,8 +29,9 @@ PARAMETERS = """
     ----------
     hidden : sizes of the hidden layers, each Linear -> BatchNorm -> ReLU.
     n_samples : T, joint draws of the batch statistics.
-    batch_size : M, of training and of the draws; at most half the rows, so that draws differ.
-    epochs : most epochs of training; None: about 10,000 steps, from 50 to 500 epochs.
+    batch_size : M, of training and of the draws; at most half the rows, so that draws differ. None: 32, from 600 rows
+        on 64.
+    epochs : most epochs of training; None: about 10,000 steps, from 50 to 1,000 epochs.
     weight_decay : lambda, on weight matrices alone.
     learning_rate : of Adam; above the paper's 1e-3, as weights are averaged over epochs.
     early_stopping : end training, and choose its best epoch, by the loss on held-out rows.
@@ -59,12 +60,12 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (50, 50),
         *,
         n_samples: int = 100,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         epochs: int | None = None,
-        weight_decay: float = 1e-3,
+        weight_decay: float = 3e-4,
         learning_rate: float = 3e-3,
         early_stopping: bool = True,
-        patience: int = 100,
+        patience: int = 250,
         n_folds: int = 5,
         random_state: Any = None,
         device: Any = None,
@@ -97,8 +98,8 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _settings(self, n_outputs: int) -> Settings:
         hidden = (self.hidden,) if isinstance(self.hidden, Integral) else tuple(self.hidden)
-        whole = {name: getattr(self, name) for name in ("n_samples", "patience", "batch_size", "n_folds")}
-        whole |= {} if self.epochs is None else {"epochs": self.epochs}
+        whole = {name: getattr(self, name) for name in ("n_samples", "patience", "n_folds")}
+        whole |= {name: value for name in ("epochs", "batch_size") if (value := getattr(self, name)) is not None}
         for name, value in [*whole.items(), *(("hidden", size) for size in hidden)]:
             _require(name, value, Integral, f"whole numbers of at least {LEAST[name]}", least=LEAST[name])
         for name in ("weight_decay", "learning_rate"):
@@ -108,7 +109,7 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
             hidden=tuple(int(size) for size in hidden),
             n_outputs=n_outputs,
             epochs=None if self.epochs is None else int(self.epochs),
-            batch_size=int(self.batch_size),
+            batch_size=None if self.batch_size is None else int(self.batch_size),
             weight_decay=float(self.weight_decay),
             learning_rate=float(self.learning_rate),
             n_samples=int(self.n_samples),

@@ -1,0 +1,96 @@
+"""Stand-ins for torchvision and torchaudio where they are missing: names to import, nothing that runs.
+
+timm, pytorchcv, segmentation_models_pytorch and braindecode import them for loading data and for a few operations that
+the zoo's networks do not use. Both are tied to one build of torch; with the stand-ins the networks can do without.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+NAMES = ("torchvision", "torchaudio")
+
+
+class _Kind(type):
+    """A class whose attributes are their own names: members of an enumeration, say."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class _Names(ModuleType):
+    """A module in which every name is a class of its own that cannot be used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _Kind(name, (nn.Module,), {"__init__": _refuse})
+        setattr(self, name, made)
+        return made
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+    raise ImportError(f"{type(self).__name__} is of torchvision or torchaudio, which is not installed")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Answers imports of some packages and of everything inside them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Take over the packages named, and no other."""
+        if fullname.split(".")[0] not in self.names:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Make a module of names."""
+        return _Names(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: there is no code."""
+
+
+def missing() -> list[str]:
+    """Name the packages that are not here, or were built for another torch and cannot be imported."""
+    return [name for name in NAMES if not _works(name)]
+
+
+def _works(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # ImportError where it is missing; OSError and RuntimeError where it does not fit torch
+        _forget([name])
+        return False
+    return True
+
+
+def _forget(names: Sequence[str]) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in names]:
+        del sys.modules[name]
+
+
+@contextmanager
+def standing_in() -> Iterator[list[str]]:
+    """Let imports of what is missing succeed in this block, and say what that was; afterwards it is missing again."""
+    names = missing()
+    finder = _Finder(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield names
+    finally:
+        sys.meta_path.remove(finder)
+        _forget(names)
