@@ -144,6 +144,8 @@ def test_time_shared_by_records_is_counted_once():
     assert total_seconds("regression", [*selection, *tests]) == 26.0
     assert total_seconds("statistics", [{"config_hash": "x", "seconds": 7.0}] * 4) == 7.0
     assert total_seconds("objective", [{"seconds": 1.0}] * 4) == 4.0
+    clock = [{"kind": "score", "method": m, "seed": 1, "seconds": s} for m in ("plain", "mcbn") for s in (1.0, 3.0)]
+    assert total_seconds("alternatives", clock) == 6.0  # each row has the time since its method began
     found = trace("regression", [{"profile": "quick", "device": "cpu", "seconds": 3725.0}], "mcbn reproduce regression")
     assert found.command == "mcbn reproduce regression --profile quick"
     assert found.time == "1 h 2 min"

@@ -54,7 +54,10 @@ def append(path: Path, records: Iterable[Record], where: Environment) -> None:
 
 
 def latest(path: Path, where: Environment) -> list[Record]:
-    """Read the newest finished run of every case and N on this hardware, in the order of the cases' first records."""
+    """Read the newest finished run of every case and N on this hardware, in the order of the cases' first records.
+
+    A case that was skipped, and so has no N, is left out once it has been measured.
+    """
     names = [field.name for field in fields(Record)]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     runs: dict[tuple[str, int], dict[str, list[Record]]] = {}
@@ -62,9 +65,13 @@ def latest(path: Path, where: Environment) -> list[Record]:
         if row["hardware"] == where.hardware:
             dated = runs.setdefault((row["case"], row["n"]), {})
             dated.setdefault(row["date"], []).append(Record(**{name: row[name] for name in names}))
-    return [
-        record for dated in runs.values() for record in dated[max(dated, key=lambda date: (_done(dated[date]), date))]
-    ]
+    newest = {key: dated[_newest(dated)] for key, dated in runs.items()}
+    measured = {case for (case, _), found in newest.items() if _done(found)}
+    return [r for (case, n), found in newest.items() if n or case not in measured for r in found]
+
+
+def _newest(dated: dict[str, list[Record]]) -> str:
+    return max(dated, key=lambda date: (_done(dated[date]), date))
 
 
 def _done(records: Sequence[Record]) -> bool:

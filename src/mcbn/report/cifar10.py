@@ -123,7 +123,7 @@ def passes_table(study: Study) -> Table:
     columns = [study.values("pll", "plain"), *study.curve.values()]
     printed = [_printed(None), *map(_printed, study.curve)]
     rows = [("paper", *(MISSING if p is None else f"{p:.2f}" for p in printed))]
-    rows.append(("ours", *(_estimate(c, 1, 4) for c in columns)))
+    rows.append(("ours", *(_estimate(c, 1, 3) for c in columns)))
     gaps = zip(columns, printed, strict=True)
     rows.append(("difference", *(MISSING if p is None else f"{_mean(c) - p:+.3f}" for c, p in gaps)))
     rows += [(f"seed {s}", *(f"{c[s]:.4f}" if s in c else MISSING for c in columns)) for s in columns[0]]

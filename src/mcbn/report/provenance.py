@@ -15,6 +15,7 @@ _SHARED: dict[str, Callable[[Record], Any]] = {
     "statistics": lambda record: (record.get("config_hash"), record.get("seconds")),
     "regularizer": lambda record: tuple(record.get(name) for name in ("dataset", "split", "method", "seconds")),
 }
+_CLOCK = "score"  # of `alternatives`: the seconds since a method began, so that its last record has them all
 
 
 class Provenance(NamedTuple):
@@ -62,7 +63,10 @@ def total_seconds(study: str, records: Iterable[Record]) -> float:
     for record in records:
         kind = str(record.get("kind") or study)
         seconds = float(record.get("seconds") or 0.0)
-        if study not in _OWN:  # all records of one run bear its seconds, to the digit
+        if kind == _CLOCK:
+            run = kind, *(record.get(name) for name in ("method", "seed", "config_hash"))
+            shared[run] = max(seconds, shared.get(run, 0.0))
+        elif study not in _OWN:  # all records of one run bear its seconds, to the digit
             shared[kind, record.get("seed"), seconds] = seconds
         elif kind in _SHARED:
             shared[kind, _SHARED[kind](record)] = seconds
