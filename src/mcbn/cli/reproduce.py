@@ -1,7 +1,7 @@
 """`mcbn reproduce`: the experiments of the paper."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,14 +212,7 @@ def _split(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(part.strip() for name in names or () for part in name.split(",") if part.strip())
 
 
-@contextmanager
-def _one_thread(device: str) -> Iterator[None]:
-    """Run small CPU tensors on one thread: a second one mostly waits."""
-    import torch
+def _one_thread(device: str) -> AbstractContextManager[None]:
+    from mcbn.reproduce.backend import one_thread
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return one_thread(device)

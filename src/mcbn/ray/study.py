@@ -6,13 +6,10 @@ whose worker is lost is run again; a driver that is started again goes on from w
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from mcbn.data import Regression, load
 from mcbn.errors import MCBNError
@@ -20,6 +17,7 @@ from mcbn.files import replacing
 from mcbn.ray.cluster import connected
 from mcbn.records import Record
 from mcbn.reproduce import regression, search, sensitivity
+from mcbn.reproduce.backend import one_thread
 from mcbn.reproduce.context import Context
 from mcbn.reproduce.profiles import METHODS, Profile
 from mcbn.reproduce.stack import Family
@@ -169,7 +167,7 @@ class _Desk:
 
 def _work(study: str, profile: Profile, how: Numerics, step: Step, data: Regression, *needed: Made) -> Made:
     """Run one cell in a folder of its own; return its new files and records."""
-    with _one_thread(how.device), tempfile.TemporaryDirectory() as name:
+    with one_thread(how.device), tempfile.TemporaryDirectory() as name:
         folder, given = Path(name), {path: content for made in needed for path, content in made.files.items()}
         for path, content in given.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -183,14 +181,3 @@ def _work(study: str, profile: Profile, how: Numerics, step: Step, data: Regress
 def _files(folder: Path) -> Iterator[Path]:
     kept = ("cells", "networks", "predictions")
     return (path for part in kept for path in sorted((folder / part).rglob("*")) if path.is_file())
-
-
-@contextmanager
-def _one_thread(device: str) -> Iterator[None]:
-    """Compute as the command does in one process: small CPU tensors on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from mcbn.data import Images
 from mcbn.errors import MCBNError
 from mcbn.networks import CifarResNet, standardize
 from mcbn.randomness import isolated_random
+from mcbn.reproduce.backend import fastest_convolutions
 from mcbn.reproduce.cifar10 import saved
 from mcbn.reproduce.cifar10.augmentation import Choices, crop, epoch_choices, pad, require_images
 from mcbn.reproduce.cifar10.profiles import Profile
@@ -70,7 +70,7 @@ def train(
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
     kept = started = time.perf_counter()
-    with _chosen_kernels(), torch.enable_grad():
+    with fastest_convolutions(), torch.enable_grad():
         trainer = Trainer(profile, images, seed=seed, dropout=dropout, device=device)
         epochs = trainer.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else []
         before = epochs[-1].seconds if epochs else 0.0
@@ -92,17 +92,6 @@ def train(
 def learning_rate(profile: Profile, step: int) -> float:
     """Return the rate of a step, counted from 0: that of the last boundary reached."""
     return next(rate for start, rate in reversed(profile.rates) if step >= start)
-
-
-@contextmanager
-def _chosen_kernels() -> Iterator[None]:
-    """Let cuDNN time its kernels and take the fastest; convolutions run as TF32, torch's default."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 class Trainer:

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from mcbn.model import MCBN
 from mcbn.networks.segnet import SegNet
 from mcbn.prediction import ClassificationPrediction
 from mcbn.reproduce import journal
+from mcbn.reproduce.backend import fastest_convolutions
 from mcbn.reproduce.costs import timed
 from mcbn.reproduce.segmentation import estimators, training
 from mcbn.reproduce.segmentation.augmentation import normalize, training_batches
@@ -57,7 +57,7 @@ def train_network(profile: Profile, out: str | Path, *, device: str = "cpu", ech
             checked = f", val mIoU {done.checks[-1][1]:.1f} at {done.checks[-1][0]}" if done.checks else ""
             echo(f"epoch {done.epoch}: loss {done.losses[-1]:.4f}{checked}, {done.seconds:.0f} s")
 
-    with _tuned_convolutions():
+    with fastest_convolutions():
         done = training.train(profile, scenes, val, checkpoint, device=device, on_epoch=say)
     assert isinstance(done.network, SegNet)
     save_network(done.network, profile, path)
@@ -88,7 +88,7 @@ def evaluate(
     done = {r["method"] for r in records.read(path) if r["config_hash"] == records.digest(config)}
     wanted = [method for method in methods if method in available(profile) and method not in done]
     if wanted:
-        with _tuned_convolutions():
+        with fastest_convolutions():
             evaluation = Evaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
@@ -229,14 +229,3 @@ def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-@contextmanager
-def _tuned_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms once for each shape; what was set before comes back."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
