@@ -12,7 +12,7 @@ bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under
 	$(BIN)/python -m mcbn.bench --out benchmarks/results
 
 zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; records under results/zoo
-	.venv-zoo/bin/python -m mcbn.zoo --out results/zoo --readme README.md
+	.venv-zoo/bin/python -m mcbn.zoo --out results/zoo --readme README.md --again
 
 test: $(READY)      ## the whole suite, slow tests too, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95

@@ -40,6 +40,15 @@ def test_imitations_run_as_a_user_runs_the_zoo(tmp_path: Path) -> None:
     assert "5 of 5 networks with batch norm exact (100.0 %), 5 left untouched" in (tmp_path / "table.md").read_text()
 
 
+def test_inexact_network_makes_the_run_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "TOLERANCE", dict.fromkeys(checks.TOLERANCE, -1.0))
+    with pytest.raises(SystemExit, match="not exact, or not left untouched: mcbn/volume"):
+        main(["--only", "mcbn/volume", "--out", str(tmp_path)])
+    (record,) = records.read(tmp_path / "records.jsonl")
+    assert record["commit"]
+    assert record["hardware"]
+
+
 def test_package_that_is_missing_is_skipped_with_a_reason() -> None:
     def build() -> Case:
         raise AssertionError("must not be built")

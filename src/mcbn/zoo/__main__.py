@@ -8,17 +8,18 @@ from pathlib import Path
 import torch
 
 from mcbn import records
+from mcbn.bench.records import environment
 from mcbn.files import write_text
 from mcbn.zoo.checks import examine, version
 from mcbn.zoo.entries import all_entries
 from mcbn.zoo.standin import standing_in
-from mcbn.zoo.table import latest, table, write_readme
+from mcbn.zoo.table import latest, ran, table, write_readme
 
 RECORDS = "records.jsonl"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the zoo and print its table."""
+    """Run the zoo and print its table; an inexact or touched network makes it fail."""
     chosen = _parser().parse_args(arguments)
     threads = torch.get_num_threads()
     try:
@@ -31,17 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.readme:
         write_readme(chosen.readme, found)
     print(table(found))
+    failed = [f"{r['package']}/{r['name']}" for r in ran(found) if r["outcome"] == "inexact" or not r["untouched"]]
+    if failed:
+        raise SystemExit(f"not exact, or not left untouched: {', '.join(failed)}")
 
 
 def run(out: Path, *, only: str = "", again: bool = False) -> None:
     """Examine every entry whose title holds `only`, one record each; what is on record is not run again."""
     known = {(r["package"], r["version"], r["name"]) for r in records.read(out / RECORDS) if r["outcome"] != "skipped"}
+    where = environment("cpu")
     with standing_in() as stood_in:
         for entry in all_entries():
             if only not in entry.title or ((entry.package, version(entry.package), entry.name) in known and not again):
                 continue
             found = asdict(examine(entry, absent=stood_in))
-            records.append(out / RECORDS, found | {"torch": torch.__version__, "stand_ins": stood_in})
+            records.append(out / RECORDS, found | {"stand_ins": stood_in} | asdict(where))
             print(f"{entry.title}: {found['outcome']} {found['reason']} {found['seconds']} s", flush=True)
 
 
