@@ -17,8 +17,8 @@ zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; recor
 test: $(READY)      ## the whole suite, slow tests too, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
 
-quick: $(READY)     ## the unit suite without slow tests
-	$(BIN)/python -m pytest -m "not slow"
+quick: $(READY)     ## the unit suite without slow tests, on two cores
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 check: $(READY)     ## formatting, lint and types
 	$(BIN)/ruff format --check .

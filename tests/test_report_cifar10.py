@@ -64,7 +64,7 @@ def test_tables_show_ours_beside_the_papers() -> None:
     (found,) = report.collect(study())
     text = "\n".join(report.sections(found))
     assert cells(text, "paper") == ["paper", "-0.32", "-0.36", "-0.32", "-0.30", "-0.28"]
-    assert cells(text, "ours")[1] == "-0.3050 ± 0.0050"  # plain: -0.31 and -0.30
+    assert cells(text, "ours")[1] == "-0.305 ± 0.005"  # plain: -0.31 and -0.30
     assert cells(text, "difference") == ["difference", "+0.015", "+0.015", "+0.015", "+0.015", "+0.025"]
     assert cells(text, "seed 2")[1:] == ["-0.3000", "-0.3400", "-0.3000", "-0.2800", "-0.2500"]
     assert cells(text, "PLL")[0] == "PLL"
