@@ -24,7 +24,7 @@ import mcbn
 from mcbn import metrics
 from mcbn.cli import app
 from mcbn.tabular import source
-from workplace import NAMES, command, environment, furnish, read_csv, run, write_csv
+from workplace import NAMES, command, environment, furnish, read_csv, run, working_in, write_csv
 
 MODULE = "nets_of_the_command_line"
 MODEL = ("--model", f"{MODULE}:make", "--weights", "make.pt")
@@ -52,11 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(folder)
-    before = sorted(os.listdir())
-    yield
-    for name in set(os.listdir()) - set(before):
-        os.unlink(name)
+    with working_in(folder, monkeypatch):
+        yield
 
 
 def invoke(*arguments: str) -> Result:

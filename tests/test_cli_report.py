@@ -14,7 +14,7 @@ import mcbn
 from mcbn import metrics
 from mcbn.cli import app
 from mcbn.page import html
-from workplace import NAMES, furnish, run, write_csv
+from workplace import NAMES, furnish, run, working_in, write_csv
 
 MODULE = "nets_of_the_report"
 MODEL = ("--model", f"{MODULE}:make", "--weights", "make.pt")
@@ -47,11 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(folder)
-    before = set(os.listdir())
-    yield
-    for name in set(os.listdir()) - before:
-        os.unlink(name)
+    with working_in(folder, monkeypatch):
+        yield
 
 
 def words(path: str) -> str:

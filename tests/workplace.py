@@ -4,11 +4,13 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -191,3 +193,13 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
+
+
+@contextmanager
+def working_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in a folder and take away afterwards what was made there."""
+    monkeypatch.chdir(folder)
+    before = set(os.listdir())
+    yield
+    for name in set(os.listdir()) - before:
+        os.unlink(name)

@@ -162,6 +162,22 @@ def toy(out: Results = Path("results/regression")) -> None:
 
 
 @reproduce.command()
+def estimators(out: Results = Path("results/estimators")) -> None:
+    """Score the scikit-learn estimator with its default parameters on the embedded sets.
+
+    \b
+    Example:
+      mcbn reproduce estimators --out results/estimators
+    """
+    from mcbn.report import estimators as report
+    from mcbn.reproduce import estimators
+
+    with _one_line_errors(), _one_thread("cpu"):
+        estimators.run(out)
+        typer.echo(report.write(out))
+
+
+@reproduce.command()
 def posteriors(
     datasets: Names = None,
     profile: ProfileName = "paper",
