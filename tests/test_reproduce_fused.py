@@ -1,57 +1,71 @@
-"""The Triton kernel of training steps against the stacked steps, on a GPU or by Triton's interpreter."""
+"""The CUDA kernel of training steps against the stacked steps: on a GPU, or compiled for the host."""
 
-import os
+import ctypes
+import shutil
 import subprocess
 import sys
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from mcbn.data import Regression
+from mcbn.errors import MCBNError
+from mcbn.reproduce import fused, training
 from mcbn.reproduce.problem import Part, make_problem
 from mcbn.reproduce.training import Networks, Trainer
-from test_reproduce_training import STREAMS, toy
 
-pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # must be set before Triton is first imported
-RUNS = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="run in a process of its own, by the test below")
+HERE = Path(__file__).parent
+KERNEL = Path(fused.__file__).with_name("fused_kernel.cu")
 
 
-@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernel runs here itself")
-@pytest.mark.slow
-def test_fused_steps_in_the_interpreter():
-    arguments = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 passed" in done.stdout, done.stdout
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch, tmp_path_factory):
+    """Run the kernel here if there is no GPU."""
+    if DEVICE == "cuda":
+        pytest.importorskip("cupy")
+        return
+    if shutil.which("g++") is None:
+        pytest.skip("needs a GPU or g++")
+    monkeypatch.setattr(training, "_kernel", lambda networks: fused)
+    monkeypatch.setattr(fused, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
 
 
-@pytest.fixture
-def fused(monkeypatch):
-    """The module, with tiles so small that every loop of the kernel turns more than once."""
-    from mcbn.reproduce import fused
-
-    for name, value in {"TILE": 512, "OUTER": 16, "ROWS": 16, "UPDATED": 1}.items():
-        monkeypatch.setattr(fused, name, value)
-    return fused
+def launch_on_host(folder, constants, n_networks, tensors, k):
+    run = library(folder, tuple(constants.items())).run
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+    run(n_networks, ctypes.c_longlong(fused.shared_bytes(constants)), *pointers, ctypes.c_longlong(k))
 
 
-def trainers(family, batch_size=16, hidden=20, chosen=slice(None), **options):
-    parts = [Part(torch.arange(n), torch.arange(n, 40), STREAMS[i]) for i, n in enumerate((33, 34, 35))]
+@cache
+def library(folder, constants):
+    path = folder / f"{abs(hash(constants))}.so"
+    options = ["-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", f'-DKERNEL="{KERNEL}"']
+    command = ["g++", *options, *fused.options(dict(constants)), str(HERE / "cuda_on_host.cpp"), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(path))
+
+
+def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), **options):
+    """Four networks on three streams of equally many batches."""
+    n, generator = batch_size * steps, torch.Generator().manual_seed(0)
+    x = torch.randn(n + 9, Q, generator=generator, dtype=torch.float64) + 2
+    data = Regression(x, x.sin().sum(1))
+    parts = [Part(torch.arange(n + i), torch.arange(n + 5, n + 9), 7 * i + 1) for i in range(3)]
     decay, rate = torch.tensor([0.3, 1e-3] * 2), torch.tensor([0.1, 0.3] * 2)
     networks = Networks(family, torch.tensor([0, 1, 1, 2]), decay, rate, batch_size, hidden)
-    return Trainer(make_problem(toy(), parts, DEVICE), networks[torch.arange(4)[chosen]], **options)
+    return Trainer(make_problem(data, parts, DEVICE), networks[torch.arange(4)[chosen]], **options)
 
 
 def assert_equal_networks(found, expected):
     for name, value in expected.values.items():
-        torch.testing.assert_close(found.values[name], value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.values[name], value, rtol=1e-5, atol=2e-5)
         for mine, theirs in zip(found._moments()[name], expected._moments()[name], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-@RUNS
 @pytest.mark.parametrize("family", ["bn", "dropout"])
 def test_fused_steps_equal_stacked_steps(family):
     stacked, fused = trainers(family, graphs=False), trainers(family, fused=True)
@@ -62,18 +76,27 @@ def test_fused_steps_equal_stacked_steps(family):
     assert_equal_networks(fused, stacked)
 
 
-@RUNS
-@pytest.mark.parametrize("family", ["bn", "dropout"])
-@pytest.mark.parametrize("hidden", [10, 35])
-def test_tiles_change_no_number(fused, family, hidden):
-    stacked = trainers(family, 32, hidden, slice(1, 3), graphs=False)
-    tiled = trainers(family, 32, hidden, slice(1, 3), fused=True)
-    for trainer in (stacked, tiled):
-        trainer.advance(2)
-    assert_equal_networks(tiled, stacked)
+SIZES = [  # Q, H, M: padded units, more products of inputs than threads, few rows, several chunks of rows
+    ("bn", 13, 50, 16),
+    ("bn", 4, 50, 8),
+    ("bn", 4, 50, 128),
+    ("bn", 9, 100, 32),
+    ("bn", 9, 100, 64),
+    ("dropout", 9, 100, 32),
+    ("dropout", 13, 50, 16),
+]
 
 
-@RUNS
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.slow
+def test_sizes_change_no_number(sizes):
+    stacked = trainers(*sizes, chosen=slice(1, 3), graphs=False)
+    fused = trainers(*sizes, chosen=slice(1, 3), fused=True)
+    for trainer in (stacked, fused):
+        trainer.advance(1)
+    assert_equal_networks(fused, stacked)
+
+
 def test_fused_and_stacked_steps_take_turns():
     whole, mixed = trainers("bn", fused=True), trainers("bn", fused=True)
     whole.advance(2)
@@ -84,7 +107,6 @@ def test_fused_and_stacked_steps_take_turns():
     assert_equal_networks(later, whole)
 
 
-@RUNS
 def test_company_changes_no_bit():
     whole, alone = trainers("dropout", fused=True), trainers("dropout", fused=True, chosen=slice(2, 3))
     for trainer in (whole, alone):
@@ -93,8 +115,14 @@ def test_company_changes_no_bit():
         assert torch.equal(value[0], whole.values[name][2])
 
 
-def test_networks_that_do_not_fit_are_left_to_the_stack():
-    from mcbn.reproduce import fused
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MCBNError, match="pip install cupy"):
+        trainers("bn", fused=True)
 
-    assert [size for size in (8, 16, 24, 32, 128, 256, 1024) if fused.fits(size, 100)] == [16, 32, 128]
-    assert not fused.fits(32, 129)
+
+def test_networks_that_do_not_fit_are_left_to_the_stack():
+    assert [size for size in (4, 8, 24, 32, 1024, 2048) if fused.fits("bn", size, 100)] == [8, 32, 1024]
+    assert [size for size in (16, 32, 64) if fused.fits("dropout", size, 50)] == [16, 32]
+    assert not fused.fits("bn", 32, 70)

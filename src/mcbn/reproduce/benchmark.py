@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help='cases whose name holds this, such as "protein-bn"')
     parser.add_argument("--tf32", action="store_true", help="multiply matrices as TF32")
     parser.add_argument("--compile", action="store_true", help="compile the gradients with torch.compile")
-    parser.add_argument("--fused", action="store_true", help="take small batches' steps in one Triton kernel")
+    parser.add_argument("--fused", action="store_true", help="take many steps in one CUDA kernel")
     return parser
 
 

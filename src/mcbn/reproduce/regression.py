@@ -37,7 +37,7 @@ def run(
 ) -> Store:
     """Run the study for the given data sets (all of the profile's by default) and methods.
 
-    `compiled` fuses elementwise work by torch.compile, `fused` whole training steps by Triton: for a GPU.
+    `compiled` fuses elementwise work by torch.compile, `fused` many training steps into one CUDA kernel: for a GPU.
     """
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, methods, device)

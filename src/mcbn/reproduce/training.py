@@ -1,6 +1,5 @@
 """One program that trains S networks at once: stacked gradients, one fused Adam, CUDA graphs on a GPU."""
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn.reproduce import fused as fused_steps
 from mcbn.reproduce.problem import Problem
 from mcbn.reproduce.stack import Family, Values, bn_gradients, dropout_gradients, initial_values
 from mcbn.reproduce.streams import Purpose, purpose_key, row_orders, uniforms
 
 LEARNING_RATE = 1e-3  # Teye et al. 2018, Section 4.3
 BLOCK_STEPS = 32  # at most so many steps in one CUDA graph
-FUSED_STEPS = 128  # and in one Triton kernel
+FUSED_STEPS = 128  # and in one kernel
 BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**27}  # that batches and masks of a block may hold
 ORDER_NUMBERS = 2**24  # rows permuted at a time
 EPOCH_STEPS = 2**16  # more than any epoch has: positions of dropout masks
@@ -71,7 +71,7 @@ class Trainer:
     ascending order of that number.
 
     tf32: multiply as TF32; graphs: capture blocks of steps as CUDA graphs (the default on a GPU); compiled: fuse
-    elementwise work by torch.compile; fused: whole steps as one Triton kernel, where Triton is and batches are small.
+    elementwise work by torch.compile; fused: whole blocks of steps as one CUDA kernel, where CuPy is and networks fit.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Trainer:
         self.problem, self.networks, self.tf32, self.epoch = problem, networks.like(problem.train.x), tf32, 0
         self._graphs = device.type == "cuda" if graphs is None else graphs
         self._gradients = _gradients(networks.family, compiled)
-        self._kernel: Any = _kernel(networks.batch_size, networks.hidden) if fused else None
+        self._kernel: Any = _kernel(networks) if fused else None
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         self.values: Values = {name: value.to(problem.train.x)[self.networks.stream] for name, value in drawn.items()}
         self._row_keys, self._mask_keys = self._keys("rows"), self._keys("training dropout")
@@ -264,12 +264,14 @@ def _gradients(family: Family, compiled: bool) -> Callable[..., Values]:
     return torch.compile(function, dynamic=True) if compiled else function
 
 
-def _kernel(batch_size: int, hidden: int) -> Any:
-    """Return the module of fused steps where Triton is and a batch fits, else None."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    fused = importlib.import_module("mcbn.reproduce.fused")
-    return fused if fused.fits(batch_size, hidden) else None
+def _kernel(networks: Networks) -> Any:
+    """Return the module of fused steps if such networks fit, else None."""
+    if importlib.util.find_spec("cupy") is None:
+        raise MCBNError(
+            "fused steps are a CUDA kernel that CuPy compiles, and CuPy is not installed; install it for your CUDA "
+            "(pip install cupy-cuda13x), or run without --fused"
+        )
+    return fused_steps if fused_steps.fits(networks.family, networks.batch_size, networks.hidden) else None
 
 
 def _groups(steps: Tensor) -> list[_Group]:
