@@ -13,6 +13,9 @@
 #define __launch_bounds__(...)
 #define SHARED(type, name) type *name = (type *)shared_memory
 #define ROOT(r, v) r = std::sqrt(v)
+#define THREAD(t) t = threadIdx.x
+#define NETWORK(s) s = blockIdx.x
+#define WAIT(cycles) (void)(cycles)
 
 struct Index {
     int x;

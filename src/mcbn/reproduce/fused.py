@@ -66,12 +66,12 @@ def sizes(family: Family, Q: int, H: int, M: int) -> dict[str, int]:
 
 
 def shared_bytes(constants: dict[str, int]) -> int:
-    """Return the shared memory of a block: weights, rows of both layers and of inputs, errors, means."""
+    """Return the shared memory of a block: weights, rows of both layers and of inputs, errors, means, 6 numbers."""
     Q, H, M, normalized = (constants[name] for name in ("N_INPUTS", "N_UNITS", "BATCH", "NORMALIZED"))
     L, R = _padded(H), min(ROWS, M)
     small = (Q + (5 if normalized else 3)) * L + 4  # parameters before W2
     rows = max(2 * R * L, -(-(small + Q * Q) // 4) * 4)
-    return 4 * (L * L + small + rows + R * Q + M + Q)
+    return 4 * (L * L + small + rows + R * Q + M + Q + 6)
 
 
 def options(constants: dict[str, int]) -> tuple[str, ...]:

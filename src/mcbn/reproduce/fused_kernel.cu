@@ -14,6 +14,10 @@
 #ifdef __CUDACC__
 #define SHARED(type, name) extern __shared__ type name[]
 #define ROOT(r, v) asm("sqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(v))
+// Asked anew each time, so that what is computed from them takes no register meanwhile.
+#define THREAD(t) asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t))
+#define WAIT(cycles) for (long long start = clock64(); clock64() - start < (long long)(cycles););
+#define NETWORK(s) asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(s))
 #endif
 
 constexpr int Q = N_INPUTS, H = N_UNITS, M = BATCH, T = THREADS, WARPS = T / 32;
@@ -25,19 +29,22 @@ constexpr int BIAS = NORMALIZED ? SCALE + 2 * L : SCALE, SMALL = BIAS + 4;
 constexpr int DOWN = 10, ACROSS = L / 4, HOLDERS = H / DOWN * ACROSS;  // blocks of W2's gradient, threads that hold one
 constexpr int GRADIENTS = SMALL + Q * Q, ROWS = 2 * R * L > GRADIENTS ? 2 * R * L : (GRADIENTS + 3) / 4 * 4;
 constexpr int DEEP = 5, WIDE = 4;  // turns of a loop that the compiler writes out
+constexpr int PROCESSORS = 132, STEP_CYCLES = 7 * L * L;  // of an H200; of a step of R rows, about
 constexpr int PRODUCTS = (Q * Q + T - 1) / T;  // elements of x^T x that a thread sums
 constexpr float B1 = 0.9f, NEW1 = 0.1f, B2 = 0.999f, NEW2 = 0.001f, ADAM_EPSILON = 1e-8f;  // torch.optim.Adam
 static_assert(M % R == 0 && R % 8 == 0 && H % DOWN == 0 && 2 * L <= T && HOLDERS <= T, "sizes");
 static_assert(NORMALIZED || CHUNKS == 1, "the dropout family takes at most 32 rows");
 
-struct Step {  // of one network
-    const float *x, *y, *u;  // (M, Q), (M,), (M, UNIFORMS)
-    float *waiting;          // (M, L), in global memory
-    float rate, kept;
+struct Batches {  // of all networks, in global memory
+    const float *x, *y, *uniform;  // (S, k M, Q), (S, k M), (., k M, UNIFORMS)
+    float *waiting;                // (S, M, L)
+    long long k;
 };
 
 struct Memory {  // shared
     float *w2, *small, *a, *z, *x, *error, *mean;  // (L, L), (SMALL,), (R, L) twice, (R, Q), (M,), (Q,)
+    float *decay, *rate, *kept, *size, *root;      // of the network, of the step
+    int *stream;
 };
 
 __device__ __forceinline__ float root(float v) {
@@ -45,6 +52,38 @@ __device__ __forceinline__ float root(float v) {
     ROOT(r, v);
     return r;
 }
+
+__device__ __forceinline__ int thread() {
+    int t;
+    THREAD(t);
+    return t;
+}
+
+__device__ __forceinline__ long long network() {
+    int s;
+    NETWORK(s);
+    return s;
+}
+
+// Rows of a step's batch.
+__device__ __forceinline__ const float *inputs(const Batches &all, int step) {
+    return all.x + (network() * all.k + step) * M * Q;
+}
+__device__ __forceinline__ const float *targets(const Batches &all, int step) {
+    return all.y + (network() * all.k + step) * M;
+}
+__device__ __forceinline__ const float *uniforms(const Batches &all, int step, const Memory &at) {
+    return all.uniform + (*at.stream * all.k + step) * M * UNIFORMS;
+}
+__device__ __forceinline__ float *waiting(const Batches &all) { return all.waiting + network() * M * L; }
+
+struct Unit {  // that a thread and its neighbour hold
+    int h, part;
+    __device__ __forceinline__ Unit() {
+        int t = thread();
+        h = t / 2, part = t % 2;
+    }
+};
 
 __device__ __forceinline__ int row_of(int i, int part) { return (i >> 2) * 8 + part * 4 + (i & 3); }
 
@@ -56,21 +95,30 @@ __device__ __forceinline__ float warp_sum(float v) {
 }
 
 // Bring a chunk of inputs: centred, or with inputs dropped.
-__device__ __forceinline__ void load_inputs(const Step &s, const Memory &at, int chunk) {
-    for (int e = threadIdx.x; e < R * Q; e += T) {
+__device__ __forceinline__ void load_inputs(const Batches &all, int step, const Memory &at, int chunk) {
+    const float *x = inputs(all, step) + chunk * R * Q, *u = NORMALIZED ? nullptr : uniforms(all, step, at);
+    for (int e = thread(); e < R * Q; e += T) {
         int r = e / Q, q = e % Q;
-        float value = s.x[chunk * R * Q + e];
-        at.x[e] = NORMALIZED ? value - at.mean[q] : (s.u[r * UNIFORMS + q] >= s.rate ? value * s.kept : 0.f);
+        at.x[e] = NORMALIZED ? x[e] - at.mean[q] : (u[r * UNIFORMS + q] >= *at.rate ? x[e] * *at.kept : 0.f);
     }
 }
 
+// Targets, to where errors will be, and what Adam corrects its moments by.
+__device__ __forceinline__ void load_targets(const Batches &all, int step, const Memory &at, const float *corrections) {
+    const float *y = targets(all, step);
+    for (int r = thread(); r < M; r += T) at.error[r] = y[r];
+    if (thread() == 0) *at.size = corrections[2 * step], *at.root = corrections[2 * step + 1];
+}
+
 // Means of the inputs over the batch.
-__device__ __forceinline__ void input_means(const Step &s, const Memory &at) {
-    for (int q = threadIdx.x / 32; q < Q; q += WARPS) {
+__device__ __forceinline__ void input_means(const Batches &all, int step, const Memory &at) {
+    const int t = thread(), lane = t % 32;
+    const float *x = inputs(all, step);
+    for (int q = t / 32; q < Q; q += WARPS) {
         float sum = 0.f;
-        for (int r = threadIdx.x % 32; r < M; r += 32) sum += s.x[r * Q + q];
+        for (int r = lane; r < M; r += 32) sum += x[r * Q + q];
         sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) at.mean[q] = sum / M;
+        if (lane == 0) at.mean[q] = sum / M;
     }
 }
 
@@ -89,8 +137,10 @@ struct Column {  // of W1
 };
 
 // Add to the squares of a unit's first-layer values, and to elements of x^T x.
-__device__ __forceinline__ void first_squares(const Memory &at, int h, int part, float &squares,
+__device__ __forceinline__ void first_squares(const Memory &at, float &squares,
                                               float (&products)[PRODUCTS]) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h < L) {
         Column column(at, h);
 #pragma unroll WIDE
@@ -102,17 +152,20 @@ __device__ __forceinline__ void first_squares(const Memory &at, int h, int part,
     }
 #pragma unroll
     for (int e = 0; e < PRODUCTS; e++) {
-        int own = threadIdx.x + e * T;
+        int own = thread() + e * T;
         if (own < Q * Q)
             for (int r = 0; r < R; r++) products[e] += at.x[r * Q + own / Q] * at.x[r * Q + own % Q];
     }
 }
 
 // Activations of the first layer, by units: from values that `first_squares` left, or computed again.
-__device__ __forceinline__ void first_layer(const Step &s, const Memory &at, int h, int part, float inverse) {
+__device__ __forceinline__ void first_layer(const Batches &all, int step, const Memory &at, float inverse) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h >= L) return;
     Column column(at, h);
     float shift = at.small[SHIFT + h], scale = NORMALIZED ? at.small[SCALE + h] * inverse : 0.f;
+    const float *u = NORMALIZED ? nullptr : uniforms(all, step, at) + Q + h;
 #pragma unroll WIDE
     for (int i = 0; i < R / 2; i++) {
         int r = row_of(i, part);
@@ -121,7 +174,7 @@ __device__ __forceinline__ void first_layer(const Step &s, const Memory &at, int
         if (NORMALIZED)
             *a = fmaxf(z * scale + shift, 0.f);
         else
-            *a = h < H && s.u[r * UNIFORMS + Q + h] >= s.rate ? fmaxf(z + shift, 0.f) * s.kept : 0.f;
+            *a = h < H && u[r * UNIFORMS] >= *at.rate ? fmaxf(z + shift, 0.f) * *at.kept : 0.f;
     }
 }
 
@@ -132,7 +185,7 @@ template <int N> __device__ __forceinline__ void clear(float (&values)[N][4]) {
 
 // a @ W2 into z, by tiles.
 __device__ __forceinline__ void second_product(const Memory &at) {
-    int row = threadIdx.x % 8, h = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 8 * 4;
+    const int t = thread(), row = t % 8, h = t / 32 * 16 + t % 32 / 8 * 4;
     if (h >= L) return;
     float c[TILE][4] = {};
 #pragma unroll DEEP
@@ -155,15 +208,15 @@ __device__ __forceinline__ void second_product(const Memory &at) {
 }
 
 // Where a thread's values of `back_product` lie.
-__device__ __forceinline__ int back_place(int i, int j) {
-    return (threadIdx.x % 8 + 8 * i) * L + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 8 + 4 * j;
+__device__ __forceinline__ int back_place(int t, int i, int j) {
+    return (t % 8 + 8 * i) * L + t / 32 * 16 + t % 32 / 8 + 4 * j;
 }
 
 // z @ W2^T, by tiles, through the first rectifier.
-__device__ __forceinline__ void back_product(const Step &s, const Memory &at, float (&c)[TILE][4]) {
-    int row = threadIdx.x % 8, h = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 8;
+__device__ __forceinline__ void back_product(const Memory &at, float (&c)[TILE][4]) {
+    const int t = thread(), row = t % 8, h = t / 32 * 16 + t % 32 / 8;
     clear(c);
-    if (threadIdx.x / 32 * 16 >= L) return;
+    if (t / 32 * 16 >= L) return;
     int own[4];  // rows of W2; a tile at the edge has units beyond the last
 #pragma unroll
     for (int j = 0; j < 4; j++) own[j] = (h + 4 * j < L ? h + 4 * j : h) * L;
@@ -180,25 +233,27 @@ __device__ __forceinline__ void back_product(const Step &s, const Memory &at, fl
                 c[i][j] += d.x * b[j].x, c[i][j] += d.y * b[j].y, c[i][j] += d.z * b[j].z, c[i][j] += d.w * b[j].w;
         }
     }
+    const float kept = NORMALIZED ? 1.f : *at.kept;
 #pragma unroll
     for (int i = 0; i < TILE; i++)
         for (int j = 0; j < 4; j++)
-            c[i][j] = h + 4 * j < L && at.a[back_place(i, j)] > 0.f ? c[i][j] * s.kept : 0.f;
+            c[i][j] = h + 4 * j < L && at.a[back_place(t, i, j)] > 0.f ? c[i][j] * kept : 0.f;
 }
 
 __device__ __forceinline__ void store_back(const Memory &at, const float (&c)[TILE][4]) {
-    int h = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 8;
+    const int t = thread(), h = t / 32 * 16 + t % 32 / 8;
 #pragma unroll
     for (int i = 0; i < TILE; i++)
         for (int j = 0; j < 4; j++)
-            if (h + 4 * j < L) at.a[back_place(i, j)] = c[i][j];
+            if (h + 4 * j < L) at.a[back_place(t, i, j)] = c[i][j];
 }
 
 // Add a^T z to the gradient of W2, by blocks.
 __device__ __forceinline__ void add_outer(const Memory &at, float (&g)[DOWN][4]) {
-    if (threadIdx.x >= HOLDERS) return;
-    const float *a = at.a + threadIdx.x / ACROSS * DOWN, *z = at.z + threadIdx.x % ACROSS * 4;
-#pragma unroll 2
+    const int t = thread();
+    if (t >= HOLDERS) return;
+    const float *a = at.a + t / ACROSS * DOWN, *z = at.z + t % ACROSS * 4;
+#pragma unroll 1  // more would spill
     for (int r = 0; r < R; r++, a += L, z += L) {
         float4 d = *(const float4 *)z;
 #pragma unroll
@@ -212,16 +267,18 @@ __device__ __forceinline__ void add_outer(const Memory &at, float (&g)[DOWN][4])
 }
 
 // Merge mean and squares of a chunk's values of a unit into those of `count` rows before (Chan et al. 1983).
-__device__ __forceinline__ void merge_statistics(const Step &s, const Memory &at, int chunk, int h, int part,
-                                                 float &mean, float &squares) {
+__device__ __forceinline__ void merge_statistics(const Batches &all, const Memory &at, int chunk, float &mean,
+                                                 float &squares) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h >= L) return;
     constexpr int own = R / 2;
-    float sum = 0.f, own_squares = 0.f;
+    float sum = 0.f, own_squares = 0.f, *waits = CHUNKS > 1 ? waiting(all) + chunk * R * L + h : nullptr;
 #pragma unroll WIDE
     for (int i = 0; i < own; i++) {
         float z = at.z[row_of(i, part) * L + h];
         sum += z;
-        if (CHUNKS > 1) s.waiting[(chunk * R + row_of(i, part)) * L + h] = z;
+        if (CHUNKS > 1) waits[row_of(i, part) * L] = z;
     }
     float own_mean = sum / own, delta = own_mean - mean;
 #pragma unroll WIDE
@@ -234,18 +291,21 @@ __device__ __forceinline__ void merge_statistics(const Step &s, const Memory &at
 }
 
 // Normalise the second layer, or drop its units, by units.
-__device__ __forceinline__ void second_layer(const Step &s, const Memory &at, int chunk, int h, int part, float mean,
+__device__ __forceinline__ void second_layer(const Batches &all, int step, const Memory &at, int chunk, float mean,
                                              float inverse) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h >= L) return;
-    float shift = at.small[SHIFT + L + h];
-#pragma unroll WIDE
+    const float *waits = CHUNKS > 1 ? waiting(all) + chunk * R * L + h : nullptr, shift = at.small[SHIFT + L + h];
+    const float *u = NORMALIZED ? nullptr : uniforms(all, step, at) + Q + H + h;
+#pragma unroll
     for (int i = 0; i < R / 2; i++) {
         int r = row_of(i, part);
         float *z = at.z + r * L + h;
         if (NORMALIZED)
-            *z = ((CHUNKS > 1 ? s.waiting[(chunk * R + r) * L + h] : *z) - mean) * inverse;
+            *z = ((CHUNKS > 1 ? waits[r * L] : *z) - mean) * inverse;
         else
-            *z = h < H && s.u[r * UNIFORMS + Q + H + h] >= s.rate ? fmaxf(*z + shift, 0.f) * s.kept : 0.f;
+            *z = h < H && u[r * UNIFORMS] >= *at.rate ? fmaxf(*z + shift, 0.f) * *at.kept : 0.f;
     }
 }
 
@@ -254,19 +314,22 @@ __device__ __forceinline__ float activation(const Memory &at, float z, int h) {
 }
 
 // (f(x) - y) / M of a chunk, a row a warp.
-__device__ __forceinline__ void errors(const Step &s, const Memory &at, int chunk) {
-    int lane = threadIdx.x % 32;
-    for (int r = threadIdx.x / 32; r < R; r += WARPS) {
+__device__ __forceinline__ void errors(const Memory &at, int chunk) {
+    const int t = thread(), lane = t % 32;
+    for (int r = t / 32; r < R; r += WARPS) {
         float f = 0.f;
         for (int h = lane; h < L; h += 32) f += activation(at, at.z[r * L + h], h) * at.small[LAST + h];
         f = warp_sum(f);
-        if (lane == 0) at.error[chunk * R + r] = (f + at.small[BIAS] - s.y[chunk * R + r]) / M;
+        float *error = at.error + chunk * R + r;  // where y waits
+        if (lane == 0) *error = (f + at.small[BIAS] - *error) / M;
     }
 }
 
 // Add to a unit's sums over rows with an open rectifier: errors, errors times z, errors times activation.
-__device__ __forceinline__ void second_sums(const Memory &at, int chunk, int h, int part, float &shift, float &scale,
+__device__ __forceinline__ void second_sums(const Memory &at, int chunk, float &shift, float &scale,
                                             float &last) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h >= L) return;
 #pragma unroll WIDE
     for (int i = 0; i < R / 2; i++) {
@@ -279,10 +342,11 @@ __device__ __forceinline__ void second_sums(const Memory &at, int chunk, int h, 
 }
 
 // Replace z by the derivative of the loss by the second layer's products, by units.
-__device__ __forceinline__ void second_back(const Step &s, const Memory &at, int chunk, int h, int part,
-                                            float inverse, float d_shift, float d_scale) {
+__device__ __forceinline__ void second_back(const Memory &at, int chunk, float inverse, float d_shift, float d_scale) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h >= L) return;
-    float last = at.small[LAST + h] * s.kept, factor = NORMALIZED ? at.small[SCALE + L + h] * inverse : 1.f;
+    float last = at.small[LAST + h] * (NORMALIZED ? 1.f : *at.kept), factor = NORMALIZED ? at.small[SCALE + L + h] * inverse : 1.f;
 #pragma unroll WIDE
     for (int i = 0; i < R / 2; i++) {
         int r = row_of(i, part);
@@ -292,7 +356,9 @@ __device__ __forceinline__ void second_back(const Step &s, const Memory &at, int
 }
 
 // Add to G = x^T d of a unit and to the sum of d.
-__device__ __forceinline__ void first_sums(const Memory &at, int h, int part, float (&G)[Q], float &shift) {
+__device__ __forceinline__ void first_sums(const Memory &at, float (&G)[Q], float &shift) {
+    Unit unit;
+    const int h = unit.h, part = unit.part;
     if (h >= L) return;
 #pragma unroll WIDE
     for (int i = 0; i < R / 2; i++) {
@@ -310,18 +376,19 @@ __device__ __forceinline__ void adam(float &p, float &m, float &v, float g, floa
     p -= __fdividef(size * m, root(v) * correction + ADAM_EPSILON);
 }
 
-__device__ __forceinline__ void update_small(const Memory &at, const float *g, float *m, float *v, float decay,
-                                             float size, float correction) {
-    for (int e = threadIdx.x; e < SMALL; e += T) {
+__device__ __forceinline__ void update_small(const Memory &at, const float *g, float *m, float *v) {
+    const float decay = *at.decay, size = *at.size, correction = *at.root;
+    for (int e = thread(); e < SMALL; e += T) {
         float own = at.small[e];
         adam(at.small[e], m[e], v[e], g[e] + (e < SHIFT ? decay * own : 0.f), size, correction);
     }
 }
 
-__device__ __forceinline__ void update_second(const Memory &at, const float (&g)[DOWN][4], float *m, float *v,
-                                              float decay, float size, float correction) {
-    if (threadIdx.x >= HOLDERS) return;
-    int first = threadIdx.x / ACROSS * DOWN * L + threadIdx.x % ACROSS * 4;
+__device__ __forceinline__ void update_second(const Memory &at, const float (&g)[DOWN][4], float *m, float *v) {
+    const int t = thread();
+    if (t >= HOLDERS) return;
+    const float decay = *at.decay, size = *at.size, correction = *at.root;
+    const int first = t / ACROSS * DOWN * L + t % ACROSS * 4;
 #pragma unroll
     for (int i = 0; i < DOWN; i++) {
         int e = first + i * L;
@@ -334,36 +401,71 @@ __device__ __forceinline__ void update_second(const Memory &at, const float (&g)
     }
 }
 
+// Gradients of the small parameters, from sums over rows.
+__device__ __forceinline__ void small_gradients(const Memory &at, float *g, const float *products, const float (&G)[Q],
+                                                float inverse, float d_shift1, float d_shift2, float d_scale2,
+                                                float d_last) {
+    Unit unit;
+    const int h = unit.h, t = thread();
+    if (h < L && unit.part == 0) {
+        Column column(at, h);
+        float d_scale = NORMALIZED ? inverse * column.times(G) : 0.f;
+        float factor = NORMALIZED ? at.small[SCALE + h] * inverse : 1.f;
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            float along = NORMALIZED ? inverse * column.times(products + q * Q) : 0.f;  // x times normalised values
+            g[q * L + h] = factor * (G[q] - along * (d_scale / M));
+        }
+        g[LAST + h] = d_last, g[SHIFT + h] = d_shift1, g[SHIFT + L + h] = d_shift2;
+        if (NORMALIZED) g[SCALE + h] = d_scale, g[SCALE + L + h] = d_scale2;
+    }
+    if (t / 32 == WARPS - 1) {
+        float sum = 0.f;
+        for (int r = t % 32; r < M; r += 32) sum += at.error[r];
+        sum = warp_sum(sum);
+        if (t % 32 < 4) g[BIAS + t % 32] = t % 32 == 0 ? sum : 0.f;
+    }
+}
+
+// Blocks that share a processor start a third of a step apart, processors a little: memory serves one while others
+// compute.
+__device__ __forceinline__ void stagger() {
+    const int s = network();
+    WAIT((s / PROCESSORS + s % PROCESSORS / float(PROCESSORS)) / BLOCKS * STEP_CYCLES * CHUNKS);
+}
+
 // x (S, k M, Q), y (S, k M), uniform (., k M, UNIFORMS) by stream; streams, rates, decays (S,); corrections (k, 2);
 // scratch (S, M L) where batches have chunks; p, m, v (S, SMALL + H L): small parameters, then W2.
 extern "C" __global__ void __launch_bounds__(T, BLOCKS)
     train(const float *x, const float *y, const float *uniform, const long long *streams, const float *rates,
           const float *decays, const float *corrections, float *scratch, float *p, float *m, float *v, long long k) {
     SHARED(float4, memory);
-    const int t = threadIdx.x, h = t / 2, part = t % 2;
-    const long long network = blockIdx.x;
+    const Batches all = {x, y, uniform, scratch, k};
     Memory at;
     at.w2 = (float *)memory, at.small = at.w2 + L * L, at.a = at.small + SMALL, at.z = at.a + R * L;
     at.x = at.a + ROWS, at.error = at.x + R * Q, at.mean = at.error + M;
-    p += network * (SMALL + H * L), m += network * (SMALL + H * L), v += network * (SMALL + H * L);
-    for (int e = t; e < SMALL; e += T) at.small[e] = p[e];
-    for (int e = t; e < L * L; e += T) at.w2[e] = e < H * L ? p[SMALL + e] : 0.f;
-    Step s;
-    s.x = x + network * k * M * Q, s.y = y + network * k * M, s.u = uniform + streams[network] * k * M * UNIFORMS;
-    s.waiting = scratch + network * M * L;
-    s.rate = rates[network], s.kept = NORMALIZED ? 1.f : 1.f / (1.f - s.rate);
-    const float decay = decays[network];
+    at.decay = at.mean + Q, at.rate = at.decay + 1, at.kept = at.decay + 2, at.size = at.decay + 3;
+    at.root = at.decay + 4, at.stream = (int *)(at.decay + 5);
+    const float *own = p + network() * (SMALL + H * L);
+    for (int e = thread(); e < SMALL; e += T) at.small[e] = own[e];
+    for (int e = thread(); e < L * L; e += T) at.w2[e] = e < H * L ? own[SMALL + e] : 0.f;
+    if (thread() == 0) {
+        *at.decay = decays[network()], *at.rate = rates[network()], *at.stream = streams[network()];
+        *at.kept = NORMALIZED ? 1.f : 1.f / (1.f - *at.rate);
+    }
+    stagger();
     __syncthreads();
 
-    for (long long step = 0; step < k; step++, s.x += M * Q, s.y += M, s.u += M * UNIFORMS) {
+    for (int step = 0; step < k; step++) {
+        load_targets(all, step, at, corrections);
         float squares = 0.f, products[PRODUCTS] = {}, inverse1 = 1.f;
         if (NORMALIZED) {
-            input_means(s, at);
+            input_means(all, step, at);
             __syncthreads();
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                load_inputs(s, at, chunk);
+                load_inputs(all, step, at, chunk);
                 __syncthreads();
-                first_squares(at, h, part, squares, products);
+                first_squares(at, squares, products);
                 if (CHUNKS > 1) __syncthreads();
             }
             inverse1 = 1.f / sqrtf(pair_sum(squares) / M + EPSILON);
@@ -373,14 +475,14 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
         squares = 0.f;
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             if (!NORMALIZED || CHUNKS > 1) {
-                load_inputs(s, at, chunk);
+                load_inputs(all, step, at, chunk);
                 __syncthreads();
             }
-            first_layer(s, at, h, part, inverse1);
+            first_layer(all, step, at, inverse1);
             __syncthreads();
             second_product(at);
             __syncthreads();
-            if (NORMALIZED) merge_statistics(s, at, chunk, h, part, mean2, squares);
+            if (NORMALIZED) merge_statistics(all, at, chunk, mean2, squares);
         }
         if (NORMALIZED) {  // both halves of the rows
             float other = __shfl_xor_sync(0xffffffffu, mean2, 1), delta = other - mean2;
@@ -390,50 +492,52 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
 
         float d_shift2 = 0.f, d_scale2 = 0.f, d_last = 0.f;
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            second_layer(s, at, chunk, h, part, mean2, inverse2);
+            second_layer(all, step, at, chunk, mean2, inverse2);
             __syncthreads();
-            errors(s, at, chunk);
+            errors(at, chunk);
             __syncthreads();
-            second_sums(at, chunk, h, part, d_shift2, d_scale2, d_last);
+            second_sums(at, chunk, d_shift2, d_scale2, d_last);
         }
-        const float last = (h < L ? at.small[LAST + h] : 0.f) * s.kept;
+        const float last = at.small[LAST + thread() / 2 % L] * (NORMALIZED ? 1.f : *at.kept);
         d_shift2 = pair_sum(d_shift2) * last, d_scale2 = pair_sum(d_scale2) * last, d_last = pair_sum(d_last);
 
-        float G[Q] = {}, d_shift1 = 0.f, gradient[DOWN][4];
+        float G[Q], d_shift1 = 0.f, gradient[DOWN][4];
         if (CHUNKS == 1) {
             float back[TILE][4];
-            second_back(s, at, 0, h, part, inverse2, d_shift2, d_scale2);
+            second_back(at, 0, inverse2, d_shift2, d_scale2);
             __syncthreads();
-            back_product(s, at, back);
+            back_product(at, back);
             clear(gradient);
             add_outer(at, gradient);
             __syncthreads();
             store_back(at, back);
             __syncthreads();
-            first_sums(at, h, part, G, d_shift1);
+            for (int q = 0; q < Q; q++) G[q] = 0.f;
+            first_sums(at, G, d_shift1);
         } else {
+            for (int q = 0; q < Q; q++) G[q] = 0.f;
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 __syncthreads();  // the chunk before is done with
-                load_inputs(s, at, chunk);
-                second_layer(s, at, chunk, h, part, mean2, inverse2);
-                second_back(s, at, chunk, h, part, inverse2, d_shift2, d_scale2);
+                load_inputs(all, step, at, chunk);
+                second_layer(all, step, at, chunk, mean2, inverse2);
+                second_back(at, chunk, inverse2, d_shift2, d_scale2);
                 __syncthreads();
-                first_layer(s, at, h, part, inverse1);
+                first_layer(all, step, at, inverse1);
                 __syncthreads();
                 float back[TILE][4];
-                back_product(s, at, back);
+                back_product(at, back);
                 store_back(at, back);
                 __syncthreads();
-                first_sums(at, h, part, G, d_shift1);
+                first_sums(at, G, d_shift1);
             }
             clear(gradient);
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 __syncthreads();
-                load_inputs(s, at, chunk);
-                second_layer(s, at, chunk, h, part, mean2, inverse2);
-                second_back(s, at, chunk, h, part, inverse2, d_shift2, d_scale2);
+                load_inputs(all, step, at, chunk);
+                second_layer(all, step, at, chunk, mean2, inverse2);
+                second_back(at, chunk, inverse2, d_shift2, d_scale2);
                 __syncthreads();
-                first_layer(s, at, h, part, inverse1);
+                first_layer(all, step, at, inverse1);
                 __syncthreads();
                 add_outer(at, gradient);
             }
@@ -446,32 +550,16 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
         float *g = at.a, *all_products = at.a + SMALL;
 #pragma unroll
         for (int e = 0; e < PRODUCTS; e++)
-            if (t + e * T < Q * Q) all_products[t + e * T] = products[e];
+            if (thread() + e * T < Q * Q) all_products[thread() + e * T] = products[e];
         __syncthreads();
-        if (h < L && part == 0) {
-            float d_scale1 = 0.f, factor = NORMALIZED ? at.small[SCALE + h] * inverse1 : 1.f;
-            Column column(at, h);
-            if (NORMALIZED) d_scale1 = inverse1 * column.times(G);
-#pragma unroll
-            for (int q = 0; q < Q; q++) {
-                float along = NORMALIZED ? inverse1 * column.times(all_products + q * Q) : 0.f;  // x times normalised z
-                g[q * L + h] = factor * (G[q] - along * (d_scale1 / M));
-            }
-            g[LAST + h] = d_last, g[SHIFT + h] = d_shift1, g[SHIFT + L + h] = d_shift2;
-            if (NORMALIZED) g[SCALE + h] = d_scale1, g[SCALE + L + h] = d_scale2;
-        }
-        if (t / 32 == WARPS - 1) {
-            float sum = 0.f;
-            for (int r = t % 32; r < M; r += 32) sum += at.error[r];
-            sum = warp_sum(sum);
-            if (t % 32 < 4) g[BIAS + t % 32] = t % 32 == 0 ? sum : 0.f;
-        }
+        small_gradients(at, g, all_products, G, inverse1, d_shift1, d_shift2, d_scale2, d_last);
         __syncthreads();
-        const float size = corrections[2 * step], correction = corrections[2 * step + 1];
-        update_small(at, g, m, v, decay, size, correction);
-        update_second(at, gradient, m + SMALL, v + SMALL, decay, size, correction);
+        const long long row = network() * (SMALL + H * L);
+        update_small(at, g, m + row, v + row);
+        update_second(at, gradient, m + row + SMALL, v + row + SMALL);
         __syncthreads();
     }
-    for (int e = t; e < SMALL; e += T) p[e] = at.small[e];
-    for (int e = t; e < H * L; e += T) p[SMALL + e] = at.w2[e];
+    float *result = p + network() * (SMALL + H * L);
+    for (int e = thread(); e < SMALL; e += T) result[e] = at.small[e];
+    for (int e = thread(); e < H * L; e += T) result[SMALL + e] = at.w2[e];
 }
