@@ -221,7 +221,11 @@ def table(found: Sequence[Row]) -> str:
     """Lay out the last record of each network, method and setting, and what mcbn warned of."""
     last = journal.latest([r | {"hash": r["config_hash"]} for r in found], ("network", "method", "hash"))
     head = ("network", "method", "images", "T", "PLL", "accuracy (%)", "ECE (%)", "Brier", "error AUROC", "seconds")
-    rows = [_cells(r) for r in sorted(last, key=lambda r: (NETWORKS.index(r["network"]), r["n"]))]
+    mixed = len({r["device"] for r in last}) > 1
+    rows = [
+        _cells(r, f" ({r['device']})" if mixed else "")
+        for r in sorted(last, key=lambda r: (NETWORKS.index(r["network"]), r["n"]))
+    ]
     notes = [f"- {r['network']}, {r['method']}: {r['warning']}" for r in last if r.get("warning")]
     devices = ", ".join(sorted({r["hardware"] for r in last}))
     lines = ["# Networks that somebody else trained", "", journal.markdown(head, rows), f"Measured on {devices}."]
@@ -230,11 +234,11 @@ def table(found: Sequence[Row]) -> str:
     )
 
 
-def _cells(r: Row) -> list[str]:
+def _cells(r: Row, place: str) -> list[str]:
     numbers = [f"{r['pll']:.4f} ± {r['pll_error']:.4f}", f"{100 * r['accuracy']:.2f}", f"{100 * r['ece']:.2f}"]
     auroc = "-" if r["error_auroc"] is None else f"{r['error_auroc']:.3f}"
     sizes = [str(r["n"]), "1" if r["method"].startswith("plain") else str(r["config"]["n_samples"])]
-    return [r["network"], r["method"], *sizes, *numbers, f"{r['brier']:.4f}", auroc, f"{r['seconds']:.1f}"]
+    return [r["network"], r["method"], *sizes, *numbers, f"{r['brier']:.4f}", auroc, f"{r['seconds']:.1f}{place}"]
 
 
 def main() -> None:

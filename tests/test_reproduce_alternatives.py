@@ -28,7 +28,7 @@ from mcbn.reproduce.alternatives.inputs import Data, load_networks, questions
 from mcbn.reproduce.cifar10 import Augmented, save_network
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
-QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "dropout", "ensemble")
+QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "ensemble")
 
 
 def images(n, seed=0):
@@ -189,7 +189,8 @@ def test_each_sampler_gives_its_draws_and_leaves_the_network_alone(networks):
     found = load_networks(networks)
     material = make_material(found)
     before = {name: value.clone() for name, value in material.network.state_dict().items()}
-    counts = {"plain": 1, "mcbn": 4, "mcbn_linear": 4, "mcbn_gaussian": 4, "mcbn_tuned": 4, "dropout": 4}
+    counts = {"plain": 1, "mcbn": 4, "mcbn_linear": 4, "mcbn_gaussian": 4, "mcbn_tuned": 4, "mcbn_joint": 4}
+    counts["dropout"] = 4
     for method, T in counts.items():
         sampler = samplers.make(method, material)
         logits = sampler(DATA.test.x)
@@ -212,6 +213,26 @@ def test_the_tuned_batch_size_has_the_least_validation_nll(networks):
         probs = twin.predict(standardize(DATA.validation.x), n_samples=1).probs
         losses[M] = float(metrics.nll(probs, y))
     assert samplers.best_batch_size(material) == min(losses, key=losses.get)
+
+
+def test_batch_size_and_temperature_are_chosen_together(networks):
+    network, x = load_networks(networks).plain[1], standardize(DATA.validation.x)
+    with torch.no_grad():
+        network.last.weight *= 20  # surer than it is right, so that tau matters
+        y = torch.multinomial((network(x) / 4).softmax(1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    material = replace(make_material(load_networks(networks)), network=network, validation=Images(DATA.validation.x, y))
+    posterior = material.mcbn().posterior
+    losses = {}
+    for M in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        logits = samplers._with(material, posterior.at_batch_size(M)).sample(x, n_samples=1)  # T / 4
+        probs = scores.probabilities(logits, scores.temperature(logits, y))
+        losses[M] = float(metrics.nll(probs, y))
+    sampler = samplers.make("mcbn_joint", material)
+    assert material.chosen["mcbn_joint"] == min(losses, key=losses.get)
+    twin = samplers._with(material, posterior.at_batch_size(material.chosen["mcbn_joint"]))
+    assert torch.equal(sampler(DATA.test.x), twin.sample(standardize(DATA.test.x)))
+    assert material.mcbn().posterior is posterior  # the other modes keep their draws
+    assert material.mcbn().tau == 1
 
 
 @pytest.mark.slow
@@ -284,6 +305,7 @@ def test_tables_hold_the_records_and_say_who_wins(finished):
     assert {"mcbn_best", "ensemble"} <= {r["method"] for r in rows}
     text = (finished / "table.md").read_text()
     assert "Deep ensemble" in text
+    assert all(f"| {name} |" in text for name in ("MC dropout", "MC dropout, tempered", "MCBN, tuned M and tau"))
     assert "Last-layer Laplace" not in text  # was not measured
     assert (finished / "severity.png").stat().st_size > 10_000
 

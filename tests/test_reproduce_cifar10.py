@@ -22,7 +22,8 @@ from mcbn.reproduce.cifar10.evaluation import Evaluation, difference
 from mcbn.reproduce.cifar10.per_query import fresh_batches
 from mcbn.reproduce.cifar10.profiles import PAPER, QUICK, Profile, find_profile
 from mcbn.reproduce.cifar10.scores import curve, score
-from mcbn.reproduce.cifar10.training import Epoch, Trainer, learning_rate, train
+from mcbn.reproduce.cifar10.trainer import Epoch, Together, Trainer, learning_rate
+from mcbn.reproduce.cifar10.training import train, train_together
 
 TINY = dataclasses.replace(
     QUICK,
@@ -190,16 +191,67 @@ def test_training_is_momentum_sgd_on_augmented_batches() -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_captured_step_is_the_step(dropout: float) -> None:
+def test_networks_trained_together_are_those_trained_alone(dropout: float) -> None:
+    profile, told = dataclasses.replace(TINY, steps=7), []
+    found = train_together(
+        profile, images(), seeds=[1, 5], dropout=dropout, watch=lambda seed, epoch: told.append((seed, epoch.steps))
+    )
+    for seed, (network, epochs) in zip([1, 5], found, strict=True):
+        alone = train(profile, images(), seed=seed, dropout=dropout)
+        assert same(network, alone.network)
+        assert [e[:4] for e in epochs] == [e[:4] for e in alone.epochs]
+        assert not network.training
+    assert told == [(1, 5), (5, 5), (1, 7), (5, 7)]
+
+
+def test_networks_interrupted_together_go_on_together_or_one_by_one(tmp_path: Path) -> None:
+    files = [tmp_path / f"{seed}.safetensors" for seed in (1, 2)]
+    options = {"dropout": 0.3, "checkpoint_seconds": 0.0}
+
+    def interrupt(seed: int, epoch: Epoch) -> None:
+        if epoch.number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_together(TINY, images(), seeds=[1, 2], checkpoints=files, watch=interrupt, **options)
+    whole = train(TINY, images(), seed=2, dropout=0.3).network
+    assert same(train(TINY, images(), seed=2, checkpoint=files[1], **options).network, whole)
+    with pytest.raises(mcbn.MCBNError, match=r"different steps, \[10, 0\].*one by one"):
+        train_together(TINY, images(), seeds=[1, 2], checkpoints=files, **options)
+    assert files[0].exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+@pytest.mark.parametrize(("seeds", "parallel"), [([3], True), ([3, 4, 5], True), ([3, 4, 5], False)])
+def test_a_captured_step_is_the_step(seeds: list[int], parallel: bool) -> None:
     profile = dataclasses.replace(TINY, steps=4, rates=((0, 0.02), (3, 0.005)), weight_decay=0.05)
-    captured, eager = (Trainer(profile, images(16), seed=3, dropout=dropout, device="cuda") for _ in range(2))
+    trainers = [[Trainer(profile, images(16), seed=s, dropout=0.0, device="cuda") for s in seeds] for _ in range(2)]
+    captured, eager = Together(trainers[0], parallel=parallel), Together(trainers[1])
     eager.graph = None
     for _ in range(2):
-        assert captured.epoch() == pytest.approx(eager.epoch(), rel=1e-2)  # TF32
-    for (name, a), b in zip(captured._state().items(), eager._state().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+        for found, wanted in zip(captured.epoch(), eager.epoch(), strict=True):
+            assert found == pytest.approx(wanted, rel=1e-2)  # TF32
+    for one, other in zip(*trainers, strict=True):
+        for (name, a), b in zip(one.state().items(), other.state().values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_captured_dropout_is_reproducible_and_differs_between_networks() -> None:
+    profile = dataclasses.replace(TINY, steps=2)
+
+    def losses(seeds: list[int]) -> list[float]:
+        trainers = [Trainer(profile, images(16), seed=s, dropout=0.3, device="cuda") for s in seeds]
+        return [loss for loss, _ in Together(trainers).epoch()]
+
+    assert losses([3, 4]) == pytest.approx(losses([3, 4]), rel=1e-2)
+    twins = losses([3, 3])
+    assert twins[0] != twins[1]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -479,6 +531,19 @@ def test_study_with_dropout_trains_and_leaves_measuring_to_others(
     path = study.run(STUDY, tmp_path, seeds=[1], dropout=0.1)
     assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors").dropout == 0.1
     assert [r["kind"] for r in mcbn.records.read(path)] == [study.TRAINING]
+
+
+def test_seeds_of_a_study_can_be_trained_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_study(monkeypatch)
+    short = dataclasses.replace(STUDY, steps=6)
+    first = study.train_one(short, tmp_path / "networks", seed=2, dropout=0.1)
+    before = first.read_bytes()
+    path = study.run(short, tmp_path, seeds=[1, 2, 3], dropout=0.1, together=True)
+    assert first.read_bytes() == before  # what is there is not trained again
+    facts = {r["seed"]: r["together"] for r in mcbn.records.read(path)}
+    assert facts == {1: 2, 2: 1, 3: 2}
+    alone = study.train_one(short, tmp_path / "alone", seed=3, dropout=0.1)
+    assert same(load_network(alone), load_network(tmp_path / "networks" / "resnet8-dropout-seed3.safetensors"))
 
 
 def test_study_refuses_networks_of_other_settings_and_impossible_seeds(

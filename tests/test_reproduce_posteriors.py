@@ -329,6 +329,11 @@ def test_the_foreign_network_is_compared_and_gone_on_with(weights, tmp_path):
     assert [(r["family"], r["pll"]) for r in again] == [(r["family"], r["pll"]) for r in records]
     (table,) = report.write(tmp_path)
     assert table.read_text().count("\n| ") == 2 + 6
+    assert "(cpu)" not in table.read_text()
+    other = [r | {"device": "cuda", "config": r["config"] | {"n_test": 10}} for r in again]
+    rows = report.cifar_table([*other, *again]).rows
+    assert [row[3] for row in rows] == ["4"] * 6 + ["10"] * 6  # fewer images first
+    assert [row[8].rpartition(" ")[2] for row in rows[5:7]] == ["(cpu)", "(cuda)"]  # where the clock ran
 
 
 def test_missing_weights_are_named(weights, tmp_path):

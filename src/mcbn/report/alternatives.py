@@ -34,6 +34,7 @@ NAMES: dict[Method, str] = {
     ("mcbn_gaussian", True): "MCBN Gaussian, tempered",
     ("mcbn_tuned", False): "MCBN, tuned M",
     ("mcbn_tuned", True): "MCBN, tuned M, tempered",
+    ("mcbn_joint", True): "MCBN, tuned M and tau",
 }
 BEST = ("mcbn_best", False)
 MODES = [key for key in NAMES if key[0].startswith("mcbn")]
@@ -140,7 +141,8 @@ def _note(results: Results) -> str:
         f"Mean over the networks of each seed, ± its standard error; the ensemble is one. {n} CIFAR-10 test images,"
         f" T = {some['config']['n_samples']}, M = {some['config']['batch_size']} unless tuned. Tempered: the logits of"
         " every draw times one factor, fitted to 2,000 held-out images, as in temperature scaling; for each method, so"
-        " that none has an advantage by it. Tuned M: by likelihood on the same held-out images; best MCBN mode: too."
+        " that none has an advantage by it. Tuned M: by likelihood on the same held-out images, at tau = 1; tuned"
+        " M and tau: both at once; best MCBN mode: too."
         " AUROC of errors: 1 - the top probability finds wrong answers; of the others: the entropy tells those images"
         f" from test images. Milliseconds: all draws, many images at once ({hardware or 'not measured'})."
     )

@@ -193,9 +193,10 @@ def _values(group: Sequence[Record], metric: str) -> list[float]:
 def cifar_table(found: Sequence[Record]) -> Table:
     """Lay out the last record of each family and setting."""
     last = {(str(r["config"]), r["family"]): r for r in found}.values()
-    lines = []
-    for r in sorted(last, key=lambda r: (str(r["config"]), list(FAMILIES).index(r["family"]))):
-        costs = [f"{r[key]:.0f}" if key in r else MISSING for key in ("fit_seconds", "predict_seconds")]
+    mixed, lines = len({r["device"] for r in last}) > 1, []
+    for r in sorted(last, key=lambda r: (r["config"]["n_test"], str(r["config"]), list(FAMILIES).index(r["family"]))):
+        place = f" ({r['device']})" if mixed else ""
+        costs = [f"{r[key]:.3g}{place}" if key in r else MISSING for key in ("fit_seconds", "predict_seconds")]
         size = f"{r['bytes'] / 1000:.0f}" if "bytes" in r else MISSING
         setting = [str(r["config"][key]) for key in ("batch_size", "n_samples", "n_test")]
         pll = f"{r['pll']:.4f} ± {r['pll_error']:.4f}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mcbn import noise
 from mcbn.baselines import DeepEnsemble, MCDropout
@@ -22,10 +22,11 @@ from mcbn.prediction import ClassificationPrediction
 from mcbn.reproduce.alternatives.laplace import LastLayer
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
-MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned")
+MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")
 METHODS = ("plain", *MCBN_METHODS, "dropout", "laplace", "ensemble")
 AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
 TUNING_SHARE = 4  # the search for M uses a quarter of the draws
+JOINT = tuple(2.0**power for power in range(-2, 8))  # times M of the fit; at the end the draws are nearly one network
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,18 @@ def best_batch_size(material: Material) -> int:
     return min(losses, key=losses.__getitem__)
 
 
+def _mcbn_joint(material: Material) -> Sampler:
+    """Choose M together with tau, by `MCBN.tune`; tau itself is fitted again to all draws where they are scored."""
+    twin = copy.copy(material.mcbn())
+    x = torch.cat(list(material.parts(material.validation.x)))
+    pairs = TensorDataset(x, material.validation.y.to(x.device))
+    sizes = [max(2, round(factor * material.batch_size)) for factor in JOINT]
+    count = max(1, material.n_samples // TUNING_SHARE)
+    twin.tune(DataLoader(pairs, AT_ONCE[x.device.type]), n_samples=count, batch_sizes=sizes)
+    material.chosen["mcbn_joint"] = twin.posterior.batch_size
+    return twin.sample
+
+
 def _with(material: Material, posterior: Any) -> MCBN[ClassificationPrediction]:
     """Return a second MCBN of the same network with another posterior."""
     twin = copy.copy(material.mcbn())
@@ -144,6 +157,7 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "mcbn_linear": _mcbn_linear,
     "mcbn_gaussian": _mcbn_gaussian,
     "mcbn_tuned": _mcbn_tuned,
+    "mcbn_joint": _mcbn_joint,
     "dropout": _dropout,
     "laplace": _laplace,
     "ensemble": _ensemble,

@@ -15,7 +15,8 @@ from mcbn.reproduce.cifar10.evaluation import Evaluation
 from mcbn.reproduce.cifar10.parts import held_out
 from mcbn.reproduce.cifar10.profiles import Profile
 from mcbn.reproduce.cifar10.saved import load_network, network_facts, save_network
-from mcbn.reproduce.cifar10.training import Epoch, train
+from mcbn.reproduce.cifar10.trainer import Epoch
+from mcbn.reproduce.cifar10.training import train_together
 from mcbn.reproduce.progress import Progress
 
 KIND, TRAINING = "cifar10", "cifar10 training"
@@ -30,6 +31,7 @@ def run(
     device: str = "cpu",
     networks: Path | None = None,
     dropout: float = 0.0,
+    together: bool | None = None,
 ) -> Path:
     """Train and measure the networks of several seeds; return the file of records.
 
@@ -40,21 +42,23 @@ def run(
         device: cpu or cuda.
         networks: folder of trained networks to use instead of training, where it has them.
         dropout: train networks with dropout instead, for MC dropout; they are not measured here.
+        together: train all seeds at the same time before any is measured; by default on a GPU.
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
     folder = networks or out / "networks"
     progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
+    at_once = device != "cpu" if together is None else together
+    for group in [seeds] if at_once else [[seed] for seed in seeds]:
+        progress.start(f"seed {', '.join(map(str, group))}", len(group) * profile.steps)
 
-    def watch(epoch: Epoch) -> None:
-        progress.fraction(epoch.steps / profile.steps)
+        def watch(seed: int, epoch: Epoch) -> None:
+            progress.fraction(epoch.steps / profile.steps)
 
-    for seed in seeds:
-        progress.start(f"seed {seed}", profile.steps)
-        path = train_one(profile, folder, seed=seed, dropout=dropout, device=device, watch=watch)
-        record_training(out / RECORDS, path)
-        if not dropout:
-            evaluate_one(profile, path, out / RECORDS, device=device)
+        for path in train_several(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
+            record_training(out / RECORDS, path)
+            if not dropout:
+                evaluate_one(profile, path, out / RECORDS, device=device)
         progress.end()
     progress.close()
     return out / RECORDS
@@ -75,28 +79,51 @@ def train_one(
     watch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Path:
     """Train one network, or go on with it, unless its file is there already; return the file."""
-    path = network_path(folder, profile, seed, dropout)
-    if path.exists():
-        _require_same_training(path, profile, dropout)
-        return path
-    checkpoint = folder / "unfinished" / path.name
-    network, epochs = train(
-        profile,
-        training_images(profile),
-        seed=seed,
-        dropout=dropout,
-        device=device,
-        checkpoint=checkpoint,
-        watch=watch,
-    )
-    last = epochs[-1]
+    options: dict[str, Any] = {"dropout": dropout, "device": device, "watch": lambda seed, epoch: watch(epoch)}
+    return train_several(profile, folder, seeds=[seed], **options)[0]
+
+
+def train_several(
+    profile: Profile,
+    folder: Path,
+    *,
+    seeds: Sequence[int],
+    dropout: float = 0.0,
+    device: str = "cpu",
+    parallel: bool = True,
+    watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
+) -> list[Path]:
+    """Train the networks that have no file yet, or go on with them, all at the same time; return the files."""
+    paths = {seed: network_path(folder, profile, seed, dropout) for seed in seeds}
+    for path in paths.values():
+        if path.exists():
+            _require_same_training(path, profile, dropout)
+    left = [seed for seed, path in paths.items() if not path.exists()]
+    unfinished = folder / "unfinished"
+    if left:
+        found = train_together(
+            profile,
+            training_images(profile),
+            seeds=left,
+            dropout=dropout,
+            device=device,
+            parallel=parallel,
+            checkpoints=[unfinished / paths[seed].name for seed in left],
+            watch=watch,
+        )
+        for seed, (network, epochs) in zip(left, found, strict=True):
+            facts = _facts(profile, seed, dropout, epochs[-1], len(left))
+            save_network(network, paths[seed], facts | asdict(environment(device)))
+    if unfinished.is_dir() and not any(unfinished.iterdir()):
+        unfinished.rmdir()
+    return list(paths.values())
+
+
+def _facts(profile: Profile, seed: int, dropout: float, last: Epoch, together: int) -> dict[str, Any]:
+    """Say how a network was trained; `together` is how many shared the seconds."""
     facts = {"seed": seed, "dropout": dropout, "profile": profile.name, "training": profile.training}
     facts |= {"steps": last.steps, "loss": last.loss, "accuracy": last.accuracy, "seconds": last.seconds}
-    facts |= {"milliseconds_per_step": round(1000 * last.seconds / last.steps, 4)}
-    save_network(network, path, facts | asdict(environment(device)))
-    if checkpoint.parent.is_dir() and not any(checkpoint.parent.iterdir()):
-        checkpoint.parent.rmdir()
-    return path
+    return facts | {"milliseconds_per_step": round(1000 * last.seconds / last.steps, 4), "together": together}
 
 
 def evaluate_one(profile: Profile, path: Path, out: Path, *, device: str = "cpu") -> None:
