@@ -325,7 +325,7 @@ def test_batches_that_are_not_random_are_named() -> None:
     """A stream in sorted order: whole batches of like examples."""
     model, x = make("1d", n=400, dtype=torch.float64, batch_size=16)
     x = x[x[:, 0].argsort()]
-    with pytest.warns(UserWarning, match="starts over"):
+    with pytest.warns(UserWarning, match="starts over"), pytest.warns(UserWarning, match="differences add up"):
         bayes = mcbn.MCBN(model, "regression").fit(list_of_batches(x), n_samples=60)
     assert said(check(bayes, x), "spread: statistics of the first layer, '1', vary")
 

@@ -16,10 +16,16 @@ SPREAD_LIMIT = 1.25  # ratio of drawn to analytic std, either way
 
 
 def warnings(
-    rows: "Sequence[LayerDiagnosis]", T: int, M: int, N: int | None, factor: float, failure: str
+    rows: "Sequence[LayerDiagnosis]",
+    T: int,
+    M: int,
+    N: int | None,
+    factor: float,
+    shift: drift.Shift | None,
+    failure: str,
 ) -> tuple[str, ...]:
     """List what speaks against the draws, in plain words."""
-    found = [*_numbers(T, M, N, factor), *_drifts(rows), *_spread(rows[0])]
+    found = [*_numbers(T, M, N, factor), *_drifts(rows, shift), *_spread(rows[0])]
     found += _units(rows, "constant", "never vary over the draws", "they carry no uncertainty (dead units?)")
     found += _units(rows, "sparse", "are 0 for 9 of 10 inputs", "small batches may miss their few active inputs")
     for what in ("mean", "std"):
@@ -45,9 +51,9 @@ def _numbers(T: int, M: int, N: int | None, factor: float) -> list[str]:
     return found
 
 
-def _drifts(rows: "Sequence[LayerDiagnosis]") -> list[str]:
+def _drifts(rows: "Sequence[LayerDiagnosis]", shift: drift.Shift | None) -> list[str]:
     found = []
-    far = [r for r in rows if r.drift and r.drift.effect > drift.EFFECT_LIMIT and r.drift.sigmas > drift.SIGMA_LIMIT]
+    far = [r for r in rows if r.drift and r.drift.far]
     if far:
         worst = max(far, key=lambda row: row.drift.effect if row.drift else 0.0)
         effect = worst.drift.effect if worst.drift else math.nan
@@ -55,6 +61,8 @@ def _drifts(rows: "Sequence[LayerDiagnosis]") -> list[str]:
             f"drift: drawn and running statistics disagree in {len(far)} layer(s), most in {worst.layer!r} by "
             f"{effect:.2f} channel standard deviations; draw from data made as in training, with its augmentation"
         )
+    if shift and shift.far:
+        found.append(f"drift of all layers together: {drift.describe(shift)}")
     other = max(rows, key=lambda row: row.offset)
     if other.offset > drift.EFFECT_LIMIT:
         found.append(

@@ -76,6 +76,7 @@ class Diagnosis:
     n_compared: int  # examples that the draws were compared with
     n_effective: float  # T / (1 + (T - 1) M / N): independent batches the draws are worth
     variance_factor: float  # (N - M) / (N - 1): what drawing without replacement leaves of the variance
+    shift: drift.Shift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -89,7 +90,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     Spread: std of the draws over sqrt((N - M) / (N - 1)) times the analytic one (Teye et al. 2018, Eq. (6)), earlier
     layers held at their average. It is 1 in a first layer. Means of later layers vary far less: the layer before has
     normalised the same batch, which the equation leaves out.
-    Drift: average drawn against running statistics (`mcbn.drift`).
+    Drift: average drawn against running statistics, and what their difference does to the outputs (`mcbn.drift`).
     Number: draws are independent given the N examples, yet two of them share M / N of these, which is the correlation
     of their means over other training sets; T of them are worth n_effective = T / (1 + (T - 1) M / N), at most N / M.
     Effect: with J_l, d_l a layer's block of gradient and deviations (`mcbn.linear`) and V the variance of
@@ -117,10 +118,12 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     shares, failure = _shares(network, posterior, first)
     M, N, T = posterior.batch_size, drawn.n_examples, posterior.n_samples
     factor = 1.0 if N is None else max(N - M, 0) / (N - 1)
-    drifts = {d.layer: d for d in drift.measure(population.recorded())}
+    recorded = population.recorded(first)
+    drifts, shift = {d.layer: d for d in drift.measure(recorded)}, drift.shift(network, recorded)
     rows = tuple(_layer(name, posterior, population, factor, drifts.get(name), shares) for name in posterior.layers)
     effective = T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
-    return Diagnosis(rows, T, M, N, compared, effective, factor, advice.warnings(rows, T, M, N, factor, failure))
+    found = advice.warnings(rows, T, M, N, factor, shift, failure)
+    return Diagnosis(rows, T, M, N, compared, effective, factor, shift, found)
 
 
 def _draw(data: Any, M: int, seed: int, n_examples: int) -> Draws:

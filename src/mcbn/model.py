@@ -143,7 +143,7 @@ class MCBN(Portable, Generic[P]):
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
-        drift.warn_if_far(recorded)
+            drift.warn_if_far(network, recorded)
         self._set(network, fitted)
         self.inputs = inputs
         return self

@@ -53,9 +53,11 @@ def observe(network: Network, drawn: draws.Draws, layers: Layers, inputs: batche
     keys, chosen = network.accepted_keys(), frozenset[str]()
     populations: dict[str, Population] = {}
     modes: list[Observe] = []
+    first: Any = None
     with torch.no_grad():
         for batch in drawn.batches:
             x = network.prepare(batches.pick_inputs(batch, inputs, keys))
+            first = x if first is None else first
             chosen = chosen or stochastic_layers(network, x, layers)
             mode = _run(network, x, chosen, populations)
             if len(modes) < CHECKED_BATCHES:
@@ -63,7 +65,7 @@ def observe(network: Network, drawn: draws.Draws, layers: Layers, inputs: batche
     if not modes:
         raise MCBNError("the training data gives no batch at all")
     posterior = Posterior(_stack(modes, "mean"), _stack(modes, "var"), drawn.batch_size)
-    recorded = Recorded(posterior, modes[0].running, modes[0].values)
+    recorded = Recorded(posterior, modes[0].running, modes[0].values, first)
     return Observed(_factorised(populations, posterior, drawn.batch_size), recorded)
 
 

@@ -76,9 +76,9 @@ class Averaged:
         """Return the share of values of each unit that are exactly 0, (C,)."""
         return self.zero[name] / self.populations[name].count
 
-    def recorded(self) -> Recorded:
-        """Put the draws beside the running statistics, for `mcbn.drift`."""
-        return Recorded(self.posterior, self.running, self.values)
+    def recorded(self, x: Any) -> Recorded:
+        """Put the draws beside the running statistics and a batch x, for `mcbn.drift`."""
+        return Recorded(self.posterior, self.running, self.values, x)
 
 
 class Watch(Replay):

@@ -36,6 +36,7 @@ class Recorded(NamedTuple):
     posterior: Posterior
     running: Mapping[str, tuple[Tensor, Tensor]]  # name -> running mean and variance, each (C,)
     values: Mapping[str, int]  # name -> values per channel in a batch
+    first: Any  # one batch of the data, as the network takes it
 
 
 def record(network: Network, drawn: Draws, layers: Layers, inputs: Picker) -> Recorded:
@@ -49,11 +50,12 @@ def record(network: Network, drawn: Draws, layers: Layers, inputs: Picker) -> Re
     if first is None:
         raise MCBNError("the training data gives no batch at all")
     with torch.no_grad():
-        recorder = Recorder(network, stochastic_layers(network, network.prepare(first), layers))
+        x = network.prepare(first)
+        recorder = Recorder(network, stochastic_layers(network, x, layers))
         blocks = list(recorder.all(chain([first], picked), drawn.numbers))
     numbers = None if drawn.numbers is None else tuple(drawn.numbers)
     posterior = Posterior(*_join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
-    return Recorded(posterior, recorder.running, recorder.values)
+    return Recorded(posterior, recorder.running, recorder.values, x)
 
 
 def with_deciding(numbers: Sequence[int], n_samples: int) -> list[int]:
