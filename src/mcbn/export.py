@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mcbn import batches, gradients, onnx_file, passes
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather
-from mcbn.prediction import as_float, spread
+from mcbn.outputs import as_float, spread
 from mcbn.predictors import Classification, LinearPredictor, Regression, SamplePredictor, Summary
 from mcbn.randomness import isolated_random
 from mcbn.sampling import Engine

@@ -15,7 +15,7 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import tau_by_crps
-from mcbn.prediction import as_logits, match_shape, require_labels
+from mcbn.outputs import as_logits, match_shape, require_labels
 
 LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
