@@ -51,6 +51,7 @@ def test_every_kind_is_written_down_as_a_program(kind: str) -> None:
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     assert "own code" not in bayes.explain(x)
     assert "one by one" not in bayes.explain(x, chunk_size=1)
+    assert bayes.explain(x, n_samples=3).startswith("3 draws")
 
 
 @pytest.mark.slow

@@ -81,9 +81,9 @@ class Engine:
                 yield done[0] if len(done) == 1 else torch.cat(done)
                 done.clear()
 
-    def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False) -> str:
+    def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
-        blocks = self._blocks(inputs, chunk_size, compile)
+        blocks = self._blocks(inputs, chunk_size, compile=False)
         plan = blocks[0][1]
         N = batches.size_of(inputs)
         size = f"{N} inputs" if len(blocks) == 1 else f"{N} inputs in {len(blocks)} blocks"

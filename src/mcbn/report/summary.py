@@ -33,6 +33,7 @@ METRICS = {
     "pll_normalized": "Normalised PLL (%)",
 }
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
+NAMES_LISTED = 8  # of those that a message complains of
 _IDENTITY = ("dataset", "method", "split", "seed")
 Values: TypeAlias = dict[tuple[str, str, str], list[float]]  # by data set, method, metric
 
@@ -165,10 +166,10 @@ def _refuse(conflicts: Sequence[str]) -> None:
         )
 
 
-def _list(names: Sequence[str], most: int = 8) -> str:
+def _list(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+    more = [f"and {len(names) - NAMES_LISTED} more"] if len(names) > NAMES_LISTED else []
+    return ", ".join([*names[:NAMES_LISTED], *more])
 
 
 def _number(value: str | float | None) -> str:
