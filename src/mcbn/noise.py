@@ -53,6 +53,15 @@ def tau_by_crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Tensor:
     return minimize_bounded(_crps(mean, epistemic, y), *_log_tau_bounds(mean.double() - y.double())).exp()
 
 
+def constant_tau(mean: Tensor, y: Tensor) -> Tensor:
+    """Find the tau of the constant twin, the same mean with one variance for all inputs, by CRPS (section 4.2).
+
+    mean and y (N,) or (N, D, ...); one tau an output, (D,).
+    """
+    rows = _by_output(mean)  # (n, D)
+    return tau_by_crps(rows, torch.zeros_like(rows), _by_output(y))
+
+
 def _crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Loss:
     """Mean CRPS of each output, (D,), as a function of log tau."""
     mean, epistemic, y = mean.double(), epistemic.double(), y.double()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.noise import tau_by_crps
+from mcbn.noise import constant_tau
 from mcbn.outputs import as_logits, match_shape, require_labels
 from mcbn.page.curves import Vector
 from mcbn.prediction import entropy
@@ -141,8 +141,7 @@ def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tup
 
 
 def _best_constant(mean: Vector, y: Vector) -> float:
-    centre, nothing, target = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
-    return float(float(tau_by_crps(centre, nothing, target)) ** -0.5)
+    return float(constant_tau(torch.from_numpy(mean), torch.from_numpy(y)).rsqrt())
 
 
 def _pair(data: Any) -> tuple[Any, Tensor]:
