@@ -1,5 +1,7 @@
 import builtins
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 
 import mcbn
 from kinds import make
+from workplace import furnish, working_in
 
 _shared = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "MCBN_DATA_DIR" not in os.environ and _shared.is_dir():
@@ -28,6 +31,25 @@ def classification() -> tuple[mcbn.MCBN, torch.Tensor]:
     """A fitted classification MCBN on images (float64, T = 20, M = 8) and its inputs."""
     net, x = make("residual", dtype=torch.float64)
     return mcbn.MCBN(net, "classification").fit(x, n_samples=20, batch_size=8), x
+
+
+@pytest.fixture(scope="session")
+def fitted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: networks, weights, tables and arrays, and posteriors fitted on them by `mcbn fit`."""
+    import command_line  # needs typer
+
+    made = tmp_path_factory.mktemp("work")
+    furnish(made, command_line.MODULE)
+    with contextlib.chdir(made):
+        command_line.fit_all()
+    return made
+
+
+@pytest.fixture
+def at_work(fitted_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in that folder; what a test makes there is taken away."""
+    with working_in(fitted_folder, monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -168,3 +168,8 @@ def make(
         x = torch.randn(n, *kind.shape, dtype=dtype)
     scramble(model, seed)
     return settle(model, x, batch_size), x
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Draw standard normal numbers in double precision, the same for the same seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -1,6 +1,8 @@
 """The command line: what there is, and what its help says."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from mcbn.cli import app
-from workplace import run
+from workplace import environment, run
 
 
 def helped(*arguments: str) -> str:
@@ -120,3 +122,9 @@ def test_demo_takes_its_own_options(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--splits", "1", "--epochs", "20"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "toy.png").exists()
+
+
+def test_without_its_extra_the_command_names_it_in_one_line() -> None:
+    code = "import sys; sys.modules['typer'] = None; from mcbn.cli import app"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "mcbn: the command line needs typer: pip install 'mcbn[cli]'\n")

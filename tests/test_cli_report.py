@@ -2,53 +2,20 @@
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from typer.testing import CliRunner, Result
 
 import mcbn
+from command_line import CLASSES, FIT, MODEL, MODULE, arrays, assert_refused, invoke, network
 from mcbn import metrics
-from mcbn.cli import app
 from mcbn.page import html
-from workplace import NAMES, furnish, run, working_in, write_csv
+from workplace import NAMES, run, write_csv
 
-MODULE = "nets_of_the_report"
-MODEL = ("--model", f"{MODULE}:make", "--weights", "make.pt")
-CLASSES = ("--posterior", "class.mcbn", "--model", f"{MODULE}:classes", "--weights", "classes.pt")
-REPORT = ("report", "--posterior", "net.mcbn", *MODEL)
+REPORT = ("report", "--posterior", "csv.mcbn", *MODEL)
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with posteriors fitted on csv files and on labels."""
-    made = tmp_path_factory.mktemp("work")
-    furnish(made, MODULE)
-    before = Path.cwd()
-    os.chdir(made)
-    try:
-        fit = ("--data", "train.csv", "--tune", "val.csv", "--target", "price", "--task", "regression")
-        sizes = ("--batch-size", "16", "--samples", "30")
-        assert invoke("fit", *MODEL, *fit, *sizes, "--out", "net.mcbn").exit_code == 0
-        labels = ("--data", "train_labels.npz", "--task", "classification", "--out", "class.mcbn")
-        assert invoke("fit", *CLASSES[2:], *labels, *sizes).exit_code == 0
-    finally:
-        os.chdir(before)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with working_in(folder, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("at_work")
 
 
 def words(path: str) -> str:
@@ -60,11 +27,8 @@ def test_a_page_from_a_model_file_and_a_table() -> None:
     done = invoke(*REPORT, "--data", "test.csv", "--train", "train.csv", "--units", "euro", "--out", "page.html")
     assert (done.exit_code, done.output) == (0, "page.html\n")
     text = words("page.html")
-    network = __import__(MODULE).make()  # what the page should say, in Python
-    network.load_state_dict(torch.load("make.pt", weights_only=True))
-    bayes = mcbn.MCBN.load("net.mcbn", network)
-    with np.load("test.npz") as file:
-        x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+    bayes = mcbn.MCBN.load("csv.mcbn", network())  # what the page should say, in Python
+    x, y = arrays("test.npz")
     assert f"RMSE lower {html.number(metrics.rmse(bayes.predict(x).mean, y).item())}" in text
     assert "Where the uncertainty comes from" in text
     assert "as given" in text  # the constant twin is that of the fit
@@ -97,19 +61,8 @@ def test_names_of_columns_are_escaped() -> None:
     x, y = (np.load("train.npz")[key] for key in ("x", "y"))
     evil = ["<script>alert(1)</script>", "height", "weight", "price"]
     write_csv(Path("evil.csv"), evil, np.column_stack([x, y]).tolist())
-    fit = (
-        "--data",
-        "evil.csv",
-        "--tune",
-        "evil.csv",
-        "--target",
-        "price",
-        "--task",
-        "regression",
-        "--batch-size",
-        "16",
-    )
-    assert invoke("fit", *MODEL, *fit, "--out", "evil.mcbn").exit_code == 0
+    tables = ("--data", "evil.csv", "--tune", "evil.csv", "--target", "price", "--out", "evil.mcbn")
+    assert invoke("fit", *FIT, *tables).exit_code == 0
     options = ("--posterior", "evil.mcbn", *MODEL, "--data", "evil.csv", "--out", "evil.html")
     assert invoke("report", *options).exit_code == 0
     page = Path("evil.html").read_text()
@@ -129,14 +82,6 @@ def test_seed_chooses_the_examples_of_the_checks(monkeypatch: pytest.MonkeyPatch
     options = ("--data", "test.csv", "--train", "train.csv", "--out", "page.html", "--seed", "7")
     assert invoke(*REPORT, *options).exit_code == 0
     assert seen == [7]
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -183,7 +128,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments: tuple[str, ...], wor
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "npz"])
 def test_a_page_from_predictions_says_what_the_networks_page_says(suffix: str) -> None:
     held_out = ("--data", "test.csv", "--target", "price")
-    predict = ("predict", "--posterior", "net.mcbn", *MODEL, "--data", "test.csv", "--out", f"pred.{suffix}")
+    predict = ("predict", "--posterior", "csv.mcbn", *MODEL, "--data", "test.csv", "--out", f"pred.{suffix}")
     assert invoke(*predict).exit_code == 0
     done = invoke("report", "--predictions", f"pred.{suffix}", *held_out, "--out", "page.html")
     assert (done.exit_code, done.output) == (0, "page.html\n")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mcbn import data, demo, metrics
+from mcbn.noise import constant_tau
 
 
 @pytest.mark.slow
@@ -26,7 +27,7 @@ def test_scores_compare_variances_at_the_same_mean() -> None:
     x, y = (part.float() for part in data.load("boston"))
     bayes = demo.train_and_fit(x, y, demo.Setting(32, 1e-3, 5), 0, lambda n: None)
     bayes.tune((x, y))
-    constant = demo.constant_tau(bayes.predict(x).mean, y)
+    constant = float(constant_tau(bayes.predict(x).mean, y))
     scores = demo.score(bayes, x, y, constant)
     pred = bayes.predict(x)
     assert scores.rmse == pytest.approx((pred.mean - y).square().mean().sqrt().item())

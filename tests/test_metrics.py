@@ -1,3 +1,5 @@
+"""Scores of regression against their definitions, and the arguments that every score takes."""
+
 import itertools
 import math
 
@@ -8,44 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
-from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
+from kinds import normal
 from mcbn import metrics
 from mcbn.errors import MCBNError
+from scored import assert_close, classified, generator, scalar
 
 finite = st.floats(-100, 100)
 positive = st.floats(1e-3, 1e3)
 law = settings(deadline=None, derandomize=True, max_examples=50)
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-10):
-    actual, expected = (torch.as_tensor(value, dtype=torch.float64) for value in (actual, expected))
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def scalar(value):
-    return torch.tensor(value, dtype=torch.float64)
-
-
-# --- regression -------------------------------------------------------------------------------------------
-
-
 def test_rmse_equals_loop():
-    mean, y = randn(7, 2), randn(7, 2, seed=1)
+    mean, y = normal(7, 2), normal(7, 2, seed=1)
     total = sum((mean[i, d] - y[i, d]).item() ** 2 for i in range(7) for d in range(2))
     assert_close(metrics.rmse(mean, y), math.sqrt(total / 14))
 
 
 def test_pll_equals_loop_with_one_tau_per_output():
-    samples, y, tau = randn(5, 4, 3), randn(4, 3, seed=1), torch.tensor([0.5, 2.0, 7.0], dtype=torch.float64)
+    samples, y, tau = normal(5, 4, 3), normal(4, 3, seed=1), torch.tensor([0.5, 2.0, 7.0], dtype=torch.float64)
     naive = []
     for i in range(4):
         likelihood = 0.0
@@ -60,13 +43,13 @@ def test_pll_equals_loop_with_one_tau_per_output():
 
 
 def test_pll_equals_scipy_mixture():
-    samples, y, tau = randn(6, 9), randn(9, seed=1), 3.0
+    samples, y, tau = normal(6, 9), normal(9, seed=1), 3.0
     density = stats.norm.pdf(y.numpy(), samples.numpy(), tau**-0.5)  # (T, N)
     assert_close(metrics.pll(samples, y, tau), np.log(density.mean(0)))
 
 
 def test_pll_of_one_output_equals_pll_without_output_dimension():
-    samples, y = randn(6, 9), randn(9, seed=1)
+    samples, y = normal(6, 9), normal(9, seed=1)
     assert_close(metrics.pll(samples[..., None], y[:, None], 2.0), metrics.pll(samples, y, 2.0))
 
 
@@ -78,7 +61,7 @@ def test_pll_of_one_draw_is_the_normal_log_density(f, y, tau):
 
 
 def test_pll_ignores_the_order_of_draws_and_follows_the_order_of_points():
-    samples, y = randn(8, 5), randn(5, seed=1)
+    samples, y = normal(8, 5), normal(5, seed=1)
     draws, points = torch.randperm(8, generator=generator()), torch.randperm(5, generator=generator())
     assert_close(metrics.pll(samples[draws][:, points], y[points], 2.0), metrics.pll(samples, y, 2.0)[points])
 
@@ -86,7 +69,7 @@ def test_pll_ignores_the_order_of_draws_and_follows_the_order_of_points():
 @pytest.mark.parametrize("tau", [1e-12, 1e12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pll_stays_finite_at_extreme_tau(tau, dtype):
-    value = metrics.pll(randn(5, 4).to(dtype), randn(4, seed=1).to(dtype), tau)
+    value = metrics.pll(normal(5, 4).to(dtype), normal(4, seed=1).to(dtype), tau)
     assert value.isfinite().all()
     assert value.dtype == dtype
 
@@ -96,7 +79,7 @@ def test_pll_keeps_every_digit_of_a_float_tau():
 
 
 def test_pll_gradients_are_right_and_finite():
-    samples, y = randn(3, 4).requires_grad_(), randn(4, seed=1)
+    samples, y = normal(3, 4).requires_grad_(), normal(4, seed=1)
     tau = scalar(2.0).requires_grad_()
     assert torch.autograd.gradcheck(lambda s, t: metrics.pll(s, y, t), (samples, tau))
 
@@ -138,7 +121,7 @@ def test_crps_equals_the_integral_of_its_definition(mean, sigma, y):
 
 
 def test_crps_equals_scoringrules():
-    mean, variance, y = randn(50), randn(50, seed=1).exp(), randn(50, seed=2)
+    mean, variance, y = normal(50), normal(50, seed=1).exp(), normal(50, seed=2)
     expected = scoringrules.crps_normal(y.numpy(), mean.numpy(), variance.sqrt().numpy())
     assert_close(metrics.crps_gaussian(mean, variance, y), expected, 2e-7)
 
@@ -166,9 +149,9 @@ def test_crps_tends_to_the_absolute_error():
 
 def test_crps_gradients_are_right():
     inputs = (
-        randn(4).requires_grad_(),
-        randn(4, seed=1).exp().requires_grad_(),
-        randn(4, seed=2).requires_grad_(),
+        normal(4).requires_grad_(),
+        normal(4, seed=1).exp().requires_grad_(),
+        normal(4, seed=2).requires_grad_(),
     )
     assert torch.autograd.gradcheck(metrics.crps_gaussian, inputs)
 
@@ -207,7 +190,7 @@ def test_optima_bound_every_variance(mean, sigma, y):
 
 
 def test_pll_optimum_sums_over_outputs_and_is_reached():
-    mean, y = randn(4, 3), randn(4, 3, seed=1)
+    mean, y = normal(4, 3), normal(4, 3, seed=1)
     reached = [metrics.pll(mean[None, i : i + 1], y[i : i + 1], (mean - y)[i] ** -2) for i in range(4)]
     assert_close(metrics.pll_optimum(mean, y), torch.cat(reached))
 
@@ -235,7 +218,7 @@ def test_crps_refuses_to_broadcast_the_variance():
 
 
 def test_normalized_equals_its_definition():
-    score, constant, optimum = randn(9), randn(9, seed=1) - 1, randn(9, seed=2) + 5
+    score, constant, optimum = normal(9), normal(9, seed=1) - 1, normal(9, seed=2) + 5
     s, c, o = (sum(v.tolist()) / 9 for v in (score, constant, optimum))
     assert_close(metrics.normalized(score, constant, optimum), (s - c) / (o - c) * 100)
     assert_close(metrics.normalized(s, c, o), (s - c) / (o - c) * 100)
@@ -243,7 +226,7 @@ def test_normalized_equals_its_definition():
 
 
 def test_normalized_is_0_at_constant_and_100_at_optimum_whatever_the_direction():
-    low, high = randn(5), randn(5) + 2
+    low, high = normal(5), normal(5) + 2
     for constant, optimum in ((low, high), (high, low)):
         assert_close(metrics.normalized(constant, constant, optimum), 0.0)
         assert_close(metrics.normalized(optimum, constant, optimum), 100.0)
@@ -260,156 +243,11 @@ def test_normalized_refuses_different_points():
         metrics.normalized(torch.zeros(3), torch.zeros(4), 1.0)
 
 
-# --- classification ---------------------------------------------------------------------------------------
-
-
-def classified(n=40, k=4, seed=0):
-    probs = (2 * randn(n, k, seed=seed)).softmax(1)
-    return probs, torch.multinomial(probs, 1, generator=generator(seed))[:, 0]  # calibrated: gaps of both signs
-
-
-def test_nll_equals_scikit_learn_and_loop():
-    probs, y = classified()
-    assert_close(metrics.nll(probs, y), log_loss(y.numpy(), probs.numpy(), labels=range(4)))
-    assert_close(metrics.nll(probs, y), -sum(math.log(probs[i, y[i]]) for i in range(40)) / 40)
-
-
-def test_nll_of_zero_probability_is_infinite():
-    assert metrics.nll(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == math.inf
-
-
-def test_brier_equals_scikit_learn_and_loop():
-    probs, y = classified()
-    naive = sum((probs[i, k].item() - (k == y[i].item())) ** 2 for i in range(40) for k in range(4)) / 40
-    assert_close(metrics.brier(probs, y), naive)
-    probs, y = classified(k=2)
-    assert_close(metrics.brier(probs, y), 2 * brier_score_loss(y.numpy(), probs[:, 1].numpy()))
-
-
-def test_brier_ranges_from_0_to_2():
-    sure = torch.eye(3, dtype=torch.float64)
-    assert metrics.brier(sure, torch.tensor([0, 1, 2])) == 0
-    assert metrics.brier(sure, torch.tensor([1, 2, 0])) == 2
-
-
-def test_accuracy_equals_loop():
-    probs, y = classified()
-    hits = sum(max(range(4), key=lambda k, i=i: probs[i, k].item()) == y[i].item() for i in range(40))
-    assert_close(metrics.accuracy(probs, y), hits / 40)
-
-
-@pytest.mark.parametrize("n_bins", [1, 2, 7, 15])
-def test_ece_equals_loop(n_bins):
-    probs, y = classified(200)
-    confidence, label = probs.max(1)
-    naive = 0.0
-    for b in range(n_bins):
-        inside = (confidence > b / n_bins) & (confidence <= (b + 1) / n_bins)
-        if inside.any():
-            accuracy = (label == y)[inside].double().mean()
-            naive += inside.sum().item() / 200 * (accuracy - confidence[inside].mean()).abs()
-    assert_close(metrics.ece(probs, y, n_bins), naive)
-
-
-def test_ece_bins_include_their_upper_edge():
-    probs = scalar([[0.5, 0.5], [0.9, 0.1]])  # 0.5 is in (0, 0.5], 0.9 in (0.5, 1]
-    assert_close(metrics.ece(probs, torch.tensor([0, 1]), n_bins=2), (0.5 + 0.9) / 2)
-
-
-def test_ece_of_a_sure_network_is_its_error_rate():
-    sure = torch.eye(4, dtype=torch.float64)
-    assert_close(metrics.ece(sure, torch.tensor([0, 1, 2, 0])), 0.25)
-    assert_close(metrics.ece(sure, torch.tensor([0, 1, 2, 3])), 0.0)
-
-
-@pytest.mark.parametrize("function", [metrics.nll, metrics.brier, metrics.accuracy, metrics.ece])
-def test_pixels_score_as_points(function):
-    probs, y = classified(24, 3)
-    pixels = probs.reshape(2, 3, 4, 3).permute(0, 3, 1, 2)  # (N, K, H, W)
-    assert_close(function(pixels, y.reshape(2, 3, 4)), function(probs, y))
-    order = torch.randperm(24, generator=generator())
-    assert_close(function(probs[order], y[order]), function(probs, y))
-
-
-@pytest.mark.parametrize("function", [metrics.nll, metrics.brier, metrics.ece])
-def test_classification_gradients_are_right(function):
-    probs, y = classified(6, 3)
-    logits = probs.log().requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: function(z.softmax(1), y), (logits,))
-
-
-@pytest.mark.parametrize("function", [metrics.nll, metrics.brier, metrics.accuracy, metrics.ece])
-@pytest.mark.parametrize(
-    ("probs", "y", "message"),
-    [
-        (torch.full((3, 2), 0.5), torch.tensor([0, 1, 2]), "0 to 1; got 0 to 2"),
-        (torch.full((3, 2), 0.5), torch.tensor([0, 1, -1]), "got -1"),
-        (torch.full((3, 2), 0.5), torch.tensor([0.0, 1.0, 0.0]), "integer"),
-        (torch.full((3, 2), 0.5), torch.tensor([True, False, True]), "integer"),
-        (torch.full((3, 2), 0.5), torch.tensor([[0], [1], [0]]), r"\(3, 2\).*\(3, 1\)"),
-        (torch.full((3,), 0.5), torch.tensor([0, 1, 0]), r"\(N, K"),
-        (torch.full((0, 2), 0.5), torch.zeros(0, dtype=torch.long), "empty"),
-        (torch.full((3, 2), 2.0), torch.tensor([0, 1, 0]), "logits"),
-        (torch.tensor([[1.5, -0.5]]), torch.tensor([0]), "logits"),
-        (torch.tensor([[math.nan, 1.0]]), torch.tensor([0]), "logits"),
-    ],
-)
-def test_classification_refuses_bad_arguments(function, probs, y, message):
-    with pytest.raises(MCBNError, match=message):
-        function(probs, y)
-
-
-def test_ece_refuses_no_bins():
-    with pytest.raises(MCBNError, match="n_bins"):
-        metrics.ece(*classified(), n_bins=0)
-
-
-@law
-@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=30))
-def test_auroc_equals_all_pairs_with_ties(points):
-    score, label = zip(*points, strict=True)
-    pairs = [(s, t) for s, p in points if p for t, q in points if not q]
-    if not pairs:
-        with pytest.raises(MCBNError, match="both classes"):
-            metrics.auroc(scalar(score), list(label))
-        return
-    assert_close(
-        metrics.auroc(scalar(score), list(label)),
-        sum((s > t) + 0.5 * (s == t) for s, t in pairs) / len(pairs),
-    )
-
-
-def test_auroc_equals_scikit_learn():
-    score = (3 * randn(500)).round()
-    label = randn(500, seed=1) + 0.2 * score > 0
-    assert_close(metrics.auroc(score, label), roc_auc_score(label.numpy(), score.numpy()))
-    assert_close(metrics.auroc(-score, label.double()), 1 - metrics.auroc(score, label))
-
-
-def test_auroc_is_exact_for_many_points():
-    score = torch.arange(200_000, dtype=torch.float32)
-    assert metrics.auroc(score, score >= 100_000) == 1
-    assert_close(metrics.auroc(score, score % 2 == 1), 0.5 + 0.5 / 100_000, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("score", "label", "message"),
-    [
-        ([0.1, 0.2], [0, 2], "0/1"),
-        ([math.nan, 0.2], [0, 1], "NaN"),
-        ([0.1, 0.2], [[0, 1]], r"\(2,\).*\(1, 2\)"),
-    ],
-)
-def test_auroc_refuses_bad_arguments(score, label, message):
-    with pytest.raises(MCBNError, match=message):
-        metrics.auroc(score, label)
-
-
-# --- arguments --------------------------------------------------------------------------------------------
+# --- arguments of every score ------------------------------------------------------------------------------
 
 
 def test_numpy_arguments_equal_tensors():
-    samples, y, v = randn(5, 4), randn(4, seed=1), randn(4, seed=2).exp()
+    samples, y, v = normal(5, 4), normal(4, seed=1), normal(4, seed=2).exp()
     probs, label = classified()
     for function, arguments in [
         (metrics.rmse, (y, v)),
@@ -427,7 +265,7 @@ def test_numpy_arguments_equal_tensors():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_follows_the_inputs_and_float32_agrees(dtype):
-    samples, y, v = randn(5, 4), randn(4, seed=1), randn(4, seed=2).exp()
+    samples, y, v = normal(5, 4), normal(4, seed=1), normal(4, seed=2).exp()
     probs, label = classified()
     for function, tensors, rest in [
         (metrics.rmse, (y, v), ()),

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
-from kinds import make
-from mcbn import noise
+from kinds import make, normal
+from mcbn import metrics, noise
 
 
 def problem(scale: float) -> tuple[mcbn.MCBN, Tensor, Tensor]:
@@ -154,3 +154,14 @@ def test_noise_is_not_tuned_on_a_stream_without_targets() -> None:
     bayes, x, _ = problem(1.0)
     with pytest.raises(mcbn.MCBNError, match="no targets"):
         bayes.tune(x)
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 2), (10, 2, 4)])
+def test_constant_tau_is_the_best_precision_of_each_output_on_a_grid(shape: tuple[int, ...]) -> None:
+    mean = normal(*shape)
+    y = mean + 0.3 * normal(*shape, seed=1)
+    grid = torch.logspace(0, 2, 4001, dtype=torch.float64)  # (G,)
+    losses = torch.stack([metrics.crps_gaussian(mean, torch.full_like(mean, 1 / tau), y) for tau in grid.tolist()])
+    losses = losses.flatten(1) if len(shape) == 1 else losses.movedim(2, -1).reshape(4001, -1, shape[1])
+    best = grid[losses.mean(1).argmin(0)]  # (D,)
+    torch.testing.assert_close(noise.constant_tau(mean, y), best.reshape(-1), rtol=2e-3, atol=0)

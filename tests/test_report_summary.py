@@ -94,7 +94,7 @@ def test_the_same_configuration_again_counts_once_the_last_time(tests):
 
 def test_another_configuration_of_the_same_run_is_an_error_that_names_it(tests):
     other = {**tests[1], "config_hash": "b2"}
-    with pytest.raises(MCBNError, match=r"different configurations: boston mcbn split 1 seed 2\."):
+    with pytest.raises(MCBNError, match=r"different configurations: boston mcbn split 1 seed 2;"):
         summary.runs([*tests[:3], other])
 
 

@@ -17,7 +17,7 @@ from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.records import read as read_records
 from mcbn.report import posteriors as report
-from mcbn.reproduce import foreign, posteriors
+from mcbn.reproduce import families, foreign, posteriors
 from mcbn.reproduce.profiles import QUICK, TAU_RANGES
 from mcbn.reproduce.saved import load_networks, save_networks
 from mcbn.reproduce.scores import score_gaussian, score_run, with_bounds
@@ -62,7 +62,7 @@ def test_every_family_of_every_network_has_its_record(study):
     records = read_records(study / "posteriors" / "records.jsonl")
     found = [(r["family"], r["split"], r["seed"]) for r in records]
     runs = [(s, k) for s in TINY.splits for k in TINY.seeds]
-    assert sorted(found) == sorted((family, *run) for family in posteriors.FAMILIES for run in runs)
+    assert sorted(found) == sorted((family, *run) for family in families.FAMILIES for run in runs)
     for r in records:
         assert (r["kind"], r["study"], r["n_train"], r["n_test"]) == ("posterior", "posteriors", 405, 101)
         assert r["config_hash"] == TINY.hash
@@ -144,7 +144,7 @@ def test_predictions_are_written_for_each_split(study):
 def test_the_chosen_batch_size_has_the_least_validation_crps(study):
     data = load("boston")
     networks = load_networks(study / "regression" / "networks" / "boston_folds.safetensors")[:2]
-    choice = posteriors.choose_batch_size(networks, data, 20)
+    choice = families.choose_batch_size(networks, data, 20)
     best = dict.fromkeys(noise.candidates("auto", M), math.inf)
     low, high = TAU_RANGES["boston"]
     for candidate in best:
@@ -178,10 +178,10 @@ def test_the_choice_never_sees_test_targets(study):
     networks = load_networks(study / "regression" / "networks" / "boston_folds.safetensors")[:2]
     spoiled = data.y.clone()
     spoiled[split(len(data.y), 1).test] = 1e6
-    before, after = (posteriors.choose_batch_size(networks, Regression(data.x, y), 20) for y in (data.y, spoiled))
+    before, after = (families.choose_batch_size(networks, Regression(data.x, y), 20) for y in (data.y, spoiled))
     assert before == after
     spoiled[split(len(data.y), 1).train[:5]] = 1e6
-    assert posteriors.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
+    assert families.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
 
 
 def test_what_is_finished_is_not_repeated_and_what_was_lost_comes_again(study):

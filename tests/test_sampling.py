@@ -51,6 +51,7 @@ def test_every_kind_is_written_down_as_a_program(kind: str) -> None:
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     assert "own code" not in bayes.explain(x)
     assert "one by one" not in bayes.explain(x, chunk_size=1)
+    assert bayes.explain(x, n_samples=3).startswith("3 draws")
 
 
 @pytest.mark.slow
@@ -194,7 +195,7 @@ def test_new_shapes_and_dtypes_find_new_plans() -> None:
         check_equal(bayes.sample(x[:n]), loop(bayes, x[:n]), 1e-5)
     wide = torch.randn(3, 3, 9, 7)
     check_equal(bayes.sample(wide), loop(bayes, wide), 1e-5)
-    assert len(bayes._fitted()._plans) <= sampling.PROGRAMS_KEPT
+    assert len(bayes._fitted()._plans) <= sampling.PLANS_KEPT
     assert bayes.sample(x[:0]).shape == (5, 0, 5)
 
 
@@ -222,7 +223,7 @@ def test_out_of_memory_halves_the_chunk_then_the_inputs(
     original = sampling.Engine._run
     limit = 3 * len(x)
 
-    def scarce(self: sampling.Engine, inputs: Any, plan: sampling.Plan, workspace: Any = None) -> Any:
+    def scarce(self: sampling.Engine, inputs: Any, plan: Any, workspace: Any = None) -> Any:
         run, n = original(self, inputs, plan), len(inputs)
 
         def limited(start: int, stop: int) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import mcbn
 from kinds import KINDS, make
@@ -121,6 +122,9 @@ def test_functions_as_settings_come_again_at_load(tmp_path: Path) -> None:
     path, model, x = saved(tmp_path, output=lambda y: y * 2)
     doubled = mcbn.MCBN.load(path, model, output=lambda y: y * 2)
     assert torch.equal(doubled.sample(x), 2 * mcbn.MCBN.load(path, model).sample(x))
+    last = mcbn.MCBN.load(path, model, inputs=lambda batch: batch["z"])
+    loader = DataLoader([{"z": row} for row in x], batch_size=6)
+    torch.testing.assert_close(last.sample(loader), last.sample(x))
 
 
 def test_truncated_file(tmp_path: Path) -> None:

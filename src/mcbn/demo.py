@@ -17,7 +17,7 @@ from mcbn import data, metrics, plots
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn.noise import tau_by_crps
+from mcbn.noise import constant_tau
 from mcbn.page import write_page
 from mcbn.prediction import RegressionPrediction
 from mcbn.progress import Tick, bar
@@ -110,7 +110,7 @@ def score_split(name: str, number: int, setting: Setting, tick: Tick, seed: int 
     fold = data.folds(split.train)[0]
     x_val, y_val = x[fold.validation], y[fold.validation]
     tuned = train_and_fit(x[fold.train], y[fold.train], setting, seed, tick).tune((x_val, y_val))
-    constant = constant_tau(tuned.predict(x_val).mean, y_val)
+    constant = float(constant_tau(tuned.predict(x_val).mean, y_val))
     final = train_and_fit(x[split.train], y[split.train], setting, seed, tick)
     final.tau = tuned.tau
     return score(final, x[split.test], y[split.test], constant)
@@ -136,11 +136,6 @@ def train_and_fit(
         on_epoch=count,
     )
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=setting.batch_size)
-
-
-def constant_tau(mean: Tensor, y: Tensor) -> float:
-    """Precision of the constant-uncertainty twin: the same mean, one variance, tuned by CRPS (section 4.2)."""
-    return float(tau_by_crps(mean[:, None], torch.zeros_like(mean[:, None]), y[:, None]))
 
 
 def score(bayes: MCBN[RegressionPrediction], x: Tensor, y: Tensor, constant: float) -> Scores:
@@ -211,7 +206,7 @@ def plot_toy(folder: Path, setting: Setting, tick: Tick, seed: int = 0) -> Path:
     """Write the toy figure (paper Figure 1): three hidden layers of 30 units on one-dimensional data."""
     x, y = (part.float() for part in data.toy())
     bayes = train_and_fit(x, y, setting, seed, tick, hidden=(30, 30, 30)).tune((x, y))
-    constant = constant_tau(bayes.predict(x).mean, y)
+    constant = float(constant_tau(bayes.predict(x).mean, y))
     grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1)
     pred = bayes.predict(grid)
     figure = plots.new_figure(6.5, 4.2)

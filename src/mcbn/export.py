@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mcbn import batches, gradients, onnx_file, passes
 from mcbn.errors import MCBNError
 from mcbn.linear import Gather
-from mcbn.prediction import as_float, spread
+from mcbn.outputs import as_float, spread
 from mcbn.predictors import Classification, LinearPredictor, Regression, SamplePredictor, Summary
 from mcbn.randomness import isolated_random
 from mcbn.sampling import Engine
@@ -25,7 +25,6 @@ from mcbn.sampling import Engine
 if TYPE_CHECKING:
     from mcbn.model import MCBN
 
-METHODS = ("sample", "linear")
 CHUNK_VALUES = 2**19  # of the widest result of one pass on the example: onnxruntime is fastest while it stays in cache
 MOST_VALUES = 2**29  # a wider result (2 GiB in single precision) is refused
 TOLERANCE, COARSE_TOLERANCE = 1e-8, 1e-3  # of double precision, and of lower; relative to the largest value
@@ -66,8 +65,6 @@ def to_torch_export(
 
     Its keys are mean, variance, epistemic, or probs, entropy, mutual_information. Arguments as for `MCBN.export`.
     """
-    if method not in METHODS:
-        raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
     engine, T = bayes._drawing(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
     if not batches.is_plain(inputs) or not batches.tensors_of(inputs):

@@ -122,10 +122,23 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
             f"{candidates(network.module)} are not used in eval mode"
         )
     chosen = choose(layers, found, network.module)
+    _refuse_unusable(network.module, survey, chosen)
+    for name, has_running in survey.layers.items():
+        if name not in chosen and not has_running:
+            warnings.warn(
+                f"mcbn: layer {name!r} is not among layers= and has no running statistics, so it goes on using those "
+                "of whatever batch it is given",
+                stacklevel=4,
+            )
+    return frozenset(chosen)
+
+
+def _refuse_unusable(module: nn.Module, survey: Survey, chosen: Sequence[str]) -> None:
+    """Refuse chosen layers that do their own arithmetic, and a batch that is normalised in pieces."""
     for name in chosen:
         if name not in survey.layers:
             raise MCBNError(
-                f"layer {name!r} ({type(network.module.get_submodule(name)).__name__}) does its own arithmetic instead "
+                f"layer {name!r} ({type(module.get_submodule(name)).__name__}) does its own arithmetic instead "
                 "of calling torch.nn.functional.batch_norm, so its statistics cannot be set; leave it out with layers="
             )
     for name, rows in survey.pieces.items():
@@ -135,11 +148,3 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
                 f"TabNet), so a draw is of {rows} examples, not of {survey.rows}: pass batch_size={rows} to fit, the "
                 "virtual batch size of training; inputs to predict may be any number"
             )
-    for name, has_running in survey.layers.items():
-        if name not in chosen and not has_running:
-            warnings.warn(
-                f"mcbn: layer {name!r} is not among layers= and has no running statistics, so it goes on using those "
-                "of whatever batch it is given",
-                stacklevel=4,
-            )
-    return frozenset(chosen)

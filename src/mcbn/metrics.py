@@ -38,7 +38,7 @@ def pll(samples: TensorLike, y: TensorLike, tau: TensorLike) -> Tensor:
     if y.ndim < 1 or samples.shape[1:] != y.shape or samples.numel() == 0:
         raise MCBNError(
             f"samples must be (T, N, ...) for y (N, ...), not empty; got samples {tuple(samples.shape)} and"
-            f" y {tuple(y.shape)}. Index or reshape one of them: they are never broadcast."
+            f" y {tuple(y.shape)}; index or reshape one of them: they are never broadcast"
         )
     T, N = samples.shape[:2]
     residual = _floating(samples - y).reshape(T, N, -1)  # (T, N, D)
@@ -59,7 +59,7 @@ def crps_gaussian(mean: TensorLike, variance: TensorLike, y: TensorLike) -> Tens
     variance = _tensor(variance, "variance", e.device)
     _check_same_shape(variance, e, "variance", "y")
     if (variance < 0).any():
-        raise MCBNError(f"variance must not be negative; its smallest value is {variance.min().item()}.")
+        raise MCBNError(f"variance must not be negative; its smallest value is {variance.min().item()}")
     sharp = variance == 0
     # Any positive stand-in for 0 keeps the unused branch, and with it the gradient, finite.
     sigma = _floating(torch.where(sharp, 1, variance)).sqrt()
@@ -78,7 +78,7 @@ def pll_optimum(mean: TensorLike, y: TensorLike) -> Tensor:
     """
     e = _residual(mean, y)
     if e.ndim < 1:
-        raise MCBNError("mean and y must be (N, ...); got two numbers. Pass tensors of shape (1,).")
+        raise MCBNError("mean and y must be (N, ...); got two numbers: pass tensors of shape (1,)")
     return (-0.5 * _LOG_2PI - 0.5 - e.abs().log()).reshape(e.shape[0], -1).sum(-1)
 
 
@@ -103,8 +103,8 @@ def normalized(score: TensorLike, constant: TensorLike, optimum: TensorLike) -> 
     s, c, o = _point_means(score=score, constant=constant, optimum=optimum)
     if not math.isfinite(o - c) or o == c:
         raise MCBNError(
-            f"cannot scale from constant {float(c)} to optimum {float(o)}: they must be finite and differ."
-            " Leave out points that are predicted exactly, or report the raw score."
+            f"cannot scale from constant {float(c)} to optimum {float(o)}: they must be finite and differ;"
+            " leave out points that are predicted exactly, or report the raw score"
         )
     percent = 100 * (s - c) / (o - c)
     return percent if isinstance(percent, Tensor) else torch.tensor(percent, dtype=torch.float64)
@@ -140,7 +140,7 @@ def ece(probs: TensorLike, y: TensorLike, n_bins: int = 15) -> Tensor:
     """
     probs, y = _probs_and_labels(probs, y)
     if n_bins < 1:
-        raise MCBNError(f"n_bins must be at least 1; got {n_bins}.")
+        raise MCBNError(f"n_bins must be at least 1; got {n_bins}")
     confidence, label = (t.flatten() for t in probs.max(1))  # (points,)
     edges = torch.linspace(0, 1, n_bins + 1, dtype=probs.dtype, device=probs.device)
     gap = (label == y.flatten()).to(probs.dtype) - confidence
@@ -158,12 +158,12 @@ def auroc(score: TensorLike, positive: TensorLike) -> Tensor:
     positive = _tensor(positive, "positive", score.device)
     _check_same_shape(score, positive, "score", "positive")
     if score.isnan().any() or not ((positive == 0) | (positive == 1)).all():
-        raise MCBNError("score must hold no NaN and positive only False/True or 0/1.")
+        raise MCBNError("score must hold no NaN and positive only False/True or 0/1")
     positive = positive.bool()
     P = int(positive.sum())
     Q = positive.numel() - P
     if P == 0 or Q == 0:
-        raise MCBNError(f"positive must hold both classes; got {P} positives and {Q} negatives.")
+        raise MCBNError(f"positive must hold both classes; got {P} positives and {Q} negatives")
     _, place, count = torch.unique(score, return_inverse=True, return_counts=True)
     twice_rank = (2 * count.cumsum(0) - count + 1)[place]  # integers: exact however many points
     wins = (twice_rank[positive].sum() - P * (P + 1)).item()
@@ -187,7 +187,7 @@ def _check_same_shape(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
     if a.shape != b.shape or a.numel() == 0:
         raise MCBNError(
             f"{name_a} and {name_b} must have the same shape and hold something; got {tuple(a.shape)} and"
-            f" {tuple(b.shape)}. Index or reshape one of them: they are never broadcast."
+            f" {tuple(b.shape)}; index or reshape one of them: they are never broadcast"
         )
 
 
@@ -204,7 +204,7 @@ def _point_means(**scores: TensorLike) -> list[Tensor | float]:
     values = [v if isinstance(v, float | int) else _tensor(v, name) for name, v in scores.items()]
     shapes = {tuple(value.shape) for value in values if isinstance(value, Tensor) and value.ndim > 0}
     if len(shapes) > 1:
-        raise MCBNError(f"{', '.join(scores)} must cover the same points; got shapes {sorted(shapes)}.")
+        raise MCBNError(f"{', '.join(scores)} must cover the same points; got shapes {sorted(shapes)}")
     return [_floating(value).mean() if isinstance(value, Tensor) else float(value) for value in values]
 
 
@@ -212,11 +212,11 @@ def _precision(tau: TensorLike, output_shape: torch.Size, like: Tensor) -> Tenso
     """Return tau checked, in the dtype of `like`, one value per output: (D,)."""
     tau = _tensor(tau, "tau", like.device, like.dtype)
     if not ((tau > 0) & tau.isfinite()).all():
-        raise MCBNError(f"tau must be positive and finite; got {tau.tolist()}.")
+        raise MCBNError(f"tau must be positive and finite; got {tau.tolist()}")
     try:
         return tau.broadcast_to(output_shape).reshape(-1)
     except RuntimeError as error:
-        raise MCBNError(f"tau {tuple(tau.shape)} does not fit one output {tuple(output_shape)}.") from error
+        raise MCBNError(f"tau {tuple(tau.shape)} does not fit one output {tuple(output_shape)}") from error
 
 
 def _probs_and_labels(probs: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]:
@@ -225,13 +225,13 @@ def _probs_and_labels(probs: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]
     if probs.ndim < 2 or probs.shape[:1] + probs.shape[2:] != y.shape or probs.numel() == 0:
         raise MCBNError(
             f"probs must be (N, K, ...) and y (N, ...), not empty; got probs {tuple(probs.shape)} and"
-            f" y {tuple(y.shape)}."
+            f" y {tuple(y.shape)}"
         )
     if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
-        raise MCBNError(f"y must hold integer class labels; got {y.dtype}. Convert with y.long().")
+        raise MCBNError(f"y must hold integer class labels; got {y.dtype}: convert with y.long()")
     low, high = y.long().aminmax()
     if low < 0 or high >= probs.shape[1]:
-        raise MCBNError(f"y must hold labels 0 to {probs.shape[1] - 1}; got {low.item()} to {high.item()}.")
+        raise MCBNError(f"y must hold labels 0 to {probs.shape[1] - 1}; got {low.item()} to {high.item()}")
     if not ((probs >= 0).all() and ((probs.sum(1) - 1).abs() <= _SUM_TOLERANCE).all()):
-        raise MCBNError("probs must be >= 0 and sum to 1 over dimension 1. Apply softmax(1) to logits.")
+        raise MCBNError("probs must be >= 0 and sum to 1 over dimension 1; apply softmax(1) to logits")
     return _floating(probs), y.long()

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,14 @@ METHODS = ("sample", "linear")
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
+class Options(TypedDict, total=False):
+    """What the constructor takes by keyword, as its overloads by task repeat it."""
+
+    layers: Layers
+    inputs: batches.Picker
+    output: Output
+
+
 class MCBN(Portable, Generic[P]):
     """Monte Carlo batch normalisation of a trained network (Teye et al. 2018, Algorithm 1).
 
@@ -47,10 +56,7 @@ class MCBN(Portable, Generic[P]):
         self: "MCBN[RegressionPrediction]",
         model: nn.Module,
         task: Literal["regression"],
-        *,
-        layers: Layers = None,
-        inputs: batches.Picker = None,
-        output: Output = None,
+        **options: Unpack[Options],
     ) -> None: ...
 
     @overload
@@ -58,22 +64,11 @@ class MCBN(Portable, Generic[P]):
         self: "MCBN[ClassificationPrediction]",
         model: nn.Module,
         task: Literal["classification"],
-        *,
-        layers: Layers = None,
-        inputs: batches.Picker = None,
-        output: Output = None,
+        **options: Unpack[Options],
     ) -> None: ...
 
     @overload
-    def __init__(
-        self: "MCBN[Any]",
-        model: nn.Module,
-        task: str,
-        *,
-        layers: Layers = None,
-        inputs: batches.Picker = None,
-        output: Output = None,
-    ) -> None: ...
+    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
 
     def __init__(
         self,
@@ -229,27 +224,26 @@ class MCBN(Portable, Generic[P]):
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
         engine, T = self._drawing(n_samples, chunk_size)
-        linearise = self._linearise
-        stream = isinstance(x, DataLoader | Dataset)
+        linearise, stream = self._linearise, isinstance(x, DataLoader | Dataset)
+
+        def draws(inputs: Any) -> Iterator[Tensor]:
+            with torch.no_grad():
+                if method == "linear":
+                    yield from linearise(inputs, T).draws()
+                else:
+                    yield from engine.outputs(inputs, T, chunk_size, compile)
 
         def predict_one(inputs: Any) -> Any:
-            def draws() -> Iterator[Tensor]:
-                with torch.no_grad():
-                    if method == "linear":
-                        yield from linearise(inputs, T).draws()
-                    else:
-                        yield from engine.outputs(inputs, T, chunk_size, compile)
-
-            again = None if stream else draws
             if self.task == "classification":
-                return streaming.classification(draws(), self._tau, keep=return_samples, tolerance=tolerance)
+                return streaming.classification(draws(inputs), self._tau, keep=return_samples, tolerance=tolerance)
+            again = None if stream else partial(draws, inputs)
             if method == "linear" and not return_samples:
-                expansion = linearise(inputs, T)
+                found = linearise(inputs, T)
                 return streaming.gaussian(
-                    expansion.mean, expansion.projected, self._tau, n_samples=T, covariance=covariance, draws=again
+                    found.mean, found.projected, self._tau, n_samples=T, covariance=covariance, draws=again
                 )
             return streaming.regression(
-                draws(), self._tau, covariance=covariance, keep=return_samples, tolerance=tolerance, draws=again
+                draws(inputs), self._tau, covariance=covariance, keep=return_samples, tolerance=tolerance, draws=again
             )
 
         return self._over(x, engine.network, predict_one, prediction.join)  # type: ignore[no-any-return]

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcbn import batches, prediction
+from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.metrics import crps_gaussian
+from mcbn.outputs import as_logits, match_shape, refuse_probabilities, require_labels
+from mcbn.prediction import RegressionPrediction
 
 SCORES = ("crps", "pll")
 BUDGET = 2**27  # numbers kept while tuning by samples: 1 GB in double precision
@@ -49,6 +51,15 @@ def tau_by_crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Tensor:
     All arguments (n, D).
     """
     return minimize_bounded(_crps(mean, epistemic, y), *_log_tau_bounds(mean.double() - y.double())).exp()
+
+
+def constant_tau(mean: Tensor, y: Tensor) -> Tensor:
+    """Find the tau of the constant twin, the same mean with one variance for all inputs, by CRPS (section 4.2).
+
+    mean and y (N,) or (N, D, ...); one tau an output, (D,).
+    """
+    rows = _by_output(mean)  # (n, D)
+    return tau_by_crps(rows, torch.zeros_like(rows), _by_output(y))
 
 
 def _crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Loss:
@@ -107,12 +118,12 @@ def _softmax(logits: Tensor, y: Tensor) -> Loss:
     return loss
 
 
-def tune_by_crps(pairs: Pairs, moments: Callable[[Any], prediction.RegressionPrediction]) -> Tuned:
+def tune_by_crps(pairs: Pairs, moments: Callable[[Any], RegressionPrediction]) -> Tuned:
     """Tune tau on validation batches by CRPS; only means and variances are kept."""
     rows = []
     for x, y in pairs:
         pred = moments(x)
-        y = _finite(prediction.match_shape(y, pred.mean))
+        y = _finite(match_shape(y, pred.mean))
         rows.append([_by_output(part) for part in (pred.mean, pred.epistemic, y)])  # each (n, D)
     gathered = _gather(rows)
     tau = tau_by_crps(*gathered)
@@ -124,7 +135,7 @@ def tune_by_pll(pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int) 
     rows = []
     for x, y in pairs:
         drawn = samples(x)  # (T, N, ...)
-        y = _by_output(_finite(prediction.match_shape(y, drawn[0])))  # (n, D)
+        y = _by_output(_finite(match_shape(y, drawn[0])))  # (n, D)
         flat = torch.stack([_by_output(draw) for draw in drawn], 1)  # (n, T, D)
         kept = _subset(y, flat[0].numel() * n_batches)
         rows.append([flat[kept], y[kept]])
@@ -141,11 +152,11 @@ def tune_classification(
     rows = []
     for x, y in pairs:
         drawn = samples(x)
-        prediction.refuse_probabilities(drawn)
-        logits = prediction.as_logits(drawn)  # (T, N, K, ...)
+        refuse_probabilities(drawn)
+        logits = as_logits(drawn)  # (T, N, K, ...)
         T, _, K = logits.shape[:3]
         ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
-        labels = prediction.require_labels(y.masked_fill(ignored, 0), logits[0]).flatten()  # (n,)
+        labels = require_labels(y.masked_fill(ignored, 0), logits[0]).flatten()  # (n,)
         flat = logits.movedim(2, -1).reshape(T, -1, K).transpose(0, 1)  # (n, T, K)
         valid = ~ignored.flatten().to(labels.device)
         flat, labels = flat[valid], labels[valid]

@@ -113,10 +113,10 @@ def statistics(
     """
     values = _vectors(drawn=drawn)["drawn"]
     if (mean is None) != (std is None) or (std is not None and not std > 0):
-        raise MCBNError(f"the analytic Gaussian takes mean and a positive std, or neither; got {mean} and {std}.")
+        raise MCBNError(f"the analytic Gaussian takes mean and a positive std, or neither; got {mean} and {std}")
     own_mean, own_std = float(values.mean()), float(values.std())
     if not own_std > 1e-9 * np.abs(values).max():
-        raise MCBNError(f"all {len(values)} draws are {own_mean:.6g}: a unit that does not vary has no histogram.")
+        raise MCBNError(f"all {len(values)} draws are {own_mean:.6g}: a unit that does not vary has no histogram")
     bins = int(np.clip(np.sqrt(len(values)), 8, 40)) if bins is None else bins
     ax = _new_axes() if ax is None else ax
     ax.hist(values, bins=bins, density=True, color=color, alpha=0.45, label="drawn batches")
@@ -179,7 +179,7 @@ def running_mean(value: Vector, window: int) -> Vector:
     """Return the centred mean of `window` neighbours, of fewer at the ends: (N,)."""
     N = len(value)
     if not 1 <= window <= N:
-        raise MCBNError(f"window must be 1 to {N}, the number of points; got {window}.")
+        raise MCBNError(f"window must be 1 to {N}, the number of points; got {window}")
     total = np.concatenate([[0.0], np.cumsum(value)])
     start = np.clip(np.arange(N) - (window - 1) // 2, 0, N)
     stop = np.clip(np.arange(N) + window // 2 + 1, 0, N)
@@ -217,7 +217,7 @@ def _vectors(**values: VectorLike) -> dict[str, Vector]:
     shapes = {array.shape for array in arrays.values()}
     if len(shapes) > 1 or any(len(shape) != 1 or shape[0] == 0 for shape in shapes):
         received = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise MCBNError(f"need vectors of one length; got {received}. Pass one output, for example mean[:, 0].")
+        raise MCBNError(f"need vectors of one length; got {received}; pass one output, for example mean[:, 0]")
     return arrays
 
 
@@ -227,10 +227,10 @@ def _array(name: str, value: VectorLike) -> Vector:
     except (TypeError, ValueError) as error:
         raise MCBNError(f"{name} must be a vector of numbers; got {type(value)}: {error}") from error
     if not np.isfinite(array).all():
-        raise MCBNError(f"{name} holds NaN or infinity, which cannot be drawn; leave those points out.")
+        raise MCBNError(f"{name} holds NaN or infinity, which cannot be drawn; leave those points out")
     return array
 
 
 def _check_spread(std: Vector, constant_std: float | None) -> None:
     if not (std >= 0).all() or (constant_std is not None and not constant_std >= 0):
-        raise MCBNError(f"std must not be negative; smallest is {std.min()}, constant_std is {constant_std}.")
+        raise MCBNError(f"std must not be negative; smallest is {std.min()}, constant_std is {constant_std}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn.outputs import flatten, match_shape, require_labels
 
 Chunks = Callable[[], Iterator[Tensor]]
 
@@ -169,11 +170,6 @@ class ClassificationPrediction(_Prediction):
         return f"ClassificationPrediction(shape={tuple(self.probs.shape)}, n_samples={self.n_samples})"
 
 
-def flatten(x: Tensor, start: int) -> Tensor:
-    """Flatten the axes of one output into D: (..., D), D = 1 where there are none."""
-    return x.flatten(start) if x.ndim > start else x.unsqueeze(-1)
-
-
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:
     """sqrt(s^2 / T) with s^2 = variance * T / (T - 1)."""
     return (variance / (n_samples - 1)).sqrt() if n_samples > 1 else torch.full_like(variance, math.nan)
@@ -183,68 +179,3 @@ def entropy(probs: Tensor, axis: int) -> Tensor:
     """-sum_k p_k log p_k along an axis, in nats."""
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(axis)
-
-
-def as_float(output: Tensor) -> Tensor:
-    """Give outputs at least single precision: moments of half-precision numbers lose their digits."""
-    return (
-        output.float() if output.dtype in (torch.float16, torch.bfloat16) or not output.is_floating_point() else output
-    )
-
-
-def as_logits(chunk: Tensor) -> Tensor:
-    """Read raw outputs (t, N, K, ...) as logits; a single output (t, N) or (t, N, 1, ...) is a binary logit, K = 2."""
-    chunk = as_float(chunk)
-    if chunk.ndim == 2:
-        chunk = chunk.unsqueeze(2)
-    if chunk.shape[2] == 1:
-        chunk = torch.cat([torch.zeros_like(chunk), chunk], 2)
-    return chunk
-
-
-def refuse_probabilities(chunk: Tensor) -> None:
-    """Refuse outputs that already are probabilities: a softmax of them would be nearly uniform."""
-    if chunk.ndim > 2 and chunk.shape[2] > 1 and bool((chunk >= 0).all()):
-        total = as_float(chunk).sum(2)
-        if bool(((total - 1).abs() < 1e-3).all()):
-            raise MCBNError(
-                "the network returns probabilities, but classification expects logits; "
-                "pass output=lambda p: p.log(), or leave the softmax out of the network"
-            )
-
-
-def spread(tau: Tensor, mean: Tensor) -> Tensor:
-    """Shape one tau, or one for each output along axis 1, so that it broadcasts over predictions (N, D, ...)."""
-    if tau.ndim == 0:
-        return tau.to(mean)
-    if mean.ndim < 2 or len(tau) != mean.shape[1]:
-        raise MCBNError(f"tau holds {len(tau)} values, one an output, but predictions have shape {tuple(mean.shape)}")
-    return tau.to(mean).reshape(-1, *(1,) * (mean.ndim - 2))
-
-
-def match_shape(y: Tensor, mean: Tensor) -> Tensor:
-    """Bring regression targets to the outputs' shape; (N,) and (N, 1) stand for each other, nothing else does."""
-    if y.shape != mean.shape and y.numel() == mean.numel() and y.shape[:1] == mean.shape[:1]:
-        y = y.reshape(mean.shape)
-    if y.shape != mean.shape:
-        raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}")
-    return y.to(mean)
-
-
-def require_labels(y: Tensor, probs: Tensor) -> Tensor:
-    """Check class labels (N, ...) against probabilities (N, K, ...)."""
-    y = torch.as_tensor(y).to(probs.device)
-    expected = probs.shape[:1] + probs.shape[2:]
-    if y.is_floating_point() and bool((y == y.round()).all()):
-        y = y.long()
-    if y.shape == (*expected, 1):
-        y = y.squeeze(-1)
-    if y.is_floating_point() or y.shape != expected:
-        raise MCBNError(
-            f"labels must be whole numbers of shape {tuple(expected)}; got {tuple(y.shape)}, {str(y.dtype)[6:]}"
-        )
-    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
-        raise MCBNError(
-            f"labels must lie in 0..{probs.shape[1] - 1} ({probs.shape[1]} classes); got {int(y.min())}..{int(y.max())}"
-        )
-    return y.long()

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.linear import Expansion
+from mcbn.outputs import as_float, as_logits
 from mcbn.passes import Pass, spread_rows
-from mcbn.prediction import as_float, as_logits
 from mcbn.reverse import Point
 
 State = tuple[Tensor, ...]

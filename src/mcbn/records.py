@@ -58,13 +58,13 @@ def digest(config: Mapping[str, Any]) -> str:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     if not isinstance(record, Mapping):
-        raise MCBNError(f"a record is a mapping of names to values; got {type(record)}.")
+        raise MCBNError(f"a record is a mapping of names to values; got {type(record)}")
     try:
         return json.dumps(dict(record), allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise MCBNError(
-            f"cannot write this record as JSON: {error}. Use plain numbers, strings, lists and dicts, and None for NaN"
-            f" or infinity; got {dict(record)!r}."
+            f"cannot write this record as JSON: {error}; use plain numbers, strings, lists and dicts, and None for NaN"
+            f" or infinity; got {dict(record)!r}"
         ) from error
 
 
@@ -93,8 +93,8 @@ def _parse_line(path: Path, number: int, line: bytes) -> Record:
     record = _parse(line)
     if record is None:
         raise MCBNError(
-            f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r}."
-            " Restore the file or remove that line and run again what it held."
+            f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r};"
+            " restore the file or remove that line and run again what it held"
         )
     return record
 

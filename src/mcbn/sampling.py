@@ -7,78 +7,27 @@ for networks that cannot be written down as a program, and where gradients are w
 
 import math
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from types import FunctionType
-from typing import Any, cast
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from mcbn import batches
+from mcbn import batches, plans
 from mcbn.errors import MCBNError
 from mcbn.network import Network
+from mcbn.plans import AsItIs, Plan
 from mcbn.posterior import Posterior
-from mcbn.program import Program, trace
+from mcbn.program import trace
 from mcbn.statistics import Replay
 from mcbn.workspace import Workspace
 
-# Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
-CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
-CPU_BLOCK = 2**17  # inputs of one pass without convolutions
-CPU_BLOCK_CONVOLUTIONAL = 2**19
-CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
-GPU_CHUNK = 2**27  # 512 MB in single precision, what was measured; `python -m mcbn.bench.chunks` compares bounds
-GPU_FOLD = 2**24
-GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
+CPU_BLOCK = 2**17  # values of the widest result of the inputs of one pass: without convolutions,
+CPU_BLOCK_CONVOLUTIONAL = 2**19  # and with them
 GPU_GATHER = 2**22  # outputs handed on at once
-PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph
-PROGRAMS_KEPT = 16
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-3,
-}  # a program against the plain pass, relative to its largest value
-COARSE_TOLERANCE = 0.1  # half precision and TF32: rounding of a deep network adds up
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """How draws run for inputs of one shape."""
-
-    chunk: int  # draws in one pass
-    program: Program | None  # None: the network as it is
-    omega: Tensor | None  # scale and shift of every draw, (T, S)
-    reason: str = ""
-    one_pass: Callable[[tuple[Tensor, ...], Tensor], Tensor] | None = None  # (shared, rows (t, S)) -> (t, N, ...)
-    passes: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
-    graphs: dict[int, "Graphed"] = field(default_factory=dict)  # captured, by number of draws
-
-
-class Graphed:
-    """One pass captured as a CUDA graph over fixed memory; replaying it costs one launch instead of hundreds."""
-
-    def __init__(self, function: Callable[[tuple[Tensor, ...], Tensor], Tensor], shared: Any, rows: Tensor) -> None:
-        self.shared, self.rows = tuple(t.clone() for t in shared), rows.clone()
-        self.lock = threading.Lock()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                function(self.shared, self.rows)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = function(self.shared, self.rows)
-
-    def __call__(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Replay on other values of the same shapes."""
-        with self.lock:
-            for own, given in zip(self.shared, shared, strict=True):
-                own.copy_(given)
-            self.rows.copy_(rows)
-            self.graph.replay()
-            return self.output.clone()
+PLANS_KEPT = 16
+V = TypeVar("V")
 
 
 class Engine:
@@ -86,7 +35,8 @@ class Engine:
 
     def __init__(self, network: Network, posterior: Posterior) -> None:
         self.network, self.posterior = network, posterior
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Plan | AsItIs] = {}  # by shape of the inputs
+        self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,13 +81,13 @@ class Engine:
                 yield done[0] if len(done) == 1 else torch.cat(done)
                 done.clear()
 
-    def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False) -> str:
+    def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
-        blocks = self._blocks(inputs, chunk_size, compile)
+        blocks = self._blocks(inputs, chunk_size, compile=False)
         plan = blocks[0][1]
         N = batches.size_of(inputs)
         size = f"{N} inputs" if len(blocks) == 1 else f"{N} inputs in {len(blocks)} blocks"
-        if plan.program is None:
+        if isinstance(plan, AsItIs):
             return f"{n_samples} draws for {size}: one by one through the network's own code, because {plan.reason}."
         shared = sum(node.op == "call_function" for node in plan.program.shared.graph.nodes)
         folded = sum(norm.folded_weight is not None for norm in plan.program.norms)
@@ -154,55 +104,34 @@ class Engine:
         with Replay(*self.posterior.draw(t)):
             return self.network(batches.map_tensors(torch.clone, inputs))
 
-    def _plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan:
+    def _plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | AsItIs:
         """Look up how inputs of this shape run, or find out."""
         key = batches.key_of(inputs), chunk_size, compile
         plan = self._plans.get(key)
         if plan is None:
             with self._lock, torch.no_grad():
                 plan = self._find_plan(inputs, chunk_size, compile)
-                self._keep(key, plan)
+                _keep(self._plans, key, plan)
         return plan
 
-    def _keep(self, key: Any, plan: Plan) -> None:
-        while len(self._plans) >= PROGRAMS_KEPT:
-            del self._plans[next(iter(self._plans))]
-        self._plans[key] = plan
-
-    def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan:
+    def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | AsItIs:
         """Trace the network and keep the first way that gives the numbers of the plain pass."""
         on_gpu = any(t.is_cuda for t in batches.tensors_of(inputs))
         T = self.posterior.n_samples
-
-        def draws_at_once(width: int, convolutional: bool) -> int:
-            if chunk_size is not None:
-                return min(chunk_size, T)
-            if convolutional and width > (GPU_FOLD if on_gpu else CPU_FOLD):
-                return 1
-            most = max(1, min(T, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
-            return -(-T // -(-T // most)) if on_gpu else most  # equal passes share one CUDA graph
-
+        at_once = partial(plans.draws_at_once, n_samples=T, chunk_size=chunk_size, on_gpu=on_gpu)
         try:
-            program, expected = trace(
-                self.network, *self.posterior.draw(0), inputs, fold=lambda width, conv: draws_at_once(width, conv) == 1
+            program, first = trace(
+                self.network, *self.posterior.draw(0), inputs, fold=lambda width, conv: at_once(width, conv) == 1
             )
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a foreign network does while watched, it can still be run as it is
-            return Plan(1, None, None, f"it cannot be traced ({error.__cause__ or error})")
-        chunk = draws_at_once(program.width, program.convolutional)
-        first = Plan(chunk, program, program.scales_and_shifts(self.posterior.mean, self.posterior.var))
-        plans = [first, replace(first, chunk=1)]
-        if program.channels_last:
-            plans += [replace(plan, program=replace(program, channels_last=False)) for plan in plans]
-        ready = [replace(plan, one_pass=_one_pass(plan.program)) for plan in plans if plan.program]
-        if compile and not (on_gpu and program.folds):  # cuDNN's fused convolutions are faster than compiled ones
-            ready.insert(0, replace(first, one_pass=_compiled(_one_pass(program))))
-        last = self._replay(inputs, T - 1)
-        for plan in ready:
-            if self._agrees(inputs, plan, expected, last):
+            return AsItIs(f"it cannot be traced ({error.__cause__ or error})")
+        omega, last = program.scales_and_shifts(self.posterior.mean, self.posterior.var), self._replay(inputs, T - 1)
+        for plan in plans.ways(program, omega, at_once(program.width, program.convolutional), compile=compile):
+            if self._agrees(inputs, plan, first, last):
                 return plan
-        return Plan(1, None, None, "the traced program gave other numbers")
+        return AsItIs("the traced program gave other numbers")
 
     def _agrees(self, inputs: Any, plan: Plan, first: Tensor, last: Tensor) -> bool:
         """Check a plan against the plain pass on the draw it was traced on and on another one."""
@@ -212,35 +141,19 @@ class Engine:
             found = run(0, min(plan.chunk, 2))[0], run(max(T - plan.chunk, T - 2, 0), T)[-1]
         except Exception:  # no memory, an operation without a batching rule, a view that needs another layout
             return False
-        return _close(found[0], first) and _close(found[1], last)
+        return plans.close(found[0], first) and plans.close(found[1], last)
 
-    def _run(self, inputs: Any, plan: Plan, workspace: Workspace | None = None) -> Callable[[int, int], Tensor]:
+    def _run(self, inputs: Any, plan: Plan | AsItIs, workspace: Workspace | None = None) -> plans.Run:
         """Prepare a function that runs draws start to stop on these inputs."""
-        program, omega, one_pass = plan.program, plan.omega, plan.one_pass
-        if program is None or omega is None or one_pass is None:
+        if isinstance(plan, AsItIs):
             return lambda start, stop: torch.stack([self._replay(inputs, t) for t in range(start, stop)])
-        shared, workspace = program.run_shared(inputs), workspace or Workspace()
-        capture = omega.is_cuda and program.width * plan.chunk <= GPU_GRAPH and not torch.is_autocast_enabled("cuda")
+        return plan.prepare(inputs, workspace or Workspace())
 
-        def run(start: int, stop: int) -> Tensor:
-            rows = omega[start:stop]
-            plan.passes[len(rows)] += 1
-            if program.stackable and not omega.is_cuda:
-                with workspace.active():
-                    return one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
-            if not capture or plan.passes[len(rows)] < PASSES_BEFORE_CAPTURE:
-                return one_pass(shared, rows)
-            if len(rows) not in plan.graphs:
-                plan.graphs[len(rows)] = Graphed(one_pass, shared, rows)
-            return plan.graphs[len(rows)](shared, rows)
-
-        return run
-
-    def _blocks(self, inputs: Any, chunk_size: int | None, compile: bool) -> list[tuple[Any, Plan]]:
+    def _blocks(self, inputs: Any, chunk_size: int | None, compile: bool) -> list[tuple[Any, Plan | AsItIs]]:
         """Cut many inputs into blocks whose values fit the cache, where that changes nothing but the speed."""
         plan = self._plan(inputs, chunk_size, compile)
         tensors = batches.tensors_of(inputs)
-        if plan.program is None or any(t.is_cuda for t in tensors):
+        if isinstance(plan, AsItIs) or any(t.is_cuda for t in tensors):
             return [(inputs, plan)]
         most = CPU_BLOCK_CONVOLUTIONAL if plan.program.convolutional else CPU_BLOCK
         sizes = {t.shape[0] if t.ndim else 0 for t in tensors}
@@ -250,23 +163,22 @@ class Engine:
         blocks = [(block, self._plan(block, chunk_size, compile)) for block in batches.cut(inputs, count)]
         return blocks if self._independent(inputs, plan, blocks) else [(inputs, plan)]
 
-    def _independent(self, inputs: Any, plan: Plan, blocks: list[tuple[Any, Plan]]) -> bool:
+    def _independent(self, inputs: Any, plan: Plan, blocks: list[tuple[Any, Plan | AsItIs]]) -> bool:
         """Check on the first draw that outputs do not depend on which inputs run beside them."""
-        key = "independent", batches.key_of(inputs)
-        found = self._plans.get(key)
+        key = batches.key_of(inputs)
+        found = self._independence.get(key)
         if found is None:
             with self._lock, torch.no_grad():
                 joined = torch.cat([self._run(*block)(0, 1)[0] for block in blocks])
-                same = _close(joined, self._run(inputs, plan)(0, 1)[0])
-                found = replace(plan, reason="independent" if same else "")
-                self._keep(key, found)
-        return found.reason == "independent"
+                found = plans.close(joined, self._run(inputs, plan)(0, 1)[0])
+                _keep(self._independence, key, found)
+        return found
 
     def _halved(self, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
         """Go on after running out of memory with a single draw: half of the inputs at a time."""
         N = batches.size_of(inputs)
         if N < 2:
-            width = next((plan.program.width for plan in self._plans.values() if plan.program), 0)
+            width = next((plan.program.width for plan in self._plans.values() if isinstance(plan, Plan)), 0)
             raise MCBNError(
                 f"one draw of one input does not fit into memory (its widest result has {width:,} values): {error}"
             ) from error
@@ -275,28 +187,8 @@ class Engine:
             yield torch.cat(parts, 1)
 
 
-def _one_pass(program: Program) -> FunctionType:
-    """Return the function that runs rows (t, S) of scales and shifts in one pass: (t, N, ...)."""
-
-    def one_pass(shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        if len(rows) == 1:
-            return program.run_each(shared, rows[0]).unsqueeze(0)
-        return program.run_together(shared, rows)
-
-    return cast(FunctionType, one_pass)
-
-
-def _compiled(function: FunctionType) -> Callable[..., Tensor]:
-    """Compile a copy of a function with code of its own: torch.compile counts its recompilations by code object."""
-    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(own, dynamic=False)
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    """Tell whether a faster way gave the numbers of the plain pass, up to rounding."""
-    if found.shape != expected.shape or not expected.numel():
-        return False
-    coarse = expected.is_cuda and torch.backends.cudnn.allow_tf32 and expected.dtype == torch.float32
-    relative = COARSE_TOLERANCE if coarse else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
-    tolerance = relative * expected.abs().max().clamp(min=1e-6)
-    return bool(((found - expected).abs() <= tolerance).all())
+def _keep(found: dict[Any, V], key: Any, value: V) -> None:
+    """Remember what was found for inputs of one shape, and forget the oldest."""
+    while len(found) >= PLANS_KEPT:
+        del found[next(iter(found))]
+    found[key] = value

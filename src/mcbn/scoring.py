@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcbn import metrics
+from mcbn import metrics, noise
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.noise import tau_by_crps
-from mcbn.prediction import as_logits, match_shape, require_labels
+from mcbn.outputs import as_logits, match_shape, require_labels
 
 LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
@@ -35,13 +34,13 @@ class Evaluation:
 
 
 def constant_tau(bayes: MCBN[Any], pairs: Pairs) -> Tensor:
-    """Tune the precision of the constant twin by CRPS, one an output, (D,)."""
+    """Tune the precision of the constant twin on targets, block by block, (D,)."""
 
     def rows(x: Any, y: Tensor) -> tuple[Tensor, ...]:
         mean = bayes.predict(x).mean
         return mean, match_shape(y, mean)
 
-    return _best_constant(*_gather(rows(x, y) for x, y in pairs))
+    return noise.constant_tau(*_gather(rows(x, y) for x, y in pairs))
 
 
 def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -50,16 +49,6 @@ def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     if not parts:
         raise MCBNError("the data to score gives no batch at all")
     return [torch.cat(part) for part in parts]
-
-
-def _best_constant(mean: Tensor, y: Tensor) -> Tensor:
-    """Find the twin's tau, (D,), for means and targets (N,) or (N, D, ...)."""
-    rows = (_by_output(mean), _by_output(y))  # (n, D)
-    return tau_by_crps(rows[0], torch.zeros_like(rows[0]), rows[1])
-
-
-def _by_output(values: Tensor) -> Tensor:
-    return values.unsqueeze(1) if values.ndim == 1 else values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
 def evaluate_regression(
@@ -80,7 +69,7 @@ def evaluate_regression(
         options: of `predict`.
     """
     mean, variance, pll, y = _gather(_regression_rows(bayes, x, y, options) for x, y in pairs)  # (N, ...), pll (N,)
-    tau = (_best_constant(mean, y) if constant is None else constant).to(mean)  # (D,)
+    tau = (noise.constant_tau(mean, y) if constant is None else constant).to(mean)  # (D,)
     spread = tau.reshape(-1, *(1,) * (mean.ndim - 2)) if mean.ndim > 1 else tau.reshape(())
     crps = metrics.crps_gaussian(mean, variance, y)
     constant_crps = metrics.crps_gaussian(mean, (1 / spread).expand_as(mean), y)

@@ -5,18 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from mcbn.prediction import (
-    Chunks,
-    ClassificationPrediction,
-    RegressionPrediction,
-    as_float,
-    as_logits,
-    entropy,
-    flatten,
-    refuse_probabilities,
-    spread,
-    standard_error,
-)
+from mcbn.outputs import as_float, as_logits, flatten, refuse_probabilities, spread
+from mcbn.prediction import Chunks, ClassificationPrediction, RegressionPrediction, entropy, standard_error
 
 LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
 

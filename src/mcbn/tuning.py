@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mcbn import batches, noise, prediction
+from mcbn import batches, noise
 from mcbn.errors import MCBNError
 from mcbn.network import Network
+from mcbn.outputs import as_float
 from mcbn.randomness import isolated_random
 from mcbn.sources import DEFAULT_BATCH_SIZE
 
@@ -96,7 +97,7 @@ class Tunable(ABC):
 
         def samples(x: Any) -> Tensor:
             with torch.no_grad():
-                return prediction.as_float(self.sample(x, n_samples=n_samples))
+                return as_float(self.sample(x, n_samples=n_samples))
 
         if self.task == "classification":
             return noise.tune_classification(pairs, samples, _length(data), ignore_index)

@@ -27,9 +27,9 @@ def initial(generators: Sequence[torch.Generator], *shape: int, mean: float = 0.
     return nn.Parameter(mean + std * torch.stack(drawn))
 
 
-def constant(stack: int, *shape: int, value: float = 0.0) -> nn.Parameter:
-    """Make a parameter (S, *shape) of one value."""
-    return nn.Parameter(torch.full((stack, *shape), value))
+def zeros(stack: int, *shape: int) -> nn.Parameter:
+    """Make a parameter (S, *shape) of zeros."""
+    return nn.Parameter(torch.zeros(stack, *shape))
 
 
 class FlowStep(nn.Module):
@@ -43,7 +43,7 @@ class FlowStep(nn.Module):
         super().__init__()
         S = len(generators)
         self.weight_in = initial(generators, width, hidden)
-        self.bias_in = constant(S, 1, hidden)
+        self.bias_in = zeros(S, 1, hidden)
         shift, gate = initial(generators, hidden, width), initial(generators, hidden, width)
         self.weight_out = nn.Parameter(torch.cat([shift, gate], 2).detach())  # (S, H, 2 I): one product for both
         self.bias_out = nn.Parameter(torch.cat([torch.zeros(S, 1, width), torch.full((S, 1, width), GATE_BIAS)], 2))

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mcbn.baselines.flows import HALF, MaskedFlow, constant, initial
+from mcbn.baselines.flows import HALF, MaskedFlow, initial, zeros
 from mcbn.errors import MCBNError
 
 INITIAL_LOG_STD = -9.0  # of a weight given z; the published code names it "logvar" and takes exp of it for the std
@@ -45,7 +45,7 @@ class MNFLinear(nn.Module):
         self.n_inputs, self.n_outputs, self.n_steps = n_inputs, n_outputs, n_steps
         self.mean = initial(generators, n_inputs, n_outputs)
         self.log_std = initial(generators, n_inputs, n_outputs, mean=INITIAL_LOG_STD, scale=JITTER)
-        self.bias = constant(S, 1, n_outputs)
+        self.bias = zeros(S, 1, n_outputs)
         self.bias_log_var = _row(generators, n_outputs, mean=INITIAL_LOG_VAR, scale=JITTER)
         self.z_mean = _row(generators, n_inputs)
         self.z_log_var = _row(generators, n_inputs, mean=INITIAL_Z_LOG_VAR, scale=JITTER)

@@ -1,6 +1,6 @@
 """How many values of a pass keep a GPU busy: time and memory of `predict` by the bound on a chunk of draws.
 
-`mcbn.sampling.GPU_CHUNK` should be the least bound that costs no time.
+`mcbn.plans.GPU_CHUNK` should be the least bound that costs no time.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from mcbn import sampling
+from mcbn import plans
 from mcbn.bench.cases import MLP, RESNET32, RESNET50, UNET, Case, Ours, fitted, prepare
 from mcbn.bench.timing import peak_bytes, time_interleaved
 from mcbn.model import MCBN
@@ -41,7 +41,7 @@ def sweep(case: Case, device: str) -> Iterator[str]:
     drawn = fitted(case, ready)
     name = "GPU_CHUNK" if device == "cuda" else "CPU_CHUNK"
     for exponent in EXPONENTS:
-        with mock.patch.object(sampling, name, 2**exponent):
+        with mock.patch.object(plans, name, 2**exponent):
             bayes: MCBN[Any] = MCBN(ready.network, case.task).fit(ready.train, n_samples=2, batch_size=2)
             bayes.posterior = drawn.posterior  # plans are made anew for each bound
             peak = peak_bytes(case, ready, bayes, "mcbn", device)

@@ -54,16 +54,16 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
     bayes = fitted(case, ready)
     yield agreement(case, ready, bayes)
     peaks = _peaks(case, ready, bayes, options)
-    reason = reason_against(case, ready, options.peer_path)
+    reason = reason_against(ready, options.peer_path)
     if reason:
         yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
-    methods = _methods(case, ready, bayes, options)
+    methods = _methods(ready, bayes, options)
     if not reason:
         methods[PEER] = Peer(case, ready, options.peer_path)
     yield from _timed(case, methods, options, peaks, whole=frozenset(OURS))
 
 
-def _methods(case: Case, ready: Prepared, bayes: MCBN[Any], options: Options) -> dict[str, Method]:
+def _methods(ready: Prepared, bayes: MCBN[Any], options: Options) -> dict[str, Method]:
     methods: dict[str, Method] = {
         ALGORITHM_1: Algorithm1(ready.network, ready.train, ready.query),
         PLAIN: Plain(ready.network, ready.query),

@@ -38,7 +38,7 @@ class Peer:
         return outputs
 
 
-def reason_against(case: Case, ready: Prepared, folder: Path | None) -> str:
+def reason_against(ready: Prepared, folder: Path | None) -> str:
     """Say why the peer cannot run this case; empty where it can."""
     if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
         return "cannot run: it knows 2-d batch norm only"

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ImportError as error:  # the script is installed without its extra, too
+    raise SystemExit("mcbn: the command line needs typer: pip install 'mcbn[cli]'") from error
 
 from mcbn.cli import images as images  # registers its commands
 from mcbn.cli import model

@@ -194,12 +194,12 @@ def posteriors(
       mcbn reproduce posteriors --datasets yacht
     """
     from mcbn.report import posteriors as report
-    from mcbn.reproduce import posteriors
+    from mcbn.reproduce import foreign, posteriors
     from mcbn.reproduce.profiles import find_profile
 
     with _one_line_errors():
         if cifar:
-            posteriors.cifar(weights, out, n_test=n_test)
+            foreign.cifar(weights, out, n_test=n_test)
         else:
             with _one_thread("cpu"):
                 posteriors.run(find_profile(profile), out, regression=regression, datasets=_split(datasets))

@@ -31,7 +31,7 @@ class RegressionMLP(nn.Sequential):
     ) -> None:
         sizes = [n_inputs, *hidden]
         if min(*sizes, n_outputs) < 1:
-            raise MCBNError(f"layer sizes must be at least 1; got {n_inputs}, {tuple(hidden)}, {n_outputs}.")
+            raise MCBNError(f"layer sizes must be at least 1; got {n_inputs}, {tuple(hidden)}, {n_outputs}")
         generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise(sizes):
@@ -67,7 +67,7 @@ class Standardized(nn.Module):
         """Predict in original units: x (N, Q) -> (N,) or (N, D), as y was."""
         output: Tensor = self.network((x - self.x_mean) / self.x_std)  # (N, D)
         if output.shape[-1] != self.y_mean.numel():
-            raise MCBNError(f"the network gives {output.shape[-1]} outputs, the targets have {self.y_mean.numel()}.")
+            raise MCBNError(f"the network gives {output.shape[-1]} outputs, the targets have {self.y_mean.numel()}")
         if self.y_mean.ndim == 0:
             output = output.squeeze(-1)
         return output * self.y_std + self.y_mean
@@ -183,7 +183,7 @@ def _step(network: nn.Module, optimizer: torch.optim.Adam, x: Tensor, y: Tensor)
     optimizer.zero_grad()
     output = network(x)  # (M, D)
     if output.shape != y.shape:
-        raise MCBNError(f"the network gives {tuple(output.shape)} for targets {tuple(y.shape)}: set n_outputs.")
+        raise MCBNError(f"the network gives {tuple(output.shape)} for targets {tuple(y.shape)}: set n_outputs")
     torch.autograd.backward(0.5 * mse_loss(output, y))
     optimizer.step()
 
@@ -191,16 +191,16 @@ def _step(network: nn.Module, optimizer: torch.optim.Adam, x: Tensor, y: Tensor)
 def _check_data(x: Tensor, y: Tensor) -> None:
     if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(x) < 2:
         raise MCBNError(
-            f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got x {tuple(x.shape)} and y {tuple(y.shape)}."
+            f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got x {tuple(x.shape)} and y {tuple(y.shape)}"
         )
     if not (x.is_floating_point() and y.is_floating_point() and x.isfinite().all() and y.isfinite().all()):
-        raise MCBNError(f"x and y must be finite floating-point tensors; got {x.dtype} and {y.dtype}.")
+        raise MCBNError(f"x and y must be finite floating-point tensors; got {x.dtype} and {y.dtype}")
 
 
 def _check_training(network: nn.Module, x: Tensor, y: Tensor, *, batch_size: int, epochs: int) -> None:
     _check_data(x, y)
     if batch_size < 2 or epochs < 1:
-        raise MCBNError(f"batch_size must be at least 2 and epochs 1; got {batch_size} and {epochs}.")
+        raise MCBNError(f"batch_size must be at least 2 and epochs 1; got {batch_size} and {epochs}")
     dtype = next(network.parameters()).dtype
     if not x.dtype == y.dtype == dtype:
-        raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}. Convert with .to().")
+        raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}: convert with .to()")

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcbn import prediction
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.noise import tau_by_crps
+from mcbn.noise import constant_tau
+from mcbn.outputs import as_logits, match_shape, require_labels
 from mcbn.page.curves import Vector
+from mcbn.prediction import entropy
 from mcbn.progress import bar
 
 ROWS = 512  # inputs predicted at a time, at most
@@ -124,7 +125,7 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
             f"the network has {pred.mean.shape[1]} outputs, each with units of its own; give MCBN an output= that"
             " returns one of them and write a page for each"
         )
-    y = prediction.match_shape(y, pred.mean)
+    y = match_shape(y, pred.mean)
     tuned = bool(torch.isfinite(pred.tau).all())
     return pred.mean, pred.epistemic, pred.variance, y, bayes.plain(x), pred.log_prob(y) if tuned else y
 
@@ -140,8 +141,7 @@ def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tup
 
 
 def _best_constant(mean: Vector, y: Vector) -> float:
-    centre, nothing, target = (torch.from_numpy(value)[:, None] for value in (mean, np.zeros_like(mean), y))
-    return float(float(tau_by_crps(centre, nothing, target)) ** -0.5)
+    return float(constant_tau(torch.from_numpy(mean), torch.from_numpy(y)).rsqrt())
 
 
 def _pair(data: Any) -> tuple[Any, Tensor]:
@@ -158,7 +158,7 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
     kept = valid.cpu() & _lot(y.shape, MOST_SCORED / max(1, population))
     for x_part, y_part in _cut(x, y):
         pred = bayes.predict(x_part)
-        logits = prediction.as_logits(bayes.plain(x_part).unsqueeze(0))[0]  # (n, K, ...)
+        logits = as_logits(bayes.plain(x_part).unsqueeze(0))[0]  # (n, K, ...)
         of_part = kept[first : first + len(y_part)]
         y_part = torch.where(valid[first : first + len(y_part)], y_part, 0)
         ours.append(_vote(pred.probs, y_part, of_part, first, pred.mutual_information))
@@ -195,7 +195,7 @@ def _lot(shape: torch.Size, share: float) -> Tensor:
 def _vote(
     probs: Tensor, y: Tensor, kept: Tensor, first: int, information: Tensor | None = None
 ) -> dict[str, Tensor | None]:
-    y, K = prediction.require_labels(y, probs), probs.shape[1]
+    y, K = require_labels(y, probs), probs.shape[1]
     kept = kept.reshape(y.shape)
     number = (first + torch.arange(len(y))).reshape(-1, *(1,) * (y.ndim - 1)).expand_as(y)[kept]
     flat = probs.movedim(1, -1)[kept.to(probs.device)].double().cpu()  # (points, K)
@@ -205,7 +205,7 @@ def _vote(
         "label": flat.argmax(1),
         "truth": y,
         "confidence": flat.amax(1),
-        "entropy": prediction.entropy(flat, 1),
+        "entropy": entropy(flat, 1),
         "mutual_information": None if information is None else information[kept.to(probs.device)],
         "log_prob": chosen[:, 0].log(),
         "brier": (flat - torch.nn.functional.one_hot(y, K)).square().sum(1),

@@ -52,19 +52,18 @@ def table(
     rows: Iterable[Sequence[str | float]],
     *,
     caption: str = "",
-    sortable: bool = True,
     text: Sequence[int] = (),
 ) -> Markup:
     """Lay out rows under a header; numbers are rounded for show and sorted by their full value.
 
     Columns of text beside the first one are named by their place.
     """
-    heads = [element("button", title, type="button") if sortable and title else title for title in header]
+    heads = [element("button", title, type="button") if title else title for title in header]
     kinds = ["text" if i in text else None for i in range(len(header))]
     cells = [element("th", head, scope="col", class_=kind) for head, kind in zip(heads, kinds, strict=True)]
     body = [element("tr", *(_cell(c, k) for c, k in zip(row, kinds, strict=True))) for row in rows]
     parts = [element("thead", element("tr", *cells)), element("tbody", *body)]
-    return framed(element("table", *parts, class_="sortable" if sortable else None), caption)
+    return framed(element("table", *parts, class_="sortable"), caption)
 
 
 def framed(laid_out: Markup, caption: str = "") -> Markup:

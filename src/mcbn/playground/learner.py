@@ -15,7 +15,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
-from mcbn.noise import tau_by_crps
+from mcbn.noise import constant_tau, tau_by_crps
 
 HIDDEN = (30, 30, 30)
 RANGE = 7.0  # points and grid lie in -RANGE..RANGE, both ways
@@ -87,7 +87,7 @@ class Learner:
             bayes = MCBN(self.network, "regression").fit(x, n_samples=settings.n_samples, batch_size=M)
         at_points = bayes.predict(x)
         tau = float(tau_by_crps(at_points.mean, at_points.epistemic, y)) / UNITS**2
-        constant = float(tau_by_crps(at_points.mean, torch.zeros_like(at_points.mean), y)) / UNITS**2
+        constant = float(constant_tau(at_points.mean, y)) / UNITS**2
         used = tau if settings.tau is None else settings.tau
         grid = torch.linspace(-RANGE, RANGE, GRID)[:, None]  # (G, 1)
         pred = bayes.predict(grid / UNITS)

@@ -38,7 +38,7 @@ def write(results: str | Path = "results") -> list[Path]:
     tests = runs(regression)
     varied = runs(sensitivity, kind="sensitivity", also=("batch_size", "n_samples"))
     if not tests and not varied:
-        raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`.")
+        raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
     summary = summarise(tests)
     repeated = repeat_tables(summary, read_repeats(results / "search"))
     tables = _tables(summary, repeated, varied, [*regression, *sensitivity])

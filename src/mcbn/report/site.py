@@ -51,7 +51,7 @@ def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None 
     study = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
     if not study.folders and not any(found.records for found in study.made.values()):
         raise MCBNError(
-            f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder."
+            f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder"
         )
     pages = PAGES | {f"{name}.html": title for name, title in study.folders.items()}
     return [

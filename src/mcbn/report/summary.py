@@ -33,6 +33,7 @@ METRICS = {
     "pll_normalized": "Normalised PLL (%)",
 }
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
+NAMES_LISTED = 8  # of those that a message complains of
 _IDENTITY = ("dataset", "method", "split", "seed")
 Values: TypeAlias = dict[tuple[str, str, str], list[float]]  # by data set, method, metric
 
@@ -101,7 +102,7 @@ def check_names(record: Record) -> None:
     if record["dataset"] not in NAMES or record["method"] not in METHODS:
         raise MCBNError(
             f"a record has data set {record['dataset']!r} and method {record['method']!r}; known are"
-            f" {', '.join(NAMES)} and {', '.join(METHODS)}. Remove it or run it under a known name."
+            f" {', '.join(NAMES)} and {', '.join(METHODS)}; remove it or run it under a known name"
         )
 
 
@@ -111,7 +112,7 @@ def score(record: Record, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise MCBNError(f"{name} should be a number or null, not {value!r}, in {_shorten(record)}.")
+        raise MCBNError(f"{name} should be a number or null, not {value!r}, in {_shorten(record)}")
     return float(value)
 
 
@@ -143,7 +144,7 @@ def _row(dataset: str, method: str, metric: str, values: Sequence[float]) -> Row
 
 def _field(record: Record, name: str) -> Any:
     if name not in record:
-        raise MCBNError(f"a record has no {name!r}: {_shorten(record)}. Remove it and run that part again.")
+        raise MCBNError(f"a record has no {name!r}: {_shorten(record)}; remove it and run that part again")
     return record[name]
 
 
@@ -160,15 +161,15 @@ def _show(key: Sequence[Any], also: Sequence[str]) -> str:
 def _refuse(conflicts: Sequence[str]) -> None:
     if conflicts:
         raise MCBNError(
-            f"recorded more than once, with different configurations: {_list(conflicts)}."
-            " Move the records of one of them to another folder."
+            f"recorded more than once, with different configurations: {_list(conflicts)};"
+            " move the records of one of them to another folder"
         )
 
 
-def _list(names: Sequence[str], most: int = 8) -> str:
+def _list(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+    more = [f"and {len(names) - NAMES_LISTED} more"] if len(names) > NAMES_LISTED else []
+    return ", ".join([*names[:NAMES_LISTED], *more])
 
 
 def _number(value: str | float | None) -> str:

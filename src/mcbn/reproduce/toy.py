@@ -8,6 +8,7 @@ import torch
 
 from mcbn import data, demo
 from mcbn.files import replacing
+from mcbn.noise import constant_tau
 from mcbn.progress import bar
 
 GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
@@ -19,7 +20,7 @@ def main(out: str | Path = "results/regression") -> Path:
     x_val, y_val = (part.float() for part in data.toy(seed=1))
     with bar("training", demo.TOY.epochs, "epoch") as tick:
         bayes = demo.train_and_fit(x, y, demo.TOY, 0, tick, hidden=(30, 30, 30)).tune((x_val, y_val))
-    constant = demo.constant_tau(bayes.predict(x_val).mean, y_val)
+    constant = float(constant_tau(bayes.predict(x_val).mean, y_val))
     grid = torch.linspace(*GRID)[:, None]  # (G, 1)
     pred = bayes.predict(grid)
     vectors = {"x_train": x[:, 0], "y_train": y, "x_grid": grid[:, 0], "mean": pred.mean, "std": pred.std}

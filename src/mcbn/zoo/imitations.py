@@ -70,8 +70,8 @@ class Recurrent(nn.Module):
 def entries() -> Iterator[Entry]:
     """List the imitations."""
 
-    def build(model: nn.Module, *shape: int, batch_size: int = 4) -> Case:
-        return Case(model, rows(*shape), batch_size)
+    def build(model: nn.Module, *shape: int) -> Case:
+        return Case(model, rows(*shape), batch_size=4)
 
     builds = {
         "BatchNormAct": lambda: build(

@@ -1,0 +1,147 @@
+"""How draws run for inputs of one shape: several in one pass or one by one, compiled, captured as a CUDA graph, or not.
+
+`ways` lists the plans for a traced pass, the fastest first. The engine (`sampling`) keeps the first that gives the
+numbers of the plain pass, and runs the network `AsItIs` where none does.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mcbn.program import Program
+from mcbn.workspace import Workspace
+
+# Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
+CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
+CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
+GPU_CHUNK = 2**27  # 512 MB in single precision, what was measured; `python -m mcbn.bench.chunks` compares bounds
+GPU_FOLD = 2**24
+GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
+PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # against the plain pass, relative to its largest value
+COARSE_TOLERANCE = 0.1  # half precision and TF32: rounding of a deep network adds up
+
+OnePass = Callable[[tuple[Tensor, ...], Tensor], Tensor]  # (shared, rows (t, S)) -> (t, N, ...)
+Run = Callable[[int, int], Tensor]  # draws start to stop -> (t, N, ...)
+
+
+@dataclass(frozen=True)
+class AsItIs:
+    """Draw by draw through the network's own code."""
+
+    reason: str
+    chunk: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Draws through a traced pass."""
+
+    chunk: int  # draws in one pass
+    program: Program
+    omega: Tensor  # scale and shift of every draw, (T, S)
+    one_pass: OnePass
+    passes: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
+    graphs: dict[int, "Graphed"] = field(default_factory=dict)  # captured, by number of draws
+
+    def prepare(self, inputs: Any, workspace: Workspace) -> Run:
+        """Run what no draw changes; return a function that runs draws start to stop on these inputs."""
+        shared = self.program.run_shared(inputs)
+
+        def run(start: int, stop: int) -> Tensor:
+            rows = self.omega[start:stop]
+            self.passes[len(rows)] += 1
+            if self.program.stackable and not self.omega.is_cuda:
+                with workspace.active():
+                    return self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
+            return self._graphed(shared, rows)(shared, rows)
+
+        return run
+
+    def _graphed(self, shared: tuple[Tensor, ...], rows: Tensor) -> OnePass:
+        """Return the pass as a CUDA graph where that pays: small, and run often enough."""
+        small = self.omega.is_cuda and self.program.width * self.chunk <= GPU_GRAPH
+        if not small or torch.is_autocast_enabled("cuda") or self.passes[len(rows)] < PASSES_BEFORE_CAPTURE:
+            return self.one_pass
+        if len(rows) not in self.graphs:
+            self.graphs[len(rows)] = Graphed(self.one_pass, shared, rows)
+        return self.graphs[len(rows)]
+
+
+class Graphed:
+    """One pass captured as a CUDA graph over fixed memory; replaying it costs one launch instead of hundreds."""
+
+    def __init__(self, function: OnePass, shared: tuple[Tensor, ...], rows: Tensor) -> None:
+        self.shared, self.rows = tuple(t.clone() for t in shared), rows.clone()
+        self.lock = threading.Lock()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                function(self.shared, self.rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.output = function(self.shared, self.rows)
+
+    def __call__(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """Replay on other values of the same shapes."""
+        with self.lock:
+            for own, given in zip(self.shared, shared, strict=True):
+                own.copy_(given)
+            self.rows.copy_(rows)
+            self.graph.replay()
+            return self.output.clone()
+
+
+def draws_at_once(width: int, convolutional: bool, *, n_samples: int, chunk_size: int | None, on_gpu: bool) -> int:
+    """Choose how many of T draws go through in one pass whose widest result has so many values."""
+    if chunk_size is not None:
+        return min(chunk_size, n_samples)
+    if convolutional and width > (GPU_FOLD if on_gpu else CPU_FOLD):
+        return 1
+    most = max(1, min(n_samples, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
+    return -(-n_samples // -(-n_samples // most)) if on_gpu else most  # equal passes share one CUDA graph
+
+
+def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool) -> list[Plan]:
+    """List the plans for a traced pass, the fastest first: each asks less of the network's operations."""
+    layouts = [program, replace(program, channels_last=False)] if program.channels_last else [program]
+    sizes = dict.fromkeys((chunk, 1))
+    plans = [Plan(size, layout, omega, _one_pass(layout)) for layout in layouts for size in sizes]
+    if compile and not (omega.is_cuda and program.folds):  # cuDNN's fused convolutions are faster than compiled ones
+        plans.insert(0, Plan(chunk, program, omega, _compiled(_one_pass(program))))
+    return plans
+
+
+def _one_pass(program: Program) -> FunctionType:
+    """Return the function that runs rows (t, S) of scales and shifts in one pass: (t, N, ...)."""
+
+    def one_pass(shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        if len(rows) == 1:
+            return program.run_each(shared, rows[0]).unsqueeze(0)
+        return program.run_together(shared, rows)
+
+    return cast(FunctionType, one_pass)
+
+
+def _compiled(function: FunctionType) -> OnePass:
+    """Compile a copy of a function with code of its own: torch.compile counts its recompilations by code object."""
+    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return torch.compile(own, dynamic=False)
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Tell whether a faster way gave the numbers of the plain pass, up to rounding."""
+    if found.shape != expected.shape or not expected.numel():
+        return False
+    coarse = expected.is_cuda and torch.backends.cudnn.allow_tf32 and expected.dtype == torch.float32
+    relative = COARSE_TOLERANCE if coarse else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
+    tolerance = relative * expected.abs().max().clamp(min=1e-6)
+    return bool(((found - expected).abs() <= tolerance).all())

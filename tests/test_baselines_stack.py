@@ -1,0 +1,117 @@
+"""Networks of a stack against the same networks alone."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinds import normal
+from mcbn.baselines import MNFNetwork, stack
+
+
+def stacked(members: list[int], *, n: int = 50, batch_size: int = 10) -> stack.Stack:
+    """Networks of these numbers, each with data, weights and streams of its own."""
+    network = MNFNetwork([3, 6, 1], generators=[stack.generator(s, stack.INITIAL) for s in members]).double()
+    x = torch.stack([normal(n, 3, seed=s) for s in members])
+    return stack.Stack(network, x, x.sum(2, keepdim=True), [[s] for s in members], batch_size=batch_size)
+
+
+def assert_networks_equal(a: stack.Stack, i: int, b: stack.Stack, j: int) -> None:
+    for p, q in zip(a.network.parameters(), b.network.parameters(), strict=True):
+        torch.testing.assert_close(p[i], q[j], rtol=1e-8, atol=1e-10)
+
+
+def test_network_of_a_stack_equals_the_network_alone() -> None:
+    together = stacked([4, 7, 9])
+    for _ in range(13):
+        together.epoch()  # 65 steps: more than a block of noise
+    for i, member in enumerate([4, 7, 9]):
+        alone = stacked([member])
+        for _ in range(13):
+            alone.epoch()
+        assert_networks_equal(together, i, alone, 0)
+
+
+def test_each_network_stops_at_its_own_epoch() -> None:
+    together = stacked([1, 2, 3])
+    stack.train_for(together, [2, 5, 3])
+    for i, epochs in enumerate([2, 5, 3]):
+        alone = stacked([i + 1])
+        stack.train_for(alone, [epochs])
+        assert_networks_equal(together, i, alone, 0)
+
+
+@pytest.mark.slow
+def test_early_stopping_in_a_stack_equals_early_stopping_alone_and_a_naive_loop() -> None:
+    def held_out(members: list[int], network: MNFNetwork) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.stack([normal(20, 3, seed=100 + s) for s in members])
+        sign = torch.tensor([-1 if s == 2 else 1 for s in members]).reshape(-1, 1, 1)  # 2 gets worse as it learns
+        noise = stack.draw_noise([[s, stack.VALIDATION] for s in members], 0, 4, network.draw_size).double()
+        return x, sign * x.sum(2, keepdim=True), noise
+
+    together = stacked([1, 2])
+    epochs = stack.train_until_best(together, *held_out([1, 2], together.network), max_epochs=40, patience=5)
+    assert epochs[1] < epochs[0]
+    for i, member in enumerate([1, 2]):
+        alone = stacked([member])
+        x, y, noise = held_out([member], alone.network)
+        found = stack.train_until_best(alone, x, y, noise, max_epochs=40, patience=5)
+        assert found == [epochs[i]]
+        assert_networks_equal(together, i, alone, 0)
+        assert naive_best_epoch(stacked([member]), x, y, noise) == epochs[i]
+
+
+def naive_best_epoch(single: stack.Stack, x: Tensor, y: Tensor, noise: Tensor) -> int:
+    best, best_epoch = math.inf, 0
+    for epoch in range(1, 41):
+        single.epoch()
+        with torch.no_grad():
+            rmse = (single.network.sample(x, noise).mean(1) - y).square().mean().sqrt().item()
+        if rmse < best:
+            best, best_epoch = rmse, epoch
+        if epoch - best_epoch >= 5:
+            break
+    return best_epoch
+
+
+def test_loss_is_half_the_squared_error_plus_kl_over_n() -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    x, y = two.x[two.rows, two.index], two.y[two.rows, two.index]
+    output, kl = two.network(x, two.noise)
+    naive = sum(0.5 * ((output[s] - y[s]) ** 2).mean() + kl[s] / 50 for s in range(2))
+    torch.testing.assert_close(two.losses(x, y, two.noise), naive)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while tracing
+def test_loss_traces_whole_and_gives_the_same_gradients() -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    batch = two.x[two.rows, two.index], two.y[two.rows, two.index], two.noise
+    traced = torch.compile(two.losses, backend="aot_eager", dynamic=False, fullgraph=True)
+    found, expected = (torch.autograd.grad(f(*batch), list(two.network.parameters())) for f in (traced, two.losses))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = stacked([1, 2])
+    noise = normal(2, 7, two.network.draw_size)
+    with torch.no_grad():
+        whole = two.network.sample(two.x, noise).mean(1)
+        monkeypatch.setitem(stack.CHUNK, "cpu", 2 * 50 * 6 * 3)
+        torch.testing.assert_close(stack.sample_mean(two.network, two.x, noise), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_warm_up_changed_is_put_back() -> None:
+    warmed, fresh = stacked([1, 2]), stacked([1, 2])
+    before = [parameter.detach().clone() for parameter in warmed.network.parameters()]
+    for _ in range(3):
+        warmed._step()
+    stack._restore(list(warmed.network.parameters()), before, warmed.optimizer)
+    for one in (warmed, fresh):
+        one.epoch()
+    for i in range(2):
+        assert_networks_equal(warmed, i, fresh, i)

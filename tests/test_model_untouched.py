@@ -1,0 +1,97 @@
+"""What is the user's stays as it is: network, generators and earlier results, also after an exception."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import mcbn
+from kinds import KINDS, make
+from untouched import untouched
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_and_generators_are_bit_identical_after_every_call(kind: str, training: bool) -> None:
+    model, x = make(kind)
+    model.train(training)
+    next(iter(model.parameters())).requires_grad_(False)
+    model.register_forward_hook(lambda *args: None)
+    loader = DataLoader(TensorDataset(x, x), batch_size=8, shuffle=True)
+    with untouched(model):
+        bayes = mcbn.MCBN(model, "regression")
+        bayes.fit(loader, n_samples=3)
+        bayes.plain(x)
+        target = bayes.sample(x)[0] + 1
+        bayes.tune((x, target))
+        bayes.predict(x).log_prob(target)
+        bayes.predict(loader)
+        copy.deepcopy(bayes).predict(x)
+
+
+class Interrupting(Dataset[Tensor]):
+    """Examples that consume the global generators and break off at one of them."""
+
+    def __init__(self, x: Tensor, error: type[BaseException], at: int) -> None:
+        self.x, self.error, self.left = x, error, at
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Tensor:
+        self.left -= 1
+        torch.rand(1)
+        if self.left == 0:
+            raise self.error
+        return self.x[i]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("at", [1, 20])
+def test_interrupted_fit_leaves_model_generators_and_old_posterior(error: type[BaseException], at: int) -> None:
+    model, x = make("residual")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=8)
+    before, old = bayes.predict(x), bayes.posterior
+    with untouched(model), pytest.raises(error):
+        bayes.fit(Interrupting(x, error, at), n_samples=9, batch_size=8)
+    assert bayes.posterior is old
+    assert torch.equal(bayes.predict(x).mean, before.mean)
+
+
+def test_exception_in_the_forward_pass_leaves_everything(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    with untouched(bayes.model), pytest.raises(mcbn.MCBNError, match="could not run"):
+        bayes.predict(x[:, :2])
+    assert bayes.predict(x).mean.isfinite().all()
+
+
+def test_two_objects_on_one_model_are_independent() -> None:
+    model, x = make("1d")
+    first = mcbn.MCBN(model, "regression", layers=1).fit(x, n_samples=5, batch_size=8)
+    before = first.predict(x)
+    mcbn.MCBN(model, "regression").fit(x, n_samples=7, batch_size=4, seed=3)
+    after = first.predict(x)
+    assert torch.equal(before.mean, after.mean)
+    assert torch.equal(before.epistemic, after.epistemic)
+
+
+def test_training_on_after_fit_does_not_change_the_fitted_object() -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    before, plain = bayes.predict(x).mean, bayes.plain(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert torch.equal(bayes.predict(x).mean, before)
+    assert torch.equal(bayes.plain(x), plain)
+
+
+def test_fit_uses_the_weights_of_the_moment() -> None:
+    model, x = make("1d")
+    early = mcbn.MCBN(model, "regression")
+    with torch.no_grad():
+        model[6].bias.add_(5)
+    late = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    assert torch.equal(early.fit(x, n_samples=5, batch_size=8).predict(x).mean, late.predict(x).mean)
