@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,13 +75,13 @@ def undisturbed(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return by_row(read_results(out))
 
 
-def processes(cluster: Any) -> list[int]:
-    """List the processes of the cluster that work on parts."""
+def processes(cluster: Any, names: tuple[bytes, ...] = NAMES) -> list[int]:
+    """List the processes of the cluster that work on parts, or that have other names."""
     nodes = {p.process.pid for node in cluster.list_all_nodes() for p in node.all_processes.get("raylet", [])}
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(NAMES):
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(names):
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 found += [int(folder.name)] if parent in nodes else []
         except OSError:
@@ -222,6 +223,35 @@ def wait_for(condition: Any, seconds: float = 100) -> None:
         time.sleep(0.02)
 
 
+def test_a_corrupt_file_among_a_thousand(cluster, tmp_path):
+    write_tables(tmp_path / "in", (3,) * 1000, suffix=".csv")
+    (tmp_path / "in" / "table500.csv").write_text("id,age,height,weight\na,1,2\n")
+    summary = mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", workers=2)
+    assert (summary.rows, summary.parts) == (999 * 3, 999)
+    bad = [json.loads(line) for line in (tmp_path / "out" / "bad_files.jsonl").read_text().splitlines()]
+    assert [entry["file"] for entry in bad] == ["table500.csv"]
+    found = by_row(read_results(tmp_path / "out"))
+    assert {file for file, _ in found} == {f"table{i}.csv" for i in range(1000) if i != 500}
+    x, ids = rows(3, 999)
+    mean = BAYES.predict(x).mean[:, 0].tolist()
+    assert [found["table999.csv", i][:2] for i in range(3)] == list(zip(ids, mean, strict=True))
+
+
+def test_each_actor_takes_a_gpu_where_the_cluster_has_some(cluster, tables, undisturbed, tmp_path):
+    """The GPU is a promise of the node alone: the actor finds no CUDA there and computes on its CPU."""
+    node = cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY)
+    free: list[float] = []
+    try:
+        wait_for(lambda: ray.cluster_resources().get("GPU") == 1)
+        on_part = lambda _: free.append(ray.available_resources().get("GPU", 0.0))  # noqa: E731
+        mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", on_part=on_part, **OPTIONS)
+    finally:
+        cluster.remove_node(node)
+    wait_for(lambda: "GPU" not in ray.cluster_resources())
+    assert 0.0 in free
+    assert by_row(read_results(tmp_path / "out")) == undisturbed
+
+
 def test_images_with_a_broken_one_among_them(cluster, tmp_path):
     write_images(tmp_path / "in")
     spoil(tmp_path / "in" / "class0" / "004.png")
@@ -286,7 +316,7 @@ def test_tasks_draw_the_posterior_of_one_process(cluster):
 
 def test_the_benchmark_counts_every_row(cluster):
     found = benchmark.measure(rows=40_000, n_samples=4, workers=2)
-    assert (found["parts"], found["batches"]) == (5, 5)  # of 8,192 rows
+    assert (found["parts"], found["batches"]) == (3, 5)  # batches of 8,192 rows, two a part
     assert found["ratio_whole"] == found["whole_rows_per_second"] / found["plain_rows_per_second"]
     assert 0 < found["ratio_alone"] < found["ratio_whole"] < found["ratio_steady"]
     assert found["waiting_ms_per_part"] > 0
@@ -336,5 +366,23 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
             study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
     assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1
     study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_a_study_whose_worker_is_killed_loses_nothing(cluster, tmp_path):
+    regression.run(SMALL, tmp_path / "whole", methods=("bn",))
+    killed: list[int] = []
+
+    def kill() -> None:
+        wait_for(lambda: processes(cluster, (b"ray::_work",)))
+        killed.extend(processes(cluster, (b"ray::_work",))[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    killer.join()
+    assert killed
     whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     assert whole == cut

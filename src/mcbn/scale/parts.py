@@ -12,7 +12,8 @@ from mcbn.tabular.tables import ParquetTable
 TABLES = (".csv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 SPLIT_BYTES = 2**20  # parquet files from here on are opened to be cut
-PARTS = 64  # wanted of a job: enough to share out evenly; more re-read the beginnings of row groups
+PARTS = 64  # wanted of a job: enough to share out evenly
+LEAST = 2  # batches of a part: opening a row group in its middle costs as much as reading several
 PART_ROWS = 2**20  # at most
 PART_IMAGES = 2**11
 Inputs = str | Path | Sequence[str | Path]
@@ -100,7 +101,7 @@ def _edges(rows: int | None, step: int) -> list[tuple[int, int | None]]:
 
 def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
     """Choose the rows of a part by the inputs alone, so that a job can be gone on with on other machines."""
-    return whole_batches(asked or max(1, min(most, -(-rows // PARTS))), batch_rows)
+    return whole_batches(asked or max(LEAST * batch_rows, min(most, -(-rows // PARTS))), batch_rows)
 
 
 def cut_images(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
