@@ -129,7 +129,7 @@ def test_an_item_that_kills_its_actor_is_tried_again_and_an_error_in_the_end(clu
     class Fragile:
         def ready(self) -> None: ...
 
-        def __call__(self, item: str) -> str:
+        def work(self, item: str) -> str:
             with (tmp_path / item).open("a") as tries:
                 tries.write("x")
             if item == "deadly" or (item == "unlucky" and (tmp_path / item).stat().st_size == 1):
@@ -161,7 +161,7 @@ def test_a_cluster_without_room_is_said_and_an_actor_without_room_holds_nothing_
     class Loud:
         def ready(self) -> None: ...
 
-        def __call__(self, item: str) -> str:
+        def work(self, item: str) -> str:
             return item.upper()
 
     assert sorted(fed(Loud, list("abcdef"), size=7)) == list("ABCDEF")  # two have room

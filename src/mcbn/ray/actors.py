@@ -21,7 +21,7 @@ class _Seat(NamedTuple):
 def run(
     ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
 ) -> Iterator[str]:
-    """Yield what `kind(*arguments)(item)` returns for every item once, in the order they end.
+    """Yield what `kind(*arguments).work(item)` returns for every item once, in the order they end.
 
     An actor that has not started holds no item, so that one without room in the cluster holds nothing up. Which actor
     is lost, and how often, changes nothing as long as the same item ends the same.
@@ -66,7 +66,7 @@ class _Pool:
     def _give(self, todo: deque[str]) -> None:
         while todo and self.idle:
             seat, item = self.idle.pop(), todo.popleft()
-            self.seats[seat.actor.__call__.remote(item)] = seat._replace(item=item)
+            self.seats[seat.actor.work.remote(item)] = seat._replace(item=item)
 
     def _next(self) -> tuple[Any, _Seat]:
         """Wait for an actor to start, to end an item, or to be lost."""

@@ -109,7 +109,7 @@ class Worker:
     def ready(self) -> None:
         """Answer once network and posterior are there."""
 
-    def __call__(self, text: str) -> str:
+    def work(self, text: str) -> str:
         """Work on a part; return what became of it."""
         waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
         outcome = replace(work(self.job, self.bayes, Part.from_json(text)), waited=waited)

@@ -11,7 +11,7 @@ from mcbn.ray.cluster import require_ray
 def run(
     ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
 ) -> Iterator[str]:
-    """Yield what `kind(*arguments)(item)` returns for every item once, in the order they end; as `actors.run`."""
+    """Yield what `kind(*arguments).work(item)` returns for every item once, in the order they end; as `actors.run`."""
     data = require_ray("ray.data")
     listed = data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
     listed.context.enable_progress_bars = False  # the context of this data set alone
@@ -34,7 +34,7 @@ class _Mapper:
         self.worker = kind(*arguments)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        return {"answer": [self.worker(str(item)) for item in batch["item"]]}
+        return {"answer": [self.worker.work(str(item)) for item in batch["item"]]}
 
 
 @contextmanager
