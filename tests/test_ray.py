@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +22,7 @@ import mcbn.ray
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
-from mcbn.ray import benchmark, study
+from mcbn.ray import actors, benchmark, study
 from mcbn.records import read
 from mcbn.reproduce import regression, sensitivity
 from mcbn.scale.folder import read_results
@@ -35,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data\.context"),  # Ray's own defaults
 ]
 MEMORY = 100 * 2**20
+NAMES = (b"ray::Worker", b"ray::MapWorker")  # of the actors' processes: the own pool's, and Ray Data's
 BAYES = regressor(n_samples=200)
 OPTIONS: dict[str, Any] = {"key": "id", "batch_size": 512, "part_rows": 1024}
 COUNTS = (9000, 5000, 1, 4000)
@@ -73,13 +75,13 @@ def undisturbed(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return by_row(read_results(out))
 
 
-def actors(cluster: Any) -> list[int]:
-    """List the processes of the cluster that work on parts."""
+def processes(cluster: Any, names: tuple[bytes, ...] = NAMES) -> list[int]:
+    """List the processes of the cluster that work on parts, or that have other names."""
     nodes = {p.process.pid for node in cluster.list_all_nodes() for p in node.all_processes.get("raylet", [])}
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(names):
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 found += [int(folder.name)] if parent in nodes else []
         except OSError:
@@ -87,13 +89,15 @@ def actors(cluster: Any) -> list[int]:
     return sorted(found)
 
 
-def test_workers_give_the_bits_of_one_process(cluster, tables, undisturbed, tmp_path):
-    summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, **OPTIONS)
+@pytest.mark.parametrize("pool", ["actors", "data"])
+def test_workers_give_the_bits_of_one_process(cluster, tables, undisturbed, tmp_path, pool):
+    summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, pool=pool, **OPTIONS)
     assert (summary.rows, summary.bad_files) == (sum(COUNTS), ())
     assert by_row(read_results(tmp_path / "out")) == undisturbed
 
 
-def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undisturbed, tmp_path):
+@pytest.mark.parametrize("pool", ["actors", "data"])
+def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undisturbed, tmp_path, pool):
     seen: list[str] = []
     killed: list[int] = []
     lost = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
@@ -101,18 +105,69 @@ def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undistur
     def disturb(outcome: Any) -> None:
         seen.append(outcome.part)
         if len(seen) == 2:
-            killed.extend(actors(cluster)[:1])
+            killed.extend(processes(cluster)[:1])
             os.kill(killed[0], signal.SIGKILL)
         if len(seen) == 5:
             cluster.remove_node(lost, allow_graceful=False)
 
     try:
-        summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, on_part=disturb, **OPTIONS)
+        summary = mcbn.ray.predict(
+            tables, BAYES, out=tmp_path / "out", workers=2, pool=pool, on_part=disturb, **OPTIONS
+        )
     finally:
         cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     assert killed
     assert len(seen) == len(set(seen)) == summary.parts
     assert by_row(read_results(tmp_path / "out")) == undisturbed
+
+
+def fed(kind: type, items: list[str], size: int = 2, threads: int = 1) -> Iterator[str]:
+    return actors.run(ray, kind, (), {"num_cpus": threads, "num_gpus": 0}, items, size)
+
+
+def test_an_item_that_kills_its_actor_is_tried_again_and_an_error_in_the_end(cluster, tmp_path):
+    class Fragile:
+        def ready(self) -> None: ...
+
+        def work(self, item: str) -> str:
+            with (tmp_path / item).open("a") as tries:
+                tries.write("x")
+            if item == "deadly" or (item == "unlucky" and (tmp_path / item).stat().st_size == 1):
+                os._exit(1)
+            return item.upper()
+
+    assert sorted(fed(Fragile, ["a", "unlucky", "b"])) == ["A", "B", "UNLUCKY"]
+    assert (tmp_path / "unlucky").read_text() == "xx"
+    with pytest.raises(ray.exceptions.RayActorError):
+        list(fed(Fragile, ["deadly", "c", "d", "e"]))
+    assert (tmp_path / "deadly").read_text() == "x" * actors.TRIES
+
+
+def test_an_actor_that_cannot_start_is_an_error_with_its_reason(cluster, tmp_path):
+    class Stillborn:
+        def __init__(self) -> None:
+            with (tmp_path / "starts").open("a") as starts:
+                starts.write("x")
+            raise RuntimeError("no such weights")
+
+        def ready(self) -> None: ...
+
+    with pytest.raises(ray.exceptions.RayActorError, match="no such weights"):
+        list(fed(Stillborn, ["a"], size=1))
+    assert (tmp_path / "starts").read_text() == "x" * actors.TRIES
+
+
+def test_a_cluster_without_room_is_said_and_an_actor_without_room_holds_nothing_up(cluster, monkeypatch):
+    class Loud:
+        def ready(self) -> None: ...
+
+        def work(self, item: str) -> str:
+            return item.upper()
+
+    assert sorted(fed(Loud, list("abcdef"), size=7)) == list("ABCDEF")  # two have room
+    monkeypatch.setattr(actors, "PATIENCE", 0.4)
+    with pytest.raises(UserWarning, match="no actor has started in 0 seconds"):  # warnings are errors here
+        list(fed(Loud, ["a"], threads=64))
 
 
 MODULE = "nets_of_the_driver"
@@ -166,6 +221,35 @@ def wait_for(condition: Any, seconds: float = 100) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_corrupt_file_among_a_thousand(cluster, tmp_path):
+    write_tables(tmp_path / "in", (3,) * 1000, suffix=".csv")
+    (tmp_path / "in" / "table500.csv").write_text("id,age,height,weight\na,1,2\n")
+    summary = mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", workers=2)
+    assert (summary.rows, summary.parts) == (999 * 3, 999)
+    bad = [json.loads(line) for line in (tmp_path / "out" / "bad_files.jsonl").read_text().splitlines()]
+    assert [entry["file"] for entry in bad] == ["table500.csv"]
+    found = by_row(read_results(tmp_path / "out"))
+    assert {file for file, _ in found} == {f"table{i}.csv" for i in range(1000) if i != 500}
+    x, ids = rows(3, 999)
+    mean = BAYES.predict(x).mean[:, 0].tolist()
+    assert [found["table999.csv", i][:2] for i in range(3)] == list(zip(ids, mean, strict=True))
+
+
+def test_each_actor_takes_a_gpu_where_the_cluster_has_some(cluster, tables, undisturbed, tmp_path):
+    """The GPU is a promise of the node alone: the actor finds no CUDA there and computes on its CPU."""
+    node = cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY)
+    free: list[float] = []
+    try:
+        wait_for(lambda: ray.cluster_resources().get("GPU") == 1)
+        on_part = lambda _: free.append(ray.available_resources().get("GPU", 0.0))  # noqa: E731
+        mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", on_part=on_part, **OPTIONS)
+    finally:
+        cluster.remove_node(node)
+    wait_for(lambda: "GPU" not in ray.cluster_resources())
+    assert 0.0 in free
+    assert by_row(read_results(tmp_path / "out")) == undisturbed
 
 
 def test_images_with_a_broken_one_among_them(cluster, tmp_path):
@@ -232,9 +316,9 @@ def test_tasks_draw_the_posterior_of_one_process(cluster):
 
 def test_the_benchmark_counts_every_row(cluster):
     found = benchmark.measure(rows=40_000, n_samples=4, workers=2)
-    assert (found["parts"], found["batches"]) == (5, 5)  # of 8,192 rows
-    assert found["ratio_steady"] == found["steady_rows_per_second"] / found["plain_rows_per_second"]
-    assert 0 < found["whole_rows_per_second"] < found["steady_rows_per_second"]
+    assert (found["parts"], found["batches"]) == (3, 5)  # batches of 8,192 rows, two a part
+    assert found["ratio_whole"] == found["whole_rows_per_second"] / found["plain_rows_per_second"]
+    assert 0 < found["ratio_alone"] < found["ratio_whole"] < found["ratio_steady"]
     assert found["waiting_ms_per_part"] > 0
 
 
@@ -282,5 +366,23 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
             study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
     assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1
     study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_a_study_whose_worker_is_killed_loses_nothing(cluster, tmp_path):
+    regression.run(SMALL, tmp_path / "whole", methods=("bn",))
+    killed: list[int] = []
+
+    def kill() -> None:
+        wait_for(lambda: processes(cluster, (b"ray::_work",)))
+        killed.extend(processes(cluster, (b"ray::_work",))[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    killer.join()
+    assert killed
     whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     assert whole == cut

@@ -18,6 +18,7 @@ from inputs import regressor, write_tables
 from mcbn import MCBNError
 from mcbn.cli import app
 from mcbn.ray import cluster
+from mcbn.reproduce.store import Store
 from workplace import furnish
 
 BAYES = regressor()
@@ -119,6 +120,8 @@ def test_an_unfitted_network_and_bad_numbers_are_refused(tmp_path):
     for option in ("workers", "threads"):
         with pytest.raises(MCBNError, match=f"{option} must be a whole number"):
             mcbn.ray.predict(tmp_path, BAYES, out=tmp_path / "out", **{option: 0})
+    with pytest.raises(MCBNError, match=r"pool must be one of \['actors', 'data'\], got 'spark'"):
+        mcbn.ray.predict(tmp_path, BAYES, out=tmp_path / "out", pool="spark")
 
 
 @pytest.fixture
@@ -153,6 +156,31 @@ def test_the_command_says_in_one_line_what_is_wrong(folder):
     result = CliRunner().invoke(app, ["predict", *other])
     assert result.exit_code == 2
     assert "was fitted on another network" in result.stderr
+
+
+def test_the_commands_name_the_extra_without_ray(folder, without_ray):
+    where = ("--data", "test.csv", "--out", "fresh", "--engine", "ray")
+    assert "pip install 'mcbn[ray]'" in refused("--model", f"{MODULE}:make", *where)
+    assert not (folder / "fresh").exists()
+    study = "reproduce regression --profile quick --datasets yacht --methods bn --engine ray --out records"
+    result = CliRunner().invoke(app, study.split())
+    assert (result.exit_code, "pip install 'mcbn[ray]'" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["regression", "sensitivity"])
+def test_the_study_goes_to_the_cluster_that_is_named(name, tmp_path, monkeypatch):
+    asked: dict[str, object] = {}
+
+    def run(profile: object, out: Path, **options: object) -> Store:
+        asked.update(options, out=out)
+        return Store(tmp_path, {})
+
+    monkeypatch.setattr(f"mcbn.ray.study.run_{name}", run)
+    command = f"reproduce {name} --profile quick --datasets yacht --engine ray --address head:6379 --out there"
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
+    assert (asked["address"], asked["datasets"], asked["out"]) == ("head:6379", ("yacht",), Path("there"))
+    result = CliRunner().invoke(app, f"reproduce {name} --engine spark".split())
+    assert (result.exit_code, "--engine must be one of local, ray" in result.stderr) == (2, True)
 
 
 def test_a_folder_is_predicted_as_its_files_one_by_one(folder):

@@ -1,9 +1,7 @@
-"""Prediction on Ray Data: a data set of parts, mapped by actors that hold the network and its posterior."""
+"""Prediction on Ray: parts of the input, worked on by actors that hold the network and its posterior."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
+from mcbn.ray import actors, stream
 from mcbn.ray.cluster import connected, require_ray, workers_of
 from mcbn.ray.packing import pack, unpack
 from mcbn.ray.spool import spooled
@@ -21,6 +20,8 @@ from mcbn.scale.job import Job, on_device, plan
 from mcbn.scale.outcome import Outcome, Summary
 from mcbn.scale.parts import Part
 from mcbn.scale.work import work
+
+POOLS = {"actors": actors.run, "data": stream.run}
 
 
 def predict(
@@ -31,6 +32,7 @@ def predict(
     resume: bool = False,
     workers: int | None = None,
     threads: int = 1,
+    pool: str = "actors",
     address: str | None = None,
     on_part: Callable[[Outcome], object] | None = None,
     **options: Any,
@@ -48,6 +50,8 @@ def predict(
         resume: go on with a job that was interrupted; finished parts are kept.
         workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
         threads: CPU threads of an actor.
+        pool: "actors" gives the parts out itself; "data" makes them a data set that Ray Data maps, which its dashboard
+            shows, and which starts some seconds later.
         address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
         on_part: called with the outcome of each part.
         options: those of `mcbn.scale.predict`.
@@ -55,13 +59,15 @@ def predict(
     batches.require_int("threads", threads, 1)
     if workers is not None:
         batches.require_int("workers", workers, 1)
+    if pool not in POOLS:
+        raise MCBNError(f"pool must be one of {list(POOLS)}, got {pool!r}")
     bayes._fitted()
     require_ray()
     with spooled(dataset, out, resume, options) as (inputs, again):
         job = plan(inputs, bayes, out=out, **options)
         with connected(address) as ray:
             folder = Folder(job, resume=again)
-            for outcome in _outcomes(ray, job, folder.missing(), bayes, workers, threads):
+            for outcome in _outcomes(ray, job, folder.missing(), bayes, workers, threads, pool):
                 folder.add(outcome)
                 if on_part is not None:
                     on_part(outcome)
@@ -69,66 +75,43 @@ def predict(
 
 
 def _outcomes(
-    ray: Any, job: Job, parts: list[Part], bayes: MCBN[Any], asked: int | None, threads: int
+    ray: Any, job: Job, parts: list[Part], bayes: MCBN[Any], asked: int | None, threads: int, pool: str
 ) -> Iterator[Outcome]:
     """Have actors work on the parts; yield what becomes of each, in the order they end."""
     if not parts:
         return
-    data = require_ray("ray.data")
     workers, gpus = workers_of(ray, threads, asked)
     payload = ray.put(pack(on_device(bayes, torch.device("cpu")), replace(job, parts=())))
-    items = data.from_items([{"part": part.to_json()} for part in parts], override_num_blocks=len(parts))
-    items.context.enable_progress_bars = False  # the context of this data set alone
-    items.context.execution_options.preserve_order = False
-    done = items.map_batches(
-        Worker,
-        batch_size=1,
-        compute=data.ActorPoolStrategy(size=min(workers, len(parts))),
-        fn_constructor_args=(payload, threads),
-        num_cpus=threads,
-        num_gpus=gpus or None,
-    )
+    arguments, resources = ([payload], threads), {"num_cpus": threads, "num_gpus": gpus}
+    run = POOLS[pool]
     try:
-        with _quiet():
-            for row in done.iter_rows():
-                yield Outcome.from_json(row["outcome"])
+        for text in run(ray, Worker, arguments, resources, [p.to_json() for p in parts], min(workers, len(parts))):
+            yield Outcome.from_json(text)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
-        text = str(cause).strip().splitlines()
+        lines = str(cause).strip().splitlines()
         raise MCBNError(
-            f"a worker failed ({type(cause).__name__}: {text[-1] if text else ''}); finished parts are kept: go on "
+            f"a worker failed ({type(cause).__name__}: {lines[-1] if lines else ''}); finished parts are kept: go on "
             "with resume=True (--resume) once it is mended"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave the terminal to the caller: Ray Data reports every plan it runs."""
-    logger = logging.getLogger("ray.data")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 class Worker:
     """An actor: network and posterior arrive once, parts one by one."""
 
-    def __init__(self, payload: Any, threads: int) -> None:
+    def __init__(self, payload: list[Any], threads: int) -> None:
         torch.set_num_threads(threads)
-        self.bayes, self.job = unpack(require_ray().get(payload))
+        self.bayes, self.job = unpack(require_ray().get(payload[0]))
         if torch.cuda.is_available():  # the GPU that Ray gave this actor
             self.bayes = on_device(self.bayes, torch.device("cuda"))
         self.ended: float | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """Work on the parts of a batch; return what became of them."""
-        return {"outcome": [self._work(Part.from_json(str(text))).to_json() for text in batch["part"]]}
+    def ready(self) -> None:
+        """Answer once network and posterior are there."""
 
-    def _work(self, part: Part) -> Outcome:
+    def work(self, text: str) -> str:
+        """Work on a part; return what became of it."""
         waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
-        outcome = replace(work(self.job, self.bayes, part), waited=waited)
+        outcome = replace(work(self.job, self.bayes, Part.from_json(text)), waited=waited)
         self.ended = time.perf_counter()
-        return outcome
+        return outcome.to_json()

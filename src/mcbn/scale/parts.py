@@ -11,8 +11,10 @@ from mcbn.tabular.tables import ParquetTable
 
 TABLES = (".csv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-SPLIT_BYTES = 2**26  # parquet files from here on are opened to be cut
-PART_ROWS = 2**20
+SPLIT_BYTES = 2**20  # parquet files from here on are opened to be cut
+PARTS = 64  # wanted of a job: enough to share out evenly
+LEAST = 2  # batches of a part: opening a row group in its middle costs as much as reading several
+PART_ROWS = 2**20  # at most
 PART_IMAGES = 2**11
 Inputs = str | Path | Sequence[str | Path]
 
@@ -73,30 +75,38 @@ def _under(place: Path) -> Iterator[tuple[str, Path]]:
 
 def cut_tables(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
     """Make a part of every table, several of a large parquet file: each of a whole number of batches."""
+    counts = {label: _count(path, part_rows) for label, path in files.items()}
+    step = _step(sum(count or 0 for count in counts.values()), batch_rows, part_rows, PART_ROWS)
     parts = []
     for number, (label, path) in enumerate(files.items()):
-        edges = _edges(path, batch_rows, part_rows)
-        for piece, (start, stop) in enumerate(edges):
+        for piece, (start, stop) in enumerate(_edges(counts[label], step)):
             name = f"part-{number:06d}-{piece:05d}"
             parts.append(Part(name, (str(path),), (label,), start, stop))
     return parts
 
 
-def _edges(path: Path, batch_rows: int, part_rows: int | None) -> list[tuple[int, int | None]]:
-    whole: list[tuple[int, int | None]] = [(0, None)]
+def _count(path: Path, part_rows: int | None) -> int | None:
+    """Count the rows of a table that is to be cut; None for one that stays whole."""
     if path.suffix.lower() != ".parquet" or (part_rows is None and path.stat().st_size < SPLIT_BYTES):
-        return whole
+        return None
     try:
-        rows = ParquetTable(path).count()
+        return ParquetTable(path).count()
     except (MCBNError, OSError):  # whoever works on it says what is wrong with it
-        return whole
-    step = whole_batches(part_rows or PART_ROWS, batch_rows)
-    return [(start, min(start + step, rows)) for start in range(0, rows, step)] or whole
+        return None
+
+
+def _edges(rows: int | None, step: int) -> list[tuple[int, int | None]]:
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)] if rows else [(0, None)]
+
+
+def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
+    """Choose the rows of a part by the inputs alone, so that a job can be gone on with on other machines."""
+    return whole_batches(asked or max(LEAST * batch_rows, min(most, -(-rows // PARTS))), batch_rows)
 
 
 def cut_images(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
     """Make parts of a whole number of batches each, in the order of the labels."""
-    labels, step = list(files), whole_batches(part_rows or PART_IMAGES, batch_rows)
+    labels, step = list(files), _step(len(files), batch_rows, part_rows, PART_IMAGES)
     parts = []
     for number, start in enumerate(range(0, len(labels), step)):
         own = labels[start : start + step]
