@@ -318,8 +318,12 @@ def test_the_verdict_names_each_better_rival():
     found = [row("mcbn", 1, d, 0.3) for d in ("validation", "test")]
     found += [row(m, s, "test", v) for m, s, v in (("plain", 1, 0.4), ("ensemble", None, 0.2), ("laplace", 1, 0.25))]
     said = report.verdict(report.Results(found))
-    assert "- NLL: better are Last-layer Laplace; Deep ensemble." in said
-    found[0]["nll"] = found[1]["nll"] = 0.1
+    assert "- NLL: better are Last-layer Laplace (by 0.0500); Deep ensemble (by 0.1000)." in said
+    found += [row("mcbn", 2, d, 0.5) for d in ("validation", "test")] + [row("laplace", 2, "test", 0.43)]
+    said = report.verdict(report.Results(found))  # gaps of 0.05 and 0.07, each within its seed
+    assert "- NLL: better are Last-layer Laplace (by 0.0600 ± 0.0100); Deep ensemble (by 0.2000)." in said
+    for r in found:
+        r["nll"] = 0.1 if r["method"] == "mcbn" else r["nll"]
     assert "- NLL: no alternative is better." in report.verdict(report.Results(found))
 
 

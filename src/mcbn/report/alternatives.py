@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mcbn import records
@@ -204,10 +205,33 @@ def verdict(results: Results) -> str:
         if ours is None or not known:
             continue
         sign = 1 if METRICS[metric][3] else -1
-        winners = [NAMES[m] for m, value in known.items() if sign * value < sign * ours]
+        winners = [
+            f"{NAMES[m]} (by {_gap(results, m, sets, metric)})"
+            for m, value in known.items()
+            if sign * value < sign * ours
+        ]
         said = f"better are {'; '.join(winners)}" if winners else "no alternative is better"
         lines.append(f"- {heading}: {said}.")
-    return "Against the best MCBN mode, chosen on validation images (means over seeds):\n\n" + "\n".join(lines)
+    head = "Against the best MCBN mode, chosen on validation images (means over seeds, ± standard error of the gap):"
+    return head + "\n\n" + "\n".join(lines)
+
+
+def _gap(results: Results, rival: Method, sets: Sequence[str], metric: str) -> str:
+    """Lay out how far a rival is from the best mode: paired by seed where it has seeds, else from the mean."""
+    _, factor, decimals, _ = METRICS[metric]
+
+    def means(method: Method) -> dict[int | None, float]:
+        """Average over the sets, where there is a value for every one of them."""
+        rows = {s: [results.scores.get((method, s, d), {}) for d in sets] for s in results.seeds(method)}
+        known = {s: [r[metric] for r in found if r.get(metric) is not None] for s, found in rows.items()}
+        return {s: fmean(values) for s, values in known.items() if len(values) == len(sets)}
+
+    ours, theirs = means(BEST), means(rival)
+    gaps = [theirs[seed] - ours[seed] for seed in ours.keys() & theirs.keys()]
+    if not (ours and theirs):
+        return MISSING
+    gap, error = student.mean_error(gaps or [fmean(theirs.values()) - fmean(ours.values())])
+    return f"{factor * abs(gap):.{decimals}f}" + ("" if error is None else f" ± {factor * error:.{decimals}f}")
 
 
 def draw(results: Results, path: Path) -> Path:
