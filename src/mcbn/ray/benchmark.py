@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--samples", type=int, default=500, help="T")
     parser.add_argument("--workers", type=int, default=2, help="actors, and threads of the plain engine")
-    parser.add_argument("--pool", choices=list(POOLS), default="actors")
+    parser.add_argument("--pool", choices=list(POOLS), default="data")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="file to append the record to")
     options = parser.parse_args(arguments)
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         append(options.out, found | asdict(environment("cpu")))
 
 
-def measure(rows: int, n_samples: int, workers: int, pool: str = "actors", rounds: int = 1) -> Record:
+def measure(rows: int, n_samples: int, workers: int, pool: str = "data", rounds: int = 1) -> Record:
     """Time both engines on the same rows, in turns; medians over the rounds."""
     bayes, x = _fitted(n_samples), np.random.default_rng(0).standard_normal((rows, INPUTS))
     with tempfile.TemporaryDirectory() as name:

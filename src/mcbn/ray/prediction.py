@@ -21,7 +21,7 @@ from mcbn.scale.outcome import Outcome, Summary
 from mcbn.scale.parts import Part
 from mcbn.scale.work import work
 
-POOLS = {"actors": actors.run, "data": stream.run}
+POOLS = {"data": stream.run, "actors": actors.run}
 
 
 def predict(
@@ -32,7 +32,7 @@ def predict(
     resume: bool = False,
     workers: int | None = None,
     threads: int = 1,
-    pool: str = "actors",
+    pool: str = "data",
     address: str | None = None,
     on_part: Callable[[Outcome], object] | None = None,
     **options: Any,
@@ -50,8 +50,8 @@ def predict(
         resume: go on with a job that was interrupted; finished parts are kept.
         workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
         threads: CPU threads of an actor.
-        pool: "actors" gives the parts out itself; "data" makes them a data set that Ray Data maps, which its dashboard
-            shows, and which starts some seconds later.
+        pool: "data" makes the parts a data set that Ray Data maps and its dashboard shows; "actors" gives them out itself
+            and starts some seconds sooner, for short jobs.
         address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
         on_part: called with the outcome of each part.
         options: those of `mcbn.scale.predict`.

@@ -81,12 +81,20 @@ def options(constants: dict[str, int]) -> tuple[str, ...]:
 
 def launch(constants: dict[str, int], n_networks: int, tensors: list[Tensor], k: int) -> None:  # pragma: no cover
     """Run the kernel on the GPU, in torch's stream."""
-    import cupy
-
     kernel, shared = _compiled(tuple(constants.items())), shared_bytes(constants)
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    with _stream():
         pointers = [tensor.data_ptr() for tensor in tensors]
         kernel((n_networks,), (constants["THREADS"],), (*pointers, k), shared_mem=shared)
+
+
+def _stream() -> Any:  # pragma: no cover
+    """Return torch's stream as CuPy has it; before version 14 by its address."""
+    import cupy
+
+    stream = torch.cuda.current_stream()
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.cuda_stream)
 
 
 @cache
