@@ -50,8 +50,8 @@ def predict(
         resume: go on with a job that was interrupted; finished parts are kept.
         workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
         threads: CPU threads of an actor.
-        pool: "data" makes the parts a data set that Ray Data maps and its dashboard shows; "actors" gives them out itself
-            and starts some seconds sooner, for short jobs.
+        pool: "data" makes the parts a data set that Ray Data maps and its dashboard shows; "actors" gives them out
+            itself and starts some seconds sooner, for short jobs.
         address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
         on_part: called with the outcome of each part.
         options: those of `mcbn.scale.predict`.
