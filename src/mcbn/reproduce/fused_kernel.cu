@@ -47,6 +47,15 @@ struct Memory {  // shared
     int *stream;
 };
 
+__device__ __forceinline__ Memory lay_out(float *memory) {
+    Memory at;
+    at.w2 = memory, at.small = at.w2 + L * L, at.a = at.small + SMALL, at.z = at.a + R * L;
+    at.x = at.a + ROWS, at.error = at.x + R * Q, at.mean = at.error + M;
+    at.decay = at.mean + Q, at.rate = at.decay + 1, at.kept = at.decay + 2, at.size = at.decay + 3;
+    at.root = at.decay + 4, at.stream = (int *)(at.decay + 5);
+    return at;
+}
+
 __device__ __forceinline__ float root(float v) {
     float r;
     ROOT(r, v);
@@ -178,9 +187,13 @@ __device__ __forceinline__ void first_layer(const Batches &all, int step, const 
     }
 }
 
+template <int N> __device__ __forceinline__ void clear(float (&values)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) values[i] = 0.f;
+}
 template <int N> __device__ __forceinline__ void clear(float (&values)[N][4]) {
 #pragma unroll
-    for (int i = 0; i < N; i++) values[i][0] = values[i][1] = values[i][2] = values[i][3] = 0.f;
+    for (int i = 0; i < N; i++) clear(values[i]);
 }
 
 // a @ W2 into z, by tiles.
@@ -346,7 +359,8 @@ __device__ __forceinline__ void second_back(const Memory &at, int chunk, float i
     Unit unit;
     const int h = unit.h, part = unit.part;
     if (h >= L) return;
-    float last = at.small[LAST + h] * (NORMALIZED ? 1.f : *at.kept), factor = NORMALIZED ? at.small[SCALE + L + h] * inverse : 1.f;
+    float last = at.small[LAST + h] * (NORMALIZED ? 1.f : *at.kept);
+    float factor = NORMALIZED ? at.small[SCALE + L + h] * inverse : 1.f;
 #pragma unroll WIDE
     for (int i = 0; i < R / 2; i++) {
         int r = row_of(i, part);
@@ -434,18 +448,9 @@ __device__ __forceinline__ void stagger() {
     WAIT((s / PROCESSORS + s % PROCESSORS / float(PROCESSORS)) / BLOCKS * STEP_CYCLES * CHUNKS);
 }
 
-// x (S, k M, Q), y (S, k M), uniform (., k M, UNIFORMS) by stream; streams, rates, decays (S,); corrections (k, 2);
-// scratch (S, M L) where batches have chunks; p, m, v (S, SMALL + H L): small parameters, then W2.
-extern "C" __global__ void __launch_bounds__(T, BLOCKS)
-    train(const float *x, const float *y, const float *uniform, const long long *streams, const float *rates,
-          const float *decays, const float *corrections, float *scratch, float *p, float *m, float *v, long long k) {
-    SHARED(float4, memory);
-    const Batches all = {x, y, uniform, scratch, k};
-    Memory at;
-    at.w2 = (float *)memory, at.small = at.w2 + L * L, at.a = at.small + SMALL, at.z = at.a + R * L;
-    at.x = at.a + ROWS, at.error = at.x + R * Q, at.mean = at.error + M;
-    at.decay = at.mean + Q, at.rate = at.decay + 1, at.kept = at.decay + 2, at.size = at.decay + 3;
-    at.root = at.decay + 4, at.stream = (int *)(at.decay + 5);
+// Bring parameters, and what stays the same over steps.
+__device__ __forceinline__ void load_network(const Memory &at, const float *p, const float *decays, const float *rates,
+                                             const long long *streams) {
     const float *own = p + network() * (SMALL + H * L);
     for (int e = thread(); e < SMALL; e += T) at.small[e] = own[e];
     for (int e = thread(); e < L * L; e += T) at.w2[e] = e < H * L ? own[SMALL + e] : 0.f;
@@ -453,42 +458,80 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
         *at.decay = decays[network()], *at.rate = rates[network()], *at.stream = streams[network()];
         *at.kept = NORMALIZED ? 1.f : 1.f / (1.f - *at.rate);
     }
+}
+
+__device__ __forceinline__ void store_network(const Memory &at, float *p) {
+    float *own = p + network() * (SMALL + H * L);
+    for (int e = thread(); e < SMALL; e += T) own[e] = at.small[e];
+    for (int e = thread(); e < H * L; e += T) own[SMALL + e] = at.w2[e];
+}
+
+// 1 / standard deviation of the first layer's values, of this thread's unit; a thread's elements of x^T x.
+__device__ __forceinline__ float first_statistics(const Batches &all, int step, const Memory &at,
+                                                  float (&products)[PRODUCTS]) {
+    float squares = 0.f;
+    input_means(all, step, at);
+    __syncthreads();
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        load_inputs(all, step, at, chunk);
+        __syncthreads();
+        first_squares(at, squares, products);
+        if (CHUNKS > 1) __syncthreads();
+    }
+    return 1.f / sqrtf(pair_sum(squares) / M + EPSILON);
+}
+
+// The second layer's products, their mean and 1 / standard deviation.
+__device__ __forceinline__ void second_statistics(const Batches &all, int step, const Memory &at, float inverse1,
+                                                  float &mean, float &inverse) {
+    float squares = 0.f;
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (!NORMALIZED || CHUNKS > 1) {
+            load_inputs(all, step, at, chunk);
+            __syncthreads();
+        }
+        first_layer(all, step, at, inverse1);
+        __syncthreads();
+        second_product(at);
+        __syncthreads();
+        if (NORMALIZED) merge_statistics(all, at, chunk, mean, squares);
+    }
+    if (NORMALIZED) {  // both halves of the rows
+        float other = __shfl_xor_sync(0xffffffffu, mean, 1), delta = other - mean;
+        inverse = 1.f / sqrtf((pair_sum(squares) + delta * delta * (M / 4.f)) / M + EPSILON);
+        mean = (mean + other) / 2.f;
+    }
+}
+
+// A chunk's rows as the backward pass needs them: activations of the first layer in a, derivatives of the second in z.
+__device__ __forceinline__ void bring_back(const Batches &all, int step, const Memory &at, int chunk, float inverse1,
+                                           float mean2, float inverse2, float d_shift2, float d_scale2) {
+    __syncthreads();  // the chunk before is done with
+    load_inputs(all, step, at, chunk);
+    second_layer(all, step, at, chunk, mean2, inverse2);
+    second_back(at, chunk, inverse2, d_shift2, d_scale2);
+    __syncthreads();
+    first_layer(all, step, at, inverse1);
+    __syncthreads();
+}
+
+// x (S, k M, Q), y (S, k M), uniform (., k M, UNIFORMS) by stream; streams, rates, decays (S,); corrections (k, 2);
+// scratch (S, M L) where batches have chunks; p, m, v (S, SMALL + H L): small parameters, then W2.
+extern "C" __global__ void __launch_bounds__(T, BLOCKS)
+    train(const float *x, const float *y, const float *uniform, const long long *streams, const float *rates,
+          const float *decays, const float *corrections, float *scratch, float *p, float *m, float *v, long long k) {
+    SHARED(float4, memory);
+    const Batches all = {x, y, uniform, scratch, k};
+    const Memory at = lay_out((float *)memory);
+    load_network(at, p, decays, rates, streams);
     stagger();
     __syncthreads();
 
     for (int step = 0; step < k; step++) {
         load_targets(all, step, at, corrections);
-        float squares = 0.f, products[PRODUCTS] = {}, inverse1 = 1.f;
-        if (NORMALIZED) {
-            input_means(all, step, at);
-            __syncthreads();
-            for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                load_inputs(all, step, at, chunk);
-                __syncthreads();
-                first_squares(at, squares, products);
-                if (CHUNKS > 1) __syncthreads();
-            }
-            inverse1 = 1.f / sqrtf(pair_sum(squares) / M + EPSILON);
-        }
-
+        float products[PRODUCTS] = {}, inverse1 = NORMALIZED ? first_statistics(all, step, at, products) : 1.f;
         float mean2 = 0.f, inverse2 = 1.f;
-        squares = 0.f;
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            if (!NORMALIZED || CHUNKS > 1) {
-                load_inputs(all, step, at, chunk);
-                __syncthreads();
-            }
-            first_layer(all, step, at, inverse1);
-            __syncthreads();
-            second_product(at);
-            __syncthreads();
-            if (NORMALIZED) merge_statistics(all, at, chunk, mean2, squares);
-        }
-        if (NORMALIZED) {  // both halves of the rows
-            float other = __shfl_xor_sync(0xffffffffu, mean2, 1), delta = other - mean2;
-            inverse2 = 1.f / sqrtf((pair_sum(squares) + delta * delta * (M / 4.f)) / M + EPSILON);
-            mean2 = (mean2 + other) / 2.f;
-        }
+        second_statistics(all, step, at, inverse1, mean2, inverse2);
 
         float d_shift2 = 0.f, d_scale2 = 0.f, d_last = 0.f;
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -501,9 +544,8 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
         const float last = at.small[LAST + thread() / 2 % L] * (NORMALIZED ? 1.f : *at.kept);
         d_shift2 = pair_sum(d_shift2) * last, d_scale2 = pair_sum(d_scale2) * last, d_last = pair_sum(d_last);
 
-        float G[Q], d_shift1 = 0.f, gradient[DOWN][4];
+        float G[Q], d_shift1 = 0.f, gradient[DOWN][4], back[TILE][4];
         if (CHUNKS == 1) {
-            float back[TILE][4];
             second_back(at, 0, inverse2, d_shift2, d_scale2);
             __syncthreads();
             back_product(at, back);
@@ -512,33 +554,20 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
             __syncthreads();
             store_back(at, back);
             __syncthreads();
-            for (int q = 0; q < Q; q++) G[q] = 0.f;
+            clear(G);
             first_sums(at, G, d_shift1);
         } else {
-            for (int q = 0; q < Q; q++) G[q] = 0.f;
+            clear(G);
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                __syncthreads();  // the chunk before is done with
-                load_inputs(all, step, at, chunk);
-                second_layer(all, step, at, chunk, mean2, inverse2);
-                second_back(at, chunk, inverse2, d_shift2, d_scale2);
-                __syncthreads();
-                first_layer(all, step, at, inverse1);
-                __syncthreads();
-                float back[TILE][4];
+                bring_back(all, step, at, chunk, inverse1, mean2, inverse2, d_shift2, d_scale2);
                 back_product(at, back);
                 store_back(at, back);
                 __syncthreads();
                 first_sums(at, G, d_shift1);
             }
-            clear(gradient);
+            clear(gradient);  // apart from the loop above: registers do not hold both
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                __syncthreads();
-                load_inputs(all, step, at, chunk);
-                second_layer(all, step, at, chunk, mean2, inverse2);
-                second_back(at, chunk, inverse2, d_shift2, d_scale2);
-                __syncthreads();
-                first_layer(all, step, at, inverse1);
-                __syncthreads();
+                bring_back(all, step, at, chunk, inverse1, mean2, inverse2, d_shift2, d_scale2);
                 add_outer(at, gradient);
             }
         }
@@ -554,12 +583,10 @@ extern "C" __global__ void __launch_bounds__(T, BLOCKS)
         __syncthreads();
         small_gradients(at, g, all_products, G, inverse1, d_shift1, d_shift2, d_scale2, d_last);
         __syncthreads();
-        const long long row = network() * (SMALL + H * L);
-        update_small(at, g, m + row, v + row);
-        update_second(at, gradient, m + row + SMALL, v + row + SMALL);
+        const long long own = network() * (SMALL + H * L);
+        update_small(at, g, m + own, v + own);
+        update_second(at, gradient, m + own + SMALL, v + own + SMALL);
         __syncthreads();
     }
-    float *result = p + network() * (SMALL + H * L);
-    for (int e = thread(); e < SMALL; e += T) result[e] = at.small[e];
-    for (int e = thread(); e < H * L; e += T) result[SMALL + e] = at.w2[e];
+    store_network(at, p);
 }
