@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -370,19 +371,35 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
     assert whole == cut
 
 
-def test_a_study_whose_worker_is_killed_loses_nothing(cluster, tmp_path):
-    regression.run(SMALL, tmp_path / "whole", methods=("bn",))
+@contextmanager
+def one_killed(cluster: Any, name: bytes) -> Iterator[None]:
+    """Kill the first process of that name that comes up meanwhile."""
     killed: list[int] = []
 
     def kill() -> None:
-        wait_for(lambda: processes(cluster, (b"ray::_work",)))
-        killed.extend(processes(cluster, (b"ray::_work",))[:1])
+        wait_for(lambda: processes(cluster, (name,)))
+        killed.extend(processes(cluster, (name,))[:1])
         os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    yield
     killer.join()
     assert killed
+
+
+def test_a_fit_whose_worker_is_killed_loses_no_draw(cluster):
+    network, x = small()
+    whole = mcbn.MCBN(network, "regression").fit(x, n_samples=T, batch_size=16, seed=4)
+    bayes = mcbn.MCBN(network, "regression")
+    with one_killed(cluster, b"ray::_draw"):
+        mcbn.ray.fit(bayes, x, n_samples=T, batch_size=16, seed=4, workers=2)
+    assert equal(bayes.posterior, whole.posterior)
+
+
+def test_a_study_whose_worker_is_killed_loses_nothing(cluster, tmp_path):
+    regression.run(SMALL, tmp_path / "whole", methods=("bn",))
+    with one_killed(cluster, b"ray::_work"):
+        study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
     whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     assert whole == cut
