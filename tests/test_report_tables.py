@@ -179,14 +179,19 @@ def test_fidelity_counts_data_sets_within_two_combined_standard_errors_or_better
     assert first[0].startswith("MCBN: RMSE")
     # concrete is 0.01 x 0.0906 and yacht half a half unit too far: rounding explains both, but not power
     assert first[1:] == ("5 of 8", "7 of 8", "no", "7 of 8")
-    verdicts = {row[2]: row[-1] for row in differing.rows}
+    verdicts = {row[2]: row[-2:] for row in differing.rows}
     assert verdicts == {
-        "Concrete Compressive Strength": "worse, by rounding",
-        "Energy Efficiency": "better",
-        "Power Plant": "worse",
-        "Wine Quality (Red)": "better, by rounding",
-        "Yacht Hydrodynamics": "worse, by rounding",
+        "Concrete Compressive Strength": ("worse", "rounding"),
+        "Energy Efficiency": ("better", "not found"),
+        "Power Plant": ("worse", "not found"),
+        "Wine Quality (Red)": ("better", "rounding"),
+        "Yacht Hydrodynamics": ("worse", "rounding"),
     }
+    again = {("power", "mcbn", "rmse"): shifted("power", "mcbn", "rmse", -1, own=0.1)}
+    causes = {row[2]: row[-1] for row in fidelity.fidelity_tables(rows, [again])[1].rows}
+    low, high = (found["power", "mcbn", "rmse"].mean for found in (again, rows))
+    searched = {"Power Plant": f"the search: {low:.3g} to {high:.3g} in 2"}
+    assert causes == {name: cause for name, (_, cause) in verdicts.items()} | searched
 
 
 def test_fidelity_of_part_of_the_data_sets_is_incomplete_not_missed():
@@ -212,7 +217,7 @@ def test_a_higher_normalised_score_is_better():
         (d, "mcbn", "crps_normalized"): shifted(d, "mcbn", "crps_normalized", errors)
         for d, errors in (("boston", 5), ("concrete", -5))
     }
-    assert [row[-1] for row in fidelity.fidelity_tables(rows)[1].rows] == ["better", "worse"]
+    assert [row[-2] for row in fidelity.fidelity_tables(rows)[1].rows] == ["better", "worse"]
 
 
 def test_single_runs_are_not_compared():

@@ -1,7 +1,7 @@
 """How far the reproduction agrees with the paper, and what it cost."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
@@ -34,9 +34,9 @@ class Gap(NamedTuple):
         return abs(self.excess) - (self.printed.half_unit if rounding else 0.0) > 2 * self.combined
 
 
-def fidelity_tables(summary: Summary) -> list[Table]:
-    """Count the data sets on which we agree with the paper, then list where we differ."""
-    return [_counts(summary), _differences(summary)]
+def fidelity_tables(summary: Summary, repeats: Sequence[Summary] = ()) -> list[Table]:
+    """Count the data sets on which we agree with the paper, then list where we differ; `repeats`: other searches."""
+    return [_counts(summary), _differences(summary, repeats)]
 
 
 def coverage_table(summary: Summary) -> Table:
@@ -105,14 +105,14 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
     return f"{n} of {tested}", f"{target} of {len(NAMES)}", "yes" if n >= target else short
 
 
-def _differences(summary: Summary) -> Table:
+def _differences(summary: Summary, repeats: Sequence[Summary]) -> Table:
     compared = [*_COMPARED, ("mcbn", "crps_normalized")]
     found = [gap for method, metric in compared for gap in gaps(summary, method, metric) if gap.differs()]
-    rows = tuple(_describe(gap) for gap in found) or (("none", *[""] * 6),)
-    header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is")
+    rows = tuple((*_describe(gap), _cause(gap, [summary, *repeats])) for gap in found) or (("none", *[""] * 7),)
+    header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is", "Likely cause")
     note = (
         "Means more than 2 combined standard errors apart, as printed; by rounding: apart by no more than that and"
-        " half a unit of the last printed digit."
+        " half a unit of the last printed digit. The search: means with other seeds of the fold networks, below."
     )
     return Table("Where ours differs from the paper", "table:differences", header, rows, note)
 
@@ -121,8 +121,13 @@ def _describe(gap: Gap) -> tuple[str, ...]:
     names = (METRICS[gap.row.metric], METHODS[gap.row.method], describe(gap.row.dataset).title)
     higher_is_better = gap.row.metric.endswith("_normalized")
     better = "better" if (gap.excess > 0) == higher_is_better else "worse"
-    return (
-        *names,
-        *triple(ours(gap.row), theirs(gap.printed)),
-        better if gap.differs(rounding=True) else f"{better}, by rounding",
-    )
+    return (*names, *triple(ours(gap.row), theirs(gap.printed)), better)
+
+
+def _cause(gap: Gap, searches: Sequence[Summary]) -> str:
+    """Name what is known to move a mean as far: rounding, or the search, where it was repeated."""
+    if not gap.differs(rounding=True):
+        return "rounding"
+    rows = [found.get((gap.row.dataset, gap.row.method, gap.row.metric)) for found in searches]
+    means = sorted(row.mean for row in rows if row)
+    return f"the search: {means[0]:.3g} to {means[-1]:.3g} in {len(means)}" if len(means) > 1 else "not found"

@@ -40,8 +40,8 @@ def write(results: str | Path = "results") -> list[Path]:
     if not tests and not varied:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
     summary = summarise(tests)
-    repeated = repeat_tables(summary, read_repeats(results / "search"))
-    tables = _tables(summary, repeated, varied, [*regression, *sensitivity])
+    repeats = read_repeats(results / "search")
+    tables = _tables(summary, repeats, varied, [*regression, *sensitivity])
     written = [
         write_text(out / "summary.csv", to_csv(summary.values())),
         write_text(out / "tables.tex", _latex(tables)),
@@ -53,11 +53,11 @@ def write(results: str | Path = "results") -> list[Path]:
 
 
 def _tables(
-    summary: Summary, repeated: Sequence[Table], varied: Sequence[Record], everything: Sequence[Record]
+    summary: Summary, repeats: dict[int, Summary], varied: Sequence[Record], everything: Sequence[Record]
 ) -> list[Table]:
     return [
-        *fidelity_tables(summary),
-        *repeated,
+        *fidelity_tables(summary, list(repeats.values())),
+        *repeat_tables(summary, repeats),
         *paper_tables(summary),
         *sensitivity_tables(varied),
         *further_tables(summary),

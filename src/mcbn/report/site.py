@@ -18,6 +18,7 @@ from mcbn.report.layout import MISSING, Table
 from mcbn.report.parts import markdown_part, missing_sets, not_run, provenance_part, table_part
 from mcbn.report.pictures import image_part
 from mcbn.report.provenance import Provenance, trace
+from mcbn.report.repeats import read_repeats
 from mcbn.report.sensitivity import sensitivity_tables
 from mcbn.report.summary import runs, summarise
 from mcbn.report.tables import further_tables, paper_tables
@@ -91,7 +92,7 @@ def _read(results: Path, benchmarks: Path) -> Study:
         regression=paper_tables(summary),
         further=[*further_tables(summary), coverage_table(summary)],
         sensitivity=sensitivity_tables(varied),
-        fidelity=fidelity_tables(summary),
+        fidelity=fidelity_tables(summary, list(read_repeats(results / "search").values())),
     )
 
 
