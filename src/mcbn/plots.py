@@ -56,7 +56,8 @@ def uncertainty_error(
     ax = _new_axes() if ax is None else ax
     _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
     size = 3 + 30 / np.sqrt(N)
-    ax.plot(rank, error, ".", color="0.4", markersize=size, markeredgewidth=0, alpha=0.8, label="absolute error")
+    alpha = min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
+    ax.plot(rank, error, ".", color="0.4", markersize=size, markeredgewidth=0, alpha=alpha, label="absolute error")
     ax.plot(rank, running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
     _limit_height(ax, rank, error, Z95 * max(_quantile(std, 0.99), constant_std or 0.0))
     ax.set_xlim(0, N + 1)

@@ -1,0 +1,37 @@
+"""What an actor does, Ray aside: on a GPU where there is one."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from inputs import by_row, regressor, write_tables
+from mcbn import scale
+from mcbn.ray import prediction
+from mcbn.scale.folder import Folder, read_results
+from mcbn.scale.job import plan
+from mcbn.scale.outcome import Outcome
+
+OPTIONS = {"key": "id", "batch_size": 32, "part_rows": 64}
+
+
+def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes = regressor()
+    write_tables(tmp_path / "in")
+    scale.predict(tmp_path / "in", bayes, out=tmp_path / "alone", **OPTIONS)
+    job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
+    folder = Folder(job, resume=False)
+    monkeypatch.setattr(prediction, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
+    monkeypatch.setattr(prediction, "unpack", lambda payload: payload)
+    worker = prediction.Worker([(bayes, replace(job, parts=()))], threads=torch.get_num_threads())
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
+    for part in folder.missing():
+        folder.add(Outcome.from_json(worker.work(part.to_json())))
+    assert not folder.finish().bad_files
+    found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
+    assert found.keys() == alone.keys()
+    for place, values in alone.items():
+        assert found[place] == pytest.approx(values, rel=1e-4)
