@@ -33,5 +33,6 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     assert not folder.finish().bad_files
     found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
     assert found.keys() == alone.keys()
-    for place, values in alone.items():
-        assert found[place] == pytest.approx(values, rel=1e-4)
+    for place, (key, *numbers) in alone.items():
+        assert found[place][0] == key
+        assert found[place][1:] == pytest.approx(numbers, rel=1e-4)
