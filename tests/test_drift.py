@@ -121,6 +121,13 @@ def test_small_drift_of_many_layers_adds_up_to_a_warning(family: str, task: str)
     assert "preprocessing and augmentation" in text
 
 
+@pytest.mark.parametrize(("batches", "warns"), [(0, True), (1, False), (199, False), (200, True)])
+def test_outputs_of_a_network_young_in_its_training_are_not_judged(batches: int, warns: bool) -> None:
+    net, x = deep(by=0.12)
+    net.norms[0].num_batches_tracked.fill_(batches)  # zero: nobody counted
+    assert bool(messages(net, x)) is warns
+
+
 def test_shifts_of_a_chain_of_normalisations_add() -> None:
     net, x = deep(by=0.12)
     net.head = nn.Identity()
