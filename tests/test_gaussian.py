@@ -1,4 +1,4 @@
-"""Gaussian families of q(omega): moments of the draws kept, and draws that follow them."""
+"""Gaussian families of q(omega): the moments fitted to the draws, and draws that follow them."""
 
 import math
 import statistics

@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mcbn.cli.reproduce import reproduce
 from mcbn.errors import MCBNError
 from mcbn.page import examples
 from mcbn.report import paper
-from mcbn.report.catalogue import ITEMS, PAGES
+from mcbn.report.catalogue import COMMANDS, ITEMS, PAGES
 from mcbn.report.commands import report
 from mcbn.report.folders import find_folders
 from mcbn.report.parts import markdown_part
 from mcbn.report.provenance import total_seconds, trace
 from mcbn.report.site import site
+
+ROOT = Path(__file__).parents[1]
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -229,3 +232,11 @@ def test_a_command_on_record_is_the_one_shown(folders: Path, tmp_path: Path):
     (folders / "zoo" / "records.jsonl").write_text(json.dumps({"command": "python zoo.py", "seconds": 1.0}) + "\n")
     site(folders, tmp_path / "out")
     assert "Made by python zoo.py on unknown; 1 record, 1 s" in text_of(tmp_path / "out" / "zoo.html")
+
+
+def test_commands_that_pages_name_exist():
+    known = {command.name or command.callback.__name__ for command in reproduce.registered_commands}
+    named = [text.split() for text in COMMANDS.values() if text.startswith("mcbn reproduce")]
+    assert {words[2] for words in named} <= known
+    assert "\nzoo:" in (ROOT / "Makefile").read_text()
+    assert (ROOT / COMMANDS["foreign"].split()[1]).is_file()

@@ -68,10 +68,12 @@ FOLDERS = {  # shown as they are: their Markdown, pictures and records
     "cifar10": "CIFAR-10",
     "segmentation": "Segmentation",
     "alternatives": "What else one could use",
-    "zoo": "Networks that others trained",
+    "foreign": "Networks that others trained",
+    "zoo": "Networks of other packages",
     "posteriors": "Families of posteriors",
 }
-COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | {"speed": "mcbn bench"}
+OTHERS = {"speed": "mcbn bench", "zoo": "make zoo", "foreign": "python examples/foreign_network.py"}
+COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | OTHERS
 PAGES = {
     "index.html": "Overview",
     "regression.html": "Regression tables",
