@@ -10,11 +10,12 @@ from kinds import normal
 from mcbn.baselines import MNFNetwork, stack
 
 
-def stacked(members: list[int], *, n: int = 50, batch_size: int = 10) -> stack.Stack:
+def stacked(members: list[int], *, n: int = 50, batch_size: int = 10, max_steps: int = 0) -> stack.Stack:
     """Networks of these numbers, each with data, weights and streams of its own."""
     network = MNFNetwork([3, 6, 1], generators=[stack.generator(s, stack.INITIAL) for s in members]).double()
     x = torch.stack([normal(n, 3, seed=s) for s in members])
-    return stack.Stack(network, x, x.sum(2, keepdim=True), [[s] for s in members], batch_size=batch_size)
+    keys = [[s] for s in members]
+    return stack.Stack(network, x, x.sum(2, keepdim=True), keys, batch_size=batch_size, max_steps=max_steps)
 
 
 def assert_networks_equal(a: stack.Stack, i: int, b: stack.Stack, j: int) -> None:
@@ -107,11 +108,37 @@ def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_warm_up_changed_is_put_back() -> None:
     warmed, fresh = stacked([1, 2]), stacked([1, 2])
-    before = [parameter.detach().clone() for parameter in warmed.network.parameters()]
-    for _ in range(3):
-        warmed._step()
-    stack._restore(list(warmed.network.parameters()), before, warmed.optimizer)
+    with stack.unchanged(list(warmed.network.parameters()), warmed.optimizer):
+        for _ in range(3):
+            warmed._step()
     for one in (warmed, fresh):
         one.epoch()
     for i in range(2):
         assert_networks_equal(warmed, i, fresh, i)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
+def test_long_training_is_compiled_and_gives_the_same_networks() -> None:
+    fused, plain = stacked([1, 2], max_steps=stack.COMPILE_FROM), stacked([1, 2])
+    assert fused.loss != fused.losses
+    for one in (fused, plain):
+        stack.train_for(one, [2, 3])
+    for i in range(2):
+        assert_networks_equal(fused, i, plain, i)
+
+
+def test_training_that_does_not_compile_says_so_and_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_args: object, **_options: object) -> object:
+        def fail(*_batch: Tensor) -> Tensor:
+            raise RuntimeError("no compiler found")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", refusing)
+    with pytest.warns(UserWarning, match="runs uncompiled .*no compiler found"):
+        uncompiled = stacked([1, 2], max_steps=stack.COMPILE_FROM)
+    plain = stacked([1, 2])
+    for one in (uncompiled, plain):
+        one.epoch()
+    assert_networks_equal(uncompiled, 1, plain, 1)

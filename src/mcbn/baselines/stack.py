@@ -5,7 +5,8 @@ published script; noise and rows of network s come from a generator of its own. 
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ class Stack:
         on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
         self.loss = self.losses
-        self.step = self._captured_step(max_steps) if on_gpu else self._step
+        self.step = self._prepared_step(max_steps)
 
     def epoch(self) -> None:
         """Train all networks for one epoch: N // M steps, one at least."""
@@ -113,33 +114,51 @@ class Stack:
         torch.autograd.backward(loss)
         self.optimizer.step()
 
-    def _captured_step(self, max_steps: int) -> Callable[[], None]:
-        """Capture the step, its kernels fused where training is long enough to pay for compiling."""
+    def _prepared_step(self, max_steps: int) -> Callable[[], None]:
+        """Make the step, its kernels fused where training is long enough to pay for compiling."""
         if max_steps >= COMPILE_FROM:
             torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
             self.loss = torch.compile(self.losses, dynamic=False)
             try:
-                return capture(self._step, list(self.network.parameters()), self.optimizer)
+                return self._tried_step()
             except Exception as error:
                 warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
                 self.loss = self.losses
-        return capture(self._step, list(self.network.parameters()), self.optimizer)
+        return self._tried_step()
+
+    def _tried_step(self) -> Callable[[], None]:
+        """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
+        parameters = list(self.network.parameters())
+        if self.device.type == "cuda":
+            return capture(self._step, parameters, self.optimizer)
+        with unchanged(parameters, self.optimizer):
+            self._step()
+        return self._step
+
+
+@contextmanager
+def unchanged(state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+    """Put back what is changed of a state inside, and start the optimizer anew."""
+    before = [tensor.detach().clone() for tensor in state]
+    try:
+        yield
+    finally:
+        _restore(state, before, optimizer)
 
 
 def capture(
     function: Callable[[], None], state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None
 ) -> Callable[[], None]:
     """Capture a function over fixed memory as a CUDA graph; what the warm-up changed of its state is put back."""
-    before = [tensor.detach().clone() for tensor in state]
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                function()
-    finally:
-        torch.cuda.current_stream().wait_stream(side)
-        _restore(state, before, optimizer)
+    with unchanged(state, optimizer):
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    function()
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
