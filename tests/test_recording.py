@@ -8,6 +8,7 @@ import kinds
 from mcbn import MCBN, recording
 from mcbn.draws import rows_of_draw
 from mcbn.recording import GROUP
+from mcbn.tracing import TraceRecord
 
 
 def small() -> tuple[nn.Module, Tensor]:
@@ -49,6 +50,16 @@ def test_small_batches_are_recorded_in_groups():
         patch.setattr(recording.Recorder, "_together", counted)
         MCBN(network, "regression").fit(x, n_samples=GROUP + 5, batch_size=16)
     assert passes == [GROUP, 5]
+
+
+def test_a_written_down_pass_keeps_no_layers_output():
+    network, x = small()
+    bayes = MCBN(network, "regression").fit(x, n_samples=2, batch_size=16)
+    trace = TraceRecord(bayes._fitted().network, frozenset(bayes.posterior.layers), [x])
+    with torch.no_grad(), trace:
+        bayes._fitted().network(x)
+    results = trace.program().forward(x)
+    assert [[len(part) for part in parts] for parts in results] == [[8, 8], [6, 6]]  # mean and variance a channel
 
 
 def test_batches_of_several_shapes_are_recorded_as_they_come():

@@ -150,7 +150,7 @@ class TraceRecord(Writer, Record):
 
     def __init__(self, network: Network, layers: frozenset[str], inputs: list[Tensor]) -> None:
         super().__init__(layers)
-        self.results: dict[str, fx.Node] = {}
+        self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> its mean and variance
         self.begin(network, inputs)
 
     def answer(self, call: BatchNormCall) -> Tensor:
@@ -159,8 +159,10 @@ class TraceRecord(Writer, Record):
             return self.write_unchanged(call)
         output = super().answer(call)
         arguments = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
-        self.results[call.name] = self.graph.call_function(train_batch_norm, arguments)
-        self._remember(output, self.graph.call_function(_item, (self.results[call.name], 0)))
+        node = self.graph.call_function(train_batch_norm, arguments)
+        normalized, mean, var = (self.graph.call_function(_item, (node, number)) for number in range(3))
+        self._remember(output, normalized)
+        self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
         return output
 
     def program(self) -> "Recording":
@@ -174,14 +176,13 @@ class TraceRecord(Writer, Record):
 class Recording:
     """A written-down training pass: input tensors -> mean and variance of every stochastic call."""
 
-    forward: Callable[..., Sequence[tuple[Tensor, Tensor, Tensor]]]
+    forward: Callable[..., Sequence[tuple[Tensor, Tensor]]]
     names: tuple[str, ...]
     width: int
 
     def __call__(self, *tensors: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return name -> mean and variance, (C,) each, in the order of the calls."""
-        results = self.forward(*tensors)
-        return {name: (mean, var) for name, (_, mean, var) in zip(self.names, results, strict=True)}
+        return dict(zip(self.names, self.forward(*tensors), strict=True))
 
 
 def _tensors_held(module: nn.Module) -> list[Tensor]:
