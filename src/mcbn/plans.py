@@ -7,7 +7,7 @@ numbers of the plain pass, and runs the network `AsItIs` where none does.
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, cast
 
@@ -112,7 +112,7 @@ def draws_at_once(width: int, convolutional: bool, *, n_samples: int, chunk_size
 
 def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool) -> list[Plan]:
     """List the plans for a traced pass, the fastest first: each asks less of the network's operations."""
-    layouts = [program, replace(program, channels_last=False)] if program.channels_last else [program]
+    layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
     sizes = dict.fromkeys((chunk, 1))
     plans = [Plan(size, layout, omega, _one_pass(layout)) for layout in layouts for size in sizes]
     if compile and not (omega.is_cuda and program.folds):  # cuDNN's fused convolutions are faster than compiled ones

@@ -7,8 +7,8 @@ agreed with the plain pass.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from mcbn import batches, rewriting
 from mcbn.network import Network
 from mcbn.statistics import normalize, scale_and_shift
 from mcbn.tracing import Norm, Trace, UntraceableError
+
+T = TypeVar("T", Tensor, Tensor | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,12 @@ class Program:
     clones_inputs: bool
     stackable: bool  # every operation takes one more axis in front as it is, so several draws need no `vmap`
 
+    def laid_out(self, *, channels_last: bool) -> "Program":
+        """Return the pass for values and folded weights of this layout: a convolution copies weights of another."""
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
+        return replace(self, norms=norms, channels_last=channels_last)
+
     @property
     def folds(self) -> bool:
         """Whether batch norm is folded into weights."""
@@ -44,7 +52,7 @@ class Program:
         if self.clones_inputs:
             tensors = [t.clone() for t in tensors]
         if self.channels_last:
-            tensors = [t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for t in tensors]
+            tensors = [_in_layout(t, torch.channels_last) for t in tensors]
         return tuple(self.shared.forward(*tensors))
 
     def run_each(self, shared: tuple[Tensor, ...], omega: Tensor) -> Tensor:
@@ -80,6 +88,10 @@ class Program:
                 shift = shift.to(weight.dtype)
             made += [scale, shift]
         return made
+
+
+def _in_layout(value: T, layout: torch.memory_format) -> T:
+    return value.contiguous(memory_format=layout) if value is not None and value.ndim == 4 else value
 
 
 def trace(
@@ -125,4 +137,5 @@ def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) 
     if mode.on_gpu and norms is not mode.norms:
         rewriting.fuse_activations(each)
     chosen = tuple(norms[name] for name in order)
-    return Program(shared, each, chosen, mode.width, convolutional, convolutional, inputs_change, stackable)
+    program = Program(shared, each, chosen, mode.width, convolutional, False, inputs_change, stackable)
+    return program.laid_out(channels_last=True) if convolutional else program
