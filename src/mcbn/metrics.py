@@ -1,7 +1,8 @@
 """Scores of predictions with uncertainty: Teye et al. 2018, Sections 4.1 and 4.2, and for classification.
 
 Symbols: T draws, N points, D outputs, K classes, tau the precision of the observation noise. Arguments are
-tensors or what `torch.as_tensor` takes; the first one's device is used; shapes must match exactly.
+tensors or what `torch.as_tensor` takes; the first one's device is used; shapes must match exactly. Of classes:
+probs (N, K, ...) that sum to 1 over dimension 1, labels y (N, ...); the score is one number, ().
 """
 
 import math

@@ -204,7 +204,7 @@ class MCBN(Portable, Generic[P]):
         tolerance: float | None = None,
         compile: bool = False,
     ) -> P:
-        """Predict with uncertainty: moments over the draws, streamed, so memory does not grow with T.
+        """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
         Args:
             x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
@@ -215,9 +215,9 @@ class MCBN(Portable, Generic[P]):
             chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
-            tolerance: stop drawing once the standard error of every mean or probability is below this;
-                `pred.n_samples` says how many draws it took, `pred.standard_error` what was reached.
-            compile: run passes through `torch.compile`: worth its compile time for many calls of one shape.
+            tolerance: stop drawing once the standard error of every mean or probability is below this, at the latest
+                after all draws; `pred.n_samples` says how many it took, `pred.standard_error` what was reached.
+            compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
         """
         if method not in METHODS:
             raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")

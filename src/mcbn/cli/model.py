@@ -22,7 +22,9 @@ Target = Annotated[
     typer.Option(help="target columns of a table by name or place (price; a,b; -1 the last), or array of an npz"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
-Method = Annotated[str, typer.Option(help="sample: Monte Carlo over the draws; linear: one pass, approximate")]
+Method = Annotated[
+    str, typer.Option(help="sample: Monte Carlo over the draws; linear: gradient and 8 draws, approximate")
+]
 Samples = Annotated[int | None, typer.Option(help="T: use only the first draws; by default all")]
 Data = "csv, parquet, npy or npz file, or package.module:loader_factory"
 

@@ -5,8 +5,8 @@
     gaussian         a Gaussian with their full covariance
     layerwise        the same across the units of each layer only
     diagonal         a factorised Gaussian
-    linear           one pass through the network's gradient with the covariance of `sample`; PLL is the log density of
-                     the Gaussian that results
+    linear           the covariance of `sample` through the network's gradient, the mean from 8 draws; PLL is the log
+                     density of the Gaussian that results
     linear_gaussian  the same with the covariance of `gaussian`
     tuned            `sample` rescaled to the M', with the tau, of least validation CRPS on the folds; no test data
 
