@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import KINDS, make, norms_in_training
-from mcbn import sampling
+from mcbn import sampling, workspace
 from mcbn.bench.networks import UNet, resnet32, resnet50
 from mcbn.draws import rows_of_draw
 
@@ -86,6 +86,28 @@ def test_many_inputs_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     assert "50 inputs in 5 blocks" in bayes.explain(x)
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_many_inputs_have_batch_norm_in_the_weights_of_each_draw(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 6, bias=bias), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4, bias=bias), nn.BatchNorm1d(4)]
+    x = torch.randn(40, 5, dtype=torch.float64)
+    bayes = fit(nn.Sequential(*layers, nn.ReLU(), nn.Linear(4, 2)).double(), x)
+    assert "5 draws in one pass" in bayes.explain(x)
+    products: list[Tensor] = []
+    plain = torch.baddbmm
+
+    def counted(*args: Any, **options: Any) -> Tensor:
+        products.append(plain(*args, **options))
+        return products[-1]
+
+    monkeypatch.setattr(torch, "baddbmm", counted)
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+    assert not products
+    monkeypatch.setattr(workspace, "FOLD_FROM", len(x))
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+    assert [found.shape for found in products] == [(5, 40, 4)]
 
 
 class Neighbours(nn.Module):

@@ -182,11 +182,12 @@ def _copy_drawn(
 ) -> fx.Node:
     if node.target is batch_norm:
         x, (scale, shift) = cast(fx.Node, node.args[0]), parameters[str(node.args[1])]
-        if apply is None:
-            own = made[x].target is workspace.linear and len(x.users) == 1
-            slot = workspace.IN_PLACE if own else len(each.nodes)
-            return each.call_function(workspace.addcmul, (shift, made[x], scale, slot))
-        return each.call_function(apply, (made[x], scale, shift))
+        before = made[x]
+        if apply is not None:
+            return each.call_function(apply, (before, scale, shift))
+        if before.target is workspace.linear and len(x.users) == 1:
+            return each.call_function(workspace.normed_linear, (*before.args[:3], scale, shift, before.args[3]))
+        return each.call_function(workspace.addcmul, (shift, before, scale, len(each.nodes)))
     if "folded" in node.meta:
         source, target = node.args[0] if node.args else node.kwargs["input"], cast(Callable[..., Any], node.target)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IN_PLACE = -1
+FOLD_FROM = 1000  # inputs from which on batch norm in the weights of every draw is faster than behind one product
 _current = threading.local()
 
 
@@ -38,9 +38,7 @@ class Workspace:
 
 
 def addcmul(shift: Tensor, x: Tensor, scale: Tensor, slot: int) -> Tensor:
-    """x * scale + shift, in place for slot IN_PLACE, else into the buffer of its slot where a workspace is active."""
-    if slot == IN_PLACE:
-        return torch.addcmul(shift, x, scale, out=x)
+    """x * scale + shift, into the buffer of its slot where a workspace is active."""
     workspace: Workspace | None = getattr(_current, "workspace", None)
     if workspace is None:
         return torch.addcmul(shift, x, scale)
@@ -60,3 +58,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: int) -> Tensor:
     else:
         torch.addmm(bias, rows, weight.t(), out=flat)
     return out
+
+
+def normed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, slot: int) -> Tensor:
+    """(x W^T + b) * scale + shift, x (t, N, I), scale and shift (t, 1, O), into the buffer of its slot."""
+    workspace: Workspace | None = getattr(_current, "workspace", None)
+    if workspace is None or x.ndim < 3 or x.shape[1] < FOLD_FROM:
+        out = linear(x, weight, bias, slot)
+        return torch.addcmul(shift, out, scale, out=out)
+    if bias is not None:
+        shift = torch.addcmul(shift, bias, scale)
+    out = workspace.take(slot, (*x.shape[:2], weight.shape[0]), x)
+    return torch.baddbmm(shift, x, weight.t() * scale, out=out)
