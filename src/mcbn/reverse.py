@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from mcbn.graphs import as_code
 from mcbn.rewriting import ADDITIONS, RELUS, depends_on_draw
 from mcbn.statistics import BatchNormCall, scale_and_shift, statistics_dtype
 from mcbn.tracing import Trace, UntraceableError, batch_norm
@@ -79,7 +80,7 @@ class _Reversal:
             raise UntraceableError("a call is not reached")
         columns = [part for name in self.points for part in self.parts[name]]
         self.graph.output((self.copies[result], self._call(torch.cat, columns, 1)))
-        return fx.GraphModule(self.mode.root, self.graph)
+        return as_code(self.mode.root, self.graph)
 
     def _forward(self, node: fx.Node) -> fx.Node:
         if node.target is not batch_norm:
