@@ -274,3 +274,26 @@ def test_threads_share_a_predictor() -> None:
     expected = bayes.predict(x, method="linear").epistemic
     for n, epistemic in zip(sizes, found, strict=True):
         torch.testing.assert_close(epistemic, expected[:n])
+
+
+def test_value_that_the_gradient_needs_and_the_network_changes_is_told() -> None:
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bn = nn.Linear(5, 5), nn.BatchNorm1d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.bn(h) + h.add_(1)
+
+    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bayes = mcbn.MCBN(settle(Changes().double(), x), "regression").fit(x, n_samples=5, batch_size=16)
+    with pytest.raises(mcbn.MCBNError, match=r"cannot be differentiated .*inplace.*use method='sample'"):
+        bayes.predict(x, method="linear")
+
+
+def test_no_inputs_give_no_outputs() -> None:
+    bayes, x = fitted("1d", n_samples=20)
+    for _ in range(3):
+        pred = bayes.predict(x[:0], method="linear", covariance=True)
+        assert (pred.mean.shape, pred.variance.shape, pred.covariance.shape) == ((0, 2), (0, 2), (0, 2, 2))

@@ -110,6 +110,14 @@ def test_inputs_that_need_each_other_are_not_cut(monkeypatch: pytest.MonkeyPatch
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
 
 
+def test_equal_inputs_do_not_decide_whether_others_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    x = torch.randn(50, 5, dtype=torch.float64)
+    bayes = fit(Neighbours().double(), x)
+    bayes.sample(torch.zeros(50, 5))  # less their mean they are zero, however they are cut
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+
+
 class Doubling(torch.autograd.Function):
     """A custom autograd Function."""
 
@@ -472,6 +480,22 @@ def test_draws_are_those_of_training_whatever_shares_memory_or_sizes(run: Any) -
         for name, mean in mode.mean.items():
             torch.testing.assert_close(bayes.posterior.mean[name][t], mean, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(bayes.posterior.var[name][t], mode.var[name], rtol=1e-9, atol=1e-10)
+
+
+def test_attention_is_written_down() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.layer = nn.BatchNorm1d(4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.bn(x).transpose(1, 2)).mean(1)
+
+    x = torch.randn(30, 4, 5, dtype=torch.float64)
+    bayes = fit(Attention().double(), x)
+    assert "own code" not in bayes.explain(x)
+    for chunk_size in (None, 1):
+        check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
 
 
 # ---------------------------------------------------------------- what stays between calls

@@ -16,6 +16,7 @@ from torch import Tensor
 from mcbn import batches, reverse, rewriting
 from mcbn.errors import MCBNError
 from mcbn.network import Network
+from mcbn.outputs import flatten
 from mcbn.program import follow
 from mcbn.reverse import Point
 from mcbn.sampling import keep
@@ -82,14 +83,19 @@ class Differentiator:
                     f"the network gives {tuple(output.shape)} for {N} inputs, not one row an input, so outputs have no "
                     "gradient per input; use method='sample'"
                 )
-            flat = output.reshape(N, -1)  # (N, D)
+            flat = flatten(output, 1)  # (N, D)
             if flat.shape[1] > MOST_OUTPUTS:
                 raise MCBNError(
                     "method='linear' takes one backward pass an output and this network has "
                     f"{flat.shape[1]} for each input; use method='sample'"
                 )
-            self._require_one_by_one(flat, leaves)
-            rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
+            try:
+                self._require_one_by_one(flat, leaves)
+                rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # a value that the gradient needs was changed in place
+                raise MCBNError(f"the network cannot be differentiated ({error}); use method='sample'") from error
             jacobian = torch.stack(rows, 1) if len(rows) > 1 else rows[0].unsqueeze(1)
         return output.detach().to(jacobian.dtype), jacobian
 

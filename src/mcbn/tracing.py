@@ -80,11 +80,12 @@ class Writer(BatchNormMode):
         memory = {_storage(t): self._node(t).meta["memory"] for t in batches.tensors_of((args, kwargs))}
         if isinstance(result, Tensor):
             self._remember(result, node, memory)
-        elif isinstance(result, tuple | list) and all(isinstance(part, Tensor) for part in result):
+        elif isinstance(result, tuple | list) and all(isinstance(part, Tensor | None) for part in result):
             if node.meta["loose"]:
                 raise UntraceableError("a number of values depends on values")
             for number, part in enumerate(result):
-                self._remember(part, self.graph.call_function(_item, (node, number)), memory)
+                if part is not None:  # attention hands back None for weights that nobody asked for
+                    self._remember(part, self.graph.call_function(_item, (node, number)), memory)
         else:
             raise UntraceableError(f"{name} gives {type(result).__name__}")
 
