@@ -16,7 +16,6 @@ from torch import Tensor
 from mcbn import batches, reverse, rewriting
 from mcbn.errors import MCBNError
 from mcbn.network import Network
-from mcbn.outputs import flatten
 from mcbn.program import follow
 from mcbn.reverse import Point
 from mcbn.sampling import keep
@@ -83,7 +82,7 @@ class Differentiator:
                     f"the network gives {tuple(output.shape)} for {N} inputs, not one row an input, so outputs have no "
                     "gradient per input; use method='sample'"
                 )
-            flat = flatten(output, 1)  # (N, D)
+            flat = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)  # (N, D)
             if flat.shape[1] > MOST_OUTPUTS:
                 raise MCBNError(
                     "method='linear' takes one backward pass an output and this network has "
