@@ -4,7 +4,9 @@ import copy
 import gc
 import linecache
 import pickle
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -392,6 +394,14 @@ def view_of_a_changed_value(net: nn.Module, x: Tensor) -> Tensor:
     return net.last(torch.cat([view, view], 1))
 
 
+def rows_and_columns_assigned(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    h[:, :2] = h[:, :2] * 2 + x[:, :2]
+    h[x.sum(1) > 0] = 0.5
+    h[..., -1] -= x[:, 0]
+    return net.last(h)
+
+
 def input_of_the_norm_changed_later(net: nn.Module, x: Tensor) -> Tensor:
     shared = net.first(x)
     h = net.bn(shared)
@@ -449,7 +459,7 @@ class Written(nn.Module):
         return self.run(self, x)
 
 
-IN_PLACE = [chunks_in_place, view_of_a_changed_value, activation_in_place_under_a_view]
+IN_PLACE = [chunks_in_place, view_of_a_changed_value, activation_in_place_under_a_view, rows_and_columns_assigned]
 SHARED = [input_of_the_norm_changed_later, shared_value_under_another_name]
 BY_VALUES = [weights_from_the_inputs, rows_of_a_mask, longest, prefix, classes_seen, positions]
 
@@ -480,6 +490,36 @@ def test_draws_are_those_of_training_whatever_shares_memory_or_sizes(run: Any) -
         for name, mean in mode.mean.items():
             torch.testing.assert_close(bayes.posterior.mean[name][t], mean, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(bayes.posterior.var[name][t], mode.var[name], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("run", [view_of_a_changed_value, activation_in_place_under_a_view, rows_and_columns_assigned])
+def test_gradients_found_on_blank_inputs_hold_for_all(run: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5, dtype=torch.float64)
+    bayes = fit(Written(lambda net, x: run(net, x)[:, 0]).double(), x)
+    for _ in range(3):
+        bayes.predict(torch.zeros(6, 5), method="linear")
+    differentiate = bayes._linearise.expansion(x, 5).differentiate
+    for q in x.split(6):
+        for found, expected in zip(differentiate(q), differentiate.plain(q), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_threads_find_a_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    sought, original = [], sampling.Engine._find_plan
+
+    def find(self: sampling.Engine, *arguments: Any) -> Any:
+        sought.append(arguments)
+        time.sleep(0.05)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(sampling.Engine, "_find_plan", find)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: bayes.sample(x), range(4)))
+    assert len(sought) == 1
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def test_attention_is_written_down() -> None:

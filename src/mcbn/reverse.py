@@ -70,6 +70,8 @@ class _Reversal:
         if result.meta["shape"].numel() != result.meta["shape"][0]:
             raise UntraceableError("more than one output")
         for node in nodes:
+            if node.meta.get("changed") and (node.target not in RELUS or len(node.all_input_nodes[0].users) > 1):
+                raise UntraceableError("a value that others may read is changed in place")
             self.copies[node] = self._forward(node)
         like = next(iter(self.points.values())).scale
         self.gradients[result] = self._constant(torch.ones(result.meta["shape"], dtype=like.dtype, device=like.device))

@@ -111,9 +111,11 @@ class Engine:
         plan = self._plans.get(key)
         if plan is None:
             with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
-                inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
-                plan = self._find_plan(inputs, chunk_size, compile)
-                keep(self._plans, key, plan, PLANS_KEPT)
+                plan = self._plans.get(key)  # another thread may have found it meanwhile
+                if plan is None:
+                    inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
+                    plan = self._find_plan(inputs, chunk_size, compile)
+                    keep(self._plans, key, plan, PLANS_KEPT)
         return plan
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | AsItIs:

@@ -68,7 +68,7 @@ class Writer(BatchNormMode):
         outputs = batches.tensors_of(result)
         if name in READS_VALUES:
             raise UntraceableError(f"{name} looks at values")
-        if not outputs:
+        if not outputs and name != "__setitem__":
             if not isinstance(result, METADATA) or changed:
                 raise UntraceableError(f"{name} gives no tensor")
             if (isinstance(result, torch.Size) or name in SIZES) and self._is_loose(args):
@@ -80,6 +80,8 @@ class Writer(BatchNormMode):
         memory = {_storage(t): self._node(t).meta["memory"] for t in batches.tensors_of((args, kwargs))}
         if isinstance(result, Tensor):
             self._remember(result, node, memory)
+        elif name == "__setitem__":
+            return  # nothing to read: it changes what is known already
         elif isinstance(result, tuple | list) and all(isinstance(part, Tensor | None) for part in result):
             if node.meta["loose"]:
                 raise UntraceableError("a number of values depends on values")
