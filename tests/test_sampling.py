@@ -522,6 +522,17 @@ def test_threads_find_a_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+@pytest.mark.parametrize("attribute", ["T", "mT", "data", "real"])
+def test_attributes_that_are_tensors_are_written_down(attribute: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5, dtype=torch.float64)
+    net = Written(lambda net, x: net.last(net.bn(net.first(x))) @ getattr(net.bn(net.first(x))[:2, :2], attribute))
+    bayes = fit(net.double(), x)
+    assert "own code" not in bayes.explain(x)
+    for chunk_size in (None, 1):
+        check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
+
+
 def test_attention_is_written_down() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:

@@ -74,7 +74,10 @@ class Writer(BatchNormMode):
             if (isinstance(result, torch.Size) or name in SIZES) and self._is_loose(args):
                 raise UntraceableError("a size depends on values")
             return  # a size, a dtype: the same for every draw
-        node = self.graph.call_function(NAMED.get(func, func), self._arguments(args), self._arguments(kwargs))
+        called, given = (
+            (getattr, (*args, func.__self__.__name__)) if name == "__get__" else (NAMED.get(func, func), args)
+        )
+        node = self.graph.call_function(called, self._arguments(given), self._arguments(kwargs))
         node.meta["changed"] = [self._known(t) for t in changed]
         node.meta["loose"] = sized_by_values(name, args, kwargs) or self._is_loose((args, kwargs))
         memory = {_storage(t): self._node(t).meta["memory"] for t in batches.tensors_of((args, kwargs))}
