@@ -416,6 +416,12 @@ def shared_value_under_another_name(net: nn.Module, x: Tensor) -> Tensor:
     return net.last(alias)
 
 
+def values_exchanged(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    h.data = h.data * (1 + x.sum(1, keepdim=True))
+    return net.last(h)
+
+
 def activation_in_place_under_a_view(net: nn.Module, x: Tensor) -> Tensor:
     h = net.bn(net.first(x))
     view = h[:, :3]
@@ -460,7 +466,7 @@ class Written(nn.Module):
 
 
 IN_PLACE = [chunks_in_place, view_of_a_changed_value, activation_in_place_under_a_view, rows_and_columns_assigned]
-SHARED = [input_of_the_norm_changed_later, shared_value_under_another_name]
+SHARED = [input_of_the_norm_changed_later, shared_value_under_another_name, values_exchanged]
 BY_VALUES = [weights_from_the_inputs, rows_of_a_mask, longest, prefix, classes_seen, positions]
 
 

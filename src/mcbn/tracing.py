@@ -69,7 +69,7 @@ class Writer(BatchNormMode):
         if name in READS_VALUES:
             raise UntraceableError(f"{name} looks at values")
         if not outputs and name != "__setitem__":
-            if not isinstance(result, METADATA) or changed:
+            if not isinstance(result, METADATA) or changed or name == "__set__":
                 raise UntraceableError(f"{name} gives no tensor")
             if (isinstance(result, torch.Size) or name in SIZES) and self._is_loose(args):
                 raise UntraceableError("a size depends on values")
