@@ -18,6 +18,8 @@ from kinds import KINDS, make, norms_in_training
 from mcbn import sampling, statistics
 from mcbn.bench.networks import UNet, resnet32, resnet50
 from mcbn.draws import rows_of_draw
+from mcbn.program import trace
+from mcbn.rewriting import fuse_activations
 
 
 def loop(bayes: mcbn.MCBN, x: Any) -> Tensor:
@@ -537,6 +539,39 @@ def test_attributes_that_are_tensors_are_written_down(attribute: str) -> None:
     assert "own code" not in bayes.explain(x)
     for chunk_size in (None, 1):
         check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
+
+
+class Residual(nn.Module):
+    """A block in the manner of torchvision's ResNet."""
+
+    def __init__(self, alpha: int) -> None:
+        super().__init__()
+        self.before, self.first = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.bn, self.relu, self.alpha = nn.BatchNorm2d(4), nn.ReLU(inplace=True), alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = self.before(x)
+        out = self.bn(self.first(identity))
+        if self.alpha == 1:
+            out += identity
+        else:
+            out.add_(identity, alpha=self.alpha)
+        return self.relu(out)
+
+
+@pytest.mark.parametrize(("alpha", "fused"), [(1, 1), (2, 0)])
+def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
+    bayes = fit(Residual(alpha).double(), x)
+    assert bayes.network is not None
+    check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-12)
+    with torch.no_grad():
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
+    fuse_activations(program.each)  # runs on a GPU alone: seen here is what would run
+    targets = [node.target for node in program.each.graph.nodes]
+    assert targets.count(torch.cudnn_convolution_add_relu) == fused
+    assert targets.count(torch.nn.functional.conv2d) == 1 - fused
 
 
 def test_attention_is_written_down() -> None:

@@ -14,13 +14,15 @@ from mcbn.tracing import Norm, Trace, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
+IN_PLACE_ADDITIONS = (torch.Tensor.add_, torch.Tensor.__iadd__)  # += is seen as the former
 RELUS = (F.relu, torch.relu, torch.Tensor.relu)
 IN_PLACE_OPTION = (F.silu, F.relu6, F.hardswish, F.mish)
 NEW_MEMORY: tuple[Any, ...] = (*FOLDABLE, *ADDITIONS, *RELUS, *IN_PLACE_OPTION, F.leaky_relu)
 ELEMENTWISE: tuple[Any, ...] = (torch.tanh, torch.sigmoid, F.tanh, F.sigmoid, F.gelu, F.softplus, F.elu, F.hardtanh)
 ARITHMETIC: tuple[Any, ...] = (
     *ADDITIONS,
-    *(torch.Tensor.add_, torch.Tensor.__iadd__, torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
+    *IN_PLACE_ADDITIONS,
+    *(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
     *(torch.Tensor.sub, torch.Tensor.__sub__, torch.div, torch.Tensor.div, torch.Tensor.__truediv__),
 )
 
@@ -107,7 +109,7 @@ def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
         usable = isinstance(first, fx.Node) and first in own and len(first.users) == 1
         alone = usable or node.meta.get("memory") == node.name  # not an alias: activations may be in place already
         if node in depends and (
-            (alone and node.target in (batch_norm, *NEW_MEMORY)) or (usable and node.target is torch.Tensor.__iadd__)
+            (alone and node.target in (batch_norm, *NEW_MEMORY)) or (usable and node.target in IN_PLACE_ADDITIONS)
         ):
             own.add(node)
         if not usable or node not in depends:
@@ -133,7 +135,7 @@ def fuse_activations(each: fx.GraphModule) -> None:
             continue
         fused: Callable[..., Tensor] = torch.cudnn_convolution_relu
         arguments: tuple[Any, ...] = (x, weight, bias, stride, padding, dilation, groups)
-        if after.target in (torch.Tensor.add_, torch.Tensor.__iadd__) and after.args[0] is node:
+        if after.target in IN_PLACE_ADDITIONS and after.args[0] is node and not after.kwargs:
             relu, other = next(iter(after.users)) if len(after.users) == 1 else None, after.args[1]
             if relu is None or relu.target is not torch.relu_ or not isinstance(other, fx.Node):
                 continue
