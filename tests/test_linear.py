@@ -1,6 +1,9 @@
 """Sampling-free moments: exact where the output is linear in the statistics, close to Monte Carlo elsewhere."""
 
+import copy
 import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -211,3 +214,86 @@ def test_pickled_predictor_gives_the_same() -> None:
     before = [bayes.predict(x, method="linear") for _ in range(2)][-1]
     again = pickle.loads(pickle.dumps(bayes._linearise))(x, 20)
     torch.testing.assert_close(again.mean, before.mean)
+
+
+class Across(nn.Module):
+    """Outputs that are not one row an input, or that depend on other inputs."""
+
+    def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.bn, self.last, self.after = nn.BatchNorm1d(5), nn.Linear(5, 2), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.last(self.bn(x)))
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda y: y.T, r"gives \(2, 7\) for 7 inputs, not one row an input"),
+        (lambda y: y - y.mean(0), "depends on the inputs beside it"),
+        (lambda y: torch.softmax(y @ y.T, 1) @ y, "depends on the inputs beside it"),
+        (lambda y: y.roll(1, 0), "depends on the inputs beside it"),
+    ],
+)
+def test_outputs_without_a_gradient_per_input_are_refused(after: Callable[[Tensor], Tensor], message: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 5, dtype=torch.float64)
+    bayes = mcbn.MCBN(settle(Across(after).double(), x), "regression").fit(x, n_samples=20, batch_size=16)
+    for _ in range(3):
+        with pytest.raises(mcbn.MCBNError, match=message):
+            bayes.predict(x[:7], method="linear")
+
+
+@pytest.mark.parametrize("posterior", ["sample", "gaussian", "layerwise", "diagonal"])
+def test_draws_of_one_precision_predict_in_another(posterior: str) -> None:
+    model, x = make("1d", n=64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=30, batch_size=16, posterior=posterior)
+    single, stored = bayes.predict(x, method="linear"), bayes.state_dict()
+    loaded = mcbn.MCBN(copy.deepcopy(model).double(), "regression").load_state_dict(stored)
+    for double in (bayes.to(torch.float64), loaded):
+        pred = double.predict(x, method="linear")
+        assert pred.epistemic.dtype == torch.float64
+        torch.testing.assert_close(pred.epistemic.float(), single.epistemic, rtol=1e-3, atol=1e-6)
+
+
+def test_expansions_of_many_numbers_of_draws_are_not_all_kept() -> None:
+    bayes, x = fitted("1d", n_samples=20)
+    expected = bayes.predict(x, method="linear", n_samples=2)
+    for T in range(2, 20):
+        bayes.predict(x, method="linear", n_samples=T)
+    assert len(bayes._linearise._expansions) == linear.EXPANSIONS_KEPT
+    torch.testing.assert_close(bayes.predict(x, method="linear", n_samples=2).variance, expected.variance)
+
+
+def test_threads_share_a_predictor() -> None:
+    bayes, x = fitted("1d", n_samples=20)
+    sizes = [1 + (7 * i) % 60 for i in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: bayes.predict(x[:n], method="linear").epistemic, sizes))
+    expected = bayes.predict(x, method="linear").epistemic
+    for n, epistemic in zip(sizes, found, strict=True):
+        torch.testing.assert_close(epistemic, expected[:n])
+
+
+def test_value_that_the_gradient_needs_and_the_network_changes_is_told() -> None:
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bn = nn.Linear(5, 5), nn.BatchNorm1d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.bn(h) + h.add_(1)
+
+    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bayes = mcbn.MCBN(settle(Changes().double(), x), "regression").fit(x, n_samples=5, batch_size=16)
+    with pytest.raises(mcbn.MCBNError, match=r"cannot be differentiated .*inplace.*use method='sample'"):
+        bayes.predict(x, method="linear")
+
+
+def test_no_inputs_give_no_outputs() -> None:
+    bayes, x = fitted("1d", n_samples=20)
+    for _ in range(3):
+        pred = bayes.predict(x[:0], method="linear", covariance=True)
+        assert (pred.mean.shape, pred.variance.shape, pred.covariance.shape) == ((0, 2), (0, 2), (0, 2, 2))

@@ -121,3 +121,47 @@ def test_operators_of_python_are_written_down(power: Callable[[Tensor], Tensor])
     expected = net.train()(x[rows]).detach()
     torch.testing.assert_close(bayes.sample(x[rows])[4], expected, rtol=1e-9, atol=1e-9)
     assert "one pass" in bayes.explain(x)
+
+
+class Changing(nn.Module):
+    """Works on its inputs in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(5)
+
+    def forward(self, x):
+        return self.bn(x.sub_(1).mul_(3))
+
+
+@pytest.mark.filterwarnings("ignore:mcbn")
+@pytest.mark.parametrize("posterior", ["sample", "diagonal"])
+def test_inputs_that_the_network_changes_are_seen_once_and_stay_the_users(posterior):
+    batches = [torch.randn(10, 5, generator=torch.Generator().manual_seed(t)) for t in range(6)]
+    before = [batch.clone() for batch in batches]
+    bayes = MCBN(Changing(), "regression").fit(iter(batches), n_samples=6, posterior=posterior)
+    bayes.check(batches[0])
+    assert all(map(torch.equal, batches, before))
+    expected = torch.stack([(batch - 1).mul(3).mean(0) for batch in before])
+    if posterior == "sample":
+        torch.testing.assert_close(bayes.posterior.mean["bn"], expected, rtol=1e-4, atol=1e-5)
+    else:
+        torch.testing.assert_close(bayes.posterior.gaussian.location[:5], expected.mean(0), rtol=1e-4, atol=1e-5)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(5)
+
+    def forward(self, x, scale):
+        return self.bn(x * scale)
+
+
+@pytest.mark.filterwarnings("ignore:mcbn")
+def test_batches_with_numbers_of_their_own_are_recorded_with_them():
+    generator = torch.Generator().manual_seed(0)
+    batches = [{"x": torch.randn(10, 5, generator=generator), "scale": 1 + t // 4} for t in range(12)]
+    found = MCBN(Scaled(), "regression").fit(iter(batches), n_samples=12).posterior
+    expected = torch.stack([(batch["x"] * batch["scale"]).mean(0) for batch in batches])
+    torch.testing.assert_close(found.mean["bn"], expected, rtol=1e-4, atol=1e-5)

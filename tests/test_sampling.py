@@ -1,8 +1,12 @@
 """Every fast way gives the numbers of the plain loop, and what cannot be fast still runs."""
 
 import copy
+import gc
+import linecache
 import pickle
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,9 +15,11 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import KINDS, make, norms_in_training
-from mcbn import sampling, workspace
+from mcbn import sampling, statistics, workspace
 from mcbn.bench.networks import UNet, resnet32, resnet50
 from mcbn.draws import rows_of_draw
+from mcbn.program import trace
+from mcbn.rewriting import fuse_activations
 
 
 def loop(bayes: mcbn.MCBN, x: Any) -> Tensor:
@@ -127,6 +133,14 @@ def test_inputs_that_need_each_other_are_not_cut(monkeypatch: pytest.MonkeyPatch
     x = torch.randn(50, 5, dtype=torch.float64)
     bayes = fit(Neighbours().double(), x)
     assert "blocks" not in bayes.explain(x)
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+
+
+def test_equal_inputs_do_not_decide_whether_others_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    x = torch.randn(50, 5, dtype=torch.float64)
+    bayes = fit(Neighbours().double(), x)
+    bayes.sample(torch.zeros(50, 5))  # less their mean they are zero, however they are cut
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
 
 
@@ -384,3 +398,285 @@ def test_operations_that_cannot_be_seen_do_not_freeze(how: str) -> None:
         with torch.no_grad():
             expected = norms_in_training(copy.deepcopy(net))(batch)
         check_equal(bayes.sample(batch)[t], expected, 1e-10)
+
+
+# ---------------------------------------------------------------- values that share memory, sizes that follow values
+
+
+def chunks_in_place(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    a, b = h.chunk(2, 1)
+    a.relu_()
+    b += x[:, :3]
+    return net.last(h)
+
+
+def view_of_a_changed_value(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    view = h[:, :3]
+    h.add_(x.sum(1, keepdim=True))
+    return net.last(torch.cat([view, view], 1))
+
+
+def rows_and_columns_assigned(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    h[:, :2] = h[:, :2] * 2 + x[:, :2]
+    h[x.sum(1) > 0] = 0.5
+    h[..., -1] -= x[:, 0]
+    return net.last(h)
+
+
+def input_of_the_norm_changed_later(net: nn.Module, x: Tensor) -> Tensor:
+    shared = net.first(x)
+    h = net.bn(shared)
+    shared[:, :3].add_(x[:, :3])
+    return net.last(h + shared)
+
+
+def shared_value_under_another_name(net: nn.Module, x: Tensor) -> Tensor:
+    shared, h = net.first(x), net.bn(net.first(x))
+    alias = shared.view_as(h)
+    alias.add_(h * x.sum(1, keepdim=True))
+    return net.last(alias)
+
+
+def values_exchanged(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    h.data = h.data * (1 + x.sum(1, keepdim=True))
+    return net.last(h)
+
+
+def activation_in_place_under_a_view(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.bn(net.first(x))
+    view = h[:, :3]
+    h = nn.functional.relu(h, inplace=True) + x.sum(1, keepdim=True)
+    return net.last(torch.cat([view, h[:, :3]], 1))
+
+
+def weights_from_the_inputs(net: nn.Module, x: Tensor) -> Tensor:
+    bn = net.bn
+    return net.last(
+        nn.functional.batch_norm(net.first(x), bn.running_mean, bn.running_var, bn.weight + x.mean(), bn.bias)
+    )
+
+
+def rows_of_a_mask(net: nn.Module, x: Tensor) -> Tensor:
+    return net.last(net.bn(net.first(x))) * x[x[:, 0] > 0].shape[0]
+
+
+def longest(net: nn.Module, x: Tensor) -> Tensor:
+    return net.last(net.bn(net.first(x))) * torch.arange(x.abs().max().mul(4).long()).numel()
+
+
+def prefix(net: nn.Module, x: Tensor) -> Tensor:
+    return net.last(net.bn(net.first(x))) * len(x.T[: x.abs().sum().long() % 5])
+
+
+def classes_seen(net: nn.Module, x: Tensor) -> Tensor:
+    return net.last(net.bn(net.first(x))) * nn.functional.one_hot(x[:, 0].abs().mul(4).long()).size(1)
+
+
+def positions(net: nn.Module, x: Tensor) -> Tensor:
+    return net.last(net.bn(net.first(x))) * torch.where(x > 0)[0].shape[0]
+
+
+class Written(nn.Module):
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.first, self.bn, self.last, self.run = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+IN_PLACE = [chunks_in_place, view_of_a_changed_value, activation_in_place_under_a_view, rows_and_columns_assigned]
+SHARED = [input_of_the_norm_changed_later, shared_value_under_another_name, values_exchanged]
+BY_VALUES = [weights_from_the_inputs, rows_of_a_mask, longest, prefix, classes_seen, positions]
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2])
+@pytest.mark.parametrize("run", [*IN_PLACE, *SHARED, *BY_VALUES])
+def test_a_way_found_on_blank_inputs_holds_for_all(run: Any, chunk_size: int | None) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5, dtype=torch.float64)
+    bayes = fit(Written(run).double(), x)
+    bayes.sample(torch.zeros(6, 5), chunk_size=chunk_size)  # where much that is wrong gives the right numbers
+    for q in x.split(6):
+        check_equal(bayes.sample(q, chunk_size=chunk_size), loop(bayes, q), 1e-12)
+    assert ("own code" in bayes.explain(x[:6])) == (run not in IN_PLACE)
+
+
+@pytest.mark.parametrize("run", [*IN_PLACE, *SHARED, *BY_VALUES])
+def test_draws_are_those_of_training_whatever_shares_memory_or_sizes(run: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64)
+    net = Written(lambda net, x: net.bn(run(net, x).repeat(1, 3))).double()
+    bayes = fit(net, x, n_samples=40)
+    for t in (0, 1, 2, 39):
+        batch = x[rows_of_draw(40, 8, 0, t)]
+        with statistics.Record(frozenset(["", "bn"])) as mode, torch.no_grad():
+            network = copy.deepcopy(bayes.network)
+            network(batch.clone())
+        for name, mean in mode.mean.items():
+            torch.testing.assert_close(bayes.posterior.mean[name][t], mean, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(bayes.posterior.var[name][t], mode.var[name], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("run", [view_of_a_changed_value, activation_in_place_under_a_view, rows_and_columns_assigned])
+def test_gradients_found_on_blank_inputs_hold_for_all(run: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5, dtype=torch.float64)
+    bayes = fit(Written(lambda net, x: run(net, x)[:, 0]).double(), x)
+    for _ in range(3):
+        bayes.predict(torch.zeros(6, 5), method="linear")
+    differentiate = bayes._linearise.expansion(x, 5).differentiate
+    for q in x.split(6):
+        for found, expected in zip(differentiate(q), differentiate.plain(q), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_threads_find_a_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    sought, original = [], sampling.Engine._find_plan
+
+    def find(self: sampling.Engine, *arguments: Any) -> Any:
+        sought.append(arguments)
+        time.sleep(0.05)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(sampling.Engine, "_find_plan", find)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: bayes.sample(x), range(4)))
+    assert len(sought) == 1
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("attribute", ["T", "mT", "data", "real"])
+def test_attributes_that_are_tensors_are_written_down(attribute: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 5, dtype=torch.float64)
+    net = Written(lambda net, x: net.last(net.bn(net.first(x))) @ getattr(net.bn(net.first(x))[:2, :2], attribute))
+    bayes = fit(net.double(), x)
+    assert "own code" not in bayes.explain(x)
+    for chunk_size in (None, 1):
+        check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
+
+
+class Residual(nn.Module):
+    """A block in the manner of torchvision's ResNet."""
+
+    def __init__(self, alpha: int) -> None:
+        super().__init__()
+        self.before, self.first = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.bn, self.relu, self.alpha = nn.BatchNorm2d(4), nn.ReLU(inplace=True), alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = self.before(x)
+        out = self.bn(self.first(identity))
+        if self.alpha == 1:
+            out += identity
+        else:
+            out.add_(identity, alpha=self.alpha)
+        return self.relu(out)
+
+
+@pytest.mark.parametrize(("alpha", "fused"), [(1, 1), (2, 0)])
+def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
+    bayes = fit(Residual(alpha).double(), x)
+    assert bayes.network is not None
+    check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-12)
+    with torch.no_grad():
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
+    fuse_activations(program.each)  # runs on a GPU alone: seen here is what would run
+    targets = [node.target for node in program.each.graph.nodes]
+    assert targets.count(torch.cudnn_convolution_add_relu) == fused
+    assert targets.count(torch.nn.functional.conv2d) == 1 - fused
+
+
+def test_attention_is_written_down() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.layer = nn.BatchNorm1d(4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.bn(x).transpose(1, 2)).mean(1)
+
+    x = torch.randn(30, 4, 5, dtype=torch.float64)
+    bayes = fit(Attention().double(), x)
+    assert "own code" not in bayes.explain(x)
+    for chunk_size in (None, 1):
+        check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
+
+
+# ---------------------------------------------------------------- what stays between calls
+
+
+def test_inference_mode_takes_the_same_way() -> None:
+    model, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian")
+    with torch.inference_mode():
+        assert "own code" not in bayes.explain(x)
+        inside = bayes.sample(x.clone(), n_samples=9)
+    assert torch.equal(inside, bayes.sample(x, n_samples=9))
+    wanted = x.clone().requires_grad_()
+    bayes.sample(wanted, n_samples=9).sum().backward()
+    assert wanted.grad is not None
+
+
+def test_inputs_that_fail_say_nothing_about_others_of_their_shape() -> None:
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 2))
+    x = torch.randint(0, 9, (40, 3))
+    bayes = fit(net, x)
+    with pytest.raises(mcbn.MCBNError, match="could not run"):
+        bayes.sample(torch.full((7, 3), 9))
+    assert "own code" not in bayes.explain(x[:7])
+
+
+def test_an_interrupted_call_leaves_nothing_behind() -> None:
+    class Interrupted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.stop = nn.BatchNorm1d(5), [0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.stop[0] -= 1
+            if self.stop[0] == 0:
+                raise KeyboardInterrupt
+            return self.bn(x)
+
+    x = torch.randn(30, 5, dtype=torch.float64)
+    bayes = fit(Interrupted().double(), x)
+    assert bayes.network is not None
+    expected, stop = loop(bayes, x), bayes.network.module.stop
+    for count in (1, 2):
+        stop[0] = count
+        with pytest.raises(KeyboardInterrupt):
+            bayes.sample(x, chunk_size=count)
+        assert torch.nn.functional.batch_norm(x, torch.zeros(5).double(), torch.ones(5).double(), eps=0).equal(x)
+    check_equal(bayes.sample(x), expected, 1e-12)
+
+
+def test_shapes_share_the_scales_and_shifts_of_the_draws() -> None:
+    model, x = make("residual")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    for n in (1, 2, 3):
+        bayes.sample(x[:n])
+    found = [plan.omega for plan in bayes._fitted()._plans.values() if isinstance(plan, sampling.Plan)]
+    assert len(found) == 3
+    assert all(omega is found[0] for omega in found)
+
+
+def test_source_of_written_down_passes_goes_with_them() -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    gc.collect()
+    before = sum(name.startswith("<eval_with_key>") for name in linecache.cache)
+    for n in range(1, 24):
+        bayes.sample(x[:n])
+    del bayes
+    gc.collect()
+    assert sum(name.startswith("<eval_with_key>") for name in linecache.cache) <= before

@@ -201,7 +201,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         return {}, "one draw has no variance"
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
-            output = network(x)
+            output = network(batches.map_tensors(torch.clone, x))
         sizes = [2 * part.shape[1] for part in posterior.mean.values()]
         D, most = output.numel() // len(output), SHARE_EXAMPLES
         if D > MOST_OUTPUTS:

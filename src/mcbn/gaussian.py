@@ -77,10 +77,12 @@ class Gaussian:
         factors = tuple(part * math.sqrt(factor) for part in self.factors)
         return replace(self, factors=factors, diagonal=self.diagonal * factor)
 
-    def to(self, device: torch.device | str | None) -> "Gaussian":
-        """Move all moments to a device."""
-        moved = tuple(part.to(device) for part in self.factors)
-        return replace(self, location=self.location.to(device), factors=moved, diagonal=self.diagonal.to(device))
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> "Gaussian":
+        """Move all moments to a device and a dtype."""
+        location, diagonal, *factors = (
+            part.to(device, dtype) for part in (self.location, self.diagonal, *self.factors)
+        )
+        return replace(self, location=location, factors=tuple(factors), diagonal=diagonal)
 
     def deviations(self, n_samples: int, seed: int) -> Tensor:
         """Draw s - location ~ N(0, C), (n, P), in double precision; row t depends on (seed, t) alone."""

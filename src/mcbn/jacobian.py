@@ -6,6 +6,7 @@ so that one backward pass an output gives the gradients of all inputs; those by 
     df/dmu = -scale df/dshift,    df/dsigma = slope (df/dscale - mu df/dshift),    slope = dscale/dsigma.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.program import follow
 from mcbn.reverse import Point
+from mcbn.sampling import keep
 from mcbn.statistics import BatchNormCall, BatchNormMode
 from mcbn.tracing import Trace
 
@@ -35,16 +37,22 @@ class Differentiator:
         self.network, self.centres = network, centres
         self.points: dict[str, Point] = {}
         self._ways: dict[Any, Way | None] = {}  # by shape of the inputs; None: seen once
+        self._lock = threading.Lock()
+        self._one_by_one = False  # inputs were seen not to reach each other's outputs
 
     def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
         key = batches.key_of(inputs)
-        if key not in self._ways:
-            while len(self._ways) >= WAYS_KEPT:
-                del self._ways[next(iter(self._ways))]
-            self._ways[key] = None
+        with self._lock:
+            seen, way = key in self._ways, self._ways.get(key)
+            if not seen:
+                keep(self._ways, key, None, WAYS_KEPT)
+        if not seen:
             return self.plain(inputs)
-        way = self._ways[key] = self._ways[key] or self._fastest(inputs)
+        if way is None:
+            way = self._fastest(inputs)
+            with self._lock:
+                keep(self._ways, key, way, WAYS_KEPT)
         return way(inputs)
 
     def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:
@@ -69,15 +77,41 @@ class Differentiator:
         N = batches.size_of(inputs)
         with torch.enable_grad():
             output, leaves = run(inputs, N)
-            flat = output.reshape(N, -1)  # (N, D)
+            if output.shape[:1] != (N,):
+                raise MCBNError(
+                    f"the network gives {tuple(output.shape)} for {N} inputs, not one row an input, so outputs have no "
+                    "gradient per input; use method='sample'"
+                )
+            flat = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)  # (N, D)
             if flat.shape[1] > MOST_OUTPUTS:
                 raise MCBNError(
                     "method='linear' takes one backward pass an output and this network has "
                     f"{flat.shape[1]} for each input; use method='sample'"
                 )
-            rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
+            try:
+                self._require_one_by_one(flat, leaves)
+                rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # a value that the gradient needs was changed in place
+                raise MCBNError(f"the network cannot be differentiated ({error}); use method='sample'") from error
             jacobian = torch.stack(rows, 1) if len(rows) > 1 else rows[0].unsqueeze(1)
         return output.detach().to(jacobian.dtype), jacobian
+
+    def _require_one_by_one(self, flat: Tensor, leaves: Leaves) -> None:
+        """Refuse, on the first inputs, a network whose outputs (N, D) depend on the statistics of other inputs."""
+        N, D = flat.shape
+        if self._one_by_one or N < 2 or not leaves:
+            return
+        weights = torch.arange(1, D + 1, dtype=flat.dtype, device=flat.device).expand(N // 2, D)  # so that none cancel
+        sources = [leaf for pair in leaves.values() for leaf in pair]
+        found = torch.autograd.grad(flat[: N // 2], sources, weights, retain_graph=True, materialize_grads=True)
+        if any(bool((part[N // 2 :].abs() > 1e-6 * part.abs().max()).any()) for part in found):
+            raise MCBNError(
+                "the output of an input depends on the inputs beside it, so it has no gradient by its own statistics "
+                "alone; use method='sample'"
+            )
+        self._one_by_one = True
 
     def _gradient(self, flat: Tensor, d: int, leaves: Leaves) -> Tensor:
         """Differentiate output d of every input, (N, S)."""

@@ -22,6 +22,7 @@ covariance, exactly, whatever the number of draws.
 
 import functools
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -34,13 +35,14 @@ from mcbn.gaussian import join, split
 from mcbn.jacobian import Differentiator
 from mcbn.network import Network
 from mcbn.posterior import Posterior
-from mcbn.sampling import Engine
+from mcbn.sampling import Engine, keep
 from mcbn.statistics import BatchNormCall, Replay, scale_and_shift
 
 BLOCK_VALUES = 2**20  # inputs and statistics of the examples that go through together
 DRAWS_AT_ONCE = 2**24  # values of linearised outputs made in one piece
 REPRESENTATIVES = 8  # K
 CANDIDATES = 512  # draws they are chosen from
+EXPANSIONS_KEPT = 4  # of numbers of draws
 
 
 class Linearised(NamedTuple):
@@ -86,7 +88,8 @@ class Linearizer:
 
     def __init__(self, network: Network, posterior: Posterior) -> None:
         self.network, self.posterior = network, posterior
-        self._expansions: dict[int, Expansion] = {}
+        self._expansions: dict[int, Expansion] = {}  # by number of draws
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"network": self.network, "posterior": self.posterior}  # expansions are made again
@@ -106,7 +109,9 @@ class Linearizer:
             parts = [part.to(jacobian.dtype).sum(0) for part in expansion.engine.outputs(inputs, K)]  # (N, ...) each
             shift = jacobian.flatten(0, 1) @ expansion.offset.to(jacobian.dtype)  # (N D,)
             mean = functools.reduce(torch.add, parts) / K - shift.reshape(parts[0].shape)
-        return Linearised(mean, jacobian, expansion.deviations, expansion.factors, expansion.diagonal)
+        deviations, *factors = (part.to(jacobian.dtype) for part in (expansion.deviations, *expansion.factors))
+        diagonal = None if expansion.diagonal is None else expansion.diagonal.to(jacobian.dtype)
+        return Linearised(mean, jacobian, deviations, tuple(factors), diagonal)
 
     def expansion(self, inputs: Any, n_samples: int) -> Expansion:
         """Return what all inputs share, made on the first of them."""
@@ -114,9 +119,12 @@ class Linearizer:
             raise MCBNError(
                 f"method='linear' needs a covariance, so at least 2 draws; got {n_samples}: fit more of them"
             )
-        if n_samples not in self._expansions:
-            self._expansions[n_samples] = self._expand(inputs, n_samples)
-        return self._expansions[n_samples]
+        found = self._expansions.get(n_samples)
+        if found is None:
+            with self._lock:
+                found = self._expand(inputs, n_samples)
+                keep(self._expansions, n_samples, found, EXPANSIONS_KEPT)
+        return found
 
     def _expand(self, inputs: Any, T: int) -> Expansion:
         """Take moments of the first T draws; those of a Gaussian as they are."""

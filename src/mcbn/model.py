@@ -279,7 +279,8 @@ class MCBN(Portable, Generic[P]):
             )
         extended = self._extended
         if extended is None or extended.posterior.n_samples < T:
-            extended = self._extended = Engine(engine.network, drawn.sample(T, seed=drawn.seed))
+            with torch.inference_mode(False):
+                extended = self._extended = Engine(engine.network, drawn.sample(T, seed=drawn.seed))
         return extended, T
 
     def tune(

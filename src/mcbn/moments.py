@@ -71,7 +71,7 @@ def observe(network: Network, drawn: draws.Draws, layers: Layers, inputs: batche
 
 def _run(network: Network, x: Any, chosen: frozenset[str], populations: dict[str, Population]) -> Observe:
     with Observe(chosen, populations, batches.size_of(x)) as mode:
-        network(x)
+        network(batches.map_tensors(torch.clone, x))  # it may change its inputs in place
     if set(mode.mean) != set(populations):
         name = sorted(set(mode.mean) ^ set(populations))[0]
         raise MCBNError(

@@ -66,7 +66,7 @@ class Averaged:
     def add(self, network: Network, x: Any) -> None:
         """Run one batch."""
         with Watch(self, batches.size_of(x)):
-            network(x)
+            network(batches.map_tensors(torch.clone, x))  # it may change its inputs in place
 
     def moments(self, name: str) -> StatisticMoments:
         """Model the statistics of one layer's batches."""

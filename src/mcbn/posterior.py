@@ -137,7 +137,7 @@ class Posterior:
         if dtype in (torch.float16, torch.bfloat16):
             dtype = torch.float32
         moved = [{name: value.to(device, dtype) for name, value in part.items()} for part in (self.mean, self.var)]
-        model = self.gaussian.to(device) if self.gaussian else None
+        model = self.gaussian.to(device, dtype) if self.gaussian else None
         return replace(self, mean=moved[0], var=moved[1], gaussian=model)
 
     def __repr__(self) -> str:

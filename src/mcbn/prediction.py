@@ -83,7 +83,7 @@ class RegressionPrediction(_Prediction):
         """Full predictive covariance over the flattened outputs, tau^-1 I included, (N, D, D)."""
         if self.epistemic_covariance is None:
             raise MCBNError("the covariance over outputs was not computed; predict(x, covariance=True)")
-        noise = self.aleatoric.reshape(len(self.mean), -1)  # (N, D)
+        noise = flatten(self.aleatoric, 1)  # (N, D)
         return self.epistemic_covariance + torch.diag_embed(noise)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:

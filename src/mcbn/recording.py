@@ -116,7 +116,7 @@ class Recorder:
 
     def _plain(self, x: Any) -> Statistics:
         with statistics.Record(self.chosen) as mode:
-            self.network(x)
+            self.network(batches.map_tensors(torch.clone, x))  # the network may change its inputs in place
         return self._seen(mode)
 
     def _seen(self, mode: statistics.Record) -> Statistics:
@@ -128,12 +128,13 @@ class Recorder:
         self._programs[shape] = None
         if not batches.is_plain(x) or len(self._programs) > PROGRAMS_KEPT:
             return self._plain(x)
-        tensors = batches.tensors_of(x)
+        copies = batches.map_tensors(torch.clone, x)
+        tensors = batches.tensors_of(copies)
         versions = [t._version for t in tensors]
         trace = TraceRecord(self.network, self.chosen, tensors)
         try:
             with trace:
-                self.network(x)
+                self.network(copies)
             program = trace.program()
         except Exception:  # whatever a foreign network does while watched, it can still be run as it is
             return self._plain(x)
@@ -168,7 +169,7 @@ class Recorder:
 
 
 def _shape(x: Any) -> Any:
-    return tuple((t.shape, t.dtype) for t in batches.tensors_of(x))
+    return batches.outline(x), tuple((t.shape, t.dtype) for t in batches.tensors_of(x))
 
 
 def _repeats(program: Recording, x: Any, recorded: Statistics) -> bool:

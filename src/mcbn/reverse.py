@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from mcbn.graphs import as_code
 from mcbn.rewriting import ADDITIONS, RELUS, depends_on_draw
 from mcbn.statistics import BatchNormCall, scale_and_shift, statistics_dtype
 from mcbn.tracing import Trace, UntraceableError, batch_norm
@@ -69,6 +70,8 @@ class _Reversal:
         if result.meta["shape"].numel() != result.meta["shape"][0]:
             raise UntraceableError("more than one output")
         for node in nodes:
+            if node.meta.get("changed") and (node.target not in RELUS or len(node.all_input_nodes[0].users) > 1):
+                raise UntraceableError("a value that others may read is changed in place")
             self.copies[node] = self._forward(node)
         like = next(iter(self.points.values())).scale
         self.gradients[result] = self._constant(torch.ones(result.meta["shape"], dtype=like.dtype, device=like.device))
@@ -79,7 +82,7 @@ class _Reversal:
             raise UntraceableError("a call is not reached")
         columns = [part for name in self.points for part in self.parts[name]]
         self.graph.output((self.copies[result], self._call(torch.cat, columns, 1)))
-        return fx.GraphModule(self.mode.root, self.graph)
+        return as_code(self.mode.root, self.graph)
 
     def _forward(self, node: fx.Node) -> fx.Node:
         if node.target is not batch_norm:

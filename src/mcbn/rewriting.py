@@ -1,6 +1,6 @@
 """A written-down pass made faster: batch norm into weights, work in place, what all draws share split off."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,17 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from mcbn import workspace
+from mcbn.graphs import as_code, free_source, matters
 from mcbn.tracing import Norm, Trace, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
+IN_PLACE_ADDITIONS = (torch.Tensor.add_, torch.Tensor.__iadd__)  # += is seen as the former
 RELUS = (F.relu, torch.relu, torch.Tensor.relu)
 IN_PLACE_OPTION = (F.silu, F.relu6, F.hardswish, F.mish)
 NEW_MEMORY: tuple[Any, ...] = (*FOLDABLE, *ADDITIONS, *RELUS, *IN_PLACE_OPTION, F.leaky_relu)
 ELEMENTWISE: tuple[Any, ...] = (torch.tanh, torch.sigmoid, F.tanh, F.sigmoid, F.gelu, F.softplus, F.elu, F.hardtanh)
 ARITHMETIC: tuple[Any, ...] = (
     *ADDITIONS,
-    *(torch.Tensor.add_, torch.Tensor.__iadd__, torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
+    *IN_PLACE_ADDITIONS,
+    *(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
     *(torch.Tensor.sub, torch.Tensor.__sub__, torch.div, torch.Tensor.div, torch.Tensor.__truediv__),
 )
 
@@ -42,16 +45,29 @@ def _is_flat(node: fx.Node) -> bool:
 
 
 def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
-    """Find the nodes that differ from draw to draw: stochastic calls and all that reads them."""
+    """Find the nodes that differ from draw to draw: stochastic calls and all that reads them.
+
+    The others will run before them, so no memory may be changed by one kind and used by the other.
+    """
     found: set[fx.Node] = set()
+    own, read = set[str](), set[str]()  # memory that such nodes made, and other memory that they read
     for node in graph.nodes:
         if node.op == "output":
             break
+        changed = _memory(source for source in node.meta.get("changed", []) if source is not None)
         if node.target is batch_norm or any(source in found for source in node.all_input_nodes):
             found.add(node)
-            if any(source is not None and source not in found for source in node.meta.get("changed", [])):
+            own.add(node.name)
+            read |= _memory(node.all_input_nodes) - own
+            if changed - own:
                 raise UntraceableError("a value that all draws share is changed in place")
+        elif changed & read:
+            raise UntraceableError("a value that draws read is changed in place behind them")
     return found
+
+
+def _memory(nodes: Iterable[fx.Node]) -> set[str]:
+    return {node.meta["memory"] for node in nodes if "memory" in node.meta}
 
 
 def fold(mode: Trace, depends: set[fx.Node]) -> dict[str, Norm]:
@@ -91,8 +107,9 @@ def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
     for node in graph.nodes:
         first = node.args[0] if node.args else None
         usable = isinstance(first, fx.Node) and first in own and len(first.users) == 1
+        alone = usable or node.meta.get("memory") == node.name  # not an alias: activations may be in place already
         if node in depends and (
-            node.target in (batch_norm, *NEW_MEMORY) or (usable and node.target is torch.Tensor.__iadd__)
+            (alone and node.target in (batch_norm, *NEW_MEMORY)) or (usable and node.target in IN_PLACE_ADDITIONS)
         ):
             own.add(node)
         if not usable or node not in depends:
@@ -118,18 +135,21 @@ def fuse_activations(each: fx.GraphModule) -> None:
             continue
         fused: Callable[..., Tensor] = torch.cudnn_convolution_relu
         arguments: tuple[Any, ...] = (x, weight, bias, stride, padding, dilation, groups)
-        if after.target in (torch.Tensor.add_, torch.Tensor.__iadd__) and after.args[0] is node:
+        if after.target in IN_PLACE_ADDITIONS and after.args[0] is node and not after.kwargs:
             relu, other = next(iter(after.users)) if len(after.users) == 1 else None, after.args[1]
             if relu is None or relu.target is not torch.relu_ or not isinstance(other, fx.Node):
                 continue
             after, fused = relu, torch.cudnn_convolution_add_relu
             arguments = (x, weight, other, 1.0, bias, stride, padding, dilation, groups)
+            relu.args[0].meta["changed"] = []
         elif after.target is not torch.relu_:
             continue
         with each.graph.inserting_before(after):
             after.replace_all_uses_with(each.graph.call_function(fused, arguments))
-    each.graph.eliminate_dead_code()
+        after.meta["changed"] = []  # nor does what it changed matter any more
+    each.graph.eliminate_dead_code(matters)
     each.recompile()
+    free_source(each)
 
 
 def _same_kind(source: fx.Node, node: fx.Node) -> bool:
@@ -164,8 +184,8 @@ def split(
     shared.output(tuple(in_shared[node] for node in crossing if node.op != "get_attr"))
     each.output(in_each[result])
     for graph in (shared, each):
-        graph.eliminate_dead_code()
-    return fx.GraphModule(mode.root, shared), fx.GraphModule(mode.root, each), drawn
+        graph.eliminate_dead_code(matters)
+    return as_code(mode.root, shared), as_code(mode.root, each), drawn
 
 
 def _norm_of(node: fx.Node) -> str | None:

@@ -19,7 +19,7 @@ from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.plans import AsItIs, Plan
 from mcbn.posterior import Posterior
-from mcbn.program import trace
+from mcbn.program import Program, trace
 from mcbn.statistics import Replay
 from mcbn.workspace import Workspace
 
@@ -37,6 +37,7 @@ class Engine:
         self.network, self.posterior = network, posterior
         self._plans: dict[Any, Plan | AsItIs] = {}  # by shape of the inputs
         self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
+        self._scaled: tuple[list[tuple[Any, ...]], Tensor | None] = [], None  # layers, and their scales and shifts
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,9 +110,12 @@ class Engine:
         key = batches.key_of(inputs), chunk_size, compile
         plan = self._plans.get(key)
         if plan is None:
-            with self._lock, torch.no_grad():
-                plan = self._find_plan(inputs, chunk_size, compile)
-                _keep(self._plans, key, plan)
+            with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
+                plan = self._plans.get(key)  # another thread may have found it meanwhile
+                if plan is None:
+                    inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
+                    plan = self._find_plan(inputs, chunk_size, compile)
+                    keep(self._plans, key, plan, PLANS_KEPT)
         return plan
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | AsItIs:
@@ -126,12 +130,22 @@ class Engine:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a foreign network does while watched, it can still be run as it is
+            self._replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return AsItIs(f"it cannot be traced ({error.__cause__ or error})")
-        omega, last = program.scales_and_shifts(self.posterior.mean, self.posterior.var), self._replay(inputs, T - 1)
+        omega, last = self._omega(program), self._replay(inputs, T - 1)
         for plan in plans.ways(program, omega, at_once(program.width, program.convolutional), compile=compile):
             if self._agrees(inputs, plan, first, last):
                 return plan
         return AsItIs("the traced program gave other numbers")
+
+    def _omega(self, program: Program) -> Tensor:
+        """Return scale and shift of every draw, (T, S): the same tensor for all shapes that meet the same layers."""
+        found = [(norm.name, norm.eps, norm.weight, norm.bias) for norm in program.norms]
+        known, omega = self._scaled
+        if omega is None or len(known) != len(found) or not all(map(_identical, known, found)):
+            omega = program.scales_and_shifts(self.posterior.mean, self.posterior.var)
+            self._scaled = found, omega
+        return omega
 
     def _agrees(self, inputs: Any, plan: Plan, first: Tensor, last: Tensor) -> bool:
         """Check a plan against the plain pass on the draw it was traced on and on another one."""
@@ -171,7 +185,8 @@ class Engine:
             with self._lock, torch.no_grad():
                 joined = torch.cat([self._run(*block)(0, 1)[0] for block in blocks])
                 found = plans.close(joined, self._run(inputs, plan)(0, 1)[0])
-                _keep(self._independence, key, found)
+                if any(bool((t != t[:1]).any()) for t in batches.tensors_of(inputs)):  # of equal inputs none can tell
+                    keep(self._independence, key, found, PLANS_KEPT)
         return found
 
     def _halved(self, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
@@ -187,8 +202,12 @@ class Engine:
             yield torch.cat(parts, 1)
 
 
-def _keep(found: dict[Any, V], key: Any, value: V) -> None:
-    """Remember what was found for inputs of one shape, and forget the oldest."""
-    while len(found) >= PLANS_KEPT:
+def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return one[:2] == other[:2] and all(a is b for a, b in zip(one[2:], other[2:], strict=True))
+
+
+def keep(found: dict[Any, V], key: Any, value: V, most: int) -> None:
+    """Remember what was found, for inputs of one shape say, and forget the oldest."""
+    while key not in found and len(found) >= most:
         del found[next(iter(found))]
     found[key] = value

@@ -10,7 +10,9 @@ from torch import Tensor, fx, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
+from mcbn.graphs import as_code, matters
 from mcbn.network import Network
+from mcbn.sizes import SIZES, sized_by_values
 from mcbn.statistics import READERS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
 
 METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
@@ -66,29 +68,51 @@ class Writer(BatchNormMode):
         outputs = batches.tensors_of(result)
         if name in READS_VALUES:
             raise UntraceableError(f"{name} looks at values")
-        if not outputs:
-            if isinstance(result, METADATA) and not changed:
-                return  # a size, a dtype: the same for every draw
-            raise UntraceableError(f"{name} gives no tensor")
-        node = self.graph.call_function(NAMED.get(func, func), self._arguments(args), self._arguments(kwargs))
+        if not outputs and name != "__setitem__":
+            if not isinstance(result, METADATA) or changed or name == "__set__":
+                raise UntraceableError(f"{name} gives no tensor")
+            if (isinstance(result, torch.Size) or name in SIZES) and self._is_loose(args):
+                raise UntraceableError("a size depends on values")
+            return  # a size, a dtype: the same for every draw
+        called, given = (
+            (getattr, (*args, func.__self__.__name__)) if name == "__get__" else (NAMED.get(func, func), args)
+        )
+        node = self.graph.call_function(called, self._arguments(given), self._arguments(kwargs))
         node.meta["changed"] = [self._known(t) for t in changed]
+        node.meta["loose"] = sized_by_values(name, args, kwargs) or self._is_loose((args, kwargs))
+        memory = {_storage(t): self._node(t).meta["memory"] for t in batches.tensors_of((args, kwargs))}
         if isinstance(result, Tensor):
-            self._remember(result, node)
-        elif isinstance(result, tuple | list) and all(isinstance(part, Tensor) for part in result):
+            self._remember(result, node, memory)
+        elif name == "__setitem__":
+            return  # nothing to read: it changes what is known already
+        elif isinstance(result, tuple | list) and all(isinstance(part, Tensor | None) for part in result):
+            if node.meta["loose"]:
+                raise UntraceableError("a number of values depends on values")
             for number, part in enumerate(result):
-                self._remember(part, self.graph.call_function(_item, (node, number)))
+                if part is not None:  # attention hands back None for weights that nobody asked for
+                    self._remember(part, self.graph.call_function(_item, (node, number)), memory)
         else:
             raise UntraceableError(f"{name} gives {type(result).__name__}")
 
-    def _remember(self, tensor: Tensor, node: fx.Node) -> None:
-        """Tie a value to its node, weakly: the trace must not keep every intermediate result alive."""
+    def _remember(self, tensor: Tensor, node: fx.Node, memory: Mapping[int, str] | None = None) -> None:
+        """Tie a value to its node, weakly: the trace must not keep every intermediate result alive.
+
+        Its memory is named by the node that made it: one of the operands' (storage -> name), or its own.
+        """
         node.meta["shape"], node.meta["dtype"] = tensor.shape, tensor.dtype
+        node.meta["memory"] = memory.get(_storage(tensor), node.name) if memory else node.name
+        node.meta.setdefault("loose", any(source.meta.get("loose") for source in node.all_input_nodes))
         self.nodes[tensor] = node
         self.width = max(self.width, tensor.numel())
 
     def _known(self, tensor: Tensor) -> fx.Node | None:
         node: fx.Node | None = self.nodes.get(tensor)  # type: ignore[no-untyped-call]
         return node
+
+    def _is_loose(self, values: Any) -> bool:
+        """Tell whether the size of one of these tensors may be another for other values."""
+        nodes = (self._known(tensor) for tensor in batches.tensors_of(values))
+        return any(node is not None and node.meta["loose"] for node in nodes)
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor, a constant of the network where no operation made it."""
@@ -139,6 +163,9 @@ class Trace(Writer, Replay):
         """Write down a stochastic call as a node of its own."""
         if call.layer not in self.chosen:
             return self.write_unchanged(call)
+        for part in (call.weight, call.bias):
+            if part is not None and id(part) not in self.constants and _comes_from_inputs(self._node(part)):
+                raise UntraceableError("a batch norm's weights depend on the inputs")
         output, name = super().answer(call), self.drawn_name(call)
         self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
         self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), name)))
@@ -160,6 +187,7 @@ class TraceRecord(Writer, Record):
         output = super().answer(call)
         arguments = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
         node = self.graph.call_function(train_batch_norm, arguments)
+        node.meta["loose"] = self._is_loose(call.x)
         normalized, mean, var = (self.graph.call_function(_item, (node, number)) for number in range(3))
         self._remember(output, normalized)
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
@@ -168,8 +196,8 @@ class TraceRecord(Writer, Record):
     def program(self) -> "Recording":
         """Return the pass as a function of the input tensors."""
         self.graph.output(list(self.results.values()))
-        self.graph.eliminate_dead_code()
-        return Recording(fx.GraphModule(self.root, self.graph).forward, tuple(self.results), self.width)
+        self.graph.eliminate_dead_code(matters)
+        return Recording(as_code(self.root, self.graph).forward, tuple(self.results), self.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +217,26 @@ def _tensors_held(module: nn.Module) -> list[Tensor]:
     """List parameters, buffers and tensors kept as plain attributes of the network's modules."""
     attributes = [list(vars(child).values()) for child in module.modules()]
     return [*module.parameters(), *module.buffers(), *batches.tensors_of(attributes)]
+
+
+def _comes_from_inputs(node: fx.Node) -> bool:
+    """Tell whether a value is computed from the inputs, or differs from draw to draw."""
+    waiting, seen = [node], {node}
+    while waiting:
+        one = waiting.pop()
+        if one.op == "placeholder" or one.target is batch_norm:
+            return True
+        waiting += [source for source in one.all_input_nodes if source not in seen]
+        seen.update(waiting)
+    return False
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identify the memory of a value, while it lives; 0 where it has none of its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
 
 
 def _item(values: Any, number: int) -> Any:
