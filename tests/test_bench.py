@@ -216,6 +216,7 @@ def test_fit_is_timed_against_training_forwards() -> None:
     assert compare(records)[0].against == "training forwards"
 
 
+@pytest.mark.slow
 def test_linear_is_scored_and_timed_on_a_split() -> None:
     records = {record.method: record for record in measures.linear("boston", splits=1, epochs=20)}
     assert records["linear"].milliseconds

@@ -150,6 +150,7 @@ def test_tensors_with_gradients_equal_arrays():
     np.testing.assert_array_equal(*drawn)
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_late_and_pyplot_never():
     script = """
 import sys

@@ -66,6 +66,7 @@ def assert_equal_networks(found, expected):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bn", "dropout"])
 def test_fused_steps_equal_stacked_steps(family):
     stacked, fused = trainers(family, graphs=False), trainers(family, fused=True)
@@ -97,6 +98,7 @@ def test_sizes_change_no_number(sizes):
     assert_equal_networks(fused, stacked)
 
 
+@pytest.mark.slow
 def test_fused_and_stacked_steps_take_turns():
     whole, mixed = trainers("bn", fused=True), trainers("bn", fused=True)
     whole.advance(2)
