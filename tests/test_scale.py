@@ -145,6 +145,16 @@ def test_filters_of_warnings_do_not_change_a_bit(tmp_path):
     assert read_results(tmp_path / "error").equals(read_results(tmp_path / "ignore"))
 
 
+def test_a_tau_that_was_never_tuned_is_said_once(tables, tmp_path):
+    bayes = regressor()
+    bayes.tau = float("inf")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        summary = scale.predict(tables, bayes, out=tmp_path / "out", key="id", batch_size=16)
+    assert summary.rows > 3 * 16
+    assert sum("tau was never tuned" in str(warning.message) for warning in said) == 1
+
+
 def test_corrupt_files_are_listed_and_the_others_predicted(tables, tmp_path):
     spoil(tables / "table1.parquet")
     pq.write_table(pa.table({"id": ["a"], "age": [1.0]}), tables / "narrow.parquet")

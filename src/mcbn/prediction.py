@@ -44,6 +44,24 @@ def _join_field(name: str, values: list[Any]) -> Any:
     return values[0]
 
 
+def central_interval(mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the central interval (low, high) of the Gaussian with this mean and standard deviation."""
+    if not 0 < level < 1:
+        raise MCBNError(f"level must lie between 0 and 1, got {level!r}")
+    half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * std
+    return mean - half, mean + half
+
+
+def warn_if_untuned(tau: Tensor) -> None:
+    """Warn whoever called the caller about intervals without observation noise."""
+    if bool(torch.isinf(tau).any()):
+        warnings.warn(
+            "mcbn: tau was never tuned, so the interval holds the network's own uncertainty only, no observation "
+            "noise; call tune(validation_data) before predict",
+            stacklevel=3,
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class RegressionPrediction(_Prediction):
     """Predictive moments of a regression network (Teye et al. 2018, section 3.4 and appendix 1.5), each (N, ...).
@@ -88,16 +106,8 @@ class RegressionPrediction(_Prediction):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval (low, high) of the Gaussian with the predictive mean and variance."""
-        if not 0 < level < 1:
-            raise MCBNError(f"level must lie between 0 and 1, got {level!r}")
-        if bool(torch.isinf(self.tau).any()):
-            warnings.warn(
-                "mcbn: tau was never tuned, so the interval holds the network's own uncertainty only, no observation "
-                "noise; call tune(validation_data) before predict",
-                stacklevel=2,
-            )
-        half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * self.std
-        return self.mean - half, self.mean + half
+        warn_if_untuned(self.tau)
+        return central_interval(self.mean, self.std, level)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of targets under the T-component mixture, per point (N,) (Teye et al. 2018, appendix 1.5).

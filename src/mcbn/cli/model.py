@@ -10,6 +10,7 @@ from mcbn.cli import fitted, many, sheet
 from mcbn.cli.mistakes import Debug
 from mcbn.files import replacing
 from mcbn.model import MCBN
+from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar
 from mcbn.tabular import results, specs
 from mcbn.tabular.source import open_source
@@ -116,6 +117,7 @@ def predict(
             many.predict(Path(data), bayes, out, engine=engine, address=address, workers=workers, **options)
             return
         inputs = open_source(data, target=target, fitted=layout, keys=fitted.keys(bayes))
+        warn_if_untuned(bayes._tau)
         rows = 0
         with (
             replacing(out) as temporary,

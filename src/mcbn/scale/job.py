@@ -15,6 +15,7 @@ from mcbn import storage
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
 from mcbn.network import Network
+from mcbn.prediction import warn_if_untuned
 from mcbn.scale.parts import Inputs, Part, cut_images, cut_tables, list_files
 from mcbn.scale.reading import Reader
 from mcbn.tabular.columns import Layout
@@ -69,6 +70,7 @@ def plan(
     if not 0 < coverage < 1:
         raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
     bayes._drawing(n_samples, None)
+    warn_if_untuned(bayes._tau)
     if columns is not None:
         layout = Layout(tuple(columns), len(columns), target)
     keys = (key,) if isinstance(key, str) else tuple(key)
