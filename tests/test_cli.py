@@ -124,6 +124,7 @@ def test_demo_takes_its_own_options(tmp_path: Path) -> None:
     assert (tmp_path / "toy.png").exists()
 
 
+@pytest.mark.slow
 def test_without_its_extra_the_command_names_it_in_one_line() -> None:
     code = "import sys; sys.modules['typer'] = None; from mcbn.cli import app"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)

@@ -135,6 +135,7 @@ def test_an_unwritable_place_is_named(tmp_path: Path):
         site(RESULTS, tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_command(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["report", str(RESULTS), "--out", str(tmp_path / "out")])
     runpy.run_module("mcbn.report", run_name="__main__")

@@ -215,6 +215,7 @@ def test_the_tuned_batch_size_has_the_least_validation_nll(networks):
     assert samplers.best_batch_size(material) == min(losses, key=losses.get)
 
 
+@pytest.mark.slow
 def test_batch_size_and_temperature_are_chosen_together(networks):
     network, x = load_networks(networks).plain[1], standardize(DATA.validation.x)
     with torch.no_grad():

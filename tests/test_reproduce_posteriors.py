@@ -184,6 +184,7 @@ def test_the_choice_never_sees_test_targets(study):
     assert families.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_repeated_and_what_was_lost_comes_again(study):
     paths = [study / name / "records.jsonl" for name in ("posteriors", "regression")]
     before = [path.read_text() for path in paths]
@@ -309,6 +310,7 @@ def test_crops_are_framed_in_black_before_normalisation():
     assert (crops == white).flatten(1).all(1).any()
 
 
+@pytest.mark.slow
 def test_the_foreign_network_is_compared_and_gone_on_with(weights, tmp_path):
     file, network = weights
     options = {"batch_size": 4, "n_samples": 2, "n_test": 4}

@@ -74,6 +74,7 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
     assert "Bicyclist" in text
 
 
+@pytest.mark.slow
 @UNSETTLED
 def test_predictions_of_the_study_are_those_of_mcbn(data: Path) -> None:
     study.train_network(TINY, data)

@@ -106,8 +106,9 @@ class RegressionPrediction(_Prediction):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval (low, high) of the Gaussian with the predictive mean and variance."""
+        found = central_interval(self.mean, self.std, level)
         warn_if_untuned(self.tau)
-        return central_interval(self.mean, self.std, level)
+        return found
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of targets under the T-component mixture, per point (N,) (Teye et al. 2018, appendix 1.5).
