@@ -19,7 +19,7 @@ from mcbn.network import Network
 from mcbn.statistics import normalize, scale_and_shift
 from mcbn.tracing import Norm, Trace, UntraceableError
 
-T = TypeVar("T", Tensor, Tensor | None)
+V = TypeVar("V", Tensor, Tensor | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Program:
         return made
 
 
-def _in_layout(value: T, layout: torch.memory_format) -> T:
+def _in_layout(value: V, layout: torch.memory_format) -> V:
     return value.contiguous(memory_format=layout) if value is not None and value.ndim == 4 else value
 
 
