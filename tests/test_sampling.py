@@ -5,7 +5,9 @@ import gc
 import linecache
 import pickle
 import warnings
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 import mcbn
 from drawn import check_equal, fit, loop
 from kinds import KINDS, make
-from mcbn import sampling, workspace
+from mcbn import plans, sampling, workspace
 from mcbn.bench.networks import UNet, resnet32, resnet50
 
 
@@ -243,6 +245,50 @@ def test_gpu_ways_equal_the_loop(kind: str) -> None:
             for _ in range(6):  # the later calls replay a CUDA graph
                 check_equal(bayes.sample(q, chunk_size=chunk_size), expected, 1e-5)
         check_equal(bayes.sample(q + 1), loop(bayes, q + 1), 1e-5)
+        bayes = fit(model.cuda(), x, n_samples=6)  # plans are found anew
+        with mock.patch.object(plans, "draws_at_once", return_value=1):
+            for _ in range(6):  # passes side by side
+                check_equal(bayes.sample(q), loop(bayes, q), 1e-5)
+        (plan,) = bayes._fitted()._plans.values()
+        assert plan.at_once == 6
+
+
+class OnGpu(list):
+    """Stands for T draws on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("T", "chunk", "width", "outputs", "group"),
+    [
+        (128, 1, 2**22, 2560, 8),  # as many as a graph takes
+        (20, 1, 2**23, 2**22, 2),  # outputs as large as what is handed on at once: just two side by side
+        (9, 1, 2**22, 10, 5),  # 5 and 4, not 8 and 1
+        (128, 128, 2**19, 320, 1),  # one pass holds them all
+        (32, 1, 2**27, 10, 1),  # too large for a graph
+    ],
+)
+def test_passes_that_share_a_cuda_graph(T: int, chunk: int, width: int, outputs: int, group: int) -> None:
+    program, omega = SimpleNamespace(width=width), OnGpu(range(T))
+    assert plans.passes_at_once(program, omega, chunk, outputs) == group  # type: ignore[arg-type]
+    assert plans.passes_at_once(program, torch.zeros(T, 2), chunk, outputs) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("T", [1, 4, 7])
+def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatch, T: int) -> None:
+    model, x = make("residual", dtype=torch.float64)
+    bayes = fit(model, x, n_samples=T)
+    monkeypatch.setattr(plans, "passes_at_once", lambda *_: 3)
+    monkeypatch.setattr(plans, "draws_at_once", lambda *_, **__: 1)
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
+    (plan,) = bayes._fitted()._plans.values()
+    assert isinstance(plan, plans.Plan)
+    assert plan.at_once == 3
+    for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
+        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
+    beside = plan._side_by_side(plan.program.run_shared(x), plan.omega)
+    assert torch.equal(beside, plan._in_turn(plan.program.run_shared(x), plan.omega))
 
 
 # ---------------------------------------------------------------- what stays between calls

@@ -348,6 +348,46 @@ def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused
     assert targets.count(torch.nn.functional.conv2d) == 1 - fused
 
 
+def relu_of_sum(x: Tensor, weight: Tensor, z: Tensor, alpha: float, bias: Tensor, *where: Any) -> Tensor:
+    """What `torch.cudnn_convolution_add_relu` computes, on any device."""
+    return torch.relu(torch.nn.functional.conv2d(x, weight, bias, *where) + alpha * z)
+
+
+class Projected(nn.Module):
+    """A block whose shortcut is a convolution with batch norm of its own."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.before, self.main, self.short = nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(4, 6, 1)
+        self.bn, self.bn_short, self.shared = nn.BatchNorm2d(6), nn.BatchNorm2d(6), shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        short = self.bn_short(self.short(x))
+        out = torch.relu(self.bn(self.main(x)) + short)
+        return out + short if self.shared else out
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_bias_of_a_projected_shortcut_goes_into_the_convolution_it_is_added_to(shared: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
+    bayes = fit(Projected(shared).double(), x)
+    assert bayes.network is not None
+    with torch.no_grad():
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
+        omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
+        expected = program.run_each(program.run_shared(x), omega[1])
+        fuse_activations(program.each)
+        for node in program.each.graph.nodes:
+            if node.target is torch.cudnn_convolution_add_relu:
+                node.target = relu_of_sum
+        program.each.recompile()
+        check_equal(program.run_each(program.run_shared(x), omega[1]), expected, 1e-12)
+    (left,) = (node for node in program.each.graph.nodes if node.target is torch.nn.functional.conv2d)
+    assert (left.args[2] is None) != shared  # where something else reads the shortcut, its bias must stay
+
+
 def test_attention_is_written_down() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:

@@ -4,10 +4,12 @@
 numbers of the plain pass, and runs the network `AsItIs` where none does.
 """
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import cycle
 from types import FunctionType
 from typing import Any, cast
 
@@ -21,8 +23,11 @@ from mcbn.workspace import Workspace
 CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
 GPU_CHUNK = 2**27  # 512 MB in single precision, what was measured; `python -m mcbn.bench.chunks` compares bounds
-GPU_FOLD = 2**24
+GPU_FOLD = 2**21
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
+GPU_GATHER = 2**22  # outputs handed on at once
+GPU_PASSES = 8  # at most in one graph
+SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the GPU idle
 PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # against the plain pass, relative to its largest value
 COARSE_TOLERANCE = 0.1  # half precision and TF32: rounding of a deep network adds up
@@ -37,6 +42,7 @@ class AsItIs:
 
     reason: str
     chunk: int = 1
+    at_once: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +53,14 @@ class Plan:
     program: Program
     omega: Tensor  # scale and shift of every draw, (T, S)
     one_pass: OnePass
-    passes: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
+    group: int = 1  # passes in one CUDA graph
+    runs: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
     graphs: dict[int, "Graphed"] = field(default_factory=dict)  # captured, by number of draws
+
+    @property
+    def at_once(self) -> int:
+        """Draws to ask for in one go."""
+        return self.chunk * self.group
 
     def prepare(self, inputs: Any, workspace: Workspace) -> Run:
         """Run what no draw changes; return a function that runs draws start to stop on these inputs."""
@@ -56,7 +68,7 @@ class Plan:
 
         def run(start: int, stop: int) -> Tensor:
             rows = self.omega[start:stop]
-            self.passes[len(rows)] += 1
+            self.runs[len(rows)] += 1
             if self.program.stackable and not self.omega.is_cuda:
                 with workspace.active():
                     return self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
@@ -65,13 +77,34 @@ class Plan:
         return run
 
     def _graphed(self, shared: tuple[Tensor, ...], rows: Tensor) -> OnePass:
-        """Return the pass as a CUDA graph where that pays: small, and run often enough."""
+        """Return the passes as a CUDA graph where that pays: small, and run often enough."""
         small = self.omega.is_cuda and self.program.width * self.chunk <= GPU_GRAPH
-        if not small or torch.is_autocast_enabled("cuda") or self.passes[len(rows)] < PASSES_BEFORE_CAPTURE:
-            return self.one_pass
+        if not small or torch.is_autocast_enabled("cuda") or self.runs[len(rows)] < PASSES_BEFORE_CAPTURE:
+            return self._in_turn
         if len(rows) not in self.graphs:
-            self.graphs[len(rows)] = Graphed(self.one_pass, shared, rows)
+            self.graphs[len(rows)] = Graphed(self._side_by_side, shared, rows)
         return self.graphs[len(rows)]
+
+    def _in_turn(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """Run rows (t, S), a chunk of them in one pass."""
+        return _joined([self.one_pass(shared, part) for part in torch.split(rows, self.chunk)])
+
+    def _side_by_side(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """Run rows (t, S) as `_in_turn` does, every second pass on a stream of its own: to be captured."""
+        streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(SIDE_BY_SIDE - 1))]  # type: ignore[no-untyped-call]
+        done = []
+        for beside in streams[1:]:
+            beside.wait_stream(streams[0])
+        for part, stream in zip(torch.split(rows, self.chunk), cycle(streams)):
+            with torch.cuda.stream(stream):
+                done.append(self.one_pass(shared, part))
+        for beside in streams[1:]:
+            streams[0].wait_stream(beside)
+        return _joined(done)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Graphed:
@@ -110,13 +143,26 @@ def draws_at_once(width: int, convolutional: bool, *, n_samples: int, chunk_size
     return -(-n_samples // -(-n_samples // most)) if on_gpu else most  # equal passes share one CUDA graph
 
 
-def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool) -> list[Plan]:
-    """List the plans for a traced pass, the fastest first: each asks less of the network's operations."""
+def passes_at_once(program: Program, omega: Tensor, chunk: int, outputs: int) -> int:
+    """Choose how many passes of a chunk of the T draws, of so many outputs a draw, go into one CUDA graph."""
+    if not omega.is_cuda or program.width * chunk > GPU_GRAPH:
+        return 1
+    passes = math.ceil(len(omega) / chunk)
+    most = min(GPU_PASSES, max(SIDE_BY_SIDE, GPU_GATHER // max(1, chunk * outputs)))
+    return math.ceil(passes / math.ceil(passes / most))  # equal groups share one graph
+
+
+def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool, outputs: int | None = None) -> list[Plan]:
+    """List the plans for a traced pass, the fastest first: each asks less of the network's operations.
+
+    outputs: values of one draw's output, where several passes may be handed on at once.
+    """
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
     sizes = dict.fromkeys((chunk, 1))
-    plans = [Plan(size, layout, omega, _one_pass(layout)) for layout in layouts for size in sizes]
+    groups = {size: passes_at_once(program, omega, size, outputs) if outputs is not None else 1 for size in sizes}
+    plans = [Plan(size, layout, omega, _one_pass(layout), groups[size]) for layout in layouts for size in sizes]
     if compile and not (omega.is_cuda and program.folds):  # cuDNN's fused convolutions are faster than compiled ones
-        plans.insert(0, Plan(chunk, program, omega, _compiled(_one_pass(program))))
+        plans.insert(0, Plan(chunk, program, omega, _compiled(_one_pass(program)), groups[chunk]))
     return plans
 
 

@@ -140,6 +140,7 @@ def fuse_activations(each: fx.GraphModule) -> None:
             if relu is None or relu.target is not torch.relu_ or not isinstance(other, fx.Node):
                 continue
             after, fused = relu, torch.cudnn_convolution_add_relu
+            bias = _with_bias_of(other, bias, each.graph, before=after)
             arguments = (x, weight, other, 1.0, bias, stride, padding, dilation, groups)
             relu.args[0].meta["changed"] = []
         elif after.target is not torch.relu_:
@@ -150,6 +151,17 @@ def fuse_activations(each: fx.GraphModule) -> None:
     each.graph.eliminate_dead_code(matters)
     each.recompile()
     free_source(each)
+
+
+def _with_bias_of(shortcut: fx.Node, bias: Any, graph: fx.Graph, *, before: fx.Node) -> Any:
+    """Add the bias of a convolution that is itself added: added there, it costs a pass over all its values."""
+    plain = shortcut.target is F.conv2d and not shortcut.kwargs and len(shortcut.args) == 7 and len(shortcut.users) == 1
+    if not plain or shortcut.args[2] is None:
+        return bias
+    own = shortcut.args[2]
+    shortcut.update_arg(2, None)
+    with graph.inserting_before(before):
+        return graph.call_function(torch.add, (bias, own))
 
 
 def _same_kind(source: fx.Node, node: fx.Node) -> bool:

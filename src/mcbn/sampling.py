@@ -25,7 +25,6 @@ from mcbn.workspace import Workspace
 
 CPU_BLOCK = 2**17  # values of the widest result of the inputs of one pass: without convolutions,
 CPU_BLOCK_CONVOLUTIONAL = 2**19  # and with them
-GPU_GATHER = 2**22  # outputs handed on at once
 PLANS_KEPT = 16
 V = TypeVar("V")
 
@@ -63,7 +62,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             yield from self._halved(inputs, start, n_samples, error)
             return
-        chunk, done = min(plan.chunk for _, plan in blocks), list[Tensor]()
+        chunk, done = min(plan.at_once for _, plan in blocks), list[Tensor]()
         while start < n_samples:
             stop = min(start + chunk, n_samples)
             try:
@@ -78,7 +77,7 @@ class Engine:
             done.append(parts[0] if len(parts) == 1 else torch.cat(parts, 1))  # (t, n, ...)
             start = stop
             gather = chunk_size is None and done[0].is_cuda  # few large pieces: whoever reads them launches kernels too
-            if not gather or start == n_samples or sum(piece.numel() for piece in done) >= GPU_GATHER:
+            if not gather or start == n_samples or sum(piece.numel() for piece in done) >= plans.GPU_GATHER:
                 yield done[0] if len(done) == 1 else torch.cat(done)
                 done.clear()
 
@@ -133,7 +132,8 @@ class Engine:
             self._replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return AsItIs(f"it cannot be traced ({error.__cause__ or error})")
         omega, last = self._omega(program), self._replay(inputs, T - 1)
-        for plan in plans.ways(program, omega, at_once(program.width, program.convolutional), compile=compile):
+        chunk, outputs = at_once(program.width, program.convolutional), first.numel() if chunk_size is None else None
+        for plan in plans.ways(program, omega, chunk, compile=compile, outputs=outputs):
             if self._agrees(inputs, plan, first, last):
                 return plan
         return AsItIs("the traced program gave other numbers")
