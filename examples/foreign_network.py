@@ -218,13 +218,13 @@ def data_folder() -> Path:
 
 
 def table(found: Sequence[Row]) -> str:
-    """Lay out the last record of each network, method and setting, and what mcbn warned of."""
-    last = journal.latest([r | {"hash": r["config_hash"]} for r in found], ("network", "method", "hash"))
+    """Lay out, of each network and method, the last record of the most images; and what mcbn warned of."""
+    last = journal.latest(sorted(found, key=lambda r: int(r["n"])), ("network", "method"))
     head = ("network", "method", "images", "T", "PLL", "accuracy (%)", "ECE (%)", "Brier", "error AUROC", "seconds")
     mixed = len({r["device"] for r in last}) > 1
     rows = [
         _cells(r, f" ({r['device']})" if mixed else "")
-        for r in sorted(last, key=lambda r: (NETWORKS.index(r["network"]), r["n"]))
+        for r in sorted(last, key=lambda r: NETWORKS.index(r["network"]))
     ]
     notes = [f"- {r['network']}, {r['method']}: {r['warning']}" for r in last if r.get("warning")]
     devices = ", ".join(sorted({r["hardware"] for r in last}))

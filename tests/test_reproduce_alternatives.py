@@ -29,6 +29,7 @@ from mcbn.reproduce.cifar10 import Augmented, save_network
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
 QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "ensemble")
+QUICK += ("thinned_plain", "thinned_mcbn", "thinned_joint")
 
 
 def images(n, seed=0):
@@ -204,6 +205,19 @@ def test_each_sampler_gives_its_draws_and_leaves_the_network_alone(networks):
     torch.testing.assert_close(samplers.make("plain", material)(DATA.test.x)[0], plain)
 
 
+def test_methods_on_the_dropout_network_are_those_of_that_network(networks):
+    found = load_networks(networks)
+    tasks = study._tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], [1], 4, 8)
+    logits = {method: samplers.make(method, material)(DATA.test.x) for method, material, _ in tasks}
+    with torch.no_grad():
+        thinned = found.thinned[1](standardize(DATA.test.x))
+    torch.testing.assert_close(logits["thinned_plain"][0], thinned)
+    assert not torch.allclose(logits["thinned_plain"], logits["plain"])
+    own = samplers.Material(found.thinned[1], standardize, study.Augmented(DATA.train.x), DATA.train, DATA.validation)
+    alone = samplers.make("mcbn", replace(own, n_samples=4, batch_size=8, seed=1))(DATA.test.x)
+    torch.testing.assert_close(logits["thinned_mcbn"], alone)
+
+
 def test_the_tuned_batch_size_has_the_least_validation_nll(networks):
     material = make_material(load_networks(networks))
     posterior, y = material.mcbn().posterior, DATA.validation.y
@@ -286,10 +300,11 @@ def test_what_is_finished_is_not_measured_again(finished, networks, foreign, mon
 def test_the_best_mode_is_chosen_on_validation_images_alone(finished):
     found = read_records(finished / "records.jsonl")
     results = report.Results(found)
-    for seed, mode in results.best.items():
-        losses = {m: results.scores[m, seed, "validation"]["nll"] for m in report.MODES}
+    assert set(results.best) == {(best, seed) for best in report.MODES for seed in (1, 2)}
+    for (best, seed), mode in results.best.items():
+        losses = {m: results.scores[m, seed, "validation"]["nll"] for m in report.MODES[best]}
         assert losses[mode] == min(losses.values())
-        assert results.scores[report.BEST, seed, "test"] is results.scores[mode, seed, "test"]
+        assert results.scores[best, seed, "test"] is results.scores[mode, seed, "test"]
     worse = [r | {"nll": 99.0} if r["data"] == "test" else r for r in found if r["kind"] == "score"]
     assert report.Results(worse).best == results.best
 
@@ -326,6 +341,10 @@ def test_the_verdict_names_each_better_rival():
     for r in found:
         r["nll"] = 0.1 if r["method"] == "mcbn" else r["nll"]
     assert "- NLL: no alternative is better." in report.verdict(report.Results(found))
+    found += [row("thinned_mcbn", 1, d, 0.3) for d in ("validation", "test")] + [row("thinned_plain", 1, "test", 0.2)]
+    said = report.verdict(report.Results(found))  # each kind of network has its own best mode and rivals
+    assert said.count("- NLL: no alternative is better.") == 1
+    assert "- NLL: better are Softmax, dropout network (by 0.1000)." in said
 
 
 def test_bad_input_is_named(networks, foreign, tmp_path):
@@ -373,6 +392,8 @@ def test_ensembles_and_dropout_need_their_networks(networks, tmp_path):
         alternatives.run(tmp_path, tmp_path, methods=["ensemble"], data=DATA)
     with pytest.raises(MCBNError, match="networks trained with dropout, of which there is none"):
         alternatives.run(tmp_path, tmp_path, methods=["dropout"], data=DATA)
+    with pytest.raises(MCBNError, match="thinned_mcbn needs networks trained with dropout"):
+        alternatives.run(tmp_path, tmp_path, methods=["thinned_mcbn"], data=DATA)
 
 
 @pytest.fixture

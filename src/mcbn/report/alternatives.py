@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -21,8 +21,6 @@ Method = tuple[str, bool]  # its name, and whether tau was tuned on the validati
 NAMES: dict[Method, str] = {
     ("plain", False): "Softmax",
     ("plain", True): "Temperature scaling",
-    ("dropout", False): "MC dropout",
-    ("dropout", True): "MC dropout, tempered",
     ("laplace", False): "Last-layer Laplace",
     ("laplace", True): "Last-layer Laplace, tempered",
     ("ensemble", False): "Deep ensemble",
@@ -36,10 +34,25 @@ NAMES: dict[Method, str] = {
     ("mcbn_tuned", False): "MCBN, tuned M",
     ("mcbn_tuned", True): "MCBN, tuned M, tempered",
     ("mcbn_joint", True): "MCBN, tuned M and tau",
+    ("mcbn_best", False): "MCBN, best mode",
+    ("dropout", False): "MC dropout",
+    ("dropout", True): "MC dropout, tempered",
+    ("thinned_plain", False): "Softmax, dropout network",
+    ("thinned_plain", True): "Temperature scaling, dropout network",
+    ("thinned_mcbn", False): "MCBN, dropout network",
+    ("thinned_mcbn", True): "MCBN, dropout network, tempered",
+    ("thinned_joint", True): "MCBN, dropout network, tuned M and tau",
+    ("thinned_best", False): "MCBN, dropout network, best mode",
 }
-BEST = ("mcbn_best", False)
-MODES = [key for key in NAMES if key[0].startswith("mcbn")]
-RIVALS = [key for key in NAMES if not key[0].startswith("mcbn")]
+BEST, BEST_THINNED = ("mcbn_best", False), ("thinned_best", False)
+MODES = {  # of MCBN, by the best of them: on the paper's networks, and on those trained with dropout
+    BEST: [key for key in NAMES if key[0].startswith("mcbn") and key != BEST],
+    BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_mcbn", "thinned_joint")],
+}
+RIVALS = {
+    BEST: [key for key in NAMES if key[0] in ("plain", "laplace", "ensemble", "dropout")],
+    BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_plain", "dropout")],
+}
 METRICS = {  # name -> heading, factor, decimals, whether lower is better
     "nll": ("NLL", 1, 4, True),
     "accuracy": ("Accuracy (%)", 100, 2, False),
@@ -62,15 +75,18 @@ class Results:
             ((r["method"], r["tempered"]), r["seed"], r["data"]): r for r in rows if r["kind"] == "score"
         }
         self.costs = {r["method"]: r for r in rows if r["kind"] == "cost"}
-        self.best = {seed: mode for seed in self.seeds(("mcbn", False)) if (mode := self._choose(seed)) is not None}
-        for (method, seed, data), record in list(self.scores.items()):
-            if method == self.best.get(seed):
-                self.scores[BEST, seed, data] = record
+        self.best: dict[tuple[Method, int | None], Method] = {}
+        for best, modes in MODES.items():
+            self._choose(best, modes)
 
-    def _choose(self, seed: int | None) -> Method | None:
-        """Return the MCBN mode of least NLL on the validation images; the test images have no say."""
-        nll = {m: self.scores[m, seed, "validation"]["nll"] for m in MODES if (m, seed, "validation") in self.scores}
-        return min(nll, key=nll.__getitem__) if nll else None
+    def _choose(self, best: Method, modes: Sequence[Method]) -> None:
+        """Find each seed's MCBN mode of least NLL on the validation images; the test images have no say."""
+        judged = {(m, s): r["nll"] for (m, s, d), r in self.scores.items() if d == "validation" and m in modes}
+        for seed in dict.fromkeys(seed for _, seed in judged):
+            nll = {m: value for (m, s), value in judged.items() if s == seed}
+            chosen = self.best[best, seed] = min(nll, key=nll.__getitem__)
+            own = [(data, record) for (m, s, data), record in self.scores.items() if (m, s) == (chosen, seed)]
+            self.scores |= {(best, seed, data): record for data, record in own}
 
     def seeds(self, method: Method) -> list[int | None]:
         """List the seeds of a method."""
@@ -110,7 +126,7 @@ def to_csv(results: Results) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("method", "tempered", "seed", "data", "metric", "value"))
     for (method, seed, data), record in results.scores.items():
-        head = (method[0], "" if method == BEST else str(method[1]).lower(), "all" if seed is None else seed, data)
+        head = (method[0], "" if method in MODES else str(method[1]).lower(), "all" if seed is None else seed, data)
         writer.writerows((*head, m, f"{record[m]:.8g}") for m in METRICS if record.get(m) is not None)
     for name, record in results.costs.items():
         of = "all" if record["seed"] is None else record["seed"]
@@ -123,12 +139,12 @@ def main_table(results: Results) -> Table:
     """Test images: every score; out-of-distribution AUROC averaged over the corrupted and over the foreign sets."""
     corrupted, foreign = _kinds(results)
     lines = []
-    for method in [*NAMES, BEST]:
+    for method in NAMES:
         if not results.seeds(method):
             continue
         cells = [_cell(results.values(method, "test", m), m) for m in METRICS if m != "ood_auroc"]
         cells += [_plain_cell(results.mean(method, sets, "ood_auroc")) for sets in (corrupted, foreign)]
-        lines.append((_name(method), *cells, _milliseconds(results, method)))
+        lines.append((NAMES[method], *cells, _milliseconds(results, method)))
     heads = [METRICS[m][0] for m in METRICS if m != "ood_auroc"]
     header = ("Method", *heads, "AUROC, corrupted", "AUROC, foreign", "ms an image")
     return Table("Test images", "table:alternatives", header, tuple(lines), _note(results))
@@ -143,7 +159,8 @@ def _note(results: Results) -> str:
         f" T = {some['config']['n_samples']}, M = {some['config']['batch_size']} unless tuned. Tempered: the logits of"
         " every draw times one factor, fitted to 2,000 held-out images, as in temperature scaling; for each method, so"
         " that none has an advantage by it. Tuned M: by likelihood on the same held-out images, at tau = 1; tuned"
-        " M and tau: both at once; best MCBN mode: too."
+        " M and tau: both at once; best MCBN mode: too. Dropout network: trained with dropout at rate 0.1, as MC"
+        " dropout needs it; dropout is off in it but for MC dropout."
         " AUROC of errors: 1 - the top probability finds wrong answers; of the others: the entropy tells those images"
         f" from test images. Milliseconds: all draws, many images at once ({hardware or 'not measured'})."
     )
@@ -152,7 +169,7 @@ def _note(results: Results) -> str:
 def best_table(results: Results) -> Table:
     """Which mode the validation images chose for each seed."""
     lines = []
-    for seed, mode in results.best.items():
+    for (_, seed), mode in results.best.items():
         record = results.scores[mode, seed, "validation"]
         M = record["chosen_batch_size"] or record["config"]["batch_size"]
         lines.append((str(seed), NAMES[mode], str(M), f"{record['tau']:.3f}", f"{record['nll']:.4f}"))
@@ -163,14 +180,14 @@ def best_table(results: Results) -> Table:
 def severity_table(results: Results) -> Table:
     """NLL and ECE of each method at each severity."""
     corrupted, _ = _kinds(results)
-    shown = [m for m in [*NAMES, BEST] if results.seeds(m)]
+    shown = [m for m in NAMES if results.seeds(m)]
     lines = []
     for metric in ("nll", "ece", "accuracy"):
         _, factor, decimals, _ = METRICS[metric]
         for method in shown:
             means = (results.mean(method, [data], metric) for data in corrupted)
             cells = [MISSING if v is None else f"{factor * v:.{min(decimals, 3)}f}" for v in means]
-            lines.append((METRICS[metric][0] if method == shown[0] else "", _name(method), *cells))
+            lines.append((METRICS[metric][0] if method == shown[0] else "", NAMES[method], *cells))
     header = ("Metric", "Method", *(data.removeprefix(CORRUPTED) for data in corrupted))
     note = "Mean over seeds. Noise, blur, contrast, brightness and coarse pixels, a fifth of the images each."
     return Table("Corrupted images, by severity", "table:alternatives_severity", header, tuple(lines), note)
@@ -180,8 +197,8 @@ def foreign_table(results: Results) -> Table:
     """OOD AUROC of each set of foreign images."""
     _, foreign = _kinds(results)
     lines = [
-        (_name(m), *(_cell(results.values(m, data, "ood_auroc"), "ood_auroc") for data in foreign))
-        for m in [*NAMES, BEST]
+        (NAMES[m], *(_cell(results.values(m, data, "ood_auroc"), "ood_auroc") for data in foreign))
+        for m in NAMES
         if results.seeds(m)
     ]
     note = (
@@ -193,30 +210,37 @@ def foreign_table(results: Results) -> Table:
 
 def verdict(results: Results) -> str:
     """Say, metric by metric, which rivals are better than the best MCBN mode and which are not."""
+    heads = {
+        BEST: "Against the best MCBN mode, chosen on validation images (means over seeds, ± standard error of the gap;"
+        " MC dropout has networks of its own):",
+        BEST_THINNED: "On the networks trained with dropout, against the best MCBN mode there:",
+    }
+    parts = [[head, "", *lines, ""] for best, head in heads.items() if (lines := list(_compared(results, best)))]
+    return "\n".join(line for part in parts for line in part).rstrip()
+
+
+def _compared(results: Results, best: Method) -> Iterator[str]:
     corrupted, foreign = _kinds(results)
     asked = {METRICS[m][0]: (m, ["test"]) for m in METRICS if m != "ood_auroc"}
     asked |= {"NLL on corrupted images": ("nll", corrupted), "ECE on corrupted images": ("ece", corrupted)}
     asked |= {"OOD AUROC, corrupted": ("ood_auroc", corrupted), "OOD AUROC, foreign": ("ood_auroc", foreign)}
-    lines = []
     for heading, (metric, sets) in asked.items():
-        ours = results.mean(BEST, sets, metric)
-        theirs = {m: results.mean(m, sets, metric) for m in RIVALS}
+        ours = results.mean(best, sets, metric)
+        theirs = {m: results.mean(m, sets, metric) for m in RIVALS[best]}
         known = {m: value for m, value in theirs.items() if value is not None}
         if ours is None or not known:
             continue
         sign = 1 if METRICS[metric][3] else -1
         winners = [
-            f"{NAMES[m]} (by {_gap(results, m, sets, metric)})"
+            f"{NAMES[m]} (by {_gap(results, m, best, sets, metric)})"
             for m, value in known.items()
             if sign * value < sign * ours
         ]
         said = f"better are {'; '.join(winners)}" if winners else "no alternative is better"
-        lines.append(f"- {heading}: {said}.")
-    head = "Against the best MCBN mode, chosen on validation images (means over seeds, ± standard error of the gap):"
-    return head + "\n\n" + "\n".join(lines)
+        yield f"- {heading}: {said}."
 
 
-def _gap(results: Results, rival: Method, sets: Sequence[str], metric: str) -> str:
+def _gap(results: Results, rival: Method, best: Method, sets: Sequence[str], metric: str) -> str:
     """Lay out how far a rival is from the best mode: paired by seed where it has seeds, else from the mean."""
     _, factor, decimals, _ = METRICS[metric]
 
@@ -226,7 +250,7 @@ def _gap(results: Results, rival: Method, sets: Sequence[str], metric: str) -> s
         known = {s: [r[metric] for r in found if r.get(metric) is not None] for s, found in rows.items()}
         return {s: fmean(values) for s, values in known.items() if len(values) == len(sets)}
 
-    ours, theirs = means(BEST), means(rival)
+    ours, theirs = means(best), means(rival)
     gaps = [theirs[seed] - ours[seed] for seed in ours.keys() & theirs.keys()]
     if not (ours and theirs):
         return MISSING
@@ -256,7 +280,7 @@ def _draw_lines(ax: "Axes", results: Results, sets: Sequence[str], metric: str) 
         means = [results.mean(method, [data], metric) for data in sets]
         if any(value is not None for value in means):
             heights = [float("nan") if value is None else factor * value for value in means]
-            ax.plot(range(len(sets)), heights, "o-", color=color, label=_name(method), markersize=4)
+            ax.plot(range(len(sets)), heights, "o-", color=color, label=NAMES[method], markersize=4)
     ax.set_xlabel("severity (0: test images)")
     ax.set_ylabel(heading)
     ax.spines[["top", "right"]].set_visible(False)
@@ -267,10 +291,6 @@ def _kinds(results: Results) -> tuple[list[str], list[str]]:
     sets = [data for data in results.sets() if data != "test"]
     corrupted = [data for data in sets if data.startswith(CORRUPTED)]
     return corrupted, [data for data in sets if data not in corrupted]
-
-
-def _name(method: Method) -> str:
-    return "MCBN, best mode" if method == BEST else NAMES[method]
 
 
 def _cell(values: Sequence[float], metric: str) -> str:

@@ -23,7 +23,8 @@ from mcbn.reproduce.alternatives.laplace import LastLayer
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
 MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")
-METHODS = ("plain", *MCBN_METHODS, "dropout", "laplace", "ensemble")
+THINNED = {"thinned_plain": "plain", "thinned_mcbn": "mcbn", "thinned_joint": "mcbn_joint"}  # on MC dropout's network
+METHODS = ("plain", *MCBN_METHODS, "dropout", *THINNED, "laplace", "ensemble")
 AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
 TUNING_SHARE = 4  # the search for M uses a quarter of the draws
 JOINT = tuple(2.0**power for power in range(-2, 8))  # times M of the fit; at the end the draws are nearly one network
@@ -39,7 +40,7 @@ class Material:
     clean: Images  # the same images as they are
     validation: Images
     members: Sequence[nn.Module] = ()  # of the ensemble
-    thinned: nn.Module | None = None  # trained with dropout
+    thinned: nn.Module | None = None  # trained with dropout, for MC dropout
     n_samples: int = 128  # T
     batch_size: int = 32  # M
     seed: int = 0
@@ -67,7 +68,7 @@ class Material:
 
 def make(method: str, material: Material) -> Sampler:
     """Make a method ready to be asked."""
-    return partial(_in_parts, material, _MAKERS[method](material))
+    return partial(_in_parts, material, _MAKERS[THINNED.get(method, method)](material))
 
 
 def _in_parts(material: Material, run: Sampler, x: Tensor) -> Tensor:

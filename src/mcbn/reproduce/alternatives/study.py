@@ -17,10 +17,11 @@ from mcbn.reproduce import journal
 from mcbn.reproduce.alternatives import laplace, samplers, scores
 from mcbn.reproduce.alternatives.images import Queries
 from mcbn.reproduce.alternatives.inputs import Data, Networks, load_data, load_networks, questions, require_data
-from mcbn.reproduce.alternatives.samplers import METHODS, Material, Sampler
+from mcbn.reproduce.alternatives.samplers import METHODS, THINNED, Material, Sampler
 from mcbn.reproduce.cifar10 import Augmented
 
 TIMED = {"cuda": 1250, "cpu": 50}  # images
+ON_THINNED = {"dropout", *THINNED}  # methods of the networks trained with dropout
 EVERY = None  # in place of a seed: of the ensemble
 Row = dict[str, Any]
 
@@ -122,8 +123,8 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
                 inside[tempered] = probs
             elif name != "validation":
                 row |= scores.outside(inside[tempered], probs)
-            posterior = material.chosen.get(method)
-            yield row | {"chosen_batch_size": posterior, "seconds": time.perf_counter() - started}
+            chosen = material.chosen.get(THINNED.get(method, method))
+            yield row | {"chosen_batch_size": chosen, "seconds": time.perf_counter() - started}
 
 
 def _choose(methods: Sequence[str], found: Networks) -> list[str]:
@@ -148,8 +149,8 @@ def _choose(methods: Sequence[str], found: Networks) -> list[str]:
 def _require(method: str, found: Networks) -> None:
     if method == "laplace":
         laplace.require()
-    if method == "dropout" and not found.thinned:
-        raise MCBNError("MC dropout needs networks trained with dropout, of which there is none")
+    if method in ON_THINNED and not found.thinned:
+        raise MCBNError(f"{method} needs networks trained with dropout, of which there is none")
     if method == "ensemble" and len(found.plain) < 2:
         raise MCBNError(f"an ensemble needs the networks of at least 2 seeds; there are {len(found.plain)}")
 
@@ -168,9 +169,10 @@ def _tasks(
         material = replace(
             base, network=network, thinned=thinned, batch_size=batch_size, seed=seed, fitted={}, chosen={}
         )
+        on_thinned = replace(material, network=thinned or network, fitted={}, chosen={})
         for method in methods:
-            if method != "ensemble" and (method != "dropout" or thinned is not None):
-                yield method, material, seed
+            if method != "ensemble" and (method not in ON_THINNED or thinned is not None):
+                yield method, on_thinned if method in THINNED else material, seed
     if "ensemble" in methods:
         members = [found.plain[seed] for seed in sorted(found.plain)]
         yield "ensemble", replace(base, network=members[0], members=members), EVERY
