@@ -1,4 +1,4 @@
-"""MCBN against its alternatives: corruptions, temperature, scores, and a whole run on small random networks."""
+"""MCBN against its alternatives: temperature, scores, and a whole run on small random networks."""
 
 import builtins
 import csv
@@ -20,9 +20,10 @@ from mcbn.errors import MCBNError
 from mcbn.networks import CifarResNet, standardize
 from mcbn.records import read as read_records
 from mcbn.report import alternatives as report
+from mcbn.report import rivals
 from mcbn.reproduce import alternatives
-from mcbn.reproduce.alternatives import corruptions, laplace, samplers, scores, study
-from mcbn.reproduce.alternatives.corruptions import KINDS, SEVERITIES, corrupt, mixture
+from mcbn.reproduce.alternatives import laplace, samplers, scores, study
+from mcbn.reproduce.alternatives.corruptions import SEVERITIES, mixture
 from mcbn.reproduce.alternatives.images import load_foreign, require_images
 from mcbn.reproduce.alternatives.inputs import Data, load_networks, questions
 from mcbn.reproduce.cifar10 import Augmented, save_network
@@ -36,14 +37,6 @@ def images(n, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=generator)
     return Images(x, torch.randint(0, 10, (n,), generator=generator))
-
-
-def photograph(n=5):
-    """Images with shapes of all sizes, away from black and white, so that nothing is cut off."""
-    place, generator = torch.linspace(0, 3, 32), torch.Generator().manual_seed(0)
-    waves = torch.stack([torch.sin(place[:, None] * (i + 1)) * torch.cos(place * (i + 2)) for i in range(3 * n)])
-    grain = torch.rand(waves.shape, generator=generator)
-    return (60 + 20 * waves + 25 * grain).reshape(n, 3, 32, 32).round().to(torch.uint8)
 
 
 DATA = Data(images(48, 1), images(10, 2), images(10, 3))
@@ -81,61 +74,6 @@ def finished(networks, foreign, tmp_path_factory):
     alternatives.time_methods(networks, out, n_samples=4, batch_size=8, **options)
     report.write(out)
     return out
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_corruption_begins_at_the_identity_and_departs_further_at_each_severity(kind):
-    x = photograph()
-    assert torch.equal(corrupt(x, kind, 0), x)
-    distance = [float((corrupt(x, kind, s).float() - x.float()).square().mean()) for s in (0, *SEVERITIES)]
-    assert distance == sorted(set(distance))
-    assert corrupt(x, kind, 5).dtype == torch.uint8
-
-
-def test_corruptions_are_their_formulas():
-    x = photograph(1)
-    value = x.double() / 255
-
-    def near(kind, severity, expected):
-        return bool(((corrupt(x, kind, severity) - 255 * expected).abs() < 0.501).all())  # rounded to a byte
-
-    assert near("brightness", 3, value + 0.24)
-    assert near("contrast", 2, value.mean() + 0.5 * (value - value.mean()))
-    blocks = value.reshape(1, 3, 16, 2, 16, 2).mean((3, 5))  # severity 3: half the pixels a side
-    assert near("pixelate", 3, blocks.repeat_interleave(2, 2).repeat_interleave(2, 3))
-    weights = [math.exp(-0.5 * (d / 0.7) ** 2) for d in range(-4, 5)]
-    mixed = sum(  # one pixel far from the edges
-        value[0, 1, 10 + i, 20 + j] * weights[i + 4] * weights[j + 4] for i in range(-4, 5) for j in range(-4, 5)
-    )
-    assert abs(int(corrupt(x, "blur", 2)[0, 1, 10, 20]) - 255 * float(mixed) / sum(weights) ** 2) < 0.51
-    noise = (corrupt(x, "noise", 2).float() - x.float()) / 255
-    assert float(noise.std()) == pytest.approx(0.06, rel=0.05)
-
-
-def test_noise_follows_the_seed_and_the_row_alone():
-    x = photograph(4)
-    assert torch.equal(corrupt(x, "noise", 3), corrupt(x, "noise", 3))
-    assert not torch.equal(corrupt(x, "noise", 3), corrupt(x, "noise", 3, seed=1))
-    assert torch.equal(corrupt(x, "noise", 3)[:2], corrupt(x[:2], "noise", 3))
-    state = torch.get_rng_state()
-    corrupt(x, "noise", 3)
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_a_mixture_gives_each_kind_its_share():
-    x = photograph(10)
-    mixed = mixture(x, 4)
-    for position, kind in enumerate(KINDS):
-        assert torch.equal(mixed[position::5], corrupt(x[position::5], kind, 4))
-
-
-def test_impossible_corruptions_are_refused():
-    with pytest.raises(MCBNError, match=r"one of .*'noise'.*, got 'fog'"):
-        corrupt(photograph(), "fog", 1)
-    with pytest.raises(MCBNError, match="severity must be 0 to 5, got 6"):
-        corrupt(photograph(), "blur", 6)
-    with pytest.raises(MCBNError, match=r"RGB bytes, uint8 of shape \(N, 3, H, W\); got float32"):
-        corrupt(photograph().float(), "blur", 1)
 
 
 def test_the_temperature_is_the_best_of_a_grid():
@@ -299,14 +237,14 @@ def test_what_is_finished_is_not_measured_again(finished, networks, foreign, mon
 @pytest.mark.slow
 def test_the_best_mode_is_chosen_on_validation_images_alone(finished):
     found = read_records(finished / "records.jsonl")
-    results = report.Results(found)
-    assert set(results.best) == {(best, seed) for best in report.MODES for seed in (1, 2)}
+    results = rivals.Results(found)
+    assert set(results.best) == {(best, seed) for best in rivals.MODES for seed in (1, 2)}
     for (best, seed), mode in results.best.items():
-        losses = {m: results.scores[m, seed, "validation"]["nll"] for m in report.MODES[best]}
+        losses = {m: results.scores[m, seed, "validation"]["nll"] for m in rivals.MODES[best]}
         assert losses[mode] == min(losses.values())
         assert results.scores[best, seed, "test"] is results.scores[mode, seed, "test"]
     worse = [r | {"nll": 99.0} if r["data"] == "test" else r for r in found if r["kind"] == "score"]
-    assert report.Results(worse).best == results.best
+    assert rivals.Results(worse).best == results.best
 
 
 @pytest.mark.slow
@@ -333,16 +271,16 @@ def test_the_verdict_names_each_better_rival():
 
     found = [row("mcbn", 1, d, 0.3) for d in ("validation", "test")]
     found += [row(m, s, "test", v) for m, s, v in (("plain", 1, 0.4), ("ensemble", None, 0.2), ("laplace", 1, 0.25))]
-    said = report.verdict(report.Results(found))
+    said = rivals.verdict(rivals.Results(found))
     assert "- NLL: better are Last-layer Laplace (by 0.0500); Deep ensemble (by 0.1000)." in said
     found += [row("mcbn", 2, d, 0.5) for d in ("validation", "test")] + [row("laplace", 2, "test", 0.43)]
-    said = report.verdict(report.Results(found))  # gaps of 0.05 and 0.07, each within its seed
+    said = rivals.verdict(rivals.Results(found))  # gaps of 0.05 and 0.07, each within its seed
     assert "- NLL: better are Last-layer Laplace (by 0.0600 ± 0.0100); Deep ensemble (by 0.2000)." in said
     for r in found:
         r["nll"] = 0.1 if r["method"] == "mcbn" else r["nll"]
-    assert "- NLL: no alternative is better." in report.verdict(report.Results(found))
+    assert "- NLL: no alternative is better." in rivals.verdict(rivals.Results(found))
     found += [row("thinned_mcbn", 1, d, 0.3) for d in ("validation", "test")] + [row("thinned_plain", 1, "test", 0.2)]
-    said = report.verdict(report.Results(found))  # each kind of network has its own best mode and rivals
+    said = rivals.verdict(rivals.Results(found))  # each kind of network has its own best mode and rivals
     assert said.count("- NLL: no alternative is better.") == 1
     assert "- NLL: better are Softmax, dropout network (by 0.1000)." in said
 
@@ -461,5 +399,5 @@ def test_the_command_writes_the_tables_of_what_is_recorded(finished):
 
 def test_require_images_names_both_sizes():
     with pytest.raises(MCBNError, match=r"takes images \(N, 3, 32, 32\); got uint8 of shape \(5, 3, 16, 16\)"):
-        require_images(photograph()[:, :, :16, :16], (3, 32, 32))
-    assert corruptions.SEVERITIES == (1, 2, 3, 4, 5)
+        require_images(images(5).x[:, :, :16, :16], (3, 32, 32))
+    assert SEVERITIES == (1, 2, 3, 4, 5)
