@@ -285,6 +285,8 @@ def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatc
     (plan,) = bayes._fitted()._plans.values()
     assert isinstance(plan, plans.Plan)
     assert plan.at_once == 3
+    assert "one draw a pass" in bayes.explain(x)
+    assert "3 passes in one CUDA graph;" in bayes.explain(x)
     for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
         monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
     beside = plan._side_by_side(plan.program.run_shared(x), plan.omega)
