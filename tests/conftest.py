@@ -1,6 +1,7 @@
 import builtins
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ if "MCBN_DATA_DIR" not in os.environ and _shared.is_dir():
     os.environ["MCBN_DATA_DIR"] = str(_shared)
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in a shell's background; what tests start inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

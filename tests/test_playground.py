@@ -198,7 +198,7 @@ def test_control_c_stops_it_cleanly():
         out, errors = process.communicate(timeout=20)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()  # closes its pipes too
         for connection in asking:
             connection.close()
     assert process.returncode == 0
