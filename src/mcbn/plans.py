@@ -41,7 +41,6 @@ class AsItIs:
     """Draw by draw through the network's own code."""
 
     reason: str
-    chunk: int = 1
     at_once: int = 1
 
 
@@ -108,7 +107,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class Graphed:
-    """One pass captured as a CUDA graph over fixed memory; replaying it costs one launch instead of hundreds."""
+    """Passes captured as a CUDA graph over fixed memory; replaying it costs one launch instead of hundreds."""
 
     def __init__(self, function: OnePass, shared: tuple[Tensor, ...], rows: Tensor) -> None:
         self.shared, self.rows = tuple(t.clone() for t in shared), rows.clone()
@@ -140,16 +139,20 @@ def draws_at_once(width: int, convolutional: bool, *, n_samples: int, chunk_size
     if convolutional and width > (GPU_FOLD if on_gpu else CPU_FOLD):
         return 1
     most = max(1, min(n_samples, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
-    return -(-n_samples // -(-n_samples // most)) if on_gpu else most  # equal passes share one CUDA graph
+    return _evenly(n_samples, most) if on_gpu else most
 
 
 def passes_at_once(program: Program, omega: Tensor, chunk: int, outputs: int) -> int:
     """Choose how many passes of a chunk of the T draws, of so many outputs a draw, go into one CUDA graph."""
     if not omega.is_cuda or program.width * chunk > GPU_GRAPH:
         return 1
-    passes = math.ceil(len(omega) / chunk)
     most = min(GPU_PASSES, max(SIDE_BY_SIDE, GPU_GATHER // max(1, chunk * outputs)))
-    return math.ceil(passes / math.ceil(passes / most))  # equal groups share one graph
+    return _evenly(math.ceil(len(omega) / chunk), most)
+
+
+def _evenly(count: int, most: int) -> int:
+    """Return the size, at most `most`, of equal shares of a count: shares of one size share one CUDA graph."""
+    return math.ceil(count / math.ceil(count / most))
 
 
 def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool, outputs: int | None = None) -> list[Plan]:

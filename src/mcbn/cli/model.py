@@ -1,5 +1,6 @@
 """`mcbn fit`, `mcbn predict`, `mcbn evaluate`: a model file and arrays in, uncertainty out."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar
 from mcbn.tabular import results, specs
-from mcbn.tabular.source import open_source
+from mcbn.tabular.source import Source, open_source
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
 Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]
@@ -118,19 +119,25 @@ def predict(
             return
         inputs = open_source(data, target=target, fitted=layout, keys=fitted.keys(bayes))
         warn_if_untuned(bayes._tau)
-        rows = 0
-        with (
-            replacing(out) as temporary,
-            results.KINDS[out.suffix](temporary) as file,
-            bar("predicting", inputs.count(), "row") as tick,
-        ):
-            for x, _ in inputs.blocks():
-                arrays = results.arrays_of(bayes.predict(x, method=method, n_samples=samples), coverage)
-                file.add(arrays)
-                done = len(next(iter(arrays.values())))
-                rows += done
-                tick(done)
+        rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
+
+
+def _write(out: Path, inputs: Source, coverage: float, predict: Callable[[Any], Any]) -> int:
+    """Predict block by block into a file that appears whole or not at all; return the number of rows."""
+    rows = 0
+    with (
+        replacing(out) as temporary,
+        results.KINDS[out.suffix](temporary) as file,
+        bar("predicting", inputs.count(), "row") as tick,
+    ):
+        for x, _ in inputs.blocks():
+            arrays = results.arrays_of(predict(x), coverage)
+            file.add(arrays)
+            done = len(next(iter(arrays.values())))
+            rows += done
+            tick(done)
+    return rows
 
 
 def evaluate(

@@ -169,7 +169,7 @@ def _tasks(
         material = replace(
             base, network=network, thinned=thinned, batch_size=batch_size, seed=seed, fitted={}, chosen={}
         )
-        on_thinned = replace(material, network=thinned or network, fitted={}, chosen={})
+        on_thinned = material if thinned is None else replace(material, network=thinned, fitted={}, chosen={})
         for method in methods:
             if method != "ensemble" and (method not in ON_THINNED or thinned is not None):
                 yield method, on_thinned if method in THINNED else material, seed

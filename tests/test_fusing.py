@@ -1,0 +1,84 @@
+"""What a GPU does in one kernel: convolution, bias, residual and rectifier; seen here is the pass that would run."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drawn import check_equal, fit, loop
+from mcbn.program import trace
+from mcbn.rewriting import fuse_activations
+
+
+class Residual(nn.Module):
+    """A block in the manner of torchvision's ResNet."""
+
+    def __init__(self, alpha: int) -> None:
+        super().__init__()
+        self.before, self.first = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.bn, self.relu, self.alpha = nn.BatchNorm2d(4), nn.ReLU(inplace=True), alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = self.before(x)
+        out = self.bn(self.first(identity))
+        if self.alpha == 1:
+            out += identity
+        else:
+            out.add_(identity, alpha=self.alpha)
+        return self.relu(out)
+
+
+@pytest.mark.parametrize(("alpha", "fused"), [(1, 1), (2, 0)])
+def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
+    bayes = fit(Residual(alpha).double(), x)
+    assert bayes.network is not None
+    check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-12)
+    with torch.no_grad():
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
+    fuse_activations(program.each)
+    targets = [node.target for node in program.each.graph.nodes]
+    assert targets.count(torch.cudnn_convolution_add_relu) == fused
+    assert targets.count(torch.nn.functional.conv2d) == 1 - fused
+
+
+def relu_of_sum(x: Tensor, weight: Tensor, z: Tensor, alpha: float, bias: Tensor, *where: Any) -> Tensor:
+    """What `torch.cudnn_convolution_add_relu` computes, on any device."""
+    return torch.relu(torch.nn.functional.conv2d(x, weight, bias, *where) + alpha * z)
+
+
+class Projected(nn.Module):
+    """A block whose shortcut is a convolution with batch norm of its own."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.before, self.main, self.short = nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(4, 6, 1)
+        self.bn, self.bn_short, self.shared = nn.BatchNorm2d(6), nn.BatchNorm2d(6), shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        short = self.bn_short(self.short(x))
+        out = torch.relu(self.bn(self.main(x)) + short)
+        return out + short if self.shared else out
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_bias_of_a_projected_shortcut_goes_into_the_convolution_it_is_added_to(shared: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
+    bayes = fit(Projected(shared).double(), x)
+    assert bayes.network is not None
+    with torch.no_grad():
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
+        omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
+        expected = program.run_each(program.run_shared(x), omega[1])
+        fuse_activations(program.each)
+        for node in program.each.graph.nodes:
+            if node.target is torch.cudnn_convolution_add_relu:
+                node.target = relu_of_sum
+        program.each.recompile()
+        check_equal(program.run_each(program.run_shared(x), omega[1]), expected, 1e-12)
+    (left,) = (node for node in program.each.graph.nodes if node.target is torch.nn.functional.conv2d)
+    assert (left.args[2] is None) != shared  # where something else reads the shortcut, its bias must stay
