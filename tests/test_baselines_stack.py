@@ -1,6 +1,7 @@
 """Networks of a stack against the same networks alone."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -142,3 +143,31 @@ def test_training_that_does_not_compile_says_so_and_runs_uncompiled(monkeypatch:
     for one in (uncompiled, plain):
         one.epoch()
     assert_networks_equal(uncompiled, 1, plain, 1)
+
+
+def test_layers_side_by_side_are_the_layers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    parts = two.network.cut(two.noise, two.batch_size)
+    for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
+        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
+    for beside, alone in zip(stack.SideBySide(two.sources.functions)(parts), two.sources(parts), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(beside, alone, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
+    def trained(max_steps: int) -> stack.Stack:
+        members = [1, 2, 3]
+        network = MNFNetwork([3, 20, 20, 1], generators=[stack.generator(s, stack.INITIAL) for s in members]).cuda()
+        x = torch.stack([normal(200, 3, seed=s) for s in members]).float().cuda()
+        made = stack.Stack(network, x, x.sum(2, keepdim=True), [[s] for s in members], max_steps=max_steps)
+        for _ in range(40):
+            made.epoch()
+        return made
+
+    beside, plain = trained(stack.COMPILE_FROM), trained(0)
+    assert isinstance(beside.sources, stack.SideBySide)
+    assert type(plain.sources) is stack.InTurn
+    for a, b in zip(beside.network.parameters(), plain.network.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

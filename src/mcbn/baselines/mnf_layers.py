@@ -7,6 +7,7 @@ All randomness comes in as standard normal numbers, so a pass is a function of i
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,15 @@ INITIAL_LOG_VAR = -9.0  # of a bias
 INITIAL_Z_LOG_VAR = math.log(0.1)
 MAX_STD = 0.5  # clips the std of weights and biases in passes (not in the KL), as the published scripts do
 JITTER = 1e-6
+
+
+class Sources(NamedTuple):
+    """What of a layer's training pass does not wait for its inputs."""
+
+    z: Tensor  # (S, B, I)
+    var: Tensor  # (S, I, O), of the weights given z
+    bias_var: Tensor  # (S, 1, O)
+    kl: Tensor  # (S,)
 
 
 class MNFLinear(nn.Module):
@@ -69,14 +79,24 @@ class MNFLinear(nn.Module):
         Every row has its own z, and W | z is integrated out row by row (local reparametrisation):
         y ~ N((x z) mu + b, x^2 sigma^2 + var b). The KL's z is one more row.
         """
-        B = x.shape[1]
-        z_noise, q_masks, r_masks, a_noise, output_noise = noise
+        sources = self.sources(noise)
+        return self.outputs(x, sources, noise), sources.kl
+
+    def sources(self, noise: Sequence[Tensor]) -> Sources:
+        """Compute what does not wait for the inputs of the layer: z, variances and the KL."""
+        z_noise, q_masks, r_masks, a_noise, _ = noise
+        B = z_noise.shape[1] - 1
         z, log_det = self._z(z_noise, _as_mask(q_masks))  # (S, B + 1, I), (S, B + 1)
         var, bias_var = torch.exp(2 * self.log_std), self.bias_log_var.exp()  # (S, I, O), (S, 1, O)
-        mean = torch.baddbmm(self.bias, x * z[:, :B], self.mean)  # (S, B, O)
-        variance = torch.baddbmm(bias_var.clamp(max=MAX_STD**2), x.square(), var.clamp(max=MAX_STD**2))  # (S, B, O)
         kl = self.kl(z[:, B:], log_det[:, B], _as_mask(r_masks), a_noise, var, bias_var)
-        return torch.addcmul(mean, variance.sqrt(), output_noise), kl
+        return Sources(z[:, :B], var, bias_var, kl)
+
+    def outputs(self, x: Tensor, sources: Sources, noise: Sequence[Tensor]) -> Tensor:
+        """Send x (S, B, I) through the layer: (S, B, O)."""
+        z, var, bias_var, _ = sources
+        mean = torch.baddbmm(self.bias, x * z, self.mean)  # (S, B, O)
+        variance = torch.baddbmm(bias_var.clamp(max=MAX_STD**2), x.square(), var.clamp(max=MAX_STD**2))  # (S, B, O)
+        return torch.addcmul(mean, variance.sqrt(), noise[-1])
 
     def kl(self, z: Tensor, log_det: Tensor, r_masks: Tensor, a_noise: Tensor, var: Tensor, bias_var: Tensor) -> Tensor:
         """Estimate KL(q(W, b) || p(W, b)) from above with one z (S, 1, I), its flow's log_det (S,): (S,).
@@ -159,38 +179,49 @@ class MNFNetwork(nn.Module):
 
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Run a training pass with noise (S, `noise_size(B)`): outputs (S, B, D), KL (S,)."""
+        parts = self.cut(noise, x.shape[1])
+        return self.outputs(
+            x, [layer.sources(part) for layer, part in zip(self.linear_layers(), parts, strict=True)], parts
+        )
+
+    def cut(self, noise: Tensor, batch_size: int) -> list[list[Tensor]]:
+        """Cut noise (S, `noise_size(B)`) into the parts of every layer."""
+        return _cut(noise, [layer.pass_shapes(batch_size) for layer in self.linear_layers()])
+
+    def outputs(self, x: Tensor, sources: Sequence[Sources], parts: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+        """Send x (S, B, Q) through the layers, given the sources of each: outputs (S, B, D), KL (S,)."""
         kl = torch.zeros((), dtype=x.dtype, device=x.device)
-        parts = _cut(noise, [layer.pass_shapes(x.shape[1]) for layer in self._layers()])
-        for i, layer in enumerate(self._layers()):
-            x, part = layer(x.relu() if i else x, parts[i])
-            kl = kl + part
+        for i, (layer, own, part) in enumerate(zip(self.linear_layers(), sources, parts, strict=True)):
+            x = layer.outputs(x.relu() if i else x, own, part)
+            kl = kl + own.kl
         return x, kl
 
     def sample(self, x: Tensor, noise: Tensor) -> Tensor:
         """Send x (S, N, Q) through T networks drawn by noise (S, T, `draw_size`): (S, T, N, D)."""
         h = x.unsqueeze(1)  # (S, 1, N, Q)
-        parts = _cut(noise, [layer.draw_shapes() for layer in self._layers()])
-        for i, layer in enumerate(self._layers()):
+        parts = _cut(noise, [layer.draw_shapes() for layer in self.linear_layers()])
+        for i, layer in enumerate(self.linear_layers()):
             weight, bias = layer.draw(parts[i])
             h = torch.matmul(h.relu() if i else h, weight) + bias  # (S, T, N, O)
         return h
 
     def centre(self, x: Tensor) -> Tensor:
         """Run without noise: (S, N, Q) -> (S, N, D)."""
-        for i, layer in enumerate(self._layers()):
+        for i, layer in enumerate(self.linear_layers()):
             x = layer.centre(x.relu() if i else x)
         return x
 
     def noise_size(self, batch_size: int) -> int:
         """Count the normal numbers of one training pass of one network."""
-        return sum(math.prod(shape) for layer in self._layers() for shape in layer.pass_shapes(batch_size))
+        return sum(math.prod(shape) for layer in self.linear_layers() for shape in layer.pass_shapes(batch_size))
 
     @property
     def draw_size(self) -> int:
         """Count the normal numbers behind one draw of one network."""
-        return sum(math.prod(shape) for layer in self._layers() for shape in layer.draw_shapes())
+        return sum(math.prod(shape) for layer in self.linear_layers() for shape in layer.draw_shapes())
 
-    def _layers(self) -> list[MNFLinear]:
+    def linear_layers(self) -> list[MNFLinear]:
+        """List the layers in order."""
         return [layer for layer in self.layers if isinstance(layer, MNFLinear)]
 
 

@@ -7,13 +7,15 @@ published script; noise and rows of network s come from a generator of its own. 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mcbn.baselines.mnf_layers import MNFNetwork
+from mcbn.baselines.mnf_layers import MNFNetwork, Sources
 
 BLOCK = 2**20  # normal numbers drawn at once for a network: depends on nothing else in the stack
 BLOCK_STEPS = 64
@@ -74,7 +76,7 @@ class Stack:
         self.used = steps
         on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
-        self.loss = self.losses
+        self._use()
         self.step = self._prepared_step(max_steps)
 
     def epoch(self) -> None:
@@ -88,7 +90,11 @@ class Stack:
 
         Gradients do not mix: each network's parameters enter its own term alone.
         """
-        output, kl = self.network(x, noise)  # (S, B, D), (S,)
+        parts = self.network.cut(noise, x.shape[1])
+        return self.finish(x, y, self.sources(parts), parts)
+
+    def _finish(self, x: Tensor, y: Tensor, sources: Sequence[Sources], parts: list[list[Tensor]]) -> Tensor:
+        output, kl = self.network.outputs(x, sources, parts)  # (S, B, D), (S,)
         if self.classify:
             fit = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
         else:
@@ -118,13 +124,23 @@ class Stack:
         """Make the step, its kernels fused where training is long enough to pay for compiling."""
         if max_steps >= COMPILE_FROM:
             torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
-            self.loss = torch.compile(self.losses, dynamic=False)
+            self._use(partial(torch.compile, dynamic=False))
             try:
                 return self._tried_step()
             except Exception as error:
                 warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
-                self.loss = self.losses
+                self._use()
         return self._tried_step()
+
+    def _use(self, prepared: Callable[[Any], Any] | None = None) -> None:
+        """Choose how the loss is computed: as it is written, or prepared; on a GPU the layers' flows side by side."""
+        own = [layer.sources for layer in self.network.linear_layers()]
+        self.sources = InTurn(own)
+        self.finish, self.loss = self._finish, self.losses
+        if prepared is not None and self.device.type == "cuda":
+            self.sources, self.finish = SideBySide([prepared(each) for each in own]), prepared(self._finish)
+        elif prepared is not None:
+            self.loss = prepared(self.losses)
 
     def _tried_step(self) -> Callable[[], None]:
         """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
@@ -134,6 +150,33 @@ class Stack:
         with unchanged(parameters, self.optimizer):
             self._step()
         return self._step
+
+
+class InTurn:
+    """The sources of the layers, one after another."""
+
+    def __init__(self, functions: Sequence[Callable[[list[Tensor]], Sources]]) -> None:
+        self.functions = functions
+
+    def __call__(self, parts: list[list[Tensor]]) -> list[Sources]:
+        """Compute them, given the noise of each layer."""
+        return [function(part) for function, part in zip(self.functions, parts, strict=True)]
+
+
+class SideBySide(InTurn):
+    """The sources of the layers, each on a stream of its own: none waits for another, and all are small."""
+
+    def __call__(self, parts: list[list[Tensor]]) -> list[Sources]:
+        """Compute them; autograd goes back the same ways."""
+        main, made = torch.cuda.current_stream(), list[Sources]()
+        streams = [torch.cuda.Stream() for _ in parts]  # type: ignore[no-untyped-call]
+        for function, part, stream in zip(self.functions, parts, streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                made.append(function(part))
+        for stream in streams:
+            main.wait_stream(stream)
+        return made
 
 
 @contextmanager
