@@ -1,6 +1,9 @@
 """Networks of a stack against the same networks alone."""
 
 import math
+import mmap
+import warnings
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -155,7 +158,30 @@ def test_layers_side_by_side_are_the_layers_in_turn(monkeypatch: pytest.MonkeyPa
         assert all(torch.equal(a, b) for a, b in zip(beside, alone, strict=True))
 
 
+def test_capturing_a_step_is_silent_on_streams_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: object) -> None:
+        warnings.warn(f"{stack.STREAMS_DIFFER} the stream of the node that produced it.", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    monkeypatch.setattr(stack, "capture", capture)
+    two = stacked([1, 2])
+    two.device = torch.device("cuda")
+    with pytest.warns(UserWarning, match="something else") as seen:
+        two._tried_step()
+    assert len(seen) == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"), reason="old torch"
+)
+def test_torch_warns_of_streams_in_the_words_that_are_silenced() -> None:
+    (library,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        assert text.find(b"\0" + stack.STREAMS_DIFFER.encode()) >= 0  # a text that begins so
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore::DeprecationWarning")  # torch's, on compiling
 def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
     def trained(max_steps: int) -> stack.Stack:
         members = [1, 2, 3]

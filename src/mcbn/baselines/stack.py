@@ -22,6 +22,7 @@ BLOCK_STEPS = 64
 COMPILE_FROM = 50_000  # steps from which fusing kernels pays for the time to compile
 WATCH_EVERY = 20  # epochs between looks at whether all networks have stopped: each look waits for the GPU
 CHUNK = {"cpu": 2**21, "cuda": 2**26}  # numbers of the widest layer in one pass over draws
+STREAMS_DIFFER = "The AccumulateGrad node's stream does not match"  # how torch's warning of it begins
 INITIAL, TRAINING, VALIDATION, DRAWS = range(4)  # purposes of the streams of one network
 
 
@@ -146,7 +147,9 @@ class Stack:
         """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
         parameters = list(self.network.parameters())
         if self.device.type == "cuda":
-            return capture(self._step, parameters, self.optimizer)
+            with warnings.catch_warnings():  # layers have streams of their own; where these meet, autograd waits
+                warnings.filterwarnings("ignore", STREAMS_DIFFER, UserWarning)
+                return capture(self._step, parameters, self.optimizer)
         with unchanged(parameters, self.optimizer):
             self._step()
         return self._step
