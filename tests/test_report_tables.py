@@ -220,6 +220,15 @@ def test_a_higher_normalised_score_is_better():
     assert [row[-2] for row in fidelity.fidelity_tables(rows)[1].rows] == ["better", "worse"]
 
 
+@pytest.mark.parametrize("metric", summary.METRICS)
+@pytest.mark.parametrize("method", ["mcbn", "mcdo", "mnf"])
+def test_every_printed_mean_that_differs_is_listed_on_the_right_side(method, metric):
+    rows = {(d, method, metric): shifted(d, method, metric, errors) for d, errors in (("energy", 30), ("yacht", 1))}
+    (listed,) = fidelity.fidelity_tables(rows)[1].rows
+    assert listed[:3] == (summary.METRICS[metric], summary.METHODS[method], "Energy Efficiency")
+    assert listed[-2] == ("worse" if metric in ("rmse", "crps") else "better")
+
+
 def test_single_runs_are_not_compared():
     row = shifted("boston", "mcbn", "rmse", -9)._replace(n=1, standard_error=None)
     assert fidelity.gaps({("boston", "mcbn", "rmse"): row}, "mcbn", "rmse") == []

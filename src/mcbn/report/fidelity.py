@@ -59,7 +59,10 @@ def cost_table(records: Iterable[Record]) -> Table:
     rows = [(*key, str(len(groups[key])), f"{seconds[key]:.0f}") for key in sorted(groups)]
     rows.append(("Total", "", "", "", str(sum(map(len, groups.values()))), f"{math.fsum(seconds.values()):.0f}"))
     header = ("Study", "Profile", "Kind", "Device", "Records", "Seconds")
-    note = "Seconds as recorded, also of what was run again; those that the records of one run share count once."
+    note = (
+        "Seconds as recorded, also of what was run again; those that the records of one run share count once. Programs"
+        " that ran side by side on one device count each in full, so the time by the clock is shorter."
+    )
     return Table("Time and devices", "table:cost", header, tuple(rows), note)
 
 
@@ -106,20 +109,20 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
 
 
 def _differences(summary: Summary, repeats: Sequence[Summary]) -> Table:
-    compared = [*_COMPARED, ("mcbn", "crps_normalized")]
-    found = [gap for method, metric in compared for gap in gaps(summary, method, metric) if gap.differs()]
+    found = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric) if gap.differs()]
     rows = tuple((*_describe(gap), _cause(gap, [summary, *repeats])) for gap in found) or (("none", *[""] * 7),)
     header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is", "Likely cause")
     note = (
-        "Means more than 2 combined standard errors apart, as printed; by rounding: apart by no more than that and"
-        " half a unit of the last printed digit. The search: means with other seeds of the fold networks, below."
+        "All methods and scores whose means are more than 2 combined standard errors apart, as printed; by rounding:"
+        " apart by no more than that and half a unit of the last printed digit. The search: means with other seeds of"
+        " the fold networks, below."
     )
     return Table("Where ours differs from the paper", "table:differences", header, rows, note)
 
 
 def _describe(gap: Gap) -> tuple[str, ...]:
     names = (METRICS[gap.row.metric], METHODS[gap.row.method], describe(gap.row.dataset).title)
-    higher_is_better = gap.row.metric.endswith("_normalized")
+    higher_is_better = gap.row.metric not in ("rmse", "crps")
     better = "better" if (gap.excess > 0) == higher_is_better else "worse"
     return (*names, *triple(ours(gap.row), theirs(gap.printed)), better)
 
