@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import time
 import types
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -403,3 +405,17 @@ def test_command_runs_a_profile(tmp_path, monkeypatch):
     result = command(*arguments)
     assert result.exit_code == 0, result.output
     assert "4 test runs in" in result.output
+
+
+@pytest.mark.slow
+def test_quick_profile_runs_from_records_to_tables_in_minutes(tmp_path):
+    start = time.process_time()  # of one core: what else the machine does leaves it alone
+    result = command("regression", "--profile", "quick", "--device", "cpu", "--out", str(tmp_path / "regression"))
+    assert result.exit_code == 0, result.output
+    assert command("tables", "--results", str(tmp_path)).exit_code == 0
+    assert time.process_time() - start < 180
+    tests = [r for r in read(tmp_path / "regression/records.jsonl") if r["kind"] == "test"]
+    runs = Counter((r["dataset"], r["method"]) for r in tests)
+    each = dict.fromkeys((*OURS, "mnf"), 4) | {"ensemble": 2}  # 2 splits of 2 seeds; one ensemble a split
+    assert runs == {(name, method): n for name in ("boston", "concrete") for method, n in each.items()}
+    assert "Boston Housing" in (tmp_path / "regression/tables.md").read_text()
