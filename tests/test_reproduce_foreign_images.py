@@ -75,7 +75,7 @@ def test_what_is_missing_is_named(archives, tmp_path, monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MCBNError, match=r"pip install 'mcbn\[plots\]'"):
+    with pytest.raises(MCBNError, match=r"pip install 'mcbn\[data\]'"):
         foreign_images.photographs("voc/val.zip", (0,), n=1, seed=0)
     with pytest.raises(MCBNError, match=r"pip install 'mcbn\[sklearn\]'"):
         foreign_images.digits(n=1, seed=0)

@@ -107,6 +107,19 @@ def test_a_report_without_scores_or_with_damaged_maps_is_refused(tmp_path: Path)
         report.load_shown(tmp_path / "camvid-mcbn.npz")
 
 
+def test_the_report_shows_the_last_record_of_a_method_and_the_memory_it_took(tmp_path: Path) -> None:
+    refused = {f"accuracy_refused_{percent}_entropy": 90.0 for percent in report.REFUSED}
+    base = {"miou": 50.0, "pixel_accuracy": 80.0, "nll": 0.5, "ece": 0.1, "milliseconds_per_image": 1.0, "iou_Sky": 9.0}
+    base |= {"error_auroc_entropy": 0.9, "boundary_ratio_entropy": 2.0} | refused
+    row = {"kind": "scores", "dataset": "camvid", "method": "mcbn", "config": {}}
+    first, again = (base | {"peak_mib_at_5": 100.0, "peak_mib_at_50": peak} for peak in (4852.0, 100.0))
+    records.extend(tmp_path / "records.jsonl", [row | {"scores": first}, row | {"scores": again}])
+    report.main(tmp_path)
+    assert "100 MiB at T = 5 and 100 MiB at T = 50" in (tmp_path / "table.md").read_text()
+    assert "camvid,mcbn,peak_mib_at_50,100\n" in (tmp_path / "summary.csv").read_text()
+    assert "4852" not in (tmp_path / "table.md").read_text() + (tmp_path / "summary.csv").read_text()
+
+
 def test_the_command_names_unknown_data_sets_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path))

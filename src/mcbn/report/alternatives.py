@@ -75,7 +75,8 @@ def _note(results: Results) -> str:
         " M and tau: both at once; best MCBN mode: too. Dropout network: trained with dropout at rate 0.1, as MC"
         " dropout needs it; dropout is off in it but for MC dropout."
         " AUROC of errors: 1 - the top probability finds wrong answers; of the others: the entropy tells those images"
-        f" from test images. Milliseconds: all draws, many images at once ({hardware or 'not measured'})."
+        f" from test images. Milliseconds: all draws, many images at once ({hardware or 'not measured'});"
+        f" {MISSING}: not timed."
     )
 
 

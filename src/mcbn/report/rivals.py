@@ -102,7 +102,7 @@ class Results:
 
 
 def verdict(results: Results) -> str:
-    """Say, metric by metric, which rivals are better than the best MCBN mode and which are not."""
+    """Say, metric by metric, which rivals are better than the best MCBN mode, which are worse, and by how much."""
     heads = {
         BEST: "Against the best MCBN mode, chosen on validation images (means over seeds, ± standard error of the gap;"
         " MC dropout has networks of its own):",
@@ -124,13 +124,16 @@ def _compared(results: Results, best: Method) -> Iterator[str]:
         if ours is None or not known:
             continue
         sign = 1 if METRICS[metric][3] else -1
-        winners = [
-            f"{NAMES[m]} (by {_gap(results, m, best, sets, metric)})"
-            for m, value in known.items()
-            if sign * value < sign * ours
-        ]
-        said = f"better are {'; '.join(winners)}" if winners else "no alternative is better"
-        yield f"- {heading}: {said}."
+        better, worse = (
+            _gaps(results, [m for m, value in known.items() if side * sign * (value - ours) < 0], best, sets, metric)
+            for side in (1, -1)
+        )
+        said = f"better are {better}" if better else "no alternative is better"
+        yield f"- {heading}: {said}.{f' Worse: {worse}.' if worse else ''}"
+
+
+def _gaps(results: Results, rivals: Sequence[Method], best: Method, sets: Sequence[str], metric: str) -> str:
+    return "; ".join(f"{NAMES[m]} (by {_gap(results, m, best, sets, metric)})" for m in rivals)
 
 
 def _gap(results: Results, rival: Method, best: Method, sets: Sequence[str], metric: str) -> str:

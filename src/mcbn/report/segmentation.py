@@ -153,7 +153,10 @@ def _memory(scores: Mapping[str, Any]) -> str:
     if not peaks:
         return ""
     parts = " and ".join(f"{peak:.0f} MiB at T = {T}" for T, peak in sorted(peaks.items()))
-    return f"Peak memory of a prediction of 2 images, beyond what is held before: {parts}.\n"
+    return (
+        f"Peak memory of a prediction of 2 images, beyond what is held before: {parts}. A CUDA graph counts when it is"
+        " captured, not when it runs again; its size does not depend on T.\n"
+    )
 
 
 def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":

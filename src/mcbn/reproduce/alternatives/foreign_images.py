@@ -83,7 +83,7 @@ def _pair(file: zipfile.ZipFile, name: str) -> tuple[Any, Array]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MCBNError("reading photographs needs pillow; pip install 'mcbn[plots]'") from error
+        raise MCBNError("reading photographs needs pillow; pip install 'mcbn[data]'") from error
     label = name.replace("images/", "labels/").replace(".jpg", ".png")
     image = Image.open(io.BytesIO(file.read(name))).convert("RGB")
     return image, np.asarray(Image.open(io.BytesIO(file.read(label))), dtype=np.uint8)
