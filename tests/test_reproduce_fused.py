@@ -2,9 +2,8 @@
 
 import ctypes
 import shutil
-import subprocess
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from mcbn.errors import MCBNError
 from mcbn.reproduce import fused, training
 from mcbn.reproduce.problem import Part, make_problem
 from mcbn.reproduce.training import Networks, Trainer
+from on_host import library, pointers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HERE = Path(__file__).parent
 KERNEL = Path(fused.__file__).with_name("fused_kernel.cu")
 
 
@@ -34,18 +33,8 @@ def kernel(monkeypatch, tmp_path_factory):
 
 
 def launch_on_host(folder, constants, n_networks, tensors, k):
-    run = library(folder, tuple(constants.items())).run
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    run(n_networks, ctypes.c_longlong(fused.shared_bytes(constants)), *pointers, ctypes.c_longlong(k))
-
-
-@cache
-def library(folder, constants):
-    path = folder / f"{abs(hash(constants))}.so"
-    options = ["-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", f'-DKERNEL="{KERNEL}"']
-    command = ["g++", *options, *fused.options(dict(constants)), str(HERE / "cuda_on_host.cpp"), "-o", str(path)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(path))
+    run = library(folder, "fused_on_host.cpp", KERNEL, fused.options(constants)).run
+    run(n_networks, ctypes.c_longlong(fused.shared_bytes(constants)), *pointers(tensors), ctypes.c_longlong(k))
 
 
 def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), **options):

@@ -161,6 +161,8 @@ def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool, outputs:
     outputs: values of one draw's output, where several passes may be handed on at once.
     """
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
+    if program.narrow is not None:
+        layouts.insert(0, program.narrowed())
     sizes = dict.fromkeys((chunk, 1))
     groups = {size: passes_at_once(program, omega, size, outputs) if outputs is not None else 1 for size in sizes}
     plans = [Plan(size, layout, omega, _one_pass(layout), groups[size]) for layout in layouts for size in sizes]

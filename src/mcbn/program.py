@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from mcbn import batches, rewriting
+from mcbn.narrow import available
 from mcbn.network import Network
 from mcbn.statistics import normalize, scale_and_shift
 from mcbn.tracing import Norm, Trace, UntraceableError
 
+MOSTLY_NARROW = 0.7  # share of batch norm calls right behind a narrow convolution from which its kernel pays
 V = TypeVar("V", Tensor, Tensor | None)
 
 
@@ -34,12 +36,17 @@ class Program:
     channels_last: bool
     clones_inputs: bool
     stackable: bool  # every operation takes one more axis in front as it is, so several draws need no `vmap`
+    narrow: fx.GraphModule | None = None  # `each` with kernels for narrow convolutions, where most of them are
 
     def laid_out(self, *, channels_last: bool) -> "Program":
         """Return the pass for values and folded weights of this layout: a convolution copies weights of another."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
         return replace(self, norms=norms, channels_last=channels_last)
+
+    def narrowed(self) -> "Program":
+        """Return the pass with kernels for narrow convolutions."""
+        return replace(self, each=self.narrow or self.each, narrow=None)
 
     @property
     def folds(self) -> bool:
@@ -130,12 +137,16 @@ def follow(
 def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) -> Program:
     convolutional = any(node.target is F.conv2d for node in mode.graph.nodes)
     depends = rewriting.depends_on_draw(mode.graph)
-    norms = rewriting.fold(mode, depends) if fold(mode.width, convolutional) else mode.norms
+    tf32 = mode.on_gpu and torch.backends.cudnn.allow_tf32 and available()
+    narrow = rewriting.narrow_share(mode, depends) if tf32 else 0.0
+    large = fold(mode.width, convolutional) and narrow < MOSTLY_NARROW
+    norms = rewriting.fold(mode, depends) if large else mode.norms
     rewriting.work_in_place(mode.graph, depends)
     stackable = norms is mode.norms and all(rewriting.stackable(node, depends) for node in depends)
     shared, each, order = rewriting.split(mode, depends, None if stackable else normalize)
     if mode.on_gpu and norms is not mode.norms:
         rewriting.fuse_activations(each)
     chosen = tuple(norms[name] for name in order)
-    program = Program(shared, each, chosen, mode.width, convolutional, False, inputs_change, stackable)
+    kernels = rewriting.fuse_narrow(each) if narrow and not large else None
+    program = Program(shared, each, chosen, mode.width, convolutional, False, inputs_change, stackable, kernels)
     return program.laid_out(channels_last=True) if convolutional else program

@@ -1,0 +1,137 @@
+"""Narrow convolutions in one kernel against PyTorch's: on a GPU, or compiled for the host."""
+
+import ctypes
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drawn import fit
+from mcbn import narrow, rewriting
+from mcbn.bench.networks import UNet, cifar_resnet
+from mcbn.networks import CifarResNet
+from mcbn.program import trace
+from on_host import library, pointers
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNEL = Path(narrow.__file__).with_name("narrow_kernel.cu")
+TOLERANCE = 1e-5 if DEVICE == "cpu" else 3e-3  # a GPU multiplies as TF32
+
+
+@pytest.fixture
+def kernel(monkeypatch, tmp_path_factory):
+    """Run the kernel here if there is no GPU."""
+    if DEVICE == "cuda":
+        if not narrow.available():
+            pytest.skip("PyTorch cannot compile kernels here")
+        return
+    if shutil.which("g++") is None:
+        pytest.skip("needs a GPU or g++")
+    monkeypatch.setattr(narrow, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
+
+
+def launch_on_host(folder, sizes, blocks, tensors, n, images, slope):
+    options = (*narrow.options(sizes), f"-DTHREADS={32 * sizes['WARPS']}")
+    run = library(folder, "narrow_on_host.cpp", KERNEL, options).run
+    run(blocks, *pointers(tensors), n, images, ctypes.c_double(slope))
+
+
+def expected(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor, added: Tensor | None, slope: float) -> Tensor:
+    y = conv(x) * scale[:, None, None] + shift[:, None, None]
+    return F.leaky_relu(y if added is None else y + added, slope)
+
+
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE * float(wanted.abs().max()))
+
+
+CASES = [  # C, D, k, stride, height and width: rows of an image, several images to a block, a border that is cut off
+    (16, 16, 3, 1, (32, 32), 0.0),
+    (48, 32, 3, 2, (15, 16), 0.1),
+    (16, 64, 1, 1, (4, 4), 1.0),
+    (32, 16, 3, 1, (4, 16), 0.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize(("C", "D", "k", "stride", "size", "slope"), CASES)
+def test_draws_equal_convolution_norm_shortcut_and_rectifier(C, D, k, stride, size, slope) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(C, D, k, stride, k // 2, bias=slope > 0).to(DEVICE)
+    conv.weight.data = narrow.rounded(conv.weight.data)
+    x = torch.randn(3, 2, C, *size, device=DEVICE)  # three draws of two images
+    scale, shift = torch.randn(2, 3, D, device=DEVICE)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        added = torch.randn_like(torch.stack([conv(part) for part in x]))
+        assert narrow.suits(conv.weight, added.shape, conv.stride, conv.padding, conv.dilation, conv.groups)
+        weight = narrow.packed(conv.weight)
+
+        def run(x: Tensor, scale: Tensor, shift: Tensor, added: Tensor | None = None) -> Tensor:
+            return narrow.narrow(x, weight, conv.bias, scale, shift, added, slope, stride, k // 2)
+
+        for extra in ((), (added,)):
+            found = torch.vmap(run)(x, scale, shift, *extra)
+            for t in range(3):
+                own = [part[t] for part in extra] or [None]
+                assert_near(found[t], expected(x[t], conv, scale[t], shift[t], own[0], slope))
+            assert_near(run(x[0], scale[0], shift[0], *(part[0] for part in extra)), found[0])
+
+
+def test_other_convolutions_are_left_to_pytorch() -> None:
+    def taken(*sizes: int, shape: tuple[int, ...] = (32, 32), **options: int | tuple[int, int]) -> bool:
+        conv = nn.Conv2d(*sizes, **options)  # type: ignore[arg-type]
+        return narrow.suits(conv.weight, shape, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+    assert taken(16, 32, 3, padding=1)
+    assert taken(64, 64, 1)
+    for sizes in ((3, 16, 3), (16, 24, 3), (128, 16, 3), (16, 128, 3), (16, 16, 5), (24, 16, 1)):
+        assert not taken(*sizes)
+    for options in ({"dilation": 2}, {"groups": 2}, {"stride": (1, 2)}, {"padding": (0, 1)}):
+        assert not taken(16, 16, 3, **options)
+    for shape in ((24, 24), (9, 7), (7, 32), (512, 512)):
+        assert not taken(16, 16, 3, shape=shape)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize(
+    ("build", "size", "kernels"),
+    [(lambda: cifar_resnet(1), 16, 6), (UNet, 16, 9), (lambda: CifarResNet(8, seed=0), 32, 3)],
+    ids=["resnet", "unet", "pre-activation"],
+)
+def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, size, size, device=DEVICE)
+    network = build().to(DEVICE).eval()
+    for parameter in network.parameters():
+        parameter.data = narrow.rounded(parameter.data)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), torch.no_grad():
+        bayes = fit(network, x, n_samples=3)
+        assert bayes.network is not None
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x[:2], fold=lambda *_: False)
+        omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
+        shared = program.run_shared(x[:2])
+        other = replace(program, narrow=rewriting.fuse_narrow(program.each)).narrowed()
+        assert sum(node.target is torch.ops.mcbn.narrow.default for node in other.each.graph.nodes) == kernels
+        wanted = program.run_together(shared, omega)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+            coarse = program.run_together(shared, omega)  # on a GPU as TF32
+        allowed = 2 * float((coarse - wanted).abs().max()) + 1e-5 * float(wanted.abs().max())
+        for found, own in ((other.run_together(shared, omega), wanted), (other.run_each(shared, omega[1]), wanted[1])):
+            torch.testing.assert_close(found, own, rtol=0, atol=allowed)
+
+
+def test_rounding_takes_the_nearest_number_of_ten_digits() -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    exponent = values.abs().log2().floor()
+    nearest = (values.double() * 2 ** (10 - exponent.double())).round() * 2 ** (exponent.double() - 10)
+    assert torch.equal(narrow.rounded(values).double(), nearest)
+    odd = torch.tensor([torch.inf, -torch.inf, 0.0, 1.0])
+    assert torch.equal(narrow.rounded(odd), odd)
+    assert narrow.rounded(torch.tensor([torch.nan])).isnan().all()
