@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mcbn.data.folders import cache_folder
-from mcbn.files import write_text
+from mcbn.files import replacing
 
 MOST_CHANNELS = 64  # wider ones cuDNN does well
 PIXELS = {16: (128, 64), 32: (256, 128, 64), 64: (128, 64)}  # of a block of threads by outputs: the first that fit
@@ -149,11 +149,11 @@ def _compiled(sizes: tuple[tuple[str, int], ...], device: int) -> Any:  # pragma
     code, flags = files("mcbn").joinpath("narrow_kernel.cu").read_text(), ["-std=c++17", *options(dict(sizes))]
     with torch.cuda.device(device):
         known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
-        kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.ptx"
-        if not kept.exists():
+        kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
+        if kept.exists():
+            made = kept.read_bytes()
+        else:
             made, _ = _nvrtc_compile(code, "narrow", nvcc_options=flags)
-            with suppress(OSError):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_text(kept, made.decode())
-        module: Any = _cuda_load_module(kept.read_text() if kept.exists() else made)
-    return module.narrow
+            with suppress(OSError), replacing(kept) as temporary:
+                temporary.write_bytes(made)
+        return _cuda_load_module(made, ["narrow"])["narrow"]  # type: ignore[index]

@@ -22,7 +22,7 @@ from mcbn.workspace import Workspace
 # Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
 CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
-GPU_CHUNK = 2**27  # 512 MB in single precision, what was measured; `python -m mcbn.bench.chunks` compares bounds
+GPU_CHUNK = 2**24  # 64 MB in single precision; larger ones win at most 2 % of time (`python -m mcbn.bench.chunks`)
 GPU_FOLD = 2**21
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
 GPU_GATHER = 2**22  # outputs handed on at once
