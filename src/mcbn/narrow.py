@@ -20,7 +20,7 @@ from mcbn.data.folders import cache_folder
 from mcbn.files import replacing
 
 MOST_CHANNELS = 64  # wider ones cuDNN does well
-PIXELS = {16: (128, 64), 32: (256, 128, 64), 64: (128, 64)}  # of a block of threads by outputs: the first that fit
+PIXELS = {16: (128, 64), 32: (128, 64), 64: (128, 64)}  # of a block of threads by outputs: the first that fit
 WARPS = 4  # of a block
 SHARED_BYTES = 48 * 1024
 
