@@ -182,6 +182,7 @@ def test_torch_warns_of_streams_in_the_words_that_are_silenced() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore::DeprecationWarning")  # torch's, on compiling
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
     def trained(max_steps: int) -> stack.Stack:
         members = [1, 2, 3]

@@ -52,6 +52,30 @@ def test_small_batches_are_recorded_in_groups():
     assert passes == [GROUP, 5]
 
 
+def test_groups_that_give_other_numbers_are_not_tried_again(monkeypatch):
+    network, x = small()
+    alone, passes = recording.Recorder._together, []
+
+    def wrong(self, program, group):
+        passes.append(len(group))
+        return {name: (mean + 1, var) for name, (mean, var) in alone(self, program, group).items()}
+
+    expected = MCBN(network, "regression").fit(x, n_samples=2 * GROUP + 5, batch_size=16).posterior
+    monkeypatch.setattr(recording.Recorder, "_together", wrong)
+    found = MCBN(network, "regression").fit(x, n_samples=2 * GROUP + 5, batch_size=16).posterior
+    assert passes == [GROUP]
+    for name in expected.mean:
+        torch.testing.assert_close(found.mean[name], expected.mean[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tf32", "by", "same"), [(True, 0.01, True), (True, 0.05, False), (False, 0.01, False)])
+def test_convolutions_in_tf32_may_differ_by_a_part_of_the_spread(monkeypatch, tf32, by, same):
+    mean, var = torch.zeros(3), torch.full((3,), 4.0)
+    monkeypatch.setattr(recording, "is_tf32", lambda _: tf32)
+    assert recording._same({"bn": (mean + 2 * by, var)}, {"bn": (mean, var)}) == same
+    assert recording._same({"bn": (mean, var * (1 + 2 * by))}, {"bn": (mean, var)}) == same
+
+
 def test_a_written_down_pass_keeps_no_layers_output():
     network, x = small()
     bayes = MCBN(network, "regression").fit(x, n_samples=2, batch_size=16)

@@ -188,11 +188,15 @@ def _compiled(function: FunctionType) -> OnePass:
     return torch.compile(own, dynamic=False)
 
 
+def is_tf32(values: Tensor) -> bool:
+    """Tell whether convolutions of such values are rounded to TF32: then two ways of one are not as near."""
+    return values.is_cuda and torch.backends.cudnn.allow_tf32 and values.dtype == torch.float32
+
+
 def close(found: Tensor, expected: Tensor) -> bool:
     """Tell whether a faster way gave the numbers of the plain pass, up to rounding."""
     if found.shape != expected.shape or not expected.numel():
         return False
-    coarse = expected.is_cuda and torch.backends.cudnn.allow_tf32 and expected.dtype == torch.float32
-    relative = COARSE_TOLERANCE if coarse else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
+    relative = COARSE_TOLERANCE if is_tf32(expected) else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
     tolerance = relative * expected.abs().max().clamp(min=1e-6)
     return bool(((found - expected).abs() <= tolerance).all())
