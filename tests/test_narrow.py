@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit
-from mcbn import narrow, rewriting
+from mcbn import narrow, program, rewriting
+from mcbn.bench import narrow as bench
 from mcbn.bench.networks import UNet, cifar_resnet
+from mcbn.bench.timing import time_interleaved
 from mcbn.networks import CifarResNet
 from mcbn.program import trace
 from on_host import library, pointers
@@ -114,17 +116,35 @@ def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: 
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), torch.no_grad():
         bayes = fit(network, x, n_samples=3)
         assert bayes.network is not None
-        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x[:2], fold=lambda *_: False)
-        omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
-        shared = program.run_shared(x[:2])
-        other = replace(program, narrow=rewriting.fuse_narrow(program.each)).narrowed()
-        assert sum(node.target is torch.ops.mcbn.narrow.default for node in other.each.graph.nodes) == kernels
-        wanted = program.run_together(shared, omega)
+        traced, _ = trace(bayes.network, *bayes.posterior.draw(0), x[:2], fold=lambda *_: False)
+        omega = traced.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
+        shared = traced.run_shared(x[:2])
+        other = replace(traced, narrow=rewriting.fuse_narrow(traced.each)).narrowed()
+        assert other.kernels == kernels
+        wanted = traced.run_together(shared, omega)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
-            coarse = program.run_together(shared, omega)  # on a GPU as TF32
+            coarse = traced.run_together(shared, omega)  # on a GPU as TF32
         allowed = 2 * float((coarse - wanted).abs().max()) + 1e-5 * float(wanted.abs().max())
         for found, own in ((other.run_together(shared, omega), wanted), (other.run_each(shared, omega[1]), wanted[1])):
             torch.testing.assert_close(found, own, rtol=0, atol=allowed)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
+def test_engine_takes_the_kernels_and_says_so(monkeypatch) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 16, 16, device=DEVICE)
+    network = cifar_resnet(1).to(DEVICE).eval()
+    for parameter in network.parameters():
+        parameter.data = narrow.rounded(parameter.data)
+    bayes, plain = (fit(network, x, n_samples=3) for _ in range(2))
+    monkeypatch.setattr(program, "_runs_kernels", lambda _: False)
+    wanted = plain.sample(x[:2])
+    assert "kernel" not in plain.explain(x[:2])
+    monkeypatch.setattr(program, "_runs_kernels", lambda _: True)
+    found = bayes.sample(x[:2])
+    assert "6 convolutions in one kernel each with their batch norm" in bayes.explain(x[:2])
+    assert_near(found, wanted)
 
 
 def test_rounding_takes_the_nearest_number_of_ten_digits() -> None:
@@ -135,3 +155,17 @@ def test_rounding_takes_the_nearest_number_of_ten_digits() -> None:
     odd = torch.tensor([torch.inf, -torch.inf, 0.0, 1.0])
     assert torch.equal(narrow.rounded(odd), odd)
     assert narrow.rounded(torch.tensor([torch.nan])).isnan().all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
+def test_comparison_with_pytorch_gives_a_line_for_each_size(monkeypatch) -> None:
+    monkeypatch.setattr(bench, "SIZES", ((16, 16, 8, 1),))
+    for name, number in (("DRAWS", 1), ("CALLS", 1), ("CHECKED", 2)):
+        monkeypatch.setattr(bench, name, number)
+    monkeypatch.setattr(bench, "time_interleaved", partial(time_interleaved, most_repeats=1))
+    (line,) = bench.compare(DEVICE, images=2)
+    assert line.startswith("16 -> 16 channels, stride 1: convolution ")
+    plain, kernel = (float(part) for part in line.split("from float64 ")[1].split(", "))
+    assert plain < TOLERANCE
+    assert kernel < 1e-3  # weights are rounded to TF32

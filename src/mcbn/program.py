@@ -49,6 +49,11 @@ class Program:
         return replace(self, each=self.narrow or self.each, narrow=None)
 
     @property
+    def kernels(self) -> int:
+        """How many convolutions are one kernel with their batch norm."""
+        return sum(node.target is torch.ops.mcbn.narrow.default for node in self.each.graph.nodes)
+
+    @property
     def folds(self) -> bool:
         """Whether batch norm is folded into weights."""
         return any(norm.folded_weight is not None for norm in self.norms)
@@ -137,8 +142,7 @@ def follow(
 def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) -> Program:
     convolutional = any(node.target is F.conv2d for node in mode.graph.nodes)
     depends = rewriting.depends_on_draw(mode.graph)
-    tf32 = mode.on_gpu and torch.backends.cudnn.allow_tf32 and available()
-    narrow = rewriting.narrow_share(mode, depends) if tf32 else 0.0
+    narrow = rewriting.narrow_share(mode, depends) if _runs_kernels(mode) else 0.0
     large = fold(mode.width, convolutional) and narrow < MOSTLY_NARROW
     norms = rewriting.fold(mode, depends) if large else mode.norms
     rewriting.work_in_place(mode.graph, depends)
@@ -150,3 +154,7 @@ def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) 
     kernels = rewriting.fuse_narrow(each) if narrow and not large else None
     program = Program(shared, each, chosen, mode.width, convolutional, False, inputs_change, stackable, kernels)
     return program.laid_out(channels_last=True) if convolutional else program
+
+
+def _runs_kernels(mode: Trace) -> bool:
+    return mode.on_gpu and torch.backends.cudnn.allow_tf32 and available()
