@@ -39,13 +39,15 @@ def kernel(monkeypatch, tmp_path_factory):
 
 def launch_on_host(folder, sizes, blocks, tensors, n, images, slope):
     options = (*narrow.options(sizes), f"-DTHREADS={32 * sizes['WARPS']}")
+    assert not any(tensor.data_ptr() % 16 for tensor in tensors)
     run = library(folder, "narrow_on_host.cpp", KERNEL, options).run
     run(blocks, *pointers(tensors), n, images, ctypes.c_double(slope))
 
 
 def expected(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor, added: Tensor | None, slope: float) -> Tensor:
     y = conv(x) * scale[:, None, None] + shift[:, None, None]
-    return F.leaky_relu(y if added is None else y + added, slope)
+    y = y if added is None else y + added
+    return F.leaky_relu(y, slope) if slope else torch.relu(y)
 
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:
@@ -83,6 +85,23 @@ def test_draws_equal_convolution_norm_shortcut_and_rectifier(C, D, k, stride, si
                 own = [part[t] for part in extra] or [None]
                 assert_near(found[t], expected(x[t], conv, scale[t], shift[t], own[0], slope))
             assert_near(run(x[0], scale[0], shift[0], *(part[0] for part in extra)), found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
+def test_values_may_lie_anywhere_in_memory_and_be_infinite() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(16, 16, 1, bias=False).to(DEVICE)
+    conv.weight.data = narrow.rounded(conv.weight.data)
+    row, x = torch.randn(99, device=DEVICE), torch.randn(1 + 2 * 16 * 64, device=DEVICE)[1:].view(2, 8, 8, 16)
+    scale, shift, x = row[1:17], row[18:34], x.permute(0, 3, 1, 2)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = narrow.narrow(x, narrow.packed(conv.weight), None, scale, shift, x, 0.0, 1, 0)
+        assert_near(found, expected(x, conv, scale, shift, x, 0.0))
+        shift[:2] = torch.tensor([-torch.inf, torch.nan])
+        found = narrow.narrow(x, narrow.packed(conv.weight), None, scale, shift, x, 0.0, 1, 0)
+        assert (found[:, 0] == 0).all()
+        assert found[:, 1].isnan().all()
 
 
 def test_other_convolutions_are_left_to_pytorch() -> None:

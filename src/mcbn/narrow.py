@@ -98,20 +98,24 @@ def narrow(
     k, D = isqrt(weight.shape[1]), 8 * weight.shape[2]
     N, C, H, W = x.shape
     high, wide = ((size + 2 * padding - k) // stride + 1 for size in (H, W))
-    x = x.contiguous(memory_format=torch.channels_last)
     out = torch.empty(N, D, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    if shortcut is not None:
-        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    scale, shift = scale.reshape(-1, D).contiguous(), shift.reshape(-1, D)
-    shift = (shift if bias is None else torch.addcmul(shift, bias, scale)).contiguous()
+    scale, shift = scale.reshape(-1, D), shift.reshape(-1, D)
+    shift = shift if bias is None else torch.addcmul(shift, bias, scale)
     pixels = _pixels((D, C, k, k), (high, wide), stride) or 0
     sizes = {"INPUTS": C, "OUTPUTS": D, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
     sizes |= {"STRIDE": stride, "PADDING": padding, "PIXELS": pixels, "WARPS": WARPS}
     sizes |= {"SHORTCUT": int(shortcut is not None)}
-    tensors = [x, weight, scale, shift, out if shortcut is None else shortcut, out]
+    images = [_aligned(part, torch.channels_last) for part in (x, out if shortcut is None else shortcut)]
+    tensors = [images[0], weight, _aligned(scale), _aligned(shift), images[1], out]
     whole = max(1, pixels // (high * wide))  # images of a block
     launch(sizes, -(-N // whole) * max(1, high * wide // pixels), tensors, N, N // len(scale), slope)
     return out
+
+
+def _aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Lay values out where they begin at a multiple of 16 bytes: the kernel reads four at a time."""
+    values = values.contiguous(memory_format=layout)
+    return values.clone(memory_format=layout) if values.data_ptr() % 16 else values
 
 
 @narrow.register_vmap

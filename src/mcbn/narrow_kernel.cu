@@ -71,7 +71,8 @@ __device__ __forceinline__ float4 finish(const float *sum, const float *next, fl
                                          float slope) {
     float y[4] = {sum[0] * scale.x + shift.x + other.x, sum[1] * scale.y + shift.y + other.y,
                   next[0] * scale.z + shift.z + other.z, next[1] * scale.w + shift.w + other.w};
-    for (float &value : y) value = value > 0 ? value : slope * value;
+    for (float &value : y)
+        if (!(value > 0)) value = slope == 0 && value < 0 ? 0 : slope * value;  // of -infinity too, NaN stays
     return make_float4(y[0], y[1], y[2], y[3]);
 }
 
