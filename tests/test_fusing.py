@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from drawn import check_equal, fit, loop
+from mcbn.fusing import fuse_activations, fuse_narrow
 from mcbn.program import trace
-from mcbn.rewriting import fuse_activations
 
 
 class Residual(nn.Module):
@@ -82,3 +82,33 @@ def test_bias_of_a_projected_shortcut_goes_into_the_convolution_it_is_added_to(s
         check_equal(program.run_each(program.run_shared(x), omega[1]), expected, 1e-12)
     (left,) = (node for node in program.each.graph.nodes if node.target is torch.nn.functional.conv2d)
     assert (left.args[2] is None) != shared  # where something else reads the shortcut, its bias must stay
+
+
+class Meddling(nn.Module):
+    """A network that changes a convolution's input in place before the convolution's result is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.conv, self.bn = nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        y = self.conv(x)
+        x.mul_(3)
+        return torch.relu(self.bn(y) + x)
+
+
+def test_nothing_is_fused_across_a_change_in_place() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 16, 8, 8)
+    bayes = fit(Meddling(), x)
+    assert bayes.network is not None
+    for folded in (True, False):
+        with torch.no_grad():
+            program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda *_, large=folded: large)
+        each = program.each if folded else fuse_narrow(program.each)
+        if folded:
+            fuse_activations(each)
+        targets = [node.target for node in each.graph.nodes]
+        assert targets.count(torch.nn.functional.conv2d) == 1
+    check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-5)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit
-from mcbn import narrow, program, rewriting
+from mcbn import fusing, narrow, program
 from mcbn.bench import narrow as bench
 from mcbn.bench.networks import UNet, cifar_resnet
 from mcbn.bench.timing import time_interleaved
@@ -122,11 +122,11 @@ def test_other_convolutions_are_left_to_pytorch() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(
-    ("build", "size", "kernels"),
-    [(lambda: cifar_resnet(1), 16, 6), (UNet, 16, 9), (lambda: CifarResNet(8, seed=0), 32, 3)],
+    ("build", "size", "kernels", "sums"),  # sums: shortcuts that no kernel adds
+    [(lambda: cifar_resnet(2), 16, 12, 0), (UNet, 16, 9, 0), (lambda: CifarResNet(8, seed=0), 32, 3, 3)],
     ids=["resnet", "unet", "pre-activation"],
 )
-def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: int) -> None:
+def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: int, sums: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 3, size, size, device=DEVICE)
     network = build().to(DEVICE).eval()
@@ -138,8 +138,9 @@ def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: 
         traced, _ = trace(bayes.network, *bayes.posterior.draw(0), x[:2], fold=lambda *_: False)
         omega = traced.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
         shared = traced.run_shared(x[:2])
-        other = replace(traced, narrow=rewriting.fuse_narrow(traced.each)).narrowed()
+        other = replace(traced, narrow=fusing.fuse_narrow(traced.each)).narrowed()
         assert other.kernels == kernels
+        assert sum(node.target is Tensor.add_ for node in other.each.graph.nodes) == sums
         wanted = traced.run_together(shared, omega)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
             coarse = traced.run_together(shared, omega)  # on a GPU as TF32

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from mcbn import batches, rewriting
+from mcbn import batches, fusing, rewriting
 from mcbn.narrow import available
 from mcbn.network import Network
 from mcbn.statistics import normalize, scale_and_shift
@@ -142,16 +142,16 @@ def follow(
 def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) -> Program:
     convolutional = any(node.target is F.conv2d for node in mode.graph.nodes)
     depends = rewriting.depends_on_draw(mode.graph)
-    narrow = rewriting.narrow_share(mode, depends) if _runs_kernels(mode) else 0.0
+    narrow = fusing.narrow_share(mode, depends) if _runs_kernels(mode) else 0.0
     large = fold(mode.width, convolutional) and narrow < MOSTLY_NARROW
     norms = rewriting.fold(mode, depends) if large else mode.norms
     rewriting.work_in_place(mode.graph, depends)
     stackable = norms is mode.norms and all(rewriting.stackable(node, depends) for node in depends)
     shared, each, order = rewriting.split(mode, depends, None if stackable else normalize)
     if mode.on_gpu and norms is not mode.norms:
-        rewriting.fuse_activations(each)
+        fusing.fuse_activations(each)
     chosen = tuple(norms[name] for name in order)
-    kernels = rewriting.fuse_narrow(each) if narrow and not large else None
+    kernels = fusing.fuse_narrow(each) if narrow and not large else None
     program = Program(shared, each, chosen, mode.width, convolutional, False, inputs_change, stackable, kernels)
     return program.laid_out(channels_last=True) if convolutional else program
 

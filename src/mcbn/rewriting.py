@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from mcbn import workspace
-from mcbn.graphs import as_code, free_source, matters
-from mcbn.narrow import packed, suits
-from mcbn.statistics import normalize
+from mcbn.graphs import as_code, matters
 from mcbn.tracing import Norm, Trace, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
@@ -81,7 +79,7 @@ def fold(mode: Trace, depends: set[fx.Node]) -> dict[str, Norm]:
         source, name = node.args
         if source not in depends or len(source.users) > 1 or source.target not in FOLDABLE:
             continue
-        weight, bias = _weights(mode.root, source)
+        weight, bias = weights_of(mode.root, source)
         if weight is None or (source.target is F.linear and len(source.meta["shape"]) != 2):
             continue
         norms[name] = replace(norms[name], folded_weight=weight, folded_bias=bias)
@@ -91,7 +89,7 @@ def fold(mode: Trace, depends: set[fx.Node]) -> dict[str, Norm]:
     return norms
 
 
-def _weights(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | None]:
+def weights_of(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | None]:
     """Return the constant weight and bias of a Linear or convolution node, None where it is not that simple."""
     weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
     bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
@@ -124,105 +122,6 @@ def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
             node.args, node.kwargs = (first,), {**node.kwargs, "inplace": True}
         elif node.target in ADDITIONS and not node.kwargs and _same_kind(cast(fx.Node, first), node):
             node.target = torch.Tensor.add_
-
-
-def fuse_activations(each: fx.GraphModule) -> None:
-    """Let cuDNN add bias, residual and ReLU inside the convolution: one pass over memory instead of three."""
-    for node in list(each.graph.nodes):
-        if node.target is not F.conv2d or node.kwargs or len(node.args) != 7 or node.args[2] is None:
-            continue
-        x, weight, bias, stride, padding, dilation, groups = node.args
-        after = next(iter(node.users)) if len(node.users) == 1 else None
-        if isinstance(padding, str) or after is None:
-            continue
-        fused: Callable[..., Tensor] = torch.cudnn_convolution_relu
-        arguments: tuple[Any, ...] = (x, weight, bias, stride, padding, dilation, groups)
-        if after.target in IN_PLACE_ADDITIONS and after.args[0] is node and not after.kwargs:
-            relu, other = next(iter(after.users)) if len(after.users) == 1 else None, after.args[1]
-            if relu is None or relu.target is not torch.relu_ or not isinstance(other, fx.Node):
-                continue
-            after, fused = relu, torch.cudnn_convolution_add_relu
-            bias = _with_bias_of(other, bias, each.graph, before=after)
-            arguments = (x, weight, other, 1.0, bias, stride, padding, dilation, groups)
-            relu.args[0].meta["changed"] = []
-        elif after.target is not torch.relu_:
-            continue
-        with each.graph.inserting_before(after):
-            after.replace_all_uses_with(each.graph.call_function(fused, arguments))
-        after.meta["changed"] = []  # nor does what it changed matter any more
-    each.graph.eliminate_dead_code(matters)
-    each.recompile()
-    free_source(each)
-
-
-def narrow_share(mode: Trace, depends: set[fx.Node]) -> float:
-    """Return the share of stochastic calls whose convolution one kernel can do with them (`mcbn.narrow`)."""
-    calls = [node for node in mode.graph.nodes if node.target is batch_norm]
-    return sum(node.args[0] in depends and _is_narrow(mode.root, node.args[0]) for node in calls) / max(1, len(calls))
-
-
-def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
-    """Return a pass whose narrow convolutions are one kernel with batch norm, shortcut and rectifier behind them."""
-    graph = fx.Graph()
-    graph.output(cast(fx.Node, graph.graph_copy(each.graph, {})))
-    for node in list(graph.nodes):
-        if node.target is not normalize or not _is_narrow(each, node.args[0]):
-            continue
-        conv, scale, shift = node.args
-        end, shortcut, slope = _behind(node, conv.meta["shape"])
-        x, weight, bias, stride, padding = conv.args[:5]
-        name = f"{weight.target}_packed".replace(".", "_")
-        each.register_buffer(name, packed(getattr(each, str(weight.target))), persistent=False)
-        first = [part if isinstance(part, int) else part[0] for part in (stride, padding)]
-        with graph.inserting_before(end):
-            own = graph.get_attr(name)
-            arguments = (x, own, bias, scale, shift, shortcut, slope, *first)
-            end.replace_all_uses_with(graph.call_function(torch.ops.mcbn.narrow.default, arguments))
-        for gone in (end, *end.all_input_nodes[:1]):  # nor does what they changed matter any more
-            gone.meta["changed"] = []
-    graph.eliminate_dead_code(matters)
-    return as_code(each, graph)
-
-
-def _is_narrow(root: nn.Module, node: Any) -> bool:
-    """Tell whether a node is a convolution for `mcbn.narrow`, read by one other alone."""
-    if not isinstance(node, fx.Node) or node.target is not F.conv2d or len(node.users) > 1:
-        return False
-    if node.kwargs or len(node.args) != 7 or node.meta["dtype"] != torch.float32:
-        return False
-    weight, _ = _weights(root, node)
-    shape = node.meta["shape"]
-    return weight is not None and len(shape) == 4 and suits(weight, shape, *node.args[3:])
-
-
-def _behind(node: fx.Node, shape: torch.Size) -> tuple[fx.Node, fx.Node | None, float]:
-    """Find what follows a batch norm call: the last node of shortcut and rectifier, the shortcut, f's slope below 0."""
-    end, shortcut, after = node, None, _only_user(node)
-    if after is not None and after.target in IN_PLACE_ADDITIONS and after.args[0] is node and not after.kwargs:
-        other = after.args[1]
-        if isinstance(other, fx.Node) and other is not node and other.meta.get("shape") == shape:
-            end, shortcut, after = after, other, _only_user(after)
-    if after is not None and after.target is torch.relu_:
-        return after, shortcut, 0.0
-    if after is not None and after.target is F.leaky_relu and after.kwargs.get("inplace"):
-        slope = after.args[1] if len(after.args) > 1 else after.kwargs.get("negative_slope", 0.01)
-        return after, shortcut, float(cast(float, slope))
-    return end, shortcut, 1.0
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _with_bias_of(shortcut: fx.Node, bias: Any, graph: fx.Graph, *, before: fx.Node) -> Any:
-    """Add the bias of a convolution that is itself added: added there, it costs a pass over all its values."""
-    plain = shortcut.target is F.conv2d and not shortcut.kwargs and len(shortcut.args) == 7 and len(shortcut.users) == 1
-    if not plain or shortcut.args[2] is None:
-        return bias
-    own = shortcut.args[2]
-    shortcut.update_arg(2, None)
-    with graph.inserting_before(before):
-        return graph.call_function(torch.add, (bias, own))
 
 
 def _same_kind(source: fx.Node, node: fx.Node) -> bool:
