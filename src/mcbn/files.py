@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all; the folder of those that can be had again."""
 
 import os
 import tempfile
@@ -30,3 +30,10 @@ def require_folder(path: Path) -> None:
     """Refuse to save where there is no folder: more likely a slip than a wish for one."""
     if not path.parent.is_dir():
         raise MCBNError(f"cannot save {path.name}: the folder {path.parent} does not exist")
+
+
+def cache_folder() -> Path:
+    """Return where downloads and compiled kernels are kept: $MCBN_CACHE_DIR, else mcbn in the user's cache folder."""
+    given = os.environ.get("MCBN_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(given).expanduser() if given else base / "mcbn"

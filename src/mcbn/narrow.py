@@ -16,13 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcbn.data.folders import cache_folder
-from mcbn.files import replacing
+from mcbn.files import cache_folder, replacing
 
 MOST_CHANNELS = 64  # wider ones cuDNN does well
 PIXELS = {16: (128, 64), 32: (128, 64), 64: (128, 64)}  # of a block of threads by outputs: the first that fit
 WARPS = 4  # of a block
 SHARED_BYTES = 48 * 1024
+
+
+def is_tf32(values: Tensor) -> bool:
+    """Tell whether convolutions of such values are rounded to TF32: then two ways of one are not as near."""
+    return values.is_cuda and torch.backends.cudnn.allow_tf32 and values.dtype == torch.float32
 
 
 @cache

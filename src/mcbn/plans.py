@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from mcbn.narrow import is_tf32
 from mcbn.program import Program
 from mcbn.workspace import Workspace
 
@@ -186,11 +187,6 @@ def _compiled(function: FunctionType) -> OnePass:
     """Compile a copy of a function with code of its own: torch.compile counts its recompilations by code object."""
     own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     return torch.compile(own, dynamic=False)
-
-
-def is_tf32(values: Tensor) -> bool:
-    """Tell whether convolutions of such values are rounded to TF32: then two ways of one are not as near."""
-    return values.is_cuda and torch.backends.cudnn.allow_tf32 and values.dtype == torch.float32
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -3,12 +3,7 @@
 import os
 from pathlib import Path
 
-
-def cache_folder() -> Path:
-    """Return where downloads are kept: $MCBN_CACHE_DIR, else mcbn in the user's cache folder."""
-    given = os.environ.get("MCBN_CACHE_DIR")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given).expanduser() if given else base / "mcbn"
+from mcbn.files import cache_folder as cache_folder
 
 
 def local_folder() -> Path | None:
