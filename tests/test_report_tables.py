@@ -220,6 +220,13 @@ def test_a_higher_normalised_score_is_better():
     assert [row[-2] for row in fidelity.fidelity_tables(rows)[1].rows] == ["better", "worse"]
 
 
+def test_a_printed_error_far_above_ours_tells_of_runs_far_out():
+    printed = paper.find("concrete", "mcbn", "pll").standard_error
+    for times, cause in ((4, "runs far out there: standard error 4 times ours"), (2, "not found")):
+        rows = {("concrete", "mcbn", "pll"): shifted("concrete", "mcbn", "pll", 30, own=printed / times)}
+        assert fidelity.fidelity_tables(rows)[1].rows[0][-1] == cause
+
+
 @pytest.mark.parametrize("metric", summary.METRICS)
 @pytest.mark.parametrize("method", ["mcbn", "mcdo", "mnf"])
 def test_every_printed_mean_that_differs_is_listed_on_the_right_side(method, metric):
