@@ -1,9 +1,10 @@
 // The CUDA kernel of `narrow`: f(scale (x * weight) + shift + shortcut) over channels-last images, products as TF32.
 //
 // A block of threads computes PIXELS pixels, rows of one image or several whole images, and all D outputs of them.
-// 16 input channels at a time lie in shared memory, with the border that the pixels need, the next 16 on their way. A warp multiplies TILES tiles
-// of 16 pixels by weights that lie in memory as its threads hold them (`narrow.packed`): thread (g, t) = (lane / 4,
-// lane % 4) takes channels 4 t to 4 t + 3 of pixels g and g + 8, and gives outputs 4 t to 4 t + 3 of them.
+// 16 input channels at a time lie in shared memory, with the border that the pixels need, the next 16 on their way.
+// A warp multiplies TILES tiles of 16 pixels by weights that lie in memory as its threads hold them (`narrow.packed`):
+// thread (g, t) = (lane / 4, lane % 4) takes channels 4 t to 4 t + 3 of pixels g and g + 8, and gives outputs 4 t to
+// 4 t + 3 of them.
 // Constants given at compilation: INPUTS, OUTPUTS, HEIGHT, WIDTH, HIGH and WIDE (of the result), SIZE, STRIDE, PADDING,
 // PIXELS, WARPS, SHORTCUT.
 
@@ -76,6 +77,27 @@ __device__ __forceinline__ float4 finish(const float *sum, const float *next, fl
     return make_float4(y[0], y[1], y[2], y[3]);
 }
 
+// sum += the products of 16 channels of this warp's pixels; `at` is where a pixel's first tap lies.
+__device__ __forceinline__ void multiply_group(float (&sum)[TILES][PARTS][4], const float4 *seen, const float4 *weight,
+                                               const int (&at)[2 * TILES]) {
+#pragma unroll
+    for (int tap = 0; tap < SIZE * SIZE; tap++) {
+        float4 w[PARTS];
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) w[part] = weight[(tap * PARTS + part) * 32 + threadIdx.x % 32];
+        int away = (tap / SIZE * ACROSS + tap % SIZE) * 4;
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            float4 a = seen[at[2 * tile] + away], b = seen[at[2 * tile + 1] + away];
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                multiply(sum[tile][part], a.x, b.x, a.y, b.y, w[part].x, w[part].y);
+                multiply(sum[tile][part], a.z, b.z, a.w, b.w, w[part].z, w[part].w);
+            }
+        }
+    }
+}
+
 // x (n, H, W, C), weight as packed, scale and shift (n / images, D), shortcut and out (n, HIGH, WIDE, D)
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     narrow(const float *__restrict__ x, const float4 *__restrict__ weight, const float *__restrict__ scale,
@@ -83,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
            int images, double slope) {
     __shared__ float4 seen[BUFFERS][IMAGES * AROUND * 4];
     const int first = blockIdx.x / STRIPS * IMAGES, top = blockIdx.x % STRIPS * ROWS;
-    const int lane = threadIdx.x % 32, t = lane % 4, start = threadIdx.x / 32 * TILES * 16 + lane / 4;
-    int at[2 * TILES];  // where the first tap of pixel start + 8 i lies
+    const int t = threadIdx.x % 4, start = threadIdx.x / 32 * TILES * 16 + threadIdx.x % 32 / 4;
+    int at[2 * TILES];  // of pixel start + 8 i
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) {
         int pixel = start + 8 * i, row = pixel / (ROWS * WIDE) * DEEP + pixel / WIDE % ROWS * STRIDE;
@@ -102,23 +124,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         }
         round_own(here);
         __syncthreads();
-#pragma unroll
-        for (int tap = 0; tap < SIZE * SIZE; tap++) {
-            float4 w[PARTS];
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                w[part] = weight[((group * SIZE * SIZE + tap) * PARTS + part) * 32 + lane];
-            int away = (tap / SIZE * ACROSS + tap % SIZE) * 4;
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                float4 a = here[at[2 * tile] + away], b = here[at[2 * tile + 1] + away];
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    multiply(sum[tile][part], a.x, b.x, a.y, b.y, w[part].x, w[part].y);
-                    multiply(sum[tile][part], a.z, b.z, a.w, b.w, w[part].z, w[part].w);
-                }
-            }
-        }
+        multiply_group(sum, here, weight + group * SIZE * SIZE * PARTS * 32, at);
         __syncthreads();
     }
 #pragma unroll
