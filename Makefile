@@ -14,8 +14,8 @@ bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under
 zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; records under results/zoo
 	.venv-zoo/bin/python -m mcbn.zoo --out results/zoo --readme README.md --again
 
-test: $(READY)      ## the whole suite, slow tests too, with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
+test: $(READY)      ## the whole suite, slow tests too, on two cores, with coverage
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 quick: $(READY)     ## the unit suite without slow tests, on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
