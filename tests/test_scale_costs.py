@@ -11,6 +11,8 @@ from mcbn.records import extend, read
 from mcbn.scale import costs, sweep
 from mcbn.scale.sweep import Assumptions, Work, simulate
 
+ROOT = Path(__file__).parents[1]
+
 IDEAL = Assumptions(0.0, 0.0, 0.0, 0.0, 1e9, 0.0, 0.0)
 WORK = Work(inputs=1_000_000, part_inputs=1000, seconds_per_input=0.01, price=2.0)
 
@@ -98,8 +100,18 @@ def test_the_commands_print_and_record(records, tmp_path, capsys):
         sweep.main(["--records", str(records), "--network", "other"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [costs.main, sweep.main])
+def test_the_tables_of_the_documentation_come_from_the_committed_records(command, capsys):
+    command(["--records", str(ROOT / "benchmarks" / "results")])
+    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    documented = (ROOT / "docs" / "scale.md").read_text().splitlines()
+    assert [line for line in tables if line not in documented] == []
+    assert len(tables) > 7
+
+
 def test_the_committed_sweep_is_what_the_command_gives_today():
-    path = Path(__file__).parents[1] / "benchmarks" / "results" / "sweep.jsonl"
+    path = ROOT / "benchmarks" / "results" / "sweep.jsonl"
     for row in read(path):
         if row["changed"] == "as assumed" and row["gpus"] == 1000 and row["part_inputs"] == 16384:
             work = Work(row["inputs"], row["part_inputs"], row["seconds_per_image"])
