@@ -27,7 +27,7 @@ from mcbn.ray import actors, benchmark, study
 from mcbn.records import read
 from mcbn.reproduce import regression, sensitivity
 from mcbn.scale.folder import read_results
-from test_reproduce_regression import TINY, predictions
+from small_study import TINY, predictions
 from test_shares import T, equal, small
 from workplace import command, environment, furnish
 
