@@ -227,6 +227,19 @@ def test_a_printed_error_far_above_ours_tells_of_runs_far_out():
         assert fidelity.fidelity_tables(rows)[1].rows[0][-1] == cause
 
 
+@pytest.mark.parametrize(("errors", "cause"), [([3.0, 2.6, 2.2], "fewer epochs"), ([2.3, 2.2, 2.1], "not found")])
+@pytest.mark.parametrize("metric", ["rmse", "pll"])
+def test_a_curve_that_passes_the_printed_error_tells_of_fewer_epochs(errors, cause, metric):
+    rows = {("energy", "mnf", metric): shifted("energy", "mnf", metric, 30, own=0.05)}  # printed: RMSE 2.38
+    curve = [
+        {"dataset": "energy", "method": "mnf", "epochs": 100 * n, "rmse": error + offset}
+        for n, error in enumerate(errors, 1)
+        for offset in (-0.01, 0.01)
+    ]
+    found = fidelity.fidelity_tables(rows, (), curve)[1].rows[0][-1]
+    assert found == ("fewer epochs: ours has RMSE 2.6 after 200, 2.2 after 300" if "epochs" in cause else cause)
+
+
 @pytest.mark.parametrize("metric", summary.METRICS)
 @pytest.mark.parametrize("method", ["mcbn", "mcdo", "mnf"])
 def test_every_printed_mean_that_differs_is_listed_on_the_right_side(method, metric):

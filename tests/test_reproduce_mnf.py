@@ -10,7 +10,8 @@ from torch import Tensor
 
 import mcbn
 from mcbn import data, metrics
-from mcbn.reproduce import mnf
+from mcbn.records import read
+from mcbn.reproduce import mnf, mnf_epochs
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,15 @@ def test_mistakes_are_told() -> None:
         list(mnf.run("iris", [1], [1], Brief()))
     with pytest.raises(mcbn.MCBNError, match="n_samples"):
         list(mnf.run("boston", [1], [1], Brief(n_samples=0)))
+
+
+def test_error_by_epochs_is_that_of_networks_trained_as_long(tmp_path, capsys):
+    settings = mnf.Settings(max_epochs=5, n_samples=4)
+    mnf_epochs.measure("boston", 2, settings, "cpu", tmp_path)
+    mnf_epochs.measure("boston", 3, settings, "cpu", tmp_path)
+    found = read(tmp_path / "records.jsonl")
+    assert [(r["epochs"], r["split"]) for r in found] == [(n, s) for n in (2, 3) for s in mnf_epochs.SPLITS]
+    choices = [mnf.Choice(3, 1.0, 1.0)]
+    draws, y = mnf.train_and_draw("boston", [2], [mnf_epochs.SEED], choices, settings, torch.device("cpu"))
+    assert found[6]["rmse"] == pytest.approx(float((draws.double().mean(1) - y).square().mean().sqrt()), rel=1e-5)
+    assert capsys.readouterr().out.startswith("boston, 2 epochs: RMSE ")

@@ -1,7 +1,9 @@
 """How far the reproduction agrees with the paper, and what it cost."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
@@ -35,9 +37,12 @@ class Gap(NamedTuple):
         return abs(self.excess) - (self.printed.half_unit if rounding else 0.0) > 2 * self.combined
 
 
-def fidelity_tables(summary: Summary, repeats: Sequence[Summary] = ()) -> list[Table]:
-    """Count the data sets on which we agree with the paper, then list where we differ; `repeats`: other searches."""
-    return [_counts(summary), _differences(summary, repeats)]
+def fidelity_tables(summary: Summary, repeats: Sequence[Summary] = (), by_epochs: Sequence[Record] = ()) -> list[Table]:
+    """Count the data sets on which we agree with the paper, then list where we differ.
+
+    repeats: of other searches; by_epochs: records of `mcbn.reproduce.mnf_epochs`.
+    """
+    return [_counts(summary), _differences(summary, repeats, by_epochs)]
 
 
 def coverage_table(summary: Summary) -> Table:
@@ -109,14 +114,18 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
     return f"{n} of {tested}", f"{target} of {len(NAMES)}", "yes" if n >= target else short
 
 
-def _differences(summary: Summary, repeats: Sequence[Summary]) -> Table:
-    found = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric) if gap.differs()]
-    rows = tuple((*_describe(gap), _cause(gap, [summary, *repeats])) for gap in found) or (("none", *[""] * 7),)
+def _differences(summary: Summary, repeats: Sequence[Summary], by_epochs: Sequence[Record]) -> Table:
+    compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
+    found = [gap for gap in compared if gap.differs()]
+    searches = [summary, *repeats]
+    rows = tuple((*_describe(gap), _cause(gap, searches, by_epochs)) for gap in found) or (("none", *[""] * 7),)
     header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is", "Likely cause")
     note = (
         "All methods and scores whose means are more than 2 combined standard errors apart, as printed; by rounding:"
         " apart by no more than that and half a unit of the last printed digit. The search: means with other seeds of"
-        " the fold networks, below."
+        " the fold networks, below. Fewer epochs: our networks of one seed, trained as long, are as far off as the"
+        " paper's (`python -m mcbn.reproduce.mnf_epochs`); ours stop where validation says."
+        f" {len(compared)} means are compared: by chance alone some {0.05 * len(compared):.0f} would be as far apart."
     )
     return Table("Where ours differs from the paper", "table:differences", header, rows, note)
 
@@ -128,8 +137,8 @@ def _describe(gap: Gap) -> tuple[str, ...]:
     return (*names, *triple(ours(gap.row), theirs(gap.printed)), better)
 
 
-def _cause(gap: Gap, searches: Sequence[Summary]) -> str:
-    """Name what is known to move a mean as far: rounding, the search, where it was repeated, or runs far out."""
+def _cause(gap: Gap, searches: Sequence[Summary], by_epochs: Sequence[Record]) -> str:
+    """Name what is known to move a mean as far."""
     if not gap.differs(rounding=True):
         return "rounding"
     rows = [found.get((gap.row.dataset, gap.row.method, gap.row.metric)) for found in searches]
@@ -137,4 +146,19 @@ def _cause(gap: Gap, searches: Sequence[Summary]) -> str:
     if len(means) > 1:
         return f"the search: {means[0]:.3g} to {means[-1]:.3g} in {len(means)}"
     wider = (gap.row.paper_standard_error or 0.0) / (gap.row.standard_error or math.inf)
-    return f"runs far out there: standard error {wider:.0f} times ours" if wider >= _FAR_OUT else "not found"
+    if wider >= _FAR_OUT:
+        return f"runs far out there: standard error {wider:.0f} times ours"
+    return _fewer_epochs(gap.row, by_epochs) or "not found"
+
+
+def _fewer_epochs(row: Row, records: Iterable[Record]) -> str | None:
+    """Say between which numbers of epochs our RMSE passes the printed one."""
+    errors: dict[int, list[float]] = {}
+    for record in records:
+        if (record["dataset"], record["method"]) == (row.dataset, row.method):
+            errors.setdefault(record["epochs"], []).append(record["rmse"])
+    printed = paper.find(row.dataset, row.method, "rmse")
+    for (early, high), (late, low) in pairwise((n, statistics.fmean(errors[n])) for n in sorted(errors)):
+        if printed is not None and high >= printed.mean >= low:
+            return f"fewer epochs: ours has RMSE {high:.3g} after {early}, {low:.3g} after {late}"
+    return None

@@ -26,9 +26,9 @@ def main(results: str | Path = "results") -> None:
 def write(results: str | Path = "results") -> list[Path]:
     """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from the records there.
 
-    Reads results/regression/records.jsonl and predictions/, results/sensitivity/records.jsonl, and
-    results/search/<seed>/records.jsonl. What has not been
-    run yet is a dash; no run at all is an error. The same records give the same files.
+    Reads results/regression/records.jsonl and predictions/, and records.jsonl of results/sensitivity,
+    results/search/<seed> and results/mnf_epochs. What has not been run yet is a dash; no run at all is an error. The
+    same records give the same files.
     """
     results = Path(results)
     out = results / "regression"
@@ -41,7 +41,8 @@ def write(results: str | Path = "results") -> list[Path]:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
     summary = summarise(tests)
     repeats = read_repeats(results / "search")
-    tables = _tables(summary, repeats, varied, [*regression, *sensitivity])
+    by_epochs = records.read(results / "mnf_epochs" / "records.jsonl")
+    tables = _tables(summary, repeats, by_epochs, varied, [*regression, *sensitivity])
     written = [
         write_text(out / "summary.csv", to_csv(summary.values())),
         write_text(out / "tables.tex", _latex(tables)),
@@ -53,10 +54,14 @@ def write(results: str | Path = "results") -> list[Path]:
 
 
 def _tables(
-    summary: Summary, repeats: dict[int, Summary], varied: Sequence[Record], everything: Sequence[Record]
+    summary: Summary,
+    repeats: dict[int, Summary],
+    by_epochs: Sequence[Record],
+    varied: Sequence[Record],
+    everything: Sequence[Record],
 ) -> list[Table]:
     return [
-        *fidelity_tables(summary, list(repeats.values())),
+        *fidelity_tables(summary, list(repeats.values()), by_epochs),
         *repeat_tables(summary, repeats),
         *paper_tables(summary),
         *sensitivity_tables(varied),
