@@ -11,7 +11,7 @@ from mcbn.graphs import as_code, free_source, matters
 from mcbn.narrow import packed, suits
 from mcbn.rewriting import IN_PLACE_ADDITIONS, weights_of
 from mcbn.statistics import normalize
-from mcbn.tracing import Trace, batch_norm
+from mcbn.tracing import Trace
 
 
 def fuse_activations(each: fx.GraphModule) -> None:
@@ -47,28 +47,29 @@ def fuse_activations(each: fx.GraphModule) -> None:
 
 
 def narrow_share(mode: Trace, depends: set[fx.Node]) -> float:
-    """Return the share of stochastic calls whose convolution one kernel can do with them (`mcbn.narrow`)."""
-    calls = [node for node in mode.graph.nodes if node.target is batch_norm]
-    return sum(node.args[0] in depends and _is_narrow(mode.root, node.args[0]) for node in calls) / max(1, len(calls))
+    """Return the share of convolutions that one kernel can do with what follows them (`mcbn.narrow`)."""
+    found = [node for node in mode.graph.nodes if node in depends and node.target is F.conv2d]
+    return sum(_is_narrow(mode.root, node) and _only_user(node) is not None for node in found) / max(1, len(found))
 
 
 def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
     """Return a pass whose narrow convolutions are one kernel with batch norm, shortcut and rectifier behind them."""
     graph = fx.Graph()
     graph.output(cast(fx.Node, graph.graph_copy(each.graph, {})))
-    for node in list(graph.nodes):
-        if node.target is not normalize or not _is_narrow(each, node.args[0]):
+    for conv in list(graph.nodes):
+        norm = _only_user(conv)
+        if norm is None or not _is_narrow(each, conv):
             continue
-        conv, scale, shift = node.args
-        end, shortcut, slope = _behind(node, conv.meta["shape"])
-        if _changes_between(conv, end):
+        is_norm = norm.target is normalize and norm.args[0] is conv
+        end, shortcut, slope = _behind(norm if is_norm else conv, conv.meta["shape"])
+        if end is conv or _changes_between(conv, end):
             continue
         x, weight, bias, stride, padding = conv.args[:5]
-        name = f"{weight.target}_packed".replace(".", "_")
-        each.register_buffer(name, packed(getattr(each, str(weight.target))), persistent=False)
         first = [part if isinstance(part, int) else part[0] for part in (stride, padding)]
         with graph.inserting_before(end):
-            own = graph.get_attr(name)
+            values = packed(cast(Tensor, getattr(each, str(weight.target))))
+            own = _constant(each, graph, f"{weight.target}_packed", values)
+            scale, shift = norm.args[1:] if is_norm else _unchanged(each, graph, conv.meta["shape"][1], values.device)
             arguments = (x, own, bias, scale, shift, shortcut, slope, *first)
             made = graph.call_function(torch.ops.mcbn.narrow.default, arguments)
         made.meta |= {key: conv.meta[key] for key in ("shape", "dtype")}
@@ -77,6 +78,18 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
             gone.meta["changed"] = []
     graph.eliminate_dead_code(matters)
     return as_code(each, graph)
+
+
+def _unchanged(each: fx.GraphModule, graph: fx.Graph, outputs: int, device: torch.device) -> tuple[fx.Node, fx.Node]:
+    """Return a scale of ones and a shift of zeros."""
+    ones = _constant(each, graph, f"ones_{outputs}", torch.ones(outputs, device=device))
+    return ones, _constant(each, graph, f"zeros_{outputs}", torch.zeros(outputs, device=device))
+
+
+def _constant(each: fx.GraphModule, graph: fx.Graph, name: str, values: Tensor) -> fx.Node:
+    name = name.replace(".", "_")
+    each.register_buffer(name, values, persistent=False)
+    return graph.get_attr(name)
 
 
 def _is_narrow(root: nn.Module, node: Any) -> bool:

@@ -20,7 +20,7 @@ from mcbn.network import Network
 from mcbn.statistics import normalize, scale_and_shift
 from mcbn.tracing import Norm, Trace, UntraceableError
 
-MOSTLY_NARROW = 0.7  # share of batch norm calls right behind a narrow convolution from which its kernel pays
+MOSTLY_NARROW = 0.7  # share of convolutions that are narrow from which their kernel pays more than folding
 V = TypeVar("V", Tensor, Tensor | None)
 
 
@@ -50,7 +50,7 @@ class Program:
 
     @property
     def kernels(self) -> int:
-        """How many convolutions are one kernel with their batch norm."""
+        """How many convolutions are one kernel with what follows."""
         return sum(node.target is torch.ops.mcbn.narrow.default for node in self.each.graph.nodes)
 
     @property

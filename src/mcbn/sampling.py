@@ -95,7 +95,7 @@ class Engine:
         if plan.chunk == 1:
             how = f"one draw a pass, {folded} of {len(plan.program.norms)} batch norm calls folded into weights"
         if plan.program.kernels:
-            how += f", {plan.program.kernels} convolutions in one kernel each with their batch norm"
+            how += f", {plan.program.kernels} convolutions in one kernel each with what follows"
         if plan.group > 1:
             how += f", {plan.group} passes in one CUDA graph"
         return (
