@@ -1,8 +1,10 @@
 import builtins
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 
 import mcbn
 from kinds import make
+from mcbn import kernels
+from on_host import launch_on_host
 from workplace import furnish, working_in
 
 _shared = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -66,6 +70,18 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """CUDA kernels, compiled for the host if there is no GPU."""
+    if torch.cuda.is_available():
+        if not kernels.available():
+            pytest.skip("PyTorch cannot compile kernels here")
+    elif shutil.which("g++") is None:
+        pytest.skip("needs a GPU or g++")
+    else:
+        monkeypatch.setattr(kernels, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ struct alignas(8) float2 {
 };
 
 static thread_local Index threadIdx;
-static Index blockIdx;
+static Index blockIdx, blockDim{THREADS};
 static std::unique_ptr<std::barrier<>> block, warps[THREADS / 32];
 
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }

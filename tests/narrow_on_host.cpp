@@ -8,8 +8,8 @@ static void copy(float4 *to, const float *from, bool inside) {
     *to = inside ? *(const float4 *)from : make_float4(0, 0, 0, 0);
 }
 static void end_of_copies() {}
-template <int>
 static void wait_for_copies() {}
+static void write(float *to, float4 value) { *(float4 *)to = value; }
 static float rounded(float value) { return value; }
 static void multiply(float (&sum)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
     auto &warp = *warps[threadIdx.x / 32];
@@ -25,7 +25,8 @@ static void multiply(float (&sum)[4], float a0, float a1, float a2, float a3, fl
 
 #include KERNEL
 
-extern "C" void run(int blocks, const float *x, const float4 *weight, const float *scale, const float *shift,
-                    const float *shortcut, float *out, int n, int images, double slope) {
-    run_blocks(blocks, [=] { narrow(x, weight, scale, shift, shortcut, out, n, images, slope); });
+extern "C" void run(int blocks, const float *x, const float *beside, const float4 *weight, const float *scale,
+                    const float *shift, const float *shortcut, float *out, int n, int images, int pitch,
+                    double slope) {
+    run_blocks(blocks, [=] { narrow(x, beside, weight, scale, shift, shortcut, out, n, images, pitch, slope); });
 }

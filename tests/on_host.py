@@ -5,7 +5,11 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import mcbn
+from mcbn import kernels
+
 HERE = Path(__file__).parent
+READ_BY_FOUR = ("narrow",)
 
 
 @cache
@@ -19,3 +23,12 @@ def library(folder: Path, source: str, kernel: Path, options: tuple[str, ...]) -
 
 def pointers(tensors):
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+def launch_on_host(folder, name, constants, grid, tensors, *numbers):
+    """Do what `mcbn.kernels.launch` does, by `<name>_on_host.cpp`."""
+    kernel = Path(mcbn.__file__).with_name(f"{name}_kernel.cu")
+    options = (*kernels.options(constants), f"-DTHREADS={grid[1]}")
+    assert name not in READ_BY_FOUR or not any(tensor.data_ptr() % 16 for tensor in tensors)
+    arguments = [ctypes.c_double(value) if isinstance(value, float) else value for value in numbers]
+    library(folder, f"{name}_on_host.cpp", kernel, options).run(grid[0], *pointers(tensors), *arguments)

@@ -112,3 +112,46 @@ def test_nothing_is_fused_across_a_change_in_place() -> None:
         targets = [node.target for node in each.graph.nodes]
         assert targets.count(torch.nn.functional.conv2d) == 1
     check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-5)
+
+
+class Joined(nn.Module):
+    """Two values put together, one of them doubled in size, as in a UNet."""
+
+    def __init__(self, *, order: int = 1, mode: str = "nearest", meddles: bool = False, reads: bool = False) -> None:
+        super().__init__()
+        self.before, self.conv, self.bn = nn.BatchNorm2d(16), nn.Conv2d(32, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.order, self.up, self.meddles, self.reads = order, nn.Upsample(scale_factor=2, mode=mode), meddles, reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.before(x)
+        small = nn.functional.max_pool2d(skip, 2)
+        both = torch.cat([self.up(small), skip][:: self.order], dim=-3)
+        if self.meddles:
+            skip.mul_(3)
+        y = torch.relu(self.bn(self.conv(both)))
+        return y + both.mean() + skip.mean() if self.reads else y
+
+
+@pytest.mark.parametrize(
+    ("network", "doubled", "left"),  # left: interpolations and concatenations
+    [
+        (Joined(), 1, 0),
+        (Joined(order=-1), 2, 0),
+        (Joined(mode="bilinear"), 0, 1),
+        (Joined(meddles=True), 0, 2),
+        (Joined(reads=True), 0, 2),
+    ],
+    ids=["nearest", "other way round", "bilinear", "changed in place", "read elsewhere"],
+)
+def test_kernel_reads_both_parts_of_a_concatenation(network: Joined, doubled: int, left: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 16, 8, 8)
+    bayes = fit(network, x)
+    assert bayes.network is not None
+    with torch.no_grad():
+        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda *_: False)
+    graph = fuse_narrow(program.each).graph
+    (made,) = (node for node in graph.nodes if node.target is torch.ops.mcbn.narrow.default)
+    assert made.args[2] == doubled
+    assert (made.args[1] is None) == (left == 2)
+    assert sum(node.target in (torch.cat, nn.functional.interpolate) for node in graph.nodes) == left

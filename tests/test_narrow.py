@@ -1,10 +1,7 @@
 """Narrow convolutions in one kernel against PyTorch's: on a GPU, or compiled for the host."""
 
-import ctypes
-import shutil
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,30 +15,9 @@ from mcbn.bench.networks import UNet, cifar_resnet
 from mcbn.bench.timing import time_interleaved
 from mcbn.networks import CifarResNet
 from mcbn.program import trace
-from on_host import library, pointers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KERNEL = Path(narrow.__file__).with_name("narrow_kernel.cu")
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 3e-3  # a GPU multiplies as TF32
-
-
-@pytest.fixture
-def kernel(monkeypatch, tmp_path_factory):
-    """Run the kernel here if there is no GPU."""
-    if DEVICE == "cuda":
-        if not narrow.available():
-            pytest.skip("PyTorch cannot compile kernels here")
-        return
-    if shutil.which("g++") is None:
-        pytest.skip("needs a GPU or g++")
-    monkeypatch.setattr(narrow, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
-
-
-def launch_on_host(folder, sizes, blocks, tensors, n, images, slope):
-    options = (*narrow.options(sizes), f"-DTHREADS={32 * sizes['WARPS']}")
-    assert not any(tensor.data_ptr() % 16 for tensor in tensors)
-    run = library(folder, "narrow_on_host.cpp", KERNEL, options).run
-    run(blocks, *pointers(tensors), n, images, ctypes.c_double(slope))
 
 
 def expected(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor, added: Tensor | None, slope: float) -> Tensor:
@@ -54,17 +30,21 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE * float(wanted.abs().max()))
 
 
-CASES = [  # C, D, k, stride, height and width: rows of an image, several images to a block, a border that is cut off
+CASES = [  # C, D, k, stride, height and width: patches of an image, several images to a block, patches over the edge
     (16, 16, 3, 1, (32, 32), 0.0),
     (48, 32, 3, 2, (15, 16), 0.1),
     (16, 64, 1, 1, (4, 4), 1.0),
     (32, 16, 3, 1, (4, 16), 0.0),
+    (16, 16, 3, 1, (7, 61), 0.0),
+    (16, 11, 1, 1, (4, 16), 0.0),
+    (16, 20, 1, 1, (4, 16), 0.1),
 ]
+LARGE = [(16, 16, 3, 1, (256, 256), 0.0), (96, 32, 3, 1, (128, 128), 0.0), (192, 64, 3, 1, (64, 64), 0.1)]  # GPU alone
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize(("C", "D", "k", "stride", "size", "slope"), CASES)
+@pytest.mark.parametrize(("C", "D", "k", "stride", "size", "slope"), CASES + (LARGE if DEVICE == "cuda" else []))
 def test_draws_equal_convolution_norm_shortcut_and_rectifier(C, D, k, stride, size, slope) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(C, D, k, stride, k // 2, bias=slope > 0).to(DEVICE)
@@ -77,7 +57,7 @@ def test_draws_equal_convolution_norm_shortcut_and_rectifier(C, D, k, stride, si
         weight = narrow.packed(conv.weight)
 
         def run(x: Tensor, scale: Tensor, shift: Tensor, added: Tensor | None = None) -> Tensor:
-            return narrow.narrow(x, weight, conv.bias, scale, shift, added, slope, stride, k // 2)
+            return narrow.narrow(x, None, 0, weight, conv.bias, scale, shift, added, slope, stride, k // 2)
 
         for extra in ((), (added,)):
             found = torch.vmap(run)(x, scale, shift, *extra)
@@ -89,6 +69,22 @@ def test_draws_equal_convolution_norm_shortcut_and_rectifier(C, D, k, stride, si
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("doubled", [0, 1, 2, 3])
+def test_two_values_are_read_as_one_each_doubled_or_not(doubled: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(48, 16, 3, 2, 1, bias=False).to(DEVICE)
+    conv.weight.data = narrow.rounded(conv.weight.data)
+    halves = [1 + (doubled & 1), 1 + (doubled >> 1)]
+    x, beside = (torch.randn(2, C, 8 // n, 16 // n, device=DEVICE) for C, n in zip((16, 32), halves, strict=True))
+    scale, shift = torch.randn(2, 16, device=DEVICE)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        pair = [F.interpolate(part, scale_factor=n) for part, n in zip((x, beside), halves, strict=True)]
+        found = narrow.narrow(x, beside, doubled, narrow.packed(conv.weight), None, scale, shift, None, 0.0, 2, 1)
+        assert_near(found, expected(torch.cat(pair, 1), conv, scale, shift, None, 0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
 def test_values_may_lie_anywhere_in_memory_and_be_infinite() -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(16, 16, 1, bias=False).to(DEVICE)
@@ -96,10 +92,10 @@ def test_values_may_lie_anywhere_in_memory_and_be_infinite() -> None:
     row, x = torch.randn(99, device=DEVICE), torch.randn(1 + 2 * 16 * 64, device=DEVICE)[1:].view(2, 8, 8, 16)
     scale, shift, x = row[1:17], row[18:34], x.permute(0, 3, 1, 2)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = narrow.narrow(x, narrow.packed(conv.weight), None, scale, shift, x, 0.0, 1, 0)
+        found = narrow.narrow(x, None, 0, narrow.packed(conv.weight), None, scale, shift, x, 0.0, 1, 0)
         assert_near(found, expected(x, conv, scale, shift, x, 0.0))
         shift[:2] = torch.tensor([-torch.inf, torch.nan])
-        found = narrow.narrow(x, narrow.packed(conv.weight), None, scale, shift, x, 0.0, 1, 0)
+        found = narrow.narrow(x, None, 0, narrow.packed(conv.weight), None, scale, shift, x, 0.0, 1, 0)
         assert (found[:, 0] == 0).all()
         assert found[:, 1].isnan().all()
 
@@ -111,19 +107,19 @@ def test_other_convolutions_are_left_to_pytorch() -> None:
 
     assert taken(16, 32, 3, padding=1)
     assert taken(64, 64, 1)
-    for sizes in ((3, 16, 3), (16, 24, 3), (128, 16, 3), (16, 128, 3), (16, 16, 5), (24, 16, 1)):
+    for sizes in ((3, 16, 3), (272, 16, 3), (16, 65, 3), (16, 16, 5), (24, 16, 1)):
         assert not taken(*sizes)
     for options in ({"dilation": 2}, {"groups": 2}, {"stride": (1, 2)}, {"padding": (0, 1)}):
         assert not taken(16, 16, 3, **options)
-    for shape in ((24, 24), (9, 7), (7, 32), (512, 512)):
-        assert not taken(16, 16, 3, shape=shape)
+    for shape in ((9, 7), (3, 32), (7, 65)):
+        assert not taken(16, 16, 3, shape=shape)  # patches would hang over the edges by more than a quarter
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(
     ("build", "size", "kernels", "sums"),  # sums: shortcuts that no kernel adds
-    [(lambda: cifar_resnet(2), 8, 11, 0), (UNet, 16, 9, 0), (lambda: CifarResNet(8, seed=0), 32, 6, 0)],
+    [(lambda: cifar_resnet(2), 8, 11, 0), (UNet, 16, 12, 0), (lambda: CifarResNet(8, seed=0), 32, 6, 0)],
     ids=["resnet", "unet", "pre-activation"],
 )
 def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: int, sums: int) -> None:
@@ -180,12 +176,12 @@ def test_rounding_takes_the_nearest_number_of_ten_digits() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 def test_comparison_with_pytorch_gives_a_line_for_each_size(monkeypatch) -> None:
-    monkeypatch.setattr(bench, "SIZES", ((16, 16, 8, 1),))
-    for name, number in (("DRAWS", 1), ("CALLS", 1), ("CHECKED", 2)):
+    monkeypatch.setattr(bench, "SIZES", ((16, 16, 8, 1, 2),))
+    for name, number in (("DRAWS", 1), ("CALLS", 1)):
         monkeypatch.setattr(bench, name, number)
     monkeypatch.setattr(bench, "time_interleaved", partial(time_interleaved, most_repeats=1))
-    (line,) = bench.compare(DEVICE, images=2)
-    assert line.startswith("16 -> 16 channels, stride 1: convolution ")
+    (line,) = bench.compare(DEVICE)
+    assert line.startswith("16 -> 16 channels, 8 x 8, stride 1: convolution ")
     plain, kernel = (float(part) for part in line.split("from float64 ")[1].split(", "))
     assert plain < TOLERANCE
     assert kernel < 1e-3  # weights are rounded to TF32

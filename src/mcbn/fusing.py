@@ -49,7 +49,7 @@ def fuse_activations(each: fx.GraphModule) -> None:
 def narrow_share(mode: Trace, depends: set[fx.Node]) -> float:
     """Return the share of convolutions that one kernel can do with what follows them (`mcbn.narrow`)."""
     found = [node for node in mode.graph.nodes if node in depends and node.target is F.conv2d]
-    return sum(_is_narrow(mode.root, node) and _only_user(node) is not None for node in found) / max(1, len(found))
+    return sum(_is_narrow(mode.root, node) for node in found) / max(1, len(found))
 
 
 def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
@@ -57,20 +57,21 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(cast(fx.Node, graph.graph_copy(each.graph, {})))
     for conv in list(graph.nodes):
-        norm = _only_user(conv)
-        if norm is None or not _is_narrow(each, conv):
+        if not _is_narrow(each, conv):
             continue
+        norm = next(iter(conv.users))
         is_norm = norm.target is normalize and norm.args[0] is conv
         end, shortcut, slope = _behind(norm if is_norm else conv, conv.meta["shape"])
-        if end is conv or _changes_between(conv, end):
+        if (end is conv and not _is_better_alone(conv)) or _changes_between(conv, end):
             continue
-        x, weight, bias, stride, padding = conv.args[:5]
+        _, weight, bias, stride, padding = conv.args[:5]
         first = [part if isinstance(part, int) else part[0] for part in (stride, padding)]
         with graph.inserting_before(end):
             values = packed(cast(Tensor, getattr(each, str(weight.target))))
             own = _constant(each, graph, f"{weight.target}_packed", values)
             scale, shift = norm.args[1:] if is_norm else _unchanged(each, graph, conv.meta["shape"][1], values.device)
-            arguments = (x, own, bias, scale, shift, shortcut, slope, *first)
+            shift, bias = (bias, None) if bias is not None and not is_norm else (shift, bias)
+            arguments = (*_sources(conv), own, bias, scale, shift, shortcut, slope, *first)
             made = graph.call_function(torch.ops.mcbn.narrow.default, arguments)
         made.meta |= {key: conv.meta[key] for key in ("shape", "dtype")}
         end.replace_all_uses_with(made)
@@ -78,6 +79,49 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
             gone.meta["changed"] = []
     graph.eliminate_dead_code(matters)
     return as_code(each, graph)
+
+
+def _is_better_alone(conv: fx.Node) -> bool:
+    """Tell whether the kernel is faster than cuDNN with nothing behind: few outputs, or no multiple of 4 (no TF32)."""
+    outputs = conv.meta["shape"][1]
+    return bool(outputs <= 16 or outputs % 4)
+
+
+def _sources(conv: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
+    """Find what a convolution reads, as `narrow` takes it: of two values concatenated both, without doubling them."""
+    joined = cast(fx.Node, conv.args[0])
+    parts = _concatenated(joined)
+    if len(parts) != 2 or not all(map(_has_whole_groups, parts)) or _changes_between(joined, conv):
+        return joined, None, 0
+    small = [part for part in parts if _is_doubled(part) and not _changes_between(part, conv)]
+    x, beside = (cast(fx.Node, part.args[0]) if part in small else part for part in parts)
+    return x, beside, sum(2**place for place, part in enumerate(parts) if part in small)
+
+
+def _concatenated(node: fx.Node) -> list[fx.Node]:
+    """List what a node puts together along the channels, if nobody else reads it."""
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    if node.target not in (torch.cat, torch.concat, torch.concatenate) or len(node.users) > 1 or axis not in (1, -3):
+        return []
+    parts = node.args[0] if node.args else node.kwargs.get("tensors")
+    return list(parts) if isinstance(parts, list | tuple) else []
+
+
+def _has_whole_groups(part: fx.Node) -> bool:
+    """Tell whether the kernel can read a value by itself: it takes 16 channels at a time."""
+    shape = part.meta.get("shape", ())
+    return len(shape) == 4 and shape[1] % 16 == 0 and part.meta["dtype"] == torch.float32
+
+
+def _is_doubled(node: fx.Node) -> bool:
+    """Tell whether every pixel of a node is one of 2 x 2 equal ones, and nobody else reads it."""
+    if node.target is not F.interpolate or len(node.users) > 1:
+        return False
+    source = node.args[0] if node.args else None
+    mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
+    if not isinstance(source, fx.Node) or mode not in ("nearest", "nearest-exact"):
+        return False
+    return [*node.meta["shape"][2:]] == [2 * size for size in source.meta.get("shape", ())[2:]]
 
 
 def _unchanged(each: fx.GraphModule, graph: fx.Graph, outputs: int, device: torch.device) -> tuple[fx.Node, fx.Node]:
@@ -92,9 +136,9 @@ def _constant(each: fx.GraphModule, graph: fx.Graph, name: str, values: Tensor) 
     return graph.get_attr(name)
 
 
-def _is_narrow(root: nn.Module, node: Any) -> bool:
+def _is_narrow(root: nn.Module, node: fx.Node) -> bool:
     """Tell whether a node is a convolution for `mcbn.narrow`, read by one other alone."""
-    if not isinstance(node, fx.Node) or node.target is not F.conv2d or len(node.users) > 1:
+    if node.target is not F.conv2d or len(node.users) != 1:
         return False
     if node.kwargs or len(node.args) != 7 or node.meta["dtype"] != torch.float32:
         return False
@@ -124,7 +168,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 def _changes_between(first: fx.Node, last: fx.Node) -> bool:
     """Tell whether the network changes a value in place after `first` ran and before `last`, but on the way there."""
-    own, node = {first, *_way(first, last)}, first.next
+    own, node = {first, *_way(first, last)}, first
     while node is not last:
         if node not in own and node.meta.get("changed"):
             return True

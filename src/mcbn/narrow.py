@@ -2,26 +2,28 @@
 
 cuDNN's float32 convolutions of 16 channels take five times what moving their values takes, and batch norm that differs
 from draw to draw is two passes over memory more. Products are TF32, as PyTorch's convolutions are by default. The
-kernel, narrow_kernel.cu, is compiled for its sizes by PyTorch when it is first needed.
+kernel is narrow_kernel.cu.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
-from hashlib import sha256
-from importlib.resources import files
 from math import isqrt
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mcbn.files import cache_folder, replacing
+from mcbn import kernels
 
-MOST_CHANNELS = 64  # wider ones cuDNN does well
-PIXELS = {16: (128, 64), 32: (128, 64), 64: (128, 64)}  # of a block of threads by outputs: the first that fit
+MOST_INPUTS, OUTPUTS = 256, (16, 32, 64)  # wider ones cuDNN does well; other numbers of outputs are filled up
+PIXELS = (128, 64)  # of a block of threads: the first whose inputs fit
+COLUMNS = {True: 32, False: 16}  # of them beside each other at most, by whether whole rows of the image are
+MOST_WORK = 1.25  # pixels computed for one wanted: patches hang over the edges of an image
 WARPS = 4  # of a block
+BLOCKS = {16: 4, 32: 4, 64: 3}  # that a multiprocessor should hold, by outputs: bounds registers
+BLOCKS_OF_16 = 8  # from 16 inputs to 16 outputs
 SHARED_BYTES = 48 * 1024
+IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
 
 
 def is_tf32(values: Tensor) -> bool:
@@ -29,51 +31,53 @@ def is_tf32(values: Tensor) -> bool:
     return values.is_cuda and torch.backends.cudnn.allow_tf32 and values.dtype == torch.float32
 
 
-@cache
-def available() -> bool:
-    """Tell whether the kernel can be compiled and run here."""
-    if not torch.cuda.is_available() or torch.version.hip is not None or not hasattr(torch.cuda, "_compile_kernel"):
-        return False
-    from torch.utils.cpp_extension import CUDA_HOME  # slow to import
-
-    return CUDA_HOME is not None and torch.cuda.get_device_capability() >= (8, 0)
-
-
 def suits(weight: Tensor, shape: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any) -> bool:
     """Tell whether the kernel takes a convolution by weight (D, C, k, k) that gives images of a shape."""
     outputs, inputs, height, width = weight.shape
     square = height == width and height in (1, 3) and not isinstance(padding, str)
-    if not square or groups != 1 or inputs % 16 or inputs > MOST_CHANNELS or outputs not in PIXELS:
+    if not square or groups != 1 or inputs % 16 or inputs > MOST_INPUTS or outputs > OUTPUTS[-1]:
         return False
     even = len({*_both(stride)}) == len({*_both(padding)}) == 1 and {*_both(dilation)} == {1}
-    return even and _pixels(weight.shape, shape, _both(stride)[0]) is not None
+    return even and patch(shape, inputs, height, _both(stride)[0]) is not None
 
 
 def _both(sizes: Any) -> tuple[int, ...]:
     return (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
 
 
-def _pixels(weight: Sequence[int], image: Sequence[int], stride: int) -> int | None:
-    """Return how many pixels of an image (..., H', W') a block of threads takes: whole rows, or whole images."""
-    outputs, inputs, _, size = weight
+def patch(image: Sequence[int], inputs: int, size: int, stride: int) -> tuple[int, int, int] | None:
+    """Return rows, columns and images (..., H', W') that a block of threads takes, powers of two; None if none suit."""
     high, wide = image[-2:]
-    for pixels in PIXELS[outputs]:
-        rows = min(high, max(1, pixels // wide))
-        whole, rest = divmod(pixels, rows * wide)  # images
-        around = ((rows - 1) * stride + size) * ((wide - 1) * stride + size)
-        buffers = min(2, inputs // 16)
-        if not rest and high % rows == 0 and buffers * whole * around * 64 <= SHARED_BYTES:
-            return pixels
+    for pixels in PIXELS:
+        columns = min(COLUMNS[wide <= COLUMNS[True]], _power_of_two(wide))
+        rows = min(pixels // columns, _power_of_two(high))
+        images = pixels // (rows * columns)
+        around = ((rows - 1) * stride + size) * ((columns - 1) * stride + size)
+        fits = min(2, inputs // 16) * images * around * 64 <= SHARED_BYTES
+        if fits and _covered(high, rows) * _covered(wide, columns) <= MOST_WORK * high * wide:
+            return rows, columns, images
     return None
+
+
+def _power_of_two(size: int) -> int:
+    """Return the least power of two that is not below a size."""
+    return 1 << (size - 1).bit_length()
+
+
+def _covered(size: int, part: int) -> int:
+    return -(-size // part) * part
 
 
 def packed(weight: Tensor) -> Tensor:
     """Lay a weight (D, C, k, k), rounded to TF32, out as the threads of a warp hold it, (C / 16, k k, D / 8, 32, 4).
 
-    Thread 4 g + t of part j holds channels 4 t to 4 t + 3 of output 4 (g // 2) + g % 2 + 2 (j % 2) of its 16.
+    Thread 4 g + t of part j holds channels 4 t to 4 t + 3 of output 4 (g // 2) + g % 2 + 2 (j % 2) of its 16. D is
+    filled up to one of OUTPUTS.
     """
-    D, C, k, _ = weight.shape
-    parts = rounded(weight).reshape(D // 16, 4, 2, 2, C // 16, 4, 4, k * k).permute(4, 7, 0, 2, 1, 3, 5, 6)
+    kept, C, k, _ = weight.shape
+    D = next(size for size in OUTPUTS if size >= kept)
+    filled = F.pad(rounded(weight), (0, 0, 0, 0, 0, 0, 0, D - kept))
+    parts = filled.reshape(D // 16, 4, 2, 2, C // 16, 4, 4, k * k).permute(4, 7, 0, 2, 1, 3, 5, 6)
     return parts.reshape(C // 16, k * k, D // 8, 32, 4).contiguous()
 
 
@@ -86,6 +90,8 @@ def rounded(values: Tensor) -> Tensor:
 @torch.library.custom_op("mcbn::narrow", mutates_args=())
 def narrow(
     x: Tensor,
+    beside: Tensor | None,
+    doubled: int,
     weight: Tensor,
     bias: Tensor | None,
     scale: Tensor,
@@ -97,23 +103,36 @@ def narrow(
 ) -> Tensor:
     """f(scale (x * weight + bias) + shift + shortcut), f(y) = y where y > 0, else slope y: (N, D, H', W').
 
-    x (N, C, H, W), weight `packed`, bias, scale and shift (D,); scale and shift (t, D) are of N / t images each.
+    x (N, C, H, W), with the channels of beside behind its own; if doubled is 1, each pixel of x stands for 2 x 2, if it
+    is 2, of beside, if it is 3, of both. weight `packed`, bias, scale and shift (D,); (t, D) are of N / t images each.
     """
-    k, D = isqrt(weight.shape[1]), 8 * weight.shape[2]
-    N, C, H, W = x.shape
+    k, C, D, kept = isqrt(weight.shape[1]), 16 * weight.shape[0], 8 * weight.shape[2], scale.shape[-1]
+    N, first, H, W = x.shape
+    H, W = (2 * H, 2 * W) if doubled & 1 else (H, W)
     high, wide = ((size + 2 * padding - k) // stride + 1 for size in (H, W))
-    out = torch.empty(N, D, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    scale, shift = scale.reshape(-1, D), shift.reshape(-1, D)
+    out = torch.empty(N, kept, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    scale, shift = scale.reshape(-1, kept), shift.reshape(-1, kept)
     shift = shift if bias is None else torch.addcmul(shift, bias, scale)
-    pixels = _pixels((D, C, k, k), (high, wide), stride) or 0
-    sizes = {"INPUTS": C, "OUTPUTS": D, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
-    sizes |= {"STRIDE": stride, "PADDING": padding, "PIXELS": pixels, "WARPS": WARPS}
-    sizes |= {"SHORTCUT": int(shortcut is not None)}
-    images = [_aligned(part, torch.channels_last) for part in (x, out if shortcut is None else shortcut)]
-    tensors = [images[0], weight, _aligned(scale), _aligned(shift), images[1], out]
-    whole = max(1, pixels // (high * wide))  # images of a block
-    launch(sizes, -(-N // whole) * max(1, high * wide // pixels), tensors, N, N // len(scale), slope)
+    rows, columns, images = patch((high, wide), C, k, stride) or (0, 0, 0)
+    sizes = {"INPUTS": C, "OUTPUTS": D, "KEPT": kept, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
+    sizes |= {"STRIDE": stride, "PADDING": padding, "ROWS": rows, "COLUMNS": columns, "IMAGES": images, "WARPS": WARPS}
+    sizes |= {"SHORTCUT": int(shortcut is not None), "FIRST": first, "DOUBLED": doubled}
+    sizes |= {"BLOCKS": BLOCKS_OF_16 if C == D == 16 else BLOCKS[D]}
+    read = [_aligned(out if part is None else part, torch.channels_last) for part in (x, beside, shortcut)]
+    scale, shift = _in_rows(scale, shift)
+    tensors = [*read[:2], weight, scale, shift, read[2], out]
+    blocks = -(-N // images) * -(-high // rows) * -(-wide // columns)
+    kernels.launch("narrow", sizes, (blocks, 32 * WARPS), tensors, N, N // len(scale), scale.stride(0), slope)
     return out
+
+
+def _in_rows(scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Lay (t, D) out as the kernel reads them; parts of one table, whose columns both are, stay where they lie."""
+    parts = (scale, shift)
+    alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
+    if alike and not any(part.data_ptr() % 16 for part in parts):
+        return parts
+    return _aligned(scale), _aligned(shift)
 
 
 def _aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -126,42 +145,17 @@ def _aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_form
 def _(info: Any, axes: Sequence[int | None], *arguments: Any) -> tuple[Tensor, int]:
     """Run the draws of `torch.vmap` as one batch: image n of draw t is image t N + n."""
     t = info.batch_size
-    x, weight, bias, scale, shift, shortcut, *rest = arguments
 
-    def stacked(value: Tensor, axis: int | None) -> Tensor:
+    def stacked(position: int) -> Tensor:
+        axis = axes[position]
+        value: Tensor = arguments[position]
         return value.expand(t, *value.shape) if axis is None else value.movedim(axis, 0)
 
-    values = [stacked(part, axis) for part, axis in zip((x, scale, shift), (axes[0], *axes[3:5]), strict=True)]
-    added = None if shortcut is None else stacked(shortcut, axes[5]).flatten(0, 1)
-    out = narrow(values[0].flatten(0, 1), weight, bias, *values[1:], added, *rest)  # (t N, D, H', W')
-    return out.unflatten(0, (t, -1)), 0
-
-
-def options(sizes: dict[str, int]) -> list[str]:
-    """Return the compiler's definitions."""
-    return [f"-D{name}={value}" for name, value in sizes.items()]
-
-
-def launch(sizes: dict[str, int], blocks: int, tensors: Sequence[Tensor], *numbers: float) -> None:  # pragma: no cover
-    """Run the kernel on the current stream."""
-    kernel = _compiled(tuple(sizes.items()), tensors[0].device.index)
-    with torch.cuda.device(tensors[0].device):
-        kernel((blocks, 1, 1), (32 * sizes["WARPS"], 1, 1), [*tensors, *numbers])
-
-
-@cache
-def _compiled(sizes: tuple[tuple[str, int], ...], device: int) -> Any:  # pragma: no cover
-    """Load the kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
-    from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
-
-    code, flags = files("mcbn").joinpath("narrow_kernel.cu").read_text(), ["-std=c++17", *options(dict(sizes))]
-    with torch.cuda.device(device):
-        known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
-        kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
-        if kept.exists():
-            made = kept.read_bytes()
-        else:
-            made, _ = _nvrtc_compile(code, "narrow", nvcc_options=flags)
-            with suppress(OSError), replacing(kept) as temporary:
-                temporary.write_bytes(made)
-        return _cuda_load_module(made, ["narrow"])["narrow"]  # type: ignore[index]
+    given = list(arguments)
+    for position in SCALES:
+        given[position] = stacked(position)  # (t, D)
+    for position in IMAGES:
+        if given[position] is not None:
+            given[position] = stacked(position).flatten(0, 1)  # (t N, C, H, W)
+    out = narrow(*given)
+    return out.unflatten(0, (t, -1)), 0  # (t, N, D, H', W')

@@ -1,24 +1,31 @@
 // The CUDA kernel of `narrow`: f(scale (x * weight) + shift + shortcut) over channels-last images, products as TF32.
 //
-// A block of threads computes PIXELS pixels, rows of one image or several whole images, and all D outputs of them.
+// A block of threads computes a patch of ROWS x COLUMNS pixels of IMAGES images, and all D outputs of them.
 // 16 input channels at a time lie in shared memory, with the border that the pixels need, the next 16 on their way.
 // A warp multiplies TILES tiles of 16 pixels by weights that lie in memory as its threads hold them (`narrow.packed`):
 // thread (g, t) = (lane / 4, lane % 4) takes channels 4 t to 4 t + 3 of pixels g and g + 8, and gives outputs 4 t to
 // 4 t + 3 of them.
-// Constants given at compilation: INPUTS, OUTPUTS, HEIGHT, WIDTH, HIGH and WIDE (of the result), SIZE, STRIDE, PADDING,
-// PIXELS, WARPS, SHORTCUT.
+// Constants given at compilation: INPUTS, OUTPUTS (a multiple of 16, of which the first KEPT are wanted), HEIGHT, WIDTH,
+// HIGH and WIDE (of the result), SIZE, STRIDE, PADDING, ROWS, COLUMNS, IMAGES, WARPS, BLOCKS (that a multiprocessor
+// should hold), SHORTCUT; FIRST, the channels that x has, the others are those of `beside`; DOUBLED, 1 if x is half as
+// high and wide and every pixel stands for four, 2 if `beside` is, 3 if both are.
+
+// What the compiler must not move past copies is said by "memory": without it, results were wrong for some sizes.
 
 #ifdef __CUDACC__
 __device__ __forceinline__ void copy(float4 *to, const float *from, bool inside) {  // zeros if outside
     unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
 }
 
-__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int LATER>  // waits for all copies but those of so many groups
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+__device__ __forceinline__ void write(float *to, float4 v) {  // at once: the compiler would take four turns
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 
 __device__ __forceinline__ float rounded(float value) {  // to TF32; multiplication alone would cut digits off
@@ -37,35 +44,60 @@ __device__ __forceinline__ void multiply(float (&sum)[4], float a0, float a1, fl
 #endif
 
 constexpr int C = INPUTS, D = OUTPUTS, H = HEIGHT, W = WIDTH;
-constexpr int ROWS = PIXELS / WIDE < HIGH ? PIXELS / WIDE : HIGH, IMAGES = PIXELS / (ROWS * WIDE);  // of a block
-constexpr int STRIPS = HIGH / ROWS;                                                                 // of an image
-constexpr int DEEP = (ROWS - 1) * STRIDE + SIZE, ACROSS = (WIDE - 1) * STRIDE + SIZE, AROUND = DEEP * ACROSS;
-constexpr int TILES = PIXELS / 16 / WARPS, PARTS = D / 8, GROUPS = C / 16, BUFFERS = GROUPS > 1 ? 2 : 1;
-static_assert(ROWS * WIDE * IMAGES == PIXELS && STRIPS * ROWS == HIGH && TILES * 16 * WARPS == PIXELS, "sizes");
+constexpr int DOWN = (HIGH + ROWS - 1) / ROWS, ALONG = (WIDE + COLUMNS - 1) / COLUMNS;  // patches of an image
+constexpr int DEEP = (ROWS - 1) * STRIDE + SIZE, ACROSS = (COLUMNS - 1) * STRIDE + SIZE, AROUND = DEEP * ACROSS;
+constexpr int PATCH = ROWS * COLUMNS, TILES = IMAGES * PATCH / 16 / WARPS, PARTS = D / 8;
+constexpr int GROUPS = C / 16, BUFFERS = GROUPS > 1 ? 2 : 1;
+static_assert(TILES * 16 * WARPS == IMAGES * PATCH && FIRST % 16 == 0 && C % 16 == 0, "sizes");
 
-// Call visit(line, i) for each quarter i of 16 channels, along a line with its border, that this thread copies.
-template <class Visit>
-__device__ __forceinline__ void each_place(Visit visit) {
-    for (int line = threadIdx.x / 32; line < IMAGES * DEEP; line += WARPS)
+// Quarters of 16 channels, all around a block's pixels, that it copies, and of them each thread.
+constexpr int QUARTERS = IMAGES * AROUND * 4, THREADS_OF_BLOCK = 32 * WARPS;
+constexpr int COPIES = (QUARTERS + THREADS_OF_BLOCK - 1) / THREADS_OF_BLOCK;
+
+// Where the pixels lie that this thread copies, in images of H / 2^half by W / 2^half; -1 outside of them.
+__device__ __forceinline__ void find_places(int (&places)[COPIES], int half, int first, int top, int left, int n) {
 #pragma unroll
-        for (int i = threadIdx.x % 32; i < ACROSS * 4; i += 32) visit(line, i);
+    for (int i = 0; i < COPIES; i++) {
+        int pixel = (threadIdx.x + i * THREADS_OF_BLOCK) / 4, line = pixel / ACROSS, image = first + line / DEEP;
+        int row = top * STRIDE - PADDING + line % DEEP, column = left * STRIDE - PADDING + pixel % ACROSS;
+        bool inside = image < n && row >= 0 && row < H && column >= 0 && column < W;
+        places[i] = inside ? (image * (H >> half) + (row >> half)) * (W >> half) + (column >> half) : -1;
+    }
 }
 
-__device__ __forceinline__ void copy_group(float4 *seen, const float *x, int first, int top, int n) {
-    each_place([=](int line, int i) {
-        int image = first + line / DEEP, row = top * STRIDE - PADDING + line % DEEP, column = i / 4 - PADDING;
-        bool inside = image < n && row >= 0 && row < H && column >= 0 && column < W;
-        const float *from = x + (((long long)image * H + row) * W + column) * C + i % 4 * 4;
-        copy(seen + line * ACROSS * 4 + i, inside ? from : x, inside);
-    });
+__device__ __forceinline__ void copy_group(float4 *seen, const float *source, int channels,
+                                           const int (&places)[COPIES]) {
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+        int quarter = threadIdx.x + i * THREADS_OF_BLOCK;
+        const float *from = source + (long long)places[i] * channels + quarter % 4 * 4;
+        if (quarter < QUARTERS) copy(seen + quarter, places[i] < 0 ? source : from, places[i] >= 0);
+    }
     end_of_copies();
 }
 
 __device__ __forceinline__ void round_own(float4 *seen) {
-    each_place([=](int line, int i) {
-        float4 &v = seen[line * ACROSS * 4 + i];
-        v = make_float4(rounded(v.x), rounded(v.y), rounded(v.z), rounded(v.w));
-    });
+#pragma unroll
+    for (int i = threadIdx.x; i < QUARTERS; i += THREADS_OF_BLOCK)
+        seen[i] = make_float4(rounded(seen[i].x), rounded(seen[i].y), rounded(seen[i].z), rounded(seen[i].w));
+}
+
+// Four of the KEPT numbers at `from`, the first of them number i.
+__device__ __forceinline__ float4 load(const float *from, int i) {
+    if (KEPT % 4 == 0) return i < KEPT ? *(const float4 *)(from + i) : make_float4(0, 0, 0, 0);
+    return make_float4(i < KEPT ? from[i] : 0, i + 1 < KEPT ? from[i + 1] : 0, i + 2 < KEPT ? from[i + 2] : 0,
+                       i + 3 < KEPT ? from[i + 3] : 0);
+}
+
+__device__ __forceinline__ void store(float *to, int i, float4 value) {
+    if (KEPT % 4 == 0) {
+        if (i < KEPT) write(to + i, value);
+        return;
+    }
+    if (i < KEPT) to[i] = value.x;
+    if (i + 1 < KEPT) to[i + 1] = value.y;
+    if (i + 2 < KEPT) to[i + 2] = value.z;
+    if (i + 3 < KEPT) to[i + 3] = value.w;
 }
 
 __device__ __forceinline__ float4 finish(const float *sum, const float *next, float4 scale, float4 shift, float4 other,
@@ -98,49 +130,54 @@ __device__ __forceinline__ void multiply_group(float (&sum)[TILES][PARTS][4], co
     }
 }
 
-// x (n, H, W, C), weight as packed, scale and shift (n / images, D), shortcut and out (n, HIGH, WIDE, D)
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    narrow(const float *__restrict__ x, const float4 *__restrict__ weight, const float *__restrict__ scale,
-           const float *__restrict__ shift, const float *__restrict__ shortcut, float *__restrict__ out, int n,
-           int images, double slope) {
+// x (n, H, W, FIRST), beside (n, H, W, C - FIRST), weight as packed, scale and shift (n / images, KEPT) in rows of
+// `pitch`, shortcut and out (n, HIGH, WIDE, KEPT)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+    narrow(const float *__restrict__ x, const float *__restrict__ beside, const float4 *__restrict__ weight,
+           const float *__restrict__ scale, const float *__restrict__ shift, const float *__restrict__ shortcut,
+           float *__restrict__ out, int n, int images, int pitch, double slope) {
     __shared__ float4 seen[BUFFERS][IMAGES * AROUND * 4];
-    const int first = blockIdx.x / STRIPS * IMAGES, top = blockIdx.x % STRIPS * ROWS;
+    const int first = blockIdx.x / (DOWN * ALONG) * IMAGES;
+    const int top = blockIdx.x / ALONG % DOWN * ROWS, left = blockIdx.x % ALONG * COLUMNS;
     const int t = threadIdx.x % 4, start = threadIdx.x / 32 * TILES * 16 + threadIdx.x % 32 / 4;
     int at[2 * TILES];  // of pixel start + 8 i
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) {
-        int pixel = start + 8 * i, row = pixel / (ROWS * WIDE) * DEEP + pixel / WIDE % ROWS * STRIDE;
-        at[i] = (row * ACROSS + pixel % WIDE * STRIDE) * 4 + t;
+        int pixel = start + 8 * i, row = pixel / PATCH * DEEP + pixel / COLUMNS % ROWS * STRIDE;
+        at[i] = (row * ACROSS + pixel % COLUMNS * STRIDE) * 4 + t;
     }
     float sum[TILES][PARTS][4] = {};
-    copy_group(seen[0], x, first, top, n);
+    int places[COPIES];
+    find_places(places, DOUBLED & 1, first, top, left, n);
+    copy_group(seen[0], x, FIRST, places);
     for (int group = 0; group < GROUPS; group++) {
         float4 *here = seen[group % BUFFERS];
-        if (group + 1 < GROUPS) {  // comes while this one is multiplied
-            copy_group(seen[(group + 1) % BUFFERS], x + 16 * (group + 1), first, top, n);
-            wait_for_copies<1>();
-        } else {
-            wait_for_copies<0>();
-        }
+        wait_for_copies();
         round_own(here);
         __syncthreads();
+        int later = 16 * (group + 1);  // channels that come while these are multiplied
+        if (later == FIRST && FIRST < C && DOUBLED % 3) find_places(places, DOUBLED >> 1, first, top, left, n);
+        if (later < FIRST)
+            copy_group(seen[(group + 1) % BUFFERS], x + later, FIRST, places);
+        else if (later < C)
+            copy_group(seen[(group + 1) % BUFFERS], beside + later - FIRST, C - FIRST, places);
         multiply_group(sum, here, weight + group * SIZE * SIZE * PARTS * 32, at);
-        __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) {
-        int pixel = start + 8 * i, image = first + pixel / (ROWS * WIDE);
-        if (image >= n) continue;
-        long long place = ((long long)image * HIGH + top + pixel / WIDE % ROWS) * WIDE + pixel % WIDE;
+        int pixel = start + 8 * i, image = first + pixel / PATCH;
+        int row = top + pixel / COLUMNS % ROWS, column = left + pixel % COLUMNS;
+        if (image >= n || row >= HIGH || column >= WIDE) continue;
+        long long place = ((long long)image * HIGH + row) * WIDE + column;
 #pragma unroll
         for (int part = 0; part < PARTS; part += 2) {
             int output = 8 * part + 4 * t;
-            const float *own = scale + image / images * D + output, *beside = shift + image / images * D + output;
-            float4 other = make_float4(0, 0, 0, 0);
-            if (SHORTCUT) other = *(const float4 *)(shortcut + place * D + output);
-            *(float4 *)(out + place * D + output) =
-                finish(sum[i / 2][part] + i % 2 * 2, sum[i / 2][part + 1] + i % 2 * 2, *(const float4 *)own,
-                       *(const float4 *)beside, other, (float)slope);
+            float4 other = SHORTCUT ? load(shortcut + place * KEPT, output) : make_float4(0, 0, 0, 0);
+            float4 factor = load(scale + image / images * pitch, output);
+            float4 added = load(shift + image / images * pitch, output);
+            store(out + place * KEPT, output,
+                  finish(sum[i / 2][part] + i % 2 * 2, sum[i / 2][part + 1] + i % 2 * 2, factor, added, other,
+                         (float)slope));
         }
     }
 }

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from mcbn import batches, fusing, rewriting
-from mcbn.narrow import available
+from mcbn.kernels import available
 from mcbn.network import Network
 from mcbn.statistics import normalize, scale_and_shift
 from mcbn.tracing import Norm, Trace, UntraceableError
