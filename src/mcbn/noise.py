@@ -11,7 +11,7 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.metrics import crps_gaussian
-from mcbn.outputs import as_logits, match_shape, refuse_probabilities, require_labels
+from mcbn.outputs import are_probabilities, as_logits, match_shape, refuse_probabilities, require_labels
 from mcbn.prediction import RegressionPrediction
 
 SCORES = ("crps", "pll")
@@ -152,7 +152,7 @@ def tune_classification(
     rows = []
     for x, y in pairs:
         drawn = samples(x)
-        refuse_probabilities(drawn)
+        refuse_probabilities(are_probabilities(drawn))
         logits = as_logits(drawn)  # (T, N, K, ...)
         T, _, K = logits.shape[:3]
         ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index

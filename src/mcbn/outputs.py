@@ -5,6 +5,8 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 
+ENOUGH_VALUES = 2**18  # to tell probabilities from logits
+
 
 def flatten(x: Tensor, start: int) -> Tensor:
     """Flatten the axes of one output into D: (..., D), D = 1 where there are none."""
@@ -28,15 +30,21 @@ def as_logits(chunk: Tensor) -> Tensor:
     return chunk
 
 
-def refuse_probabilities(chunk: Tensor) -> None:
-    """Refuse outputs that already are probabilities: a softmax of them would be nearly uniform."""
-    if chunk.ndim > 2 and chunk.shape[2] > 1 and bool((chunk >= 0).all()):
-        total = as_float(chunk).sum(2)
-        if bool(((total - 1).abs() < 1e-3).all()):
-            raise MCBNError(
-                "the network returns probabilities, but classification expects logits; "
-                "pass output=lambda p: p.log(), or leave the softmax out of the network"
-            )
+def are_probabilities(chunk: Tensor) -> Tensor:
+    """Tell whether raw outputs (t, N, K, ...) already are probabilities: a truth value that may still be on its way."""
+    if chunk.ndim < 3 or chunk.shape[2] < 2 or not chunk.numel():
+        return torch.tensor(False)
+    some = as_float(chunk[: max(1, ENOUGH_VALUES // chunk[0].numel())])
+    return (some >= 0).all() & ((some.sum(2) - 1).abs() < 1e-3).all()
+
+
+def refuse_probabilities(found: Tensor) -> None:
+    """Refuse outputs that `are_probabilities`: a softmax of them would be nearly uniform."""
+    if bool(found):
+        raise MCBNError(
+            "the network returns probabilities, but classification expects logits; "
+            "pass output=lambda p: p.log(), or leave the softmax out of the network"
+        )
 
 
 def spread(tau: Tensor, mean: Tensor) -> Tensor:

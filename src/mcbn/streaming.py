@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from mcbn.outputs import as_float, as_logits, flatten, refuse_probabilities, spread
+from mcbn import probabilities
+from mcbn.outputs import are_probabilities, as_float, as_logits, flatten, refuse_probabilities, spread
 from mcbn.prediction import Chunks, ClassificationPrediction, RegressionPrediction, entropy, standard_error
 
 LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
@@ -133,22 +134,42 @@ def classification(
     chunks: Iterable[Tensor], tau: Tensor, *, keep: bool = False, tolerance: float | None = None
 ) -> ClassificationPrediction:
     """Stream draws into a classification prediction: probabilities are averaged, never logits."""
-    moments, entropies = Moments(), torch.zeros(())
-
-    def add(chunk: Tensor) -> None:
-        nonlocal entropies
-        if moments.count == 0:
-            refuse_probabilities(chunk)
-        logits = as_logits(chunk)
-        probs = torch.softmax(logits * tau.to(logits), 2)  # (t, N, K, ...)
-        moments.add(probs)
-        entropies = entropies.to(probs) + entropy(probs, 2).sum(0)  # (N, ...)
-
-    samples = _feed(chunks, add, moments, keep, tolerance)
+    moments = Probabilities(tau)
+    samples = _feed(chunks, moments.add_outputs, moments, keep, tolerance)
+    moments.refuse_probabilities()
     return ClassificationPrediction(
         n_samples=moments.count,
         probs=moments.mean,
-        expected_entropy=entropies / moments.count,
+        expected_entropy=moments.entropies / moments.count,
         variance=moments.variance,
         samples=samples,
     )
+
+
+class Probabilities(Moments):
+    """Moments of class probabilities over draws, and the sum of their entropies (N, ...)."""
+
+    def __init__(self, tau: Tensor) -> None:
+        super().__init__()
+        self.tau, self.entropies = tau, torch.zeros(())
+        self.suspect = torch.tensor(False)  # whether outputs are probabilities themselves
+
+    def add_outputs(self, chunk: Tensor) -> None:
+        """Take in raw outputs (t, N, K, ...)."""
+        if self.count == 0:
+            self.suspect = are_probabilities(chunk)
+            if not chunk.is_cuda:  # of a GPU that would wait for it: at the end
+                self.refuse_probabilities()
+        logits = as_logits(chunk)
+        if probabilities.suits(logits, self.tau):
+            sums = probabilities.Sums(self.pivot, self.sum, self.squares, self.entropies) if self.count else None
+            self.pivot, self.sum, self.squares, self.entropies = probabilities.add(logits, self.tau, sums)
+            self.count += len(logits)
+            return
+        probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
+        self.add(probs)
+        self.entropies = self.entropies.to(probs) + entropy(probs, 2).sum(0)
+
+    def refuse_probabilities(self) -> None:
+        """Refuse outputs that are probabilities themselves."""
+        refuse_probabilities(self.suspect)
