@@ -1,13 +1,32 @@
 """Who is better than MCBN, said from records."""
 
-from mcbn.report import rivals
+from mcbn.report import alternatives, rivals
+
+
+def row(method, seed, data, nll, tempered=False):
+    base = {"kind": "score", "method": method, "seed": seed, "data": data, "tempered": tempered, "tau": 1.0}
+    return base | {"nll": nll, "n": 10, "config": {"n_samples": 1, "batch_size": 2}, "chosen_batch_size": None}
+
+
+def test_the_best_mode_takes_the_time_of_the_modes_it_was_chosen_from():
+    def times(**milliseconds):
+        costs = [
+            {"kind": "cost", "method": m, "seed": 1, "milliseconds": v, "device": "cpu", "hardware": "2 cores"}
+            for m, v in milliseconds.items()
+        ]
+        rows = alternatives.main_table(rivals.Results(found + costs)).rows
+        return {line[0]: line[-1] for line in rows}
+
+    found = [row("mcbn", 1, d, 0.3) for d in ("validation", "test")]
+    found += [row("mcbn_linear", 1, d, 0.4) for d in ("validation", "test")]
+    assert times(mcbn=2.0, mcbn_linear=7.0) == {"MCBN": "2", "MCBN linear": "7", "MCBN, best mode": "2"}
+    found += [row("mcbn", 2, d, 0.3) for d in ("validation", "test")]
+    found += [row("mcbn_linear", 2, d, 0.2) for d in ("validation", "test")]
+    assert times(mcbn=2.0, mcbn_linear=7.0)["MCBN, best mode"] == "4.5"
+    assert times(mcbn=2.0)["MCBN, best mode"] == "–"
 
 
 def test_the_verdict_names_each_rival_and_by_how_much_it_is_better_or_worse():
-    def row(method, seed, data, nll, tempered=False):
-        base = {"kind": "score", "method": method, "seed": seed, "data": data, "tempered": tempered, "tau": 1.0}
-        return base | {"nll": nll, "n": 10, "config": {"n_samples": 1, "batch_size": 2}, "chosen_batch_size": None}
-
     found = [row("mcbn", 1, d, 0.3) for d in ("validation", "test")]
     found += [row(m, s, "test", v) for m, s, v in (("plain", 1, 0.4), ("ensemble", None, 0.2), ("laplace", 1, 0.25))]
     said = rivals.verdict(rivals.Results(found))

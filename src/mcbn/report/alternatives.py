@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mcbn import records
@@ -163,8 +164,10 @@ def _plain_cell(value: float | None) -> str:
 
 
 def _milliseconds(results: Results, method: Method) -> str:
-    record = results.costs.get(method[0])
-    if record is None:
+    """Lay out the time of a method; of the best mode, that of the modes chosen, averaged over the seeds."""
+    names = [mode[0] for (best, _), mode in results.best.items() if best == method] or [method[0]]
+    found = [results.costs[name] for name in names if name in results.costs]
+    if len(found) < len(names):
         return MISSING
     mixed = len({r["device"] for r in results.costs.values()}) > 1
-    return f"{record['milliseconds']:.3g}" + (f" ({record['device']})" if mixed else "")
+    return f"{fmean(r['milliseconds'] for r in found):.3g}" + (f" ({found[0]['device']})" if mixed else "")
