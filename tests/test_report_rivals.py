@@ -1,6 +1,7 @@
 """Who is better than MCBN, said from records."""
 
 from mcbn.report import alternatives, rivals
+from mcbn.report.layout import MISSING
 
 
 def row(method, seed, data, nll, tempered=False):
@@ -23,7 +24,7 @@ def test_the_best_mode_takes_the_time_of_the_modes_it_was_chosen_from():
     found += [row("mcbn", 2, d, 0.3) for d in ("validation", "test")]
     found += [row("mcbn_linear", 2, d, 0.2) for d in ("validation", "test")]
     assert times(mcbn=2.0, mcbn_linear=7.0)["MCBN, best mode"] == "4.5"
-    assert times(mcbn=2.0)["MCBN, best mode"] == "–"
+    assert times(mcbn=2.0)["MCBN, best mode"] == MISSING
 
 
 def test_the_verdict_names_each_rival_and_by_how_much_it_is_better_or_worse():

@@ -263,7 +263,7 @@ class OnGpu(list):
     ("T", "chunk", "width", "outputs", "group"),
     [
         (128, 1, 2**22, 2560, 8),  # as many as a graph takes
-        (20, 1, 2**23, 2**22, 2),  # outputs as large as what is handed on at once: just two side by side
+        (20, 1, 2**23, 2**24, 2),  # outputs as large as what is handed on at once: just two side by side
         (9, 1, 2**22, 10, 5),  # 5 and 4, not 8 and 1
         (128, 128, 2**19, 320, 1),  # one pass holds them all
         (32, 1, 2**27, 10, 1),  # too large for a graph
@@ -273,6 +273,22 @@ def test_passes_that_share_a_cuda_graph(T: int, chunk: int, width: int, outputs:
     program, omega = SimpleNamespace(width=width), OnGpu(range(T))
     assert plans.passes_at_once(program, omega, chunk, outputs) == group  # type: ignore[arg-type]
     assert plans.passes_at_once(program, torch.zeros(T, 2), chunk, outputs) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("width", "convolutional", "narrow", "draws"),
+    [
+        (5_000, False, False, 500),  # all of them
+        (100_000, False, False, 39),  # at most 2^22 values, 13 passes of one size
+        (5_000_000, False, False, 3),  # not four in 2^22: at most 2^24
+        (2**20, True, False, 16),
+        (2**22, True, False, 1),  # folded
+        (2**22, True, True, 4),  # kernels of ours fold nothing
+    ],
+)
+def test_draws_in_one_pass_on_a_gpu(width: int, convolutional: bool, narrow: bool, draws: int) -> None:
+    chosen = plans.draws_at_once(width, convolutional, n_samples=500, chunk_size=None, on_gpu=True, narrow=narrow)
+    assert chosen == draws
 
 
 @pytest.mark.parametrize("T", [1, 4, 7])

@@ -24,9 +24,10 @@ from mcbn.workspace import Workspace
 CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
 GPU_CHUNK = 2**24  # 64 MB in single precision; larger ones win at most 2 % of time (`python -m mcbn.bench.chunks`)
+GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: larger ones win nothing
 GPU_FOLD = 2**21
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
-GPU_GATHER = 2**22  # outputs handed on at once
+GPU_GATHER = 2**24  # outputs handed on at once
 GPU_PASSES = 8  # at most in one graph
 SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the GPU idle
 PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph
@@ -133,13 +134,20 @@ class Graphed:
             return self.output.clone()
 
 
-def draws_at_once(width: int, convolutional: bool, *, n_samples: int, chunk_size: int | None, on_gpu: bool) -> int:
-    """Choose how many of T draws go through in one pass whose widest result has so many values."""
+def draws_at_once(
+    width: int, convolutional: bool, *, n_samples: int, chunk_size: int | None, on_gpu: bool, narrow: bool = False
+) -> int:
+    """Choose how many of T draws go through in one pass whose widest result has so many values.
+
+    narrow: its convolutions are kernels of ours, which fold nothing.
+    """
     if chunk_size is not None:
         return min(chunk_size, n_samples)
-    if convolutional and width > (GPU_FOLD if on_gpu else CPU_FOLD):
+    if convolutional and not narrow and width > (GPU_FOLD if on_gpu else CPU_FOLD):
         return 1
-    most = max(1, min(n_samples, (GPU_CHUNK if on_gpu else CPU_CHUNK) // max(width, 1)))
+    is_flat = not convolutional and 4 * width <= GPU_CHUNK_FLAT
+    bound = (GPU_CHUNK_FLAT if is_flat else GPU_CHUNK) if on_gpu else CPU_CHUNK
+    most = max(1, min(n_samples, bound // max(width, 1)))
     return _evenly(n_samples, most) if on_gpu else most
 
 

@@ -136,7 +136,7 @@ class Engine:
             self._replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return AsItIs(f"it cannot be traced ({error.__cause__ or error})")
         omega, last = self._omega(program), self._replay(inputs, T - 1)
-        chunk = at_once(program.width, program.convolutional and program.narrow is None)
+        chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
         for plan in plans.ways(program, omega, chunk, compile=compile, outputs=outputs):
             if self._agrees(inputs, plan, first, last):

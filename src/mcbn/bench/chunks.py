@@ -1,6 +1,6 @@
 """How many values of a pass keep a GPU busy: time and memory of `predict` by the bound on a chunk of draws.
 
-`mcbn.plans.GPU_CHUNK` should be the least bound that costs no time.
+`mcbn.plans.GPU_CHUNK`, and `GPU_CHUNK_FLAT` of networks without convolutions, should be the least that cost no time.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from mcbn.bench.cases import MLP, RESNET32, RESNET50, UNET, Case, Ours, fitted, 
 from mcbn.bench.timing import peak_bytes, time_interleaved
 from mcbn.model import MCBN
 
-EXPONENTS = (22, 23, 24, 25, 27)
+EXPONENTS = (20, 22, 23, 24, 25, 27)
 CASES = (
     *(replace(MLP, n=n) for n in (100, 2000, 20_000)),
     *(replace(RESNET32, n=n, recorded=4) for n in (1, 32, 256)),
@@ -39,9 +39,9 @@ def sweep(case: Case, device: str) -> Iterator[str]:
     """Time one case at every bound."""
     ready = prepare(case, device)
     drawn = fitted(case, ready)
-    name = "GPU_CHUNK" if device == "cuda" else "CPU_CHUNK"
+    names = ("GPU_CHUNK", "GPU_CHUNK_FLAT") if device == "cuda" else ("CPU_CHUNK",)
     for exponent in EXPONENTS:
-        with mock.patch.object(plans, name, 2**exponent):
+        with mock.patch.multiple(plans, **dict.fromkeys(names, 2**exponent)):
             bayes: MCBN[Any] = MCBN(ready.network, case.task).fit(ready.train, n_samples=2, batch_size=2)
             bayes.posterior = drawn.posterior  # plans are made anew for each bound
             peak = peak_bytes(case, ready, bayes, "mcbn", device)
