@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from mcbn.graphs import as_code, free_source, matters
 from mcbn.narrow import packed, suits
+from mcbn.pooling import suits as suits_pooling
 from mcbn.rewriting import IN_PLACE_ADDITIONS, weights_of
 from mcbn.statistics import normalize
 from mcbn.tracing import Trace
@@ -56,6 +57,9 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
     """Return a pass whose narrow convolutions are one kernel with batch norm, shortcut and rectifier behind them."""
     graph = fx.Graph()
     graph.output(cast(fx.Node, graph.graph_copy(each.graph, {})))
+    for node in graph.nodes:
+        if _is_halving(node):
+            node.target, node.args, node.kwargs = torch.ops.mcbn.halved.default, node.args[:1], {}
     for conv in list(graph.nodes):
         if not _is_narrow(each, conv):
             continue
@@ -79,6 +83,18 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
             gone.meta["changed"] = []
     graph.eliminate_dead_code(matters)
     return as_code(each, graph)
+
+
+def _is_halving(node: fx.Node) -> bool:
+    """Tell whether a node takes the largest of 2 x 2 pixels, in a way that `mcbn.pooling` does."""
+    if node.target is not F.max_pool2d or not node.args or node.meta.get("dtype") != torch.float32:
+        return False
+    names = ("size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    given = dict(zip(names, node.args[1:], strict=False)) | {**node.kwargs}
+    if "kernel_size" in given or given.pop("return_indices", False):
+        return False
+    chosen = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False} | given
+    return suits_pooling(cast(fx.Node, node.args[0]).meta.get("shape", ()), **chosen)
 
 
 def _is_better_alone(conv: fx.Node) -> bool:

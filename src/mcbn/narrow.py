@@ -118,7 +118,7 @@ def narrow(
     sizes |= {"STRIDE": stride, "PADDING": padding, "ROWS": rows, "COLUMNS": columns, "IMAGES": images, "WARPS": WARPS}
     sizes |= {"SHORTCUT": int(shortcut is not None), "FIRST": first, "DOUBLED": doubled}
     sizes |= {"BLOCKS": BLOCKS_OF_16 if C == D == 16 else BLOCKS[D]}
-    read = [_aligned(out if part is None else part, torch.channels_last) for part in (x, beside, shortcut)]
+    read = [aligned(out if part is None else part, torch.channels_last) for part in (x, beside, shortcut)]
     scale, shift = _in_rows(scale, shift)
     tensors = [*read[:2], weight, scale, shift, read[2], out]
     blocks = -(-N // images) * -(-high // rows) * -(-wide // columns)
@@ -132,11 +132,11 @@ def _in_rows(scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
     if alike and not any(part.data_ptr() % 16 for part in parts):
         return parts
-    return _aligned(scale), _aligned(shift)
+    return aligned(scale), aligned(shift)
 
 
-def _aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """Lay values out where they begin at a multiple of 16 bytes: the kernel reads four at a time."""
+def aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Lay values out where they begin at a multiple of 16 bytes: kernels read four at a time."""
     values = values.contiguous(memory_format=layout)
     return values.clone(memory_format=layout) if values.data_ptr() % 16 else values
 
