@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from kinds import make
+from mcbn import batches
 
 
 def plain_mlp(*norm: nn.Module) -> nn.Module:
@@ -145,3 +146,11 @@ def test_unused_batch_norm_is_told() -> None:
 
     with pytest.raises(mcbn.MCBNError, match="without a single batch norm call"):
         mcbn.MCBN(Unused(), "regression").fit(torch.randn(9, 5), batch_size=4)
+
+
+def test_only_values_that_are_not_finite_are_counted_and_refused() -> None:
+    large = torch.full((4, 3), 3e38)  # their sum is infinite
+    batches.require_finite({"x": large, "labels": torch.zeros(4, dtype=torch.int64)})
+    large[1, 2], large[3, 0] = torch.inf, -torch.inf  # the sum is NaN
+    with pytest.raises(mcbn.MCBNError, match=r"hold 2 non-finite values .* of shape \(4, 3\)"):
+        batches.require_finite({"x": large})

@@ -1,5 +1,6 @@
 """Batches of any structure: pick what goes to the network, move it, describe it in errors."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -91,7 +92,9 @@ def cut(inputs: Any, count: int) -> list[Any]:
 def require_finite(tree: Any) -> None:
     """Refuse NaN and infinity: one such value makes every statistic of its batch useless."""
     for tensor in tensors_of(tree):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):  # one such value spoils the sum
+            continue
+        if not bool(torch.isfinite(tensor).all()):  # a sum may also be too large
             count = int((~torch.isfinite(tensor)).sum())
             raise MCBNError(
                 f"the inputs hold {count} non-finite values (NaN or infinity) in a tensor of shape "

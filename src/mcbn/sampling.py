@@ -77,7 +77,8 @@ class Engine:
             done.append(parts[0] if len(parts) == 1 else torch.cat(parts, 1))  # (t, n, ...)
             start = stop
             gather = chunk_size is None and done[0].is_cuda  # few large pieces: whoever reads them launches kernels too
-            if not gather or start == n_samples or sum(piece.numel() for piece in done) >= plans.GPU_GATHER:
+            most = plans.GPU_GATHER - done[-1].numel()  # of those here, so that the next piece fits too
+            if not gather or start == n_samples or sum(piece.numel() for piece in done) > most:
                 yield done[0] if len(done) == 1 else torch.cat(done)
                 done.clear()
 
