@@ -1,4 +1,4 @@
-// The kernel of `mcbn.pooling` on the host.
+// The kernel of `mcbn.kernels.pooling` on the host.
 
 #include "cuda_on_host.h"
 #include KERNEL

@@ -1,4 +1,4 @@
-// The kernel of `mcbn.narrow` on the host, products in float32.
+// The kernel of `mcbn.kernels.narrow` on the host, products in float32.
 
 #include "cuda_on_host.h"
 

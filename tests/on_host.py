@@ -5,7 +5,6 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import mcbn
 from mcbn import kernels
 
 HERE = Path(__file__).parent
@@ -27,7 +26,7 @@ def pointers(tensors):
 
 def launch_on_host(folder, name, constants, grid, tensors, *numbers):
     """Do what `mcbn.kernels.launch` does, by `<name>_on_host.cpp`."""
-    kernel = Path(mcbn.__file__).with_name(f"{name}_kernel.cu")
+    kernel = Path(kernels.__file__).with_name(f"{name}.cu")
     options = (*kernels.options(constants), f"-DTHREADS={grid[1]}")
     assert name not in READ_BY_FOUR or not any(tensor.data_ptr() % 16 for tensor in tensors)
     arguments = [ctypes.c_double(value) if isinstance(value, float) else value for value in numbers]

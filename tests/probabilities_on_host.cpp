@@ -1,4 +1,4 @@
-// The kernel of `mcbn.probabilities` on the host.
+// The kernel of `mcbn.kernels.probabilities` on the host.
 
 #include "cuda_on_host.h"
 #include KERNEL

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from mcbn.graphs import as_code, free_source, matters
-from mcbn.narrow import packed, suits
-from mcbn.pooling import suits as suits_pooling
+from mcbn.kernels.narrow import packed, suits
+from mcbn.kernels.pooling import suits as suits_pooling
 from mcbn.rewriting import IN_PLACE_ADDITIONS, weights_of
 from mcbn.statistics import normalize
 from mcbn.tracing import Trace
@@ -48,7 +48,7 @@ def fuse_activations(each: fx.GraphModule) -> None:
 
 
 def narrow_share(mode: Trace, depends: set[fx.Node]) -> float:
-    """Return the share of convolutions that one kernel can do with what follows them (`mcbn.narrow`)."""
+    """Return the share of convolutions that one kernel can do with what follows them (`mcbn.kernels.narrow`)."""
     found = [node for node in mode.graph.nodes if node in depends and node.target is F.conv2d]
     return sum(_is_narrow(mode.root, node) for node in found) / max(1, len(found))
 
@@ -86,7 +86,7 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_halving(node: fx.Node) -> bool:
-    """Tell whether a node takes the largest of 2 x 2 pixels, in a way that `mcbn.pooling` does."""
+    """Tell whether a node takes the largest of 2 x 2 pixels, in a way that `mcbn.kernels.pooling` does."""
     if node.target is not F.max_pool2d or not node.args or node.meta.get("dtype") != torch.float32:
         return False
     names = ("size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
@@ -153,7 +153,7 @@ def _constant(each: fx.GraphModule, graph: fx.Graph, name: str, values: Tensor) 
 
 
 def _is_narrow(root: nn.Module, node: fx.Node) -> bool:
-    """Tell whether a node is a convolution for `mcbn.narrow`, read by one other alone."""
+    """Tell whether a node is a convolution for `mcbn.kernels.narrow`, read by one other alone."""
     if node.target is not F.conv2d or len(node.users) != 1:
         return False
     if node.kwargs or len(node.args) != 7 or node.meta["dtype"] != torch.float32:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mcbn.narrow import is_tf32
+from mcbn.kernels.narrow import is_tf32
 from mcbn.program import Program
 from mcbn.workspace import Workspace
 

@@ -17,8 +17,8 @@ from mcbn import batches, statistics
 from mcbn.batches import Picker, pick_inputs
 from mcbn.draws import Draws
 from mcbn.errors import MCBNError
+from mcbn.kernels.narrow import is_tf32
 from mcbn.layers import Layers, stochastic_layers
-from mcbn.narrow import is_tf32
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 from mcbn.tracing import Recording, TraceRecord

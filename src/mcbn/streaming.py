@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from mcbn import probabilities
+from mcbn.kernels import probabilities
 from mcbn.outputs import are_probabilities, as_float, as_logits, flatten, refuse_probabilities, spread
 from mcbn.prediction import Chunks, ClassificationPrediction, RegressionPrediction, entropy, standard_error
 

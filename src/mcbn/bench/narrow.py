@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mcbn.bench.timing import time_interleaved
-from mcbn.narrow import narrow, packed
+from mcbn.kernels.narrow import narrow, packed
 
 SIZES = (  # C, D, height, stride, images of each draw: of ResNet-32, and of a UNet
     *((16, 16, 32, 1, 128), (32, 32, 16, 1, 128), (64, 64, 8, 1, 128), (16, 32, 32, 2, 128), (32, 64, 16, 2, 128)),

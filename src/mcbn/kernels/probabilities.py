@@ -1,7 +1,7 @@
 """Class probabilities of many places on a GPU, the pixels of a segmentation say: moments and entropies in one kernel.
 
 Softmax, differences, squares, logarithms and sums are a dozen passes over memory as operations of their own. The
-kernel is probabilities_kernel.cu.
+kernel is probabilities.cu.
 """
 
 from typing import NamedTuple

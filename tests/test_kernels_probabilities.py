@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcbn import probabilities, streaming
+from mcbn import streaming
 from mcbn.errors import MCBNError
+from mcbn.kernels import probabilities
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit
-from mcbn import fusing, narrow, program
+from mcbn import fusing, program
 from mcbn.bench import narrow as bench
 from mcbn.bench.networks import UNet, cifar_resnet
 from mcbn.bench.timing import time_interleaved
+from mcbn.kernels import narrow
 from mcbn.networks import CifarResNet
 from mcbn.program import trace
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from drawn import fit
-from mcbn import pooling
 from mcbn.fusing import fuse_narrow
+from mcbn.kernels import pooling
 from mcbn.program import trace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,7 +2,7 @@
 
 cuDNN's float32 convolutions of 16 channels take five times what moving their values takes, and batch norm that differs
 from draw to draw is two passes over memory more. Products are TF32, as PyTorch's convolutions are by default. The
-kernel is narrow_kernel.cu.
+kernel is narrow.cu.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The largest of 2 x 2 pixels on a GPU: PyTorch's pooling also writes where each was, which takes longer than the rest.
 
-The kernel is halved_kernel.cu.
+The kernel is halved.cu.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mcbn import kernels
-from mcbn.narrow import aligned
+from mcbn.kernels.narrow import aligned
 
 THREADS = 256
 

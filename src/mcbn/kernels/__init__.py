@@ -41,7 +41,7 @@ def compiles(name: str, constants: tuple[tuple[str, int], ...], device: int) -> 
 def launch(
     name: str, constants: dict[str, int], grid: tuple[int, int], tensors: Sequence[Tensor], *numbers: float
 ) -> None:  # pragma: no cover
-    """Run the function of this name in `<name>_kernel.cu` on the current stream: (blocks, threads of one)."""
+    """Run the function of this name in `<name>.cu` on the current stream: (blocks, threads of one)."""
     kernel = _compiled(name, tuple(constants.items()), tensors[0].device.index)
     with torch.cuda.device(tensors[0].device):
         kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers])
@@ -52,7 +52,7 @@ def _compiled(name: str, constants: tuple[tuple[str, int], ...], device: int) ->
     """Load a kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
     from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
 
-    code, flags = files("mcbn").joinpath(f"{name}_kernel.cu").read_text(), ["-std=c++17", *options(dict(constants))]
+    code, flags = files("mcbn.kernels").joinpath(f"{name}.cu").read_text(), ["-std=c++17", *options(dict(constants))]
     with torch.cuda.device(device):
         known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
         kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
