@@ -1,5 +1,7 @@
 """Moments of class probabilities in one kernel against the operations it stands for."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -52,14 +54,26 @@ def test_equal_draws_have_no_variance_and_odd_logits_are_kept(monkeypatch, draws
     assert found[0][0, :, 0, 1].isnan().all()
 
 
-@pytest.mark.usefixtures("kernel")
-def test_probabilities_are_refused_at_the_end_too(monkeypatch, draws: Tensor) -> None:
-    moments = streaming.Probabilities(torch.tensor(1.0))
-    moments.suspect = torch.tensor(True)
+class OnGpu(Tensor):
+    """Outputs that seem to lie on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [Tensor, OnGpu])
+def test_outputs_that_are_probabilities_are_refused_at_once_or_at_the_end(kind: type[Tensor]) -> None:
+    given = list[int]()
+
+    def chunks() -> Iterator[Tensor]:
+        for number in range(3):
+            given.append(number)
+            yield torch.rand(1, 2, 5).softmax(2).as_subclass(kind)
+
     with pytest.raises(MCBNError, match="returns probabilities"):
-        moments.refuse_probabilities()
-    with pytest.raises(MCBNError, match="returns probabilities"):
-        streaming.classification(iter([draws.softmax(2)]), torch.tensor(1.0))
+        streaming.classification(chunks(), torch.tensor(1.0))
+    assert len(given) == (3 if kind is OnGpu else 1)
 
 
 def test_only_dense_single_precision_outputs_on_a_gpu_are_taken(monkeypatch) -> None:
