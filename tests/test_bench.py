@@ -157,7 +157,12 @@ def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
 
 @pytest.mark.parametrize(
     ("bound", "ratio", "words"),
-    [("at least", 2.0, "reached"), ("at least", 1.5, "short by 25%"), ("at most", 3.0, "over by 50%")],
+    [
+        ("at least", 2.0, "reached"),
+        ("at least", 1.5, "short by 25%"),
+        ("at most", 3.0, "over by 50%"),
+        ("at least", 1.996, "short by 0.2%"),
+    ],
 )
 def test_verdict_says_how_far(bound: str, ratio: float, words: str) -> None:
     assert Target("mlp", 1, "plain x T", bound, 2.0).verdict(ratio, 500) == words  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
             made = graph.call_function(torch.ops.mcbn.narrow.default, arguments)
         made.meta |= {key: conv.meta[key] for key in ("shape", "dtype")}
         end.replace_all_uses_with(made)
-        for gone in (end, *end.all_input_nodes[:1]):  # nor does what they changed matter any more
+        for gone in (end, *(end.all_input_nodes[:1] if end is not conv else [])):  # nor does what they changed matter
             gone.meta["changed"] = []
     graph.eliminate_dead_code(matters)
     return as_code(each, graph)

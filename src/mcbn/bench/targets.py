@@ -28,7 +28,8 @@ class Target(NamedTuple):
             return f"the target is for T={SAMPLES[self.case]}"
         reached = ratio >= self.value if self.bound == "at least" else ratio <= self.value
         word = "short" if self.bound == "at least" else "over"
-        return "reached" if reached else f"{word} by {abs(ratio / self.value - 1):.0%}"
+        missing = abs(ratio / self.value - 1)
+        return "reached" if reached else f"{word} by {missing:.0%}" if missing >= 0.005 else f"{word} by {missing:.1%}"
 
 
 def show_ratio(against: str, ratio: float) -> str:
