@@ -23,6 +23,11 @@ def available() -> bool:
     return CUDA_HOME is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
+def source(name: str) -> str:
+    """Read `<name>.cu`."""
+    return files(__name__).joinpath(f"{name}.cu").read_text()
+
+
 def options(constants: dict[str, int]) -> list[str]:
     """Return the compiler's definitions."""
     return [f"-D{name}={value}" for name, value in constants.items()]
@@ -52,7 +57,7 @@ def _compiled(name: str, constants: tuple[tuple[str, int], ...], device: int) ->
     """Load a kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
     from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
 
-    code, flags = files("mcbn.kernels").joinpath(f"{name}.cu").read_text(), ["-std=c++17", *options(dict(constants))]
+    code, flags = source(name), ["-std=c++17", *options(dict(constants))]
     with torch.cuda.device(device):
         known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
         kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
