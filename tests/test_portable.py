@@ -147,7 +147,8 @@ def test_autocast_runs_draws_as_the_network_itself_would(kind: str) -> None:
         loop = torch.stack([bayes.sample(x.clone().requires_grad_(), n_samples=t + 1)[t].detach() for t in range(4)])
         coarse = bayes.sample(x)
         again = mcbn.MCBN(model, "regression").fit(x, n_samples=4, batch_size=8)
-    assert loop.dtype == torch.bfloat16  # the network's own code, half of it in half precision
+        kinds = {bayes.sample(x, chunk_size=size).dtype for size in (1, 3, None)}
+    assert kinds == {loop.dtype} == {torch.bfloat16}  # as the network's own code, whatever shares a pass
     for other in (loop, full):
         assert (coarse.float() - other.float()).abs().max() < 0.1 * full.abs().max()
     assert torch.equal(bayes.sample(x), full)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mcbn
 from drawn import check_equal, fit, loop
 from kinds import KINDS, make
-from mcbn import plans, sampling, workspace
+from mcbn import batches, plans, sampling, workspace
 from mcbn.bench.networks import UNet, resnet32, resnet50
 
 
@@ -133,6 +133,22 @@ def test_new_shapes_and_dtypes_find_new_plans() -> None:
     check_equal(bayes.sample(wide), loop(bayes, wide), 1e-5)
     assert len(bayes._fitted()._plans) <= sampling.PLANS_KEPT
     assert bayes.sample(x[:0]).shape == (5, 0, 5)
+
+
+def test_plans_are_found_anew_where_tf32_is_switched() -> None:
+    model, x = make("residual")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=8)
+    wanted = bayes.sample(x)
+    assert batches.rounding()[0] == "tf32"  # PyTorch's default
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(RuntimeError, match="allow_tf32"):
+            _ = torch.backends.cudnn.allow_tf32  # the older switch cannot be read now
+        assert batches.rounding()[0] == "ieee"
+        assert torch.equal(bayes.sample(x), wanted)
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    assert len(bayes._fitted()._plans) == 2
 
 
 def test_inputs_are_not_remembered_between_calls() -> None:

@@ -51,11 +51,24 @@ def outline(tree: Any) -> Any:
 
 
 def key_of(inputs: Any) -> Any:
-    """Identify what a written-down pass depends on: structure, shapes, dtypes, device and autocast."""
+    """Identify what a written-down pass depends on: structure, shapes, dtypes, device, autocast and TF32."""
     tensors = tensors_of(inputs)
     kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
-    autocast = tuple(torch.is_autocast_enabled(t.device.type) for t in tensors[:1])
-    return outline(inputs), kinds, autocast
+    autocast = tuple(_autocast(t.device.type) for t in tensors[:1])
+    return outline(inputs), kinds, autocast, rounding()
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def rounding() -> tuple[str, str]:
+    """Say how a GPU rounds single precision in convolutions and in matrix products: "tf32" or another word."""
+    backends: Any = torch.backends
+    if hasattr(backends.cudnn, "conv"):  # the older switch raises where somebody used the newer ones
+        return backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
+    switches = (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32)
+    return "tf32" if switches[0] else "ieee", "tf32" if switches[1] else "ieee"
 
 
 def is_plain(tree: Any) -> bool:

@@ -54,6 +54,7 @@ class Plan:
     program: Program
     omega: Tensor  # scale and shift of every draw, (T, S)
     one_pass: OnePass
+    dtype: torch.dtype  # of the network's own outputs
     group: int = 1  # passes in one CUDA graph
     runs: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
     graphs: dict[int, "Graphed"] = field(default_factory=dict)  # captured, by number of draws
@@ -72,8 +73,10 @@ class Plan:
             self.runs[len(rows)] += 1
             if self.program.stackable and not self.omega.is_cuda:
                 with workspace.active():
-                    return self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
-            return self._graphed(shared, rows)(shared, rows)
+                    found = self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
+            else:
+                found = self._graphed(shared, rows)(shared, rows)
+            return found.to(self.dtype)  # under autocast another one, where batch norm is the last to compute
 
         return run
 
@@ -164,7 +167,9 @@ def _evenly(count: int, most: int) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool, outputs: int | None = None) -> list[Plan]:
+def ways(
+    program: Program, omega: Tensor, chunk: int, dtype: torch.dtype, *, compile: bool, outputs: int | None = None
+) -> list[Plan]:
     """List the plans for a traced pass, the fastest first: each asks less of the network's operations.
 
     outputs: values of one draw's output, where several passes may be handed on at once.
@@ -174,9 +179,9 @@ def ways(program: Program, omega: Tensor, chunk: int, *, compile: bool, outputs:
         layouts.insert(0, program.narrowed())
     sizes = dict.fromkeys((chunk, 1))
     groups = {size: passes_at_once(program, omega, size, outputs) if outputs is not None else 1 for size in sizes}
-    plans = [Plan(size, layout, omega, _one_pass(layout), groups[size]) for layout in layouts for size in sizes]
+    plans = [Plan(size, layout, omega, _one_pass(layout), dtype, groups[size]) for layout in layouts for size in sizes]
     if compile and not (omega.is_cuda and program.folds):  # cuDNN's fused convolutions are faster than compiled ones
-        plans.insert(0, Plan(chunk, program, omega, _compiled(_one_pass(program)), groups[chunk]))
+        plans.insert(0, Plan(chunk, program, omega, _compiled(_one_pass(program)), dtype, groups[chunk]))
     return plans
 
 

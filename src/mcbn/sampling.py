@@ -139,7 +139,7 @@ class Engine:
         omega, last = self._omega(program), self._replay(inputs, T - 1)
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
-        for plan in plans.ways(program, omega, chunk, compile=compile, outputs=outputs):
+        for plan in plans.ways(program, omega, chunk, first.dtype, compile=compile, outputs=outputs):
             if self._agrees(inputs, plan, first, last):
                 return plan
         return AsItIs("the traced program gave other numbers")
