@@ -76,7 +76,7 @@ class Plan:
                     found = self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
             else:
                 found = self._graphed(shared, rows)(shared, rows)
-            return found.to(self.dtype)  # under autocast another one, where batch norm is the last to compute
+            return found.to(self.dtype)  # passes in a workspace know nothing of autocast
 
         return run
 
