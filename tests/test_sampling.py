@@ -139,12 +139,12 @@ def test_plans_are_found_anew_where_tf32_is_switched() -> None:
     model, x = make("residual")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=8)
     wanted = bayes.sample(x)
-    assert batches.rounding()[0] == "tf32"  # PyTorch's default
+    assert batches.tf32()[0]  # PyTorch's default
     torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
     try:
         with pytest.raises(RuntimeError, match="allow_tf32"):
             _ = torch.backends.cudnn.allow_tf32  # the older switch cannot be read now
-        assert batches.rounding()[0] == "ieee"
+        assert not batches.tf32()[0]
         assert torch.equal(bayes.sample(x), wanted)
     finally:
         torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]

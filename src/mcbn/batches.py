@@ -55,20 +55,21 @@ def key_of(inputs: Any) -> Any:
     tensors = tensors_of(inputs)
     kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
     autocast = tuple(_autocast(t.device.type) for t in tensors[:1])
-    return outline(inputs), kinds, autocast, rounding()
+    return outline(inputs), kinds, autocast, tf32()
 
 
 def _autocast(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def rounding() -> tuple[str, str]:
-    """Say how a GPU rounds single precision in convolutions and in matrix products: "tf32" or another word."""
-    backends: Any = torch.backends
-    if hasattr(backends.cudnn, "conv"):  # the older switch raises where somebody used the newer ones
-        return backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
-    switches = (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32)
-    return "tf32" if switches[0] else "ieee", "tf32" if switches[1] else "ieee"
+def tf32() -> tuple[bool, bool]:
+    """Tell whether a GPU rounds single precision to TF32 in convolutions, and in matrix products."""
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        return cudnn.allow_tf32, matmul.allow_tf32
+    except RuntimeError:  # cannot be read where somebody used the newer switches
+        return cudnn.conv.fp32_precision == "tf32", matmul.fp32_precision == "tf32"
 
 
 def is_plain(tree: Any) -> bool:

@@ -157,4 +157,4 @@ def _build(mode: Trace, inputs_change: bool, fold: Callable[[int, bool], bool]) 
 
 
 def _runs_kernels(mode: Trace) -> bool:
-    return mode.on_gpu and batches.rounding()[0] == "tf32" and available()
+    return mode.on_gpu and batches.tf32()[0] and available()

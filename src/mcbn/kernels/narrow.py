@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mcbn import kernels
-from mcbn.batches import rounding
+from mcbn.batches import tf32
 
 MOST_INPUTS, OUTPUTS = 256, (16, 32, 64)  # wider ones cuDNN does well; other numbers of outputs are filled up
 PIXELS = (128, 64)  # of a block of threads: the first whose inputs fit
@@ -29,7 +29,7 @@ IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw a
 
 def is_tf32(values: Tensor) -> bool:
     """Tell whether convolutions of such values are rounded to TF32: then two ways of one are not as near."""
-    return values.is_cuda and rounding()[0] == "tf32" and values.dtype == torch.float32
+    return values.is_cuda and tf32()[0] and values.dtype == torch.float32
 
 
 def suits(weight: Tensor, shape: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any) -> bool:
