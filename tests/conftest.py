@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,3 +89,4 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 def _seeded() -> None:
     """Start every test from the same random state, so that one that fails, fails again."""
     torch.manual_seed(0)
+    np.random.seed(0)
