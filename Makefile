@@ -9,10 +9,10 @@ demo: $(READY)      ## train, fit and score on Boston and Concrete; figures unde
 	$(BIN)/python -m mcbn.demo --out demo
 
 bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
-	$(BIN)/python -m mcbn.bench --out benchmarks/results
+	$(BIN)/python -m mcbn_benchmarks.speed --out benchmarks/results
 
 zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; records under results/zoo
-	.venv-zoo/bin/python -m mcbn.zoo --out results/zoo --readme README.md --again
+	.venv-zoo/bin/python -m mcbn_benchmarks.zoo --out results/zoo --readme README.md --again
 
 test: $(READY)      ## the whole suite, slow tests too, on two cores, with coverage
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
@@ -33,15 +33,15 @@ clean:
 	rm -rf .venv .venv-zoo demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 # torch first, under the pin: nothing later may drag in another build of it.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml study/pyproject.toml benchmarks/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e study -e benchmarks
 	touch $@
 
 # apart: what the zoo's packages bring along (torchvision, torchaudio) is not for the suite.
-$(ZOO_READY): pyproject.toml constraints.txt
+$(ZOO_READY): pyproject.toml study/pyproject.toml benchmarks/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-zoo
 	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[zoo]"
+	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -e study -e "benchmarks[zoo]"
 	touch $@

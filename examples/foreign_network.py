@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import mcbn
-from mcbn import metrics, records
-from mcbn.data import cifar10
+from mcbn import metrics
 from mcbn.files import write_text
 from mcbn.posterior import Posterior
-from mcbn.reproduce import journal
-from mcbn.reproduce.alternatives.images import require_images
-from mcbn.reproduce.foreign import Augmented, load_resnet, normalise
+from mcbn_study import journal, records
+from mcbn_study.alternatives.images import require_images
+from mcbn_study.data.images import cifar10
+from mcbn_study.foreign.run import Augmented, load_resnet, normalise
 
 NETWORKS = ("resnet20", "resnet32", "efficientnet")
 # Animals of the photographs: label of VOC -> classes of ImageNet

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mcbn import records
 from mcbn.data import NAMES
+from mcbn_study import records
 
 RECORDED = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned")
 SCORES = ("rmse", "crps", "pll", "crps_constant", "pll_constant", "crps_optimum", "pll_optimum")

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import mcbn
 from kinds import make, scramble
-from mcbn.baselines import MNF, ConstantUncertainty, DeepEnsemble, MCDropout
+from mcbn.baselines import ConstantUncertainty, DeepEnsemble, MCDropout
+from mcbn_study.mnf.predictor import MNF
 from untouched import untouched
 
 

@@ -15,8 +15,8 @@ from torch import nn
 import mcbn
 from mcbn import networks
 from mcbn.page import write_page
-from mcbn.playground import open_server
-from mcbn.report.site import site
+from mcbn_study.playground import open_server
+from mcbn_study.site.write import site
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'mcbn[test]'")
 pytestmark = pytest.mark.slow

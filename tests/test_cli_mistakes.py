@@ -10,7 +10,7 @@ import torch
 
 import mcbn
 from command_line import FIT, MODEL, MODULE, assert_refused, invoke, predict
-from mcbn.tabular import source
+from mcbn.tables import source
 from workplace import NAMES, write_csv
 
 pytestmark = pytest.mark.usefixtures("at_work")

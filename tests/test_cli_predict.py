@@ -20,7 +20,7 @@ from command_line import (
     network,
     predict,
 )
-from mcbn.tabular import source
+from mcbn.tables import source
 from workplace import NAMES, read_csv, write_csv
 
 pytestmark = pytest.mark.usefixtures("at_work")

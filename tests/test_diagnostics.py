@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from kinds import KINDS, make, settle
-from mcbn import diagnostics
-from mcbn.diagnostics import Diagnosis, check
+from mcbn.check import diagnosis as diagnostics
+from mcbn.check.diagnosis import Diagnosis, check
+from mcbn.check.normality import kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
 from mcbn.population import Population
-from mcbn.theory import activation_moments, analytic_moments, kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
+from mcbn_study.theory import activation_moments, analytic_moments
 from untouched import untouched
 
 

@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 import mcbn
-from mcbn import draws
-from mcbn.draws import draw_batches, rows_of_draw
+from mcbn import batching as draws
+from mcbn.batching import draw_batches, rows_of_draw
 from untouched import generators
 
 N = 40

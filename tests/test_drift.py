@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import KINDS, make
-from mcbn import drift
-from mcbn.diagnostics import check
+from mcbn.check import drift
+from mcbn.check.diagnosis import check
 from untouched import untouched
 
 

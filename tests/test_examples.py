@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import mcbn
-from mcbn.bench.networks import cifar_resnet
-from mcbn.data import Images
-from mcbn.records import read as read_records
-from mcbn.reproduce import foreign
+from mcbn_study.data.images import Images
+from mcbn_study.foreign import run as foreign
+from mcbn_study.networks.others import cifar_resnet
+from mcbn_study.records import read as read_records
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

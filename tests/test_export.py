@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import make, scramble, settle
-from mcbn import export, onnx_file, passes
-from mcbn.bench.networks import UNet, resnet32
+from mcbn import export
+from mcbn.export import onnx_file, passes
+from mcbn_study.networks.others import UNet, resnet32
 from untouched import untouched
 
 onnx = pytest.importorskip("onnx")

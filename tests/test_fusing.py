@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from drawn import check_equal, fit, loop
-from mcbn.fusing import fuse_activations, fuse_narrow
-from mcbn.program import trace
+from mcbn.engine.fuse import fuse_activations, fuse_narrow
+from mcbn.engine.program import trace
 
 
 class Residual(nn.Module):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mcbn import kernels
+from mcbn.engine import kernels
 
 FOLDER = Path(kernels.__file__).parent
 

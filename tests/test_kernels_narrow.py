@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit
-from mcbn import fusing, program
-from mcbn.bench import narrow as bench
-from mcbn.bench.networks import UNet, cifar_resnet
-from mcbn.bench.timing import time_interleaved
-from mcbn.kernels import narrow
-from mcbn.networks import CifarResNet
-from mcbn.program import trace
+from mcbn.engine import fuse as fusing
+from mcbn.engine import program
+from mcbn.engine.kernels import narrow
+from mcbn.engine.program import trace
+from mcbn_benchmarks import narrow as bench
+from mcbn_benchmarks.speed.timing import time_interleaved
+from mcbn_study.networks.others import UNet, cifar_resnet
+from mcbn_study.networks.resnet import CifarResNet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 3e-3  # a GPU multiplies as TF32

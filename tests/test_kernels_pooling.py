@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from drawn import fit
-from mcbn.fusing import fuse_narrow
-from mcbn.kernels import pooling
-from mcbn.program import trace
+from mcbn.engine.fuse import fuse_narrow
+from mcbn.engine.kernels import pooling
+from mcbn.engine.program import trace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

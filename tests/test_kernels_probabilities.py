@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcbn import streaming
+from mcbn import moments as streaming
+from mcbn.engine.kernels import probabilities
 from mcbn.errors import MCBNError
-from mcbn.kernels import probabilities
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import KINDS, Twice, make, mlp, scramble, settle
-from mcbn import jacobian, linear
+from mcbn import linear
+from mcbn.engine import jacobian
 
 
 def fitted(kind: str, task: str = "regression", **options: int) -> tuple[mcbn.MCBN, Tensor]:

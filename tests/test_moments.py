@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import mcbn
 from kinds import make
-from mcbn import draws
+from mcbn import batching as draws
 from mcbn.population import Population
-from mcbn.theory import analytic_moments
+from mcbn_study.theory import analytic_moments
 from modelled import fitted, modelled, parts
 
 

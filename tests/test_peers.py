@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from kinds import BatchNormAct2d, make, norms_in_training
-from mcbn.draws import rows_of_draw
+from mcbn.batching import rows_of_draw
 
 
 def fitted(kind: str, **options: object) -> tuple[mcbn.MCBN, Tensor]:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import mcbn
 from kinds import make
 from mcbn.metrics import pll
-from mcbn.streaming import Moments
+from mcbn.moments import Moments
 
 
 def test_regression_moments_equal_the_papers_sums(regression: tuple[mcbn.MCBN, Tensor]) -> None:

@@ -20,13 +20,17 @@ from typer.testing import CliRunner
 
 import mcbn
 import mcbn.ray
+import mcbn_study.store
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
-from mcbn.ray import actors, benchmark, study
-from mcbn.records import read
-from mcbn.reproduce import regression, sensitivity
+from mcbn.ray import actors
 from mcbn.scale.folder import read_results
+from mcbn_benchmarks import ray as benchmark
+from mcbn_study import ray as study
+from mcbn_study.records import read
+from mcbn_study.regression import run as regression
+from mcbn_study.sensitivity import run as sensitivity
 from small_study import TINY, predictions
 from test_shares import T, equal, small
 from workplace import command, environment, furnish
@@ -353,7 +357,7 @@ def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):
 
 def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
     study.run_regression(SMALL, tmp_path / "whole", methods=("bn",))
-    real, written = mcbn.reproduce.store.Store.append, []
+    real, written = mcbn_study.store.Store.append, []
 
     def interrupted(self: Any, records: Any) -> None:
         real(self, records)
@@ -362,7 +366,7 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mcbn.reproduce.store.Store, "append", interrupted)
+        patch.setattr(mcbn_study.store.Store, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
     assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1

@@ -18,7 +18,7 @@ from inputs import regressor, write_tables
 from mcbn import MCBNError
 from mcbn.cli import app
 from mcbn.ray import cluster
-from mcbn.reproduce.store import Store
+from mcbn_study.store import Store
 from workplace import furnish
 
 BAYES = regressor()
@@ -175,7 +175,7 @@ def test_the_study_goes_to_the_cluster_that_is_named(name, tmp_path, monkeypatch
         asked.update(options, out=out)
         return Store(tmp_path, {})
 
-    monkeypatch.setattr(f"mcbn.ray.study.run_{name}", run)
+    monkeypatch.setattr(f"mcbn_study.ray.run_{name}", run)
     command = f"reproduce {name} --profile quick --datasets yacht --engine ray --address head:6379 --out there"
     assert CliRunner().invoke(app, command.split()).exit_code == 0
     assert (asked["address"], asked["datasets"], asked["out"]) == ("head:6379", ("yacht",), Path("there"))

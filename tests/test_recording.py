@@ -5,10 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import kinds
-from mcbn import MCBN, recording
-from mcbn.draws import rows_of_draw
-from mcbn.recording import GROUP
-from mcbn.tracing import TraceRecord
+from mcbn import MCBN
+from mcbn.batching import rows_of_draw
+from mcbn.engine import record as recording
+from mcbn.engine.record import GROUP
+from mcbn.engine.trace import TraceRecord
 
 
 def small() -> tuple[nn.Module, Tensor]:

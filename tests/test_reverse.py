@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import scramble, settle
-from mcbn.jacobian import Differentiator
+from mcbn.engine.jacobian import Differentiator
+from mcbn.engine.trace import UntraceableError
 from mcbn.networks import RegressionMLP, Standardized
-from mcbn.tracing import UntraceableError
 
 N, Q = 9, 5
 

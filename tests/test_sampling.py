@@ -16,8 +16,11 @@ from torch import Tensor, nn
 import mcbn
 from drawn import check_equal, fit, loop
 from kinds import KINDS, make
-from mcbn import batches, plans, sampling, workspace
-from mcbn.bench.networks import UNet, resnet32, resnet50
+from mcbn import batches
+from mcbn.engine import plan as plans
+from mcbn.engine import run as sampling
+from mcbn.engine import workspace
+from mcbn_study.networks.others import UNet, resnet32, resnet50
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5])

@@ -7,8 +7,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import kinds
 import mcbn
-from mcbn import MCBNError, Posterior, recording
-from mcbn.recording import GROUP
+from mcbn import MCBNError, Posterior
+from mcbn.engine import record as recording
+from mcbn.engine.record import GROUP
 from mcbn.shares import shares
 
 T = 2 * GROUP + 7

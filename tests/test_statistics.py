@@ -10,8 +10,8 @@ from torch import nn
 
 import mcbn
 from kinds import KINDS, make, norms_in_training
-from mcbn.draws import rows_of_draw
-from mcbn.statistics import Record, normalize, scale_and_shift
+from mcbn.batch_norm import Record, normalize, scale_and_shift
+from mcbn.batching import rows_of_draw
 
 M, T = 12, 4
 

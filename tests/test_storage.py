@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import mcbn
 from kinds import KINDS, make
-from mcbn.storage import FORMAT_VERSION
+from mcbn.saving import FORMAT_VERSION
 
 
 @pytest.mark.parametrize("kind", KINDS)

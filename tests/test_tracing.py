@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import mcbn
 from drawn import check_equal, fit, loop
 from kinds import make, norms_in_training
-from mcbn import sampling, statistics
-from mcbn.draws import rows_of_draw
+from mcbn import batch_norm as statistics
+from mcbn.batching import rows_of_draw
+from mcbn.engine import run as sampling
 
 
 class Doubling(torch.autograd.Function):

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mcbn import batches
+from mcbn.batch_norm import layer_of
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.posterior import Posterior
 from mcbn.shares import shares
 from mcbn.sources import Source, read_source
-from mcbn.statistics import layer_of
 from mcbn.synchronised import is_synchronised
 
 B = TypeVar("B", bound=MCBN[Any])

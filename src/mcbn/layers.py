@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mcbn import batches
+from mcbn.batch_norm import Survey
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
-from mcbn.statistics import Survey
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
+from mcbn.batch_norm import BatchNormCall, Replay, scale_and_shift
+from mcbn.engine.jacobian import Differentiator
+from mcbn.engine.run import Engine, keep
 from mcbn.errors import MCBNError
 from mcbn.gaussian import join, split
-from mcbn.jacobian import Differentiator
 from mcbn.network import Network
 from mcbn.posterior import Posterior
-from mcbn.sampling import Engine, keep
-from mcbn.statistics import BatchNormCall, Replay, scale_and_shift
 
 BLOCK_VALUES = 2**20  # inputs and statistics of the examples that go through together
 DRAWS_AT_ONCE = 2**24  # values of linearised outputs made in one piece

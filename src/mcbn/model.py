@@ -10,8 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, diagnostics, drift, export, moments, noise, prediction, streaming, synchronised
-from mcbn.draws import draw_batches, pass_over
+from mcbn import batches, export, noise, prediction, synchronised
+from mcbn import diagonal as moments
+from mcbn import moments as streaming
+from mcbn.batching import draw_batches, pass_over
+from mcbn.check import diagnosis as diagnostics
+from mcbn.check import drift
+from mcbn.engine.record import record, with_deciding
+from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.layers import Layers, candidates, choose
@@ -21,8 +27,6 @@ from mcbn.portable import Portable
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
-from mcbn.recording import record, with_deciding
-from mcbn.sampling import Engine
 from mcbn.shares import share
 
 METHODS = ("sample", "linear")
@@ -112,7 +116,7 @@ class MCBN(Portable, Generic[P]):
                 their full covariance, across units and layers; "layerwise": across the units of each layer only. Both
                 are kept as moments (`mcbn.gaussian`), whatever the size of the data, and give any number of draws.
                 "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from the moments of one pass
-                over the data (`mcbn.moments`; of a stream, its first T full batches). It ignores that statistics move
+                over the data (`mcbn.diagonal`; of a stream, its first T full batches). It ignores that statistics move
                 together, which is not safe: prefer "gaussian".
             inputs: overrides the constructor's.
             draws: compute only these t of the T draws, a share for `Posterior.merge`; `mcbn.distributed.fit` and

@@ -1,104 +1,175 @@
-"""Population moments of every batch-norm input in one pass over the data: the paper's factorised q(omega)."""
+"""From draws to a prediction: moments streamed over chunks of draws, so that memory does not grow with T."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from mcbn import batches, draws, statistics
-from mcbn.errors import MCBNError
-from mcbn.gaussian import Gaussian
-from mcbn.layers import Layers, stochastic_layers
-from mcbn.network import Network
-from mcbn.population import Population
-from mcbn.posterior import Posterior
-from mcbn.recording import Recorded
+from mcbn.engine.kernels import probabilities
+from mcbn.outputs import are_probabilities, as_float, as_logits, flatten, refuse_probabilities, spread
+from mcbn.prediction import Chunks, ClassificationPrediction, RegressionPrediction, entropy, standard_error
 
-CHECKED_BATCHES = 100  # whose statistics the drift check sees
+LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
 
 
-class Observe(statistics.Record):
-    """Normalise by the batch as in training, and add what every chosen call sees to its population."""
+class Moments:
+    """Mean and variance over draws, streamed: memory does not grow with T.
 
-    def __init__(self, layers: frozenset[str], populations: dict[str, Population], n_examples: int) -> None:
-        super().__init__(layers)
-        self.populations, self.n_examples = populations, n_examples
-
-    def answer(self, call: statistics.BatchNormCall) -> Tensor:
-        """Note the inputs of this call."""
-        output = super().answer(call)
-        if call.layer in self.chosen:
-            rows, G = call.x.shape[0], self.n_examples
-            if rows % G:
-                raise MCBNError(
-                    f"layer {call.name!r} sees {rows} rows for {G} examples, so its moments cannot be counted by "
-                    "example; use posterior='gaussian'"
-                )
-            population = self.populations.setdefault(call.name, Population(self.mean[call.name]))
-            values = call.x.to(statistics.statistics_dtype(call.x))
-            population.add(values.reshape(G, rows // G, *values.shape[1:]))
-        return output
-
-
-class Observed(NamedTuple):
-    """What one pass gives: the factorised Gaussian, and for the drift check the statistics of some batches."""
-
-    gaussian: Gaussian
-    recorded: Recorded
-
-
-def observe(network: Network, drawn: draws.Draws, layers: Layers, inputs: batches.Picker) -> Observed:
-    """Run every example once through the network, each layer seeing inputs normalised by their batch."""
-    keys, chosen = network.accepted_keys(), frozenset[str]()
-    populations: dict[str, Population] = {}
-    modes: list[Observe] = []
-    first: Any = None
-    with torch.no_grad():
-        for batch in drawn.batches:
-            x = network.prepare(batches.pick_inputs(batch, inputs, keys))
-            first = x if first is None else first
-            chosen = chosen or stochastic_layers(network, x, layers)
-            mode = _run(network, x, chosen, populations)
-            if len(modes) < CHECKED_BATCHES:
-                modes.append(mode)
-    if not modes:
-        raise MCBNError("the training data gives no batch at all")
-    posterior = Posterior(_stack(modes, "mean"), _stack(modes, "var"), drawn.batch_size)
-    recorded = Recorded(posterior, modes[0].running, modes[0].values, first)
-    return Observed(_factorised(populations, posterior, drawn.batch_size), recorded)
-
-
-def _run(network: Network, x: Any, chosen: frozenset[str], populations: dict[str, Population]) -> Observe:
-    with Observe(chosen, populations, batches.size_of(x)) as mode:
-        network(batches.map_tensors(torch.clone, x))  # it may change its inputs in place
-    if set(mode.mean) != set(populations):
-        name = sorted(set(mode.mean) ^ set(populations))[0]
-        raise MCBNError(
-            f"layer {name!r} was not called for every training batch; the network takes another path from batch to "
-            "batch: choose the steady layers with layers="
-        )
-    return mode
-
-
-def _stack(modes: list[Observe], part: str) -> dict[str, Tensor]:
-    """Stack the statistics of the kept batches, (T, C) each."""
-    return {name: torch.stack([getattr(mode, part)[name] for mode in modes]) for name in modes[0].mean}
-
-
-def _factorised(populations: Mapping[str, Population], like: Posterior, batch_size: int) -> Gaussian:
-    """Join the moments of mu_B and sigma_B of all calls (Teye et al. 2018, appendix 1.3).
-
-    Differs: M counts examples. With one value an example this is the paper's formula; of an image's positions, which
-    are correlated, only the averages are taken as independent (`mcbn.theory.statistic_moments`).
+    Sums are taken about the first draw, so equal draws give a variance of exactly zero and large means cost no digits.
     """
-    locations, variances = [], []  # (2C,) each
-    for name, population in populations.items():
-        modelled = population.moments(batch_size)
-        if not all(bool(torch.isfinite(part).all()) for part in modelled):
-            raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
-        locations.append(torch.cat([modelled.mean, modelled.std]))
-        variances.append(torch.cat([modelled.mean_std, modelled.std_std]).square())
-    sample = next(iter(like.mean.values()))
-    channels = {name: len(population.pivot) for name, population in populations.items()}
-    return Gaussian("diagonal", channels, torch.cat(locations).to(sample), (), torch.cat(variances).to(sample))
+
+    def __init__(self, *, covariance: bool = False) -> None:
+        self.count = 0
+        self.pivot = torch.zeros(())  # the first draw, (N, ...)
+        self.sum = torch.zeros(())
+        self.squares = torch.zeros(())
+        self.products: Tensor | None = torch.zeros(()) if covariance else None  # (N, D, D)
+
+    def add(self, chunk: Tensor) -> None:
+        """Take in a chunk of draws, (t, N, ...)."""
+        if self.count == 0:
+            self.pivot = chunk[0].clone()
+            self.sum, self.squares = torch.zeros_like(self.pivot), torch.zeros_like(self.pivot)
+        difference = chunk - self.pivot  # (t, N, ...)
+        self.count += len(chunk)
+        self.sum += difference.sum(0)
+        if self.products is not None:
+            flat = flatten(difference, 2)  # (t, N, D)
+            self.products = self.products.to(flat) + torch.einsum("tni,tnj->nij", flat, flat)
+        self.squares += difference.square_().sum(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """1/T sum_t f_t, (N, ...)."""
+        return self.pivot + self.sum / self.count
+
+    @property
+    def variance(self) -> Tensor:
+        """1/T sum_t f_t^2 - (1/T sum_t f_t)^2, (N, ...)."""
+        return (self.squares / self.count - (self.sum / self.count).square()).clamp_(min=0)
+
+    def settled(self, tolerance: float | None) -> bool:
+        """Tell whether the standard error of every mean is below the tolerance."""
+        if tolerance is None or self.count < LEAST_DRAWS:
+            return False
+        return bool((standard_error(self.variance, self.count) < tolerance).all())
+
+    @property
+    def covariance(self) -> Tensor | None:
+        """1/T sum_t f_t^T f_t - mean^T mean over the flattened outputs, (N, D, D)."""
+        if self.products is None:
+            return None
+        shift = flatten(self.sum / self.count, 1)  # (N, D)
+        return self.products / self.count - shift.unsqueeze(2) * shift.unsqueeze(1)
+
+
+def regression(
+    chunks: Iterable[Tensor],
+    tau: Tensor,
+    *,
+    covariance: bool = False,
+    keep: bool = False,
+    tolerance: float | None = None,
+    draws: Chunks | None = None,
+) -> RegressionPrediction:
+    """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance."""
+    moments = Moments(covariance=covariance)
+    samples = _feed(chunks, lambda chunk: moments.add(as_float(chunk)), moments, keep, tolerance)
+    return RegressionPrediction(
+        n_samples=moments.count,
+        mean=moments.mean,
+        epistemic=moments.variance,
+        tau=spread(tau, moments.mean),
+        epistemic_covariance=moments.covariance,
+        samples=samples,
+        draws=_first(draws, moments.count),
+    )
+
+
+def _feed(
+    chunks: Iterable[Tensor], add: Callable[[Tensor], None], moments: Moments, keep: bool, tolerance: float | None
+) -> Tensor | None:
+    """Hand on chunks until the moments are known to the tolerance; return what was used, (T, N, ...), if it is kept."""
+    kept = []
+    for chunk in chunks:
+        add(chunk)
+        if keep:
+            kept.append(chunk)
+        if moments.settled(tolerance):
+            break
+    return torch.cat(kept) if keep else None
+
+
+def _first(draws: Chunks | None, count: int) -> Chunks | None:
+    """Limit what can be run again to the draws that were used."""
+    if draws is None:
+        return None
+
+    def limited() -> Iterator[Tensor]:
+        left = count
+        for chunk in draws():
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+    return limited
+
+
+def gaussian(
+    mean: Tensor, projected: Tensor, tau: Tensor, *, n_samples: int, covariance: bool, draws: Chunks | None
+) -> RegressionPrediction:
+    """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance."""
+    return RegressionPrediction(
+        n_samples=n_samples,
+        mean=mean,
+        epistemic=projected.square().sum(2).reshape(mean.shape),
+        tau=spread(tau, mean),
+        epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
+        draws=draws,
+    )
+
+
+def classification(
+    chunks: Iterable[Tensor], tau: Tensor, *, keep: bool = False, tolerance: float | None = None
+) -> ClassificationPrediction:
+    """Stream draws into a classification prediction: probabilities are averaged, never logits."""
+    moments = Probabilities(tau)
+    samples = _feed(chunks, moments.add_outputs, moments, keep, tolerance)
+    moments.refuse_probabilities()
+    return ClassificationPrediction(
+        n_samples=moments.count,
+        probs=moments.mean,
+        expected_entropy=moments.entropies / moments.count,
+        variance=moments.variance,
+        samples=samples,
+    )
+
+
+class Probabilities(Moments):
+    """Moments of class probabilities over draws, and the sum of their entropies (N, ...)."""
+
+    def __init__(self, tau: Tensor) -> None:
+        super().__init__()
+        self.tau, self.entropies = tau, torch.zeros(())
+        self.suspect = torch.tensor(False)  # whether outputs are probabilities themselves
+
+    def add_outputs(self, chunk: Tensor) -> None:
+        """Take in raw outputs (t, N, K, ...)."""
+        if self.count == 0:
+            self.suspect = are_probabilities(chunk)
+            if not chunk.is_cuda:  # of a GPU that would wait for it: at the end
+                self.refuse_probabilities()
+        logits = as_logits(chunk)
+        if probabilities.suits(logits, self.tau):
+            sums = probabilities.Sums(self.pivot, self.sum, self.squares, self.entropies) if self.count else None
+            self.pivot, self.sum, self.squares, self.entropies = probabilities.add(logits, self.tau, sums)
+            self.count += len(logits)
+            return
+        probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
+        self.add(probs)
+        self.entropies = self.entropies.to(probs) + entropy(probs, 2).sum(0)
+
+    def refuse_probabilities(self) -> None:
+        """Refuse outputs that are probabilities themselves."""
+        refuse_probabilities(self.suspect)

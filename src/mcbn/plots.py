@@ -110,7 +110,7 @@ def statistics(
     shows whether their shape is Gaussian where the analytic moments are off.
 
     drawn (T,), such as `bayes.posterior.mean[name][:, unit]` (its `var` under the square root for xlabel "batch std");
-    mean and std as in `mcbn.theory.analytic_moments`. `bins` are sqrt(T), 8 to 40, unless given.
+    mean and std as in `mcbn_study.theory.analytic_moments`. `bins` are sqrt(T), 8 to 40, unless given.
     """
     values = _vectors(drawn=drawn)["drawn"]
     if (mean is None) != (std is None) or (std is not None and not std > 0):

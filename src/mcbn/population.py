@@ -1,16 +1,41 @@
 """Population moments of what batch norm layers see, streamed over data."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mcbn import batches
+from mcbn.batch_norm import BatchNormCall, Replay, statistics_dtype
+from mcbn.engine.record import Recorded
 from mcbn.network import Network
 from mcbn.posterior import Posterior
-from mcbn.recording import Recorded
-from mcbn.statistics import BatchNormCall, Replay, statistics_dtype
-from mcbn.theory import StatisticMoments, statistic_moments
+
+
+class StatisticMoments(NamedTuple):
+    """Gaussian moments of a batch mean and a batch standard deviation, each (C,)."""
+
+    mean: Tensor  # of the batch mean: mu
+    mean_std: Tensor  # sigma / sqrt(M)
+    std: Tensor  # of the batch standard deviation: sigma
+    std_std: Tensor  # sqrt((E[(h - mu)^4] - sigma^4) / (4 sigma^2 M))
+
+
+def statistic_moments(
+    mean: Tensor, variance: Tensor, of_mean: Tensor, of_square: Tensor, batch_size: float
+) -> StatisticMoments:
+    """Model the statistics of a batch of M independent examples.
+
+    With a_i the mean of example i's values and b_i the mean of its (h - mu)^2,
+    mu_B ~ N(mu, Var(a) / M), sigma_B ~ N(sigma, Var(b) / (4 sigma^2 M)).
+    A unit that never varies (sigma = 0) has no spread; what is 0 passes no gradient.
+
+    mean mu, variance sigma^2, of_mean Var(a) and of_square Var(b) of the population, each (C,).
+    """
+    varies = variance != 0
+    spread = of_square / (4 * variance.where(varies, torch.ones_like(variance)) * batch_size)
+    spread = spread.where(varies, torch.zeros_like(spread))
+    return StatisticMoments(mean, _sqrt(of_mean / batch_size), _sqrt(variance), _sqrt(spread))
 
 
 class Population:
@@ -35,7 +60,7 @@ class Population:
         self.sums += torch.stack([part.sum(0) for part in (p, q, p * p, p * q, q * q)])
 
     def moments(self, batch_size: float) -> StatisticMoments:
-        """Model the statistics of batches of M examples: `mcbn.theory.activation_moments` of all that was added.
+        """Model the statistics of batches of M examples: `statistic_moments` of all that was added.
 
         With d = mu - c: sigma^2 = E[q] - d^2, and b_i = q_i - 2 d p_i + d^2 is the mean of the example's (h - mu)^2.
         """
@@ -77,7 +102,7 @@ class Averaged:
         return self.zero[name] / self.populations[name].count
 
     def recorded(self, x: Any) -> Recorded:
-        """Put the draws beside the running statistics and a batch x, for `mcbn.drift`."""
+        """Put the draws beside the running statistics and a batch x, for `mcbn.check.drift`."""
         return Recorded(self.posterior, self.running, self.values, x)
 
 
@@ -104,3 +129,9 @@ class Watch(Replay):
         averaged.values[name] = round(zero.shape[2] * averaged.rows_each[name] * averaged.posterior.batch_size)
         if call.running_mean is not None and call.running_var is not None:
             averaged.running[name] = (call.running_mean, call.running_var)
+
+
+def _sqrt(square: Tensor) -> Tensor:
+    """Square root with gradient 0 at 0."""
+    zero = square.detach() == 0
+    return square.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)

@@ -8,7 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches, statistics, storage
+from mcbn import batch_norm as statistics
+from mcbn import batches
+from mcbn import saving as storage
 from mcbn.errors import MCBNError
 from mcbn.layers import Layers
 from mcbn.network import Network, Output

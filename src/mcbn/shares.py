@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from mcbn import batches
+from mcbn.engine.record import GROUP
 from mcbn.errors import MCBNError
-from mcbn.recording import GROUP
 
 
 def share(draws: Iterable[int], n_samples: int, family: str = "sample") -> list[int]:
@@ -24,7 +24,7 @@ def share(draws: Iterable[int], n_samples: int, family: str = "sample") -> list[
 def shares(n_samples: int, workers: int) -> list[range]:
     """Deal T draws out to workers in whole groups, as even as groups allow; a worker may get none.
 
-    Draws of one group run in one pass (`mcbn.recording`): a group that is not cut has the bits it has in one process.
+    Draws of one group run in one pass (`mcbn.engine.record`): a group not cut has the bits it has in one process.
     """
     n_samples, workers = batches.require_int("n_samples", n_samples, 1), batches.require_int("workers", workers, 1)
     groups = -(-n_samples // GROUP)

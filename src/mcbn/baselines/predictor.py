@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, prediction, streaming
+from mcbn import batches, prediction
+from mcbn import moments as streaming
 from mcbn.network import Network
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.tuning import Tunable

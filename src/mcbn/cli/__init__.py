@@ -1,5 +1,6 @@
 """The command line `mcbn`: one module a group of commands."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +9,12 @@ try:
 except ImportError as error:  # the script is installed without its extra, too
     raise SystemExit("mcbn: the command line needs typer: pip install 'mcbn[cli]'") from error
 
-from mcbn.cli import images as images  # registers its commands
+from mcbn import plugins
 from mcbn.cli import model
-from mcbn.cli.data import data
 from mcbn.cli.fitted import session
 from mcbn.cli.mistakes import Debug, begin
 from mcbn.cli.report import report
-from mcbn.cli.reproduce import reproduce
+from mcbn.errors import MCBNError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,8 +26,6 @@ app.command(no_args_is_help=True)(model.fit)
 app.command(no_args_is_help=True)(model.predict)
 app.command(no_args_is_help=True)(model.evaluate)
 app.command()(report)
-app.command()(data)
-app.add_typer(reproduce, name="reproduce")
 
 
 @app.callback()
@@ -56,41 +54,25 @@ def demo(
         demo.run(out, splits=splits, epochs=epochs, seed=seed)
 
 
-@app.command()
-def bench(
-    out: Annotated[Path | None, typer.Option(help="folder for <device>.jsonl (appended to) and <device>.md")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="two cases with few draws, to see that it runs")] = False,
-    only: Annotated[str, typer.Option(help='cases whose title holds this, such as "mlp", "N=1", "linear"')] = "",
-    compile: Annotated[bool, typer.Option("--compile", help="time predict(compile=True) too")] = False,
-    peer_path: Annotated[Path | None, typer.Option(help="folder that torch-uncertainty was installed into")] = None,
-    debug: Debug = False,
-) -> None:
-    """Measure MCBN against the loop of Algorithm 1 and T plain passes.
+def _refusal(error: MCBNError) -> Callable[[], None]:
+    """Make the command that says why there is none."""
 
-    \b
-    Example:
-      mcbn bench --quick
-    """
-    from mcbn.bench.__main__ import bench
+    def refuse() -> None:
+        with session():
+            raise error
 
-    with session():
-        bench(out=out, device=device, quick=quick, only=only, compile=compile, peer_path=peer_path)
+    refuse.__doc__ = f"Not here: {error}."
+    return refuse
 
 
-@app.command()
-def playground(
-    port: Annotated[int, typer.Option(help="on this machine alone; 0: any free one")] = 0,
-    browser: Annotated[bool, typer.Option(help="open the page")] = True,
-    debug: Debug = False,
-) -> None:
-    """Play with the toy problem of Figure 1 in the browser: click to add points. Ctrl-C stops it.
-
-    \b
-    Example:
-      mcbn playground --port 8000 --no-browser
-    """
-    from mcbn import playground
-
-    with session():
-        playground.main(port, browser=browser)
+for _name in plugins.commands():
+    try:
+        _command = plugins.find(plugins.COMMANDS, _name)
+    except MCBNError as _error:
+        _anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command(_name, context_settings=_anything)(_refusal(_error))
+    else:
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name)(_command)

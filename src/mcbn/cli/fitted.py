@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mcbn import batches, scoring, storage
+from mcbn import batches
+from mcbn import saving as storage
 from mcbn.cli.mistakes import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import Tick, bar, counting
-from mcbn.tabular.columns import Layout
-from mcbn.tabular.source import Pair, Source
+from mcbn.tables import scoring
+from mcbn.tables.columns import Layout
+from mcbn.tables.source import Pair, Source
 
 
 @contextmanager

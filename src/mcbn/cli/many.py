@@ -10,7 +10,7 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.progress import bar
 from mcbn.scale.folder import BAD_FILES
-from mcbn.tabular import results, specs
+from mcbn.tables import results, specs
 
 ENGINES = ("local", "ray")
 

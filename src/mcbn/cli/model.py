@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mcbn import scoring
 from mcbn.cli import fitted, many, sheet
 from mcbn.cli.mistakes import Debug
 from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar
-from mcbn.tabular import results, specs
-from mcbn.tabular.source import Source, open_source
+from mcbn.tables import results, scoring, specs
+from mcbn.tables.source import Source, open_source
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
 Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]

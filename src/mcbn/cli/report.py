@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from mcbn import plugins
 from mcbn.cli import fitted
 from mcbn.cli.mistakes import Debug
 from mcbn.cli.model import Data, Device, Target, Weights
 from mcbn.errors import MCBNError
-from mcbn.tabular import results as outputs
-from mcbn.tabular import specs
-from mcbn.tabular.source import open_source
+from mcbn.tables import results as outputs
+from mcbn.tables import specs
+from mcbn.tables.source import open_source
 
 
 def report(
@@ -128,6 +129,5 @@ def _refuse_alone(given: Mapping[str, object]) -> None:
 
 
 def _site(results: Path, out: Path) -> Path:
-    from mcbn.report import commands
-
-    return commands.report(results, out)
+    made: Path = plugins.find(plugins.REPORTS, "site")(results, out)
+    return made

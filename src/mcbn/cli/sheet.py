@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mcbn.model import MCBN
-from mcbn.scoring import Evaluation
+from mcbn.tables.scoring import Evaluation
 
 NAMES = {
     "rmse": "RMSE",

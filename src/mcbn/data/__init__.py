@@ -1,23 +1,22 @@
-"""The paper's regression sets, its splits and folds, a 1-D toy set, and image sets."""
+"""The paper's regression sets, its splits and folds, and a 1-D toy set."""
 
 from mcbn.data.catalog import NAMES, Dataset, Regression, describe
-from mcbn.data.images import CIFAR10_CLASSES, Images, cifar10
 from mcbn.data.sources import load
 from mcbn.data.splits import Fold, Split, folds, split
 from mcbn.data.toy import toy
+from mcbn.plugins import moved_names
 
 __all__ = [
-    "CIFAR10_CLASSES",
     "NAMES",
     "Dataset",
     "Fold",
-    "Images",
     "Regression",
     "Split",
-    "cifar10",
     "describe",
     "folds",
     "load",
     "split",
     "toy",
 ]
+
+__getattr__ = moved_names(__name__)  # cifar10, Images, CIFAR10_CLASSES

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mcbn.diagnostics import ENOUGH_EXAMPLES, Diagnosis, LayerDiagnosis
+from mcbn.check.diagnosis import ENOUGH_EXAMPLES, Diagnosis, LayerDiagnosis
 from mcbn.model import MCBN
 from mcbn.page.html import MISSING, Markup, element, join, number, table
 from mcbn.progress import bar, counting

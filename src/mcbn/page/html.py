@@ -129,15 +129,15 @@ def document(
     *body: str,
     lead: str = "",
     nav: str = "",
-    scripts: Sequence[str] = ("chart.js",),
+    scripts: Sequence[str] = (),
     connect: str = "'none'",
 ) -> str:
-    """Make a whole document around the body.
+    """Make a whole document around the body; `scripts` are sources to run after that of the charts.
 
     Its content policy lets it fetch nothing (but from `connect`) and run no script but its own, known by its hash: a
     last line of defence should anything of the user's ever come through unescaped.
     """
-    sources = [asset(name) for name in scripts]
+    sources = [asset("chart.js"), *scripts]
     hashes = " ".join(f"'sha256-{_digest(source)}'" for source in sources)
     policy = f"default-src 'none'; img-src data: 'self'; style-src 'unsafe-inline'; connect-src {connect}"
     policy += f"; script-src {hashes}"

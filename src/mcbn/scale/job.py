@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcbn import storage
+from mcbn import saving as storage
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
 from mcbn.network import Network
 from mcbn.prediction import warn_if_untuned
 from mcbn.scale.parts import Inputs, Part, cut_images, cut_tables, list_files
 from mcbn.scale.reading import Reader
-from mcbn.tabular.columns import Layout
+from mcbn.tables.columns import Layout
 
 FORMAT = 1
 

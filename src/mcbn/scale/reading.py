@@ -13,9 +13,9 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.scale.parts import Part
-from mcbn.tabular.columns import Layout, find_inputs, find_targets, listing
-from mcbn.tabular.source import rows_of_block
-from mcbn.tabular.tables import Array, CsvTable, ParquetTable
+from mcbn.tables.columns import Layout, find_inputs, find_targets, listing
+from mcbn.tables.source import rows_of_block
+from mcbn.tables.tables import Array, CsvTable, ParquetTable
 
 Bad = dict[str, Any]
 

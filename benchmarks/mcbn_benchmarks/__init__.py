@@ -1,0 +1,1 @@
+"""Speed, memory, and the networks of others."""

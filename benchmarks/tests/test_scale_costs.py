@@ -1,0 +1,121 @@
+"""The cost model and the simulated sweep: limits that can be worked out by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mcbn import MCBNError
+from mcbn_benchmarks import costs, sweep
+from mcbn_benchmarks.sweep import Assumptions, Work, simulate
+from mcbn_study.records import extend, read
+
+ROOT = Path(__file__).parents[2]
+
+IDEAL = Assumptions(0.0, 0.0, 0.0, 0.0, 1e9, 0.0, 0.0)
+WORK = Work(inputs=1_000_000, part_inputs=1000, seconds_per_input=0.01, price=2.0)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    base = {"case": "net", "method": "mcbn", "hardware": "box"}
+    extend(
+        tmp_path / "cuda.jsonl",
+        [
+            {**base, "n": 100, "n_samples": 50, "milliseconds": 7.0},
+            {**base, "n": 100, "n_samples": 50, "milliseconds": 5.0},
+            {**base, "n": 1, "n_samples": 50, "milliseconds": 3.0},
+            {**base, "n": 1000, "n_samples": 50, "milliseconds": None},
+            {**base, "n": 1000, "n_samples": 50, "milliseconds": 1.0, "method": "algorithm 1"},
+        ],
+    )
+    extend(tmp_path / "cpu.jsonl", [{**base, "n": 10, "n_samples": 5, "milliseconds": 50.0}])
+    return tmp_path
+
+
+def test_a_million_inputs_cost_what_the_latest_largest_run_says(records):
+    gpu, cpu = costs.read_costs(records)
+    assert (gpu.microseconds, cpu.microseconds) == (1.0, 1000.0)
+    assert gpu.hours(1e6, 3600) == pytest.approx(1.0)
+    shown = costs.table([gpu], {"cuda": 2.0}, [3600])
+    assert "1 h, $2" in shown
+
+
+def test_without_times_there_is_no_cost(tmp_path):
+    with pytest.raises(MCBNError, match="no measured times"):
+        costs.read_costs(tmp_path)
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 1000])
+def test_an_ideal_cluster_divides_the_work(gpus):
+    found = simulate(WORK, gpus, IDEAL)
+    assert found.hours * 3600 == pytest.approx(10_000 / gpus)
+    assert found.efficiency == pytest.approx(1.0)
+    assert found.dollars == pytest.approx(2.0 * 10_000 / 3600)
+
+
+def test_more_gpus_than_parts_do_not_help():
+    assert simulate(WORK, 5000, IDEAL).hours == simulate(WORK, 1000, IDEAL).hours == pytest.approx(10 / 3600)
+
+
+def test_the_driver_and_the_storage_are_limits():
+    slow_driver = simulate(WORK, 1000, replace(IDEAL, driver_seconds=1.0))
+    assert slow_driver.hours * 3600 == pytest.approx(1000 + 10)
+    storage = simulate(WORK, 1000, replace(IDEAL, storage_gigabytes=1.0, input_bytes=1e6))
+    assert storage.hours * 3600 == pytest.approx(1e6 * 1e6 / 1e9)
+
+
+def test_failures_cost_the_part_at_work_and_a_start():
+    found = simulate(WORK, 1, replace(IDEAL, failures_per_gpu_hour=36.0, start_seconds=5.0))
+    mean_loss = found.hours * 3600 - 10_000 - 5 * (found.failures + 1)
+    # A part of 10 s fails with probability 1 - exp(-0.1) and, given that, after 4.92 s on average.
+    assert found.failures == pytest.approx(1000 * 0.1052, abs=4 * 1000**0.5 * 0.35)
+    assert mean_loss / found.failures == pytest.approx(4.92, abs=4 * 2.9 / found.failures**0.5)
+
+
+def test_the_same_seed_gives_the_same_sweep_and_another_another():
+    a = Assumptions(failures_per_gpu_hour=1.0)
+    assert simulate(WORK, 10, a) == simulate(WORK, 10, a)
+    assert simulate(WORK, 10, a).hours != simulate(WORK, 10, replace(a, seed=1)).hours
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(MCBNError, match="gpus must be"):
+        simulate(WORK, 0, IDEAL)
+    with pytest.raises(MCBNError, match="seconds_per_input must be positive"):
+        simulate(replace(WORK, seconds_per_input=0.0), 1, IDEAL)
+
+
+def test_the_commands_print_and_record(records, tmp_path, capsys):
+    costs.main(["--records", str(records)])
+    assert "| net |" in capsys.readouterr().out.replace("  ", "")
+    arguments = ["--records", str(records), "--network", "net", "--images", "2000000", "--samples", "100"]
+    sweep.main([*arguments, "--out", str(tmp_path / "sweep.jsonl")])
+    assert capsys.readouterr().out.startswith("SIMULATED: net, T = 100, 0.1 ms an image as measured")
+    rows = read(tmp_path / "sweep.jsonl")
+    assert len(rows) == 8 + 4
+    assert all(row["simulated"] and row["assumptions"]["driver_seconds"] == 0.005 for row in rows)
+    with pytest.raises(MCBNError, match="no time of other"):
+        sweep.main(["--records", str(records), "--network", "other"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [costs.main, sweep.main])
+def test_the_tables_of_the_documentation_come_from_the_committed_records(command, capsys):
+    command(["--records", str(ROOT / "benchmarks" / "results")])
+    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    documented = (ROOT / "docs" / "scale.md").read_text().splitlines()
+    assert [line for line in tables if line not in documented] == []
+    assert len(tables) > 7
+
+
+def test_the_committed_sweep_is_what_the_command_gives_today():
+    path = ROOT / "benchmarks" / "results" / "sweep.jsonl"
+    for row in read(path):
+        if row["changed"] == "as assumed" and row["gpus"] == 1000 and row["part_inputs"] == 16384:
+            work = Work(row["inputs"], row["part_inputs"], row["seconds_per_image"])
+            again = simulate(work, row["gpus"], Assumptions(**row["assumptions"]))
+            assert json.loads(json.dumps(vars(again))) == {name: row[name] for name in vars(again)}
+            return
+    pytest.fail("no record of 1,000 GPUs")

@@ -1,0 +1,196 @@
+"""The zoo: its checks see mistakes, its records are kept, its tables are made of them alone."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mcbn.errors import MCBNError
+from mcbn_benchmarks.zoo import checks, entries, table
+from mcbn_benchmarks.zoo.__main__ import RECORDS, main
+from mcbn_benchmarks.zoo.entries import Case, Entry
+from mcbn_benchmarks.zoo.standin import NAMES, standing_in
+from mcbn_study import records
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = records.read(ROOT / "results" / "zoo" / RECORDS)
+
+
+def examine(model: nn.Module, x: Tensor, **options: object) -> checks.Finding:
+    return checks.examine(Entry("mcbn", "test", "net", lambda: Case(model, x, **options)))  # type: ignore[arg-type]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+
+@pytest.mark.slow
+def test_imitations_run_as_a_user_runs_the_zoo(tmp_path: Path) -> None:
+    main(["--out", str(tmp_path), "--only", "mcbn/"])
+    kept = records.read(tmp_path / RECORDS)
+    assert len(kept) == 5
+    assert all(r["outcome"] == "exact" and r["untouched"] and r["fast_error"] <= 1e-4 for r in kept)
+    main(["--out", str(tmp_path), "--only", "mcbn/"])  # resumes: nothing is run again
+    assert records.read(tmp_path / RECORDS) == kept
+    main(["--out", str(tmp_path), "--only", "mcbn/volume", "--again"])
+    assert len(records.read(tmp_path / RECORDS)) == 6
+    assert "5 of 5 networks with batch norm exact (100.0 %), 5 left untouched" in (tmp_path / "table.md").read_text()
+
+
+def test_inexact_network_makes_the_run_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "TOLERANCE", dict.fromkeys(checks.TOLERANCE, -1.0))
+    with pytest.raises(SystemExit, match="not exact, or not left untouched: mcbn/volume"):
+        main(["--only", "mcbn/volume", "--out", str(tmp_path)])
+    (record,) = records.read(tmp_path / "records.jsonl")
+    assert record["commit"]
+    assert record["hardware"]
+
+
+def test_package_that_is_missing_is_skipped_with_a_reason() -> None:
+    def build() -> Case:
+        raise AssertionError("must not be built")
+
+    found = checks.examine(Entry("no_such_package", "test", "net", build))
+    assert (found.outcome, found.reason) == ("skipped", "no_such_package is not installed")
+    found = checks.examine(Entry("mcbn", "test", "net", build), absent=["mcbn"])
+    assert found.outcome == "skipped"
+
+
+def test_network_that_fails_by_itself_is_skipped_with_its_own_words() -> None:
+    found = examine(mlp(), torch.randn(12, 4))
+    assert found.outcome == "skipped"
+    assert "cannot be built or run: mat1 and mat2 shapes" in found.reason
+
+
+def test_hand_made_pass_is_the_training_pass() -> None:
+    model, x = mlp().eval(), torch.randn(12, 5)
+    rows = [0, 3, 4, 7]
+    _, seen, output = checks.hand_made(Case(model, x), rows)
+    assert torch.equal(output, model.train()(x[rows]))
+    first = model[0](x[rows])
+    assert list(seen) == ["1", "4"]
+    torch.testing.assert_close(seen["1"][0], first.mean(0))
+    torch.testing.assert_close(seen["1"][1], first.var(0, correction=0))
+
+
+def test_inexact_statistics_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = checks.hand_made
+
+    def unbiased(case: Case, rows: object) -> object:
+        inputs, seen, output = honest(case, rows)
+        M = case.batch_size
+        return inputs, {name: (mean, var * M / (M - 1)) for name, (mean, var) in seen.items()}, output
+
+    monkeypatch.setattr(checks, "hand_made", unbiased)
+    found = examine(mlp(), torch.randn(12, 5))
+    assert found.outcome == "inexact"
+    assert found.dtype == "float64"  # looked at again in double precision
+    assert found.statistics_error == pytest.approx(0.25)
+
+
+def test_layer_that_mcbn_does_not_see_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examine(mlp(), torch.randn(12, 5))
+    assert (found.outcome, found.layers) == ("exact", 2)
+    real = checks.MCBN
+    monkeypatch.setattr(checks, "MCBN", lambda *args, **options: real(*args, **options, layers=1))
+    found = examine(mlp(), torch.randn(12, 5))
+    assert found.outcome == "inexact"
+    assert "recorded calls differ from those made: ['4']" in found.reason
+
+
+def test_touched_network_is_found() -> None:
+    model = mlp()
+    before = checks.state(model)
+    assert checks.state(model) == before
+    for change in (
+        lambda: model[1].running_mean.add_(1e-7),
+        lambda: model[4].train(False),
+        lambda: model[1].register_forward_hook(print),
+    ):
+        change()
+        assert checks.state(model) != before
+        before = checks.state(model)
+
+
+def test_refusal_and_no_batch_norm_are_told_apart() -> None:
+    class Own(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - x.mean(0)) if self.training else x - self.running_mean  # type: ignore[operator]
+
+    assert examine(nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3)), torch.randn(12, 5)).outcome == "no batch norm"
+    found = examine(nn.Sequential(nn.Linear(5, 3), Own(3)), torch.randn(12, 5))
+    assert found.outcome == "refused"
+    assert "does its own arithmetic" in found.reason
+
+
+def test_list_of_examples_goes_through_its_collate() -> None:
+    class Sets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor, owner: Tensor) -> Tensor:
+            return torch.zeros(int(owner[-1]) + 1, 3, dtype=x.dtype).index_add(0, owner, self.bn(x))
+
+    def collate(sets: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.cat(sets), torch.cat([torch.full((len(s),), i) for i, s in enumerate(sets)])
+
+    made = [torch.randn(2 + i % 3, 3) for i in range(12)]
+    assert examine(Sets(), made, collate=collate).outcome == "exact"  # type: ignore[arg-type]
+
+
+def test_stand_ins_are_there_inside_and_gone_outside() -> None:
+    with standing_in() as names:
+        for name in names:
+            module = __import__(f"{name}.ops.misc", fromlist=["Layer"])
+            assert issubclass(module.Layer, nn.Module)
+            assert module.Mode.NEAREST == "NEAREST"
+            with pytest.raises(ImportError, match=r"Layer is of .*not installed"):
+                module.Layer()
+    assert not [name for name in sys.modules if name.split(".")[0] in names]
+    for name in names:
+        with pytest.raises(ModuleNotFoundError):
+            __import__(name)
+    assert set(names) <= set(NAMES)
+
+
+def test_entries_have_titles_of_their_own() -> None:
+    titles = [(entry.title, entry.domain) for entry in entries.all_entries()]
+    assert len(set(titles)) == len(titles) > 150
+
+
+def test_a_skip_does_not_replace_a_run() -> None:
+    run = {"package": "p", "name": "n", "outcome": "exact"}
+    skip = run | {"outcome": "skipped"}
+    again = run | {"outcome": "inexact"}
+    assert table.latest([run, skip]) == [run]
+    assert table.latest([skip, run, again]) == [again]
+
+
+def test_readme_needs_its_markers(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing")
+    with pytest.raises(MCBNError, match="needs one <!-- zoo -->"):
+        table.write_readme(tmp_path / "README.md", COMMITTED)
+
+
+def test_readme_and_table_are_those_of_the_committed_records(tmp_path: Path) -> None:
+    found = table.latest(COMMITTED)
+    readme = (ROOT / "README.md").read_text()
+    copy = tmp_path / "README.md"
+    copy.write_text(readme)
+    table.write_readme(copy, found)
+    assert copy.read_text() == readme
+    assert (ROOT / "results" / "zoo" / "table.md").read_text() == table.table(found)
+
+
+def test_at_least_95_percent_are_exact_and_the_rest_is_explained() -> None:
+    ran = table.ran(table.latest(COMMITTED))
+    exact = [r for r in ran if r["outcome"] == "exact"]
+    assert len(exact) >= 0.95 * len(ran)
+    assert all(r["untouched"] for r in ran)
+    assert all(r["reason"] for r in ran if r not in exact)
+    assert {r["domain"] for r in exact} >= {"segmentation", "3-D medical", "graphs", "EEG", "time series", "tabular"}
+    assert json.dumps(COMMITTED)  # plain values alone

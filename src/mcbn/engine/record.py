@@ -1,0 +1,216 @@
+"""Training batches through the network, batch norm as in training: the statistics of every draw.
+
+The first batches run through the network's own code. A pass that could be written down and repeated their statistics
+takes the rest; where one batch is little work, a group of them goes in one pass (`torch.vmap`). Groups are of fixed
+size and start at multiples of it, the last one filled up, so draw t has the same bits whatever T is. Draws 0 and 1
+decide the way, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count, groupby, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mcbn import batch_norm as statistics
+from mcbn import batches
+from mcbn.batches import Picker, pick_inputs
+from mcbn.batching import Draws
+from mcbn.engine.kernels.narrow import is_tf32
+from mcbn.engine.trace import Recording, TraceRecord
+from mcbn.errors import MCBNError
+from mcbn.layers import Layers, stochastic_layers
+from mcbn.network import Network
+from mcbn.posterior import Posterior
+
+GROUP = 32  # batches of one pass
+DECIDING = 2  # first draws, by which the way is found
+CPU_GROUP_WIDTH = 2**14  # values of the widest result of one batch, up to which a group is faster than one by one
+GPU_GROUP_WIDTH = 2**20
+TF32_TOLERANCE = 0.02  # standard deviations of a channel by which two ways of convolutions in TF32 may differ
+PROGRAMS_KEPT = 4  # shapes of batches that are written down
+Statistics = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and variance, in calling order
+
+
+class Recorded(NamedTuple):
+    """What one pass over the drawn batches gives: the posterior, and what the drift check compares it with."""
+
+    posterior: Posterior
+    running: Mapping[str, tuple[Tensor, Tensor]]  # name -> running mean and variance, each (C,)
+    values: Mapping[str, int]  # name -> values per channel in a batch
+    first: Any  # one batch of the data, as the network takes it
+
+
+def record(network: Network, drawn: Draws, layers: Layers, inputs: Picker) -> Recorded:
+    """Run every drawn batch through the network with batch norm as in training; keep the statistics.
+
+    A draw is joint: one batch sets all layers, each seeing inputs already normalised by that batch (Algorithm 1).
+    """
+    keys = network.accepted_keys()
+    picked = (pick_inputs(batch, inputs, keys) for batch in drawn.batches)
+    first = next(picked, None)
+    if first is None:
+        raise MCBNError("the training data gives no batch at all")
+    with torch.no_grad():
+        x = network.prepare(first)
+        recorder = Recorder(network, stochastic_layers(network, x, layers))
+        blocks = list(recorder.all(chain([first], picked), drawn.numbers))
+    numbers = None if drawn.numbers is None else tuple(drawn.numbers)
+    posterior = Posterior(*_join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
+    return Recorded(posterior, recorder.running, recorder.values, x)
+
+
+def with_deciding(numbers: Sequence[int], n_samples: int) -> list[int]:
+    """Put before a share of the T draws those that decide the way, unless it begins with them."""
+    return sorted({*range(min(DECIDING, n_samples)), *numbers})
+
+
+class Recorder:
+    """Records batches; knows from earlier ones of the same shape how to do it fast."""
+
+    def __init__(self, network: Network, chosen: frozenset[str]) -> None:
+        self.network, self.chosen = network, chosen
+        self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
+        self.values: Mapping[str, int] = {}
+        self._programs: dict[Any, Recording | None] = {}  # by shape; None: cannot be written down
+        self._proven: set[Any] = set()  # shapes whose program repeated a batch it was not traced on
+
+    def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
+        """Yield the statistics of one or more batches at a time, (t, C) each, in order; `numbers` are their t."""
+        first = list(islice(picked, DECIDING))
+        alone = [self(x) for x in first]
+        program = self._group_program(first[-1])
+        if program is None:
+            yield from alone
+            yield from map(self, picked)
+            return
+        numbered = zip(count() if numbers is None else numbers, chain(first, picked), strict=False)
+        shape, proven = _shape(first[-1]), None  # whether groups give what their batches give alone
+        for _, members in groupby(numbered, lambda pair: pair[0] // GROUP):
+            group = [x for _, x in members]
+            if proven is False or any(_shape(x) != shape for x in group):
+                yield from map(self, group)
+                continue
+            found = self._together(program, group) if proven else self._proving(program, group)
+            proven = found is not None
+            yield from map(self, group) if found is None else [found]
+
+    def __call__(self, x: Any) -> Statistics:
+        """Return the statistics of one batch, (1, C) each."""
+        x = self.network.prepare(x)
+        found = self._one(x)
+        return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in found.items()}
+
+    def _one(self, x: Any) -> Statistics:
+        """Return the statistics of one prepared batch, (C,) each."""
+        shape = _shape(x)
+        if shape not in self._programs:
+            return self._first(x, shape)
+        program = self._programs[shape]
+        if program is not None and shape in self._proven:
+            return program(*batches.tensors_of(x))
+        recorded = self._plain(x)
+        if program is not None and _repeats(program, x, recorded):
+            self._proven.add(shape)
+        else:
+            self._programs[shape] = None
+        return recorded
+
+    def _plain(self, x: Any) -> Statistics:
+        with statistics.Record(self.chosen) as mode:
+            self.network(batches.map_tensors(torch.clone, x))  # the network may change its inputs in place
+        return self._seen(mode)
+
+    def _seen(self, mode: statistics.Record) -> Statistics:
+        self.running, self.values = mode.running, mode.values
+        return {name: (mode.mean[name], mode.var[name]) for name in mode.mean}
+
+    def _first(self, x: Any, shape: Any) -> Statistics:
+        """Record a batch of a new shape, and try to write the pass down for the next ones."""
+        self._programs[shape] = None
+        if not batches.is_plain(x) or len(self._programs) > PROGRAMS_KEPT:
+            return self._plain(x)
+        copies = batches.map_tensors(torch.clone, x)
+        tensors = batches.tensors_of(copies)
+        versions = [t._version for t in tensors]
+        trace = TraceRecord(self.network, self.chosen, tensors)
+        try:
+            with trace:
+                self.network(copies)
+            program = trace.program()
+        except Exception:  # whatever a foreign network does while watched, it can still be run as it is
+            return self._plain(x)
+        if [t._version for t in tensors] == versions:
+            self._programs[shape] = program
+        return self._seen(trace)
+
+    def _group_program(self, x: Any) -> Recording | None:
+        """Return the program of a batch if a group in one pass is faster."""
+        shape = _shape(self.network.prepare(x))
+        program = self._programs[shape]
+        on_gpu = self.network.device is not None and self.network.device.type == "cuda"
+        most = GPU_GROUP_WIDTH if on_gpu else CPU_GROUP_WIDTH
+        return program if program is not None and shape in self._proven and program.width <= most else None
+
+    def _proving(self, program: Recording, group: Sequence[Any]) -> Statistics | None:
+        """Record a group in one pass, if that can be done and gives what its first batch gives alone."""
+        try:
+            found = self._together(program, group)
+        except Exception:  # no memory, or an operation without a batching rule
+            return None
+        first = {name: (mean[:1], var[:1]) for name, (mean, var) in found.items()}
+        return found if _same(first, self(group[0])) else None
+
+    def _together(self, program: Recording, group: Sequence[Any]) -> Statistics:
+        """Record up to a whole group in one pass of a whole group: (t, C) each."""
+        rows = [batches.tensors_of(x) for x in group]
+        rows += rows[-1:] * (GROUP - len(rows))
+        stacked = self.network.prepare([torch.stack(parts) for parts in zip(*rows, strict=True)])
+        found = torch.vmap(program)(*stacked)
+        return {name: (mean[: len(group)], var[: len(group)]) for name, (mean, var) in found.items()}
+
+
+def _shape(x: Any) -> Any:
+    return batches.outline(x), tuple((t.shape, t.dtype) for t in batches.tensors_of(x))
+
+
+def _repeats(program: Recording, x: Any, recorded: Statistics) -> bool:
+    """Tell whether a written-down pass gives the statistics of the network's own code."""
+    try:
+        return _same(program(*batches.tensors_of(x)), recorded)
+    except Exception:  # an operation that cannot be repeated outside the network
+        return False
+
+
+def _same(found: Statistics, expected: Statistics) -> bool:
+    """Compare two recordings of one batch, up to rounding."""
+    return list(found) == list(expected) and all(
+        _near(found[name], mean, var) for name, (mean, var) in expected.items()
+    )
+
+
+def _near(found: tuple[Tensor, Tensor], mean: Tensor, var: Tensor) -> bool:
+    if is_tf32(mean):
+        near = ((found[0] - mean).abs() <= TF32_TOLERANCE * var.sqrt()).all()
+        return bool(near) and torch.allclose(found[1], var, rtol=2 * TF32_TOLERANCE)
+    return torch.allclose(found[0], mean, rtol=1e-4, atol=1e-5) and torch.allclose(found[1], var, rtol=1e-3)
+
+
+def _join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite."""
+    counts = [len(next(iter(block.values()))[0]) for block in blocks]
+    for name in dict.fromkeys(name for block in blocks for name in block):
+        count = sum(n for n, block in zip(counts, blocks, strict=True) if name in block)
+        if count != sum(counts):
+            raise MCBNError(
+                f"layer {name!r} was called for {count} of {sum(counts)} training batches; the network takes another "
+                "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
+            )
+    means, variances = (
+        {name: torch.cat([block[name][part] for block in blocks]) for name in blocks[0]} for part in (0, 1)
+    )
+    for name in means:
+        if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):
+            raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
+    return means, variances

@@ -1,0 +1,214 @@
+"""The whole predictor as one module: inputs in, moments out; plain operations, no random numbers, any batch size."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mcbn import batches
+from mcbn.engine.reverse import Point
+from mcbn.export.passes import Pass, spread_rows
+from mcbn.linear import Expansion
+from mcbn.outputs import as_float, as_logits
+
+State = tuple[Tensor, ...]
+
+
+class Regression(nn.Module):
+    """Mean and variance over draws; `aleatoric` is 1/tau, one number or one an output (D, 1, ...)."""
+
+    names = ("mean", "variance", "epistemic")
+    aleatoric: Tensor
+
+    def __init__(self, aleatoric: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("aleatoric", aleatoric)
+
+    def of(self, outputs: Tensor) -> State:
+        """Return mean and biased variance of some draws (t, N, ...)."""
+        values = as_float(outputs)
+        mean = values.mean(0)
+        return mean, (values - mean).square().mean(0)
+
+    def merge(self, state: State, more: State, w: Tensor) -> State:
+        """Pool moments, w being the share of the draws in `more` (Chan et al. 1979).
+
+        variance = (1 - w) variance_1 + w variance_2 + w (1 - w) (mean_2 - mean_1)^2.
+        """
+        (mean, variance), (other, spread) = state, more
+        difference = other - mean
+        return mean + w * difference, (1 - w) * variance + w * spread + w * (1 - w) * difference.square()
+
+    def start(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Give the shapes of the state for outputs (N, ...)."""
+        return shape, shape
+
+    def finish(self, state: State) -> dict[str, Tensor]:
+        """Name the results, (N, ...) each."""
+        mean, epistemic = state
+        return dict(zip(self.names, (mean, epistemic + self.aleatoric, epistemic), strict=True))
+
+
+class Classification(nn.Module):
+    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
+
+    names = ("probs", "entropy", "mutual_information")
+    tau: Tensor
+
+    def __init__(self, tau: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("tau", tau)
+
+    def of(self, outputs: Tensor) -> State:
+        """Return probabilities and entropy, averaged over some draws (t, N, ...)."""
+        probs = torch.softmax(as_logits(outputs) * self.tau, 2)  # (t, N, K, ...)
+        return probs.mean(0), _entropy(probs, 2).mean(0)
+
+    def merge(self, state: State, more: State, w: Tensor) -> State:
+        """Pool averages, w being the share of the draws in `more`."""
+        return tuple(old + w * (new - old) for old, new in zip(state, more, strict=True))
+
+    def start(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Give the shapes of the state for outputs (N, ...)."""
+        N, K, *rest = (*shape, 1) if len(shape) == 1 else shape
+        return (N, 2 if K == 1 else K, *rest), (N, *rest)
+
+    def finish(self, state: State) -> dict[str, Tensor]:
+        """Name the results: (N, K, ...), (N, ...), (N, ...)."""
+        probs, expected = state
+        entropy = _entropy(probs, 1)
+        return dict(zip(self.names, (probs, entropy, (entropy - expected).clamp(min=0)), strict=True))
+
+
+def _entropy(probs: Tensor, axis: int) -> Tensor:
+    """-sum_k p_k log p_k in nats; 0 log 0 = 0."""
+    smallest = torch.finfo(probs.dtype).tiny
+    return -(probs * probs.clamp(min=smallest).log()).sum(axis)
+
+
+Summary = Regression | Classification
+
+
+def _rows(inputs: Any) -> int:
+    """Return N as the exporter sees it: `batches.size_of` would make it a number."""
+    return next(tensor.shape[0] for tensor in batches.tensors_of(inputs) if tensor.ndim)
+
+
+class _Buffers(nn.Module):
+    """Constant tensors in order."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        for number, tensor in enumerate(tensors):
+            self.register_buffer(f"part{number}", tensor.clone())
+
+    def all(self) -> list[Tensor]:
+        """List them."""
+        return list(self.buffers())
+
+
+class SamplePredictor(nn.Module):
+    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all."""
+
+    shares: Tensor  # (steps,), of each chunk among the draws up to it
+
+    def __init__(
+        self, written: Pass, parts: Sequence[Tensor], summary: Summary, *, chunk: int, output: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.written, self.summary, self.chunk, self.output = written, summary, chunk, tuple(output)
+        self.steps = len(parts[0]) // chunk
+        self.parts = _Buffers([part.reshape(self.steps, chunk, -1) for part in parts])  # (steps, chunk, C) each
+        self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=parts[0].dtype))
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Map inputs of N rows to the named results."""
+        N, crossing = _rows(inputs), self.written.cross(batches.tensors_of(inputs), self.chunk)
+        parts = self.parts.all()
+
+        def run(rows: Sequence[Tensor]) -> State:
+            outputs = self.written.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
+            return self.summary.of(outputs.unflatten(0, (self.chunk, -1)))
+
+        if self.steps == 1:
+            return self.summary.finish(run([part[0] for part in parts]))
+        return self.summary.finish(self._loop(run, parts, N))
+
+    def _loop(self, run: Any, parts: list[Tensor], N: int) -> State:
+        """Pool the moments of chunk after chunk: memory grows with the chunk, not with T."""
+        from torch._higher_order_ops.scan import scan
+
+        def step(state: State, now: tuple[list[Tensor], Tensor]) -> tuple[State, tuple[()]]:
+            rows, share = now
+            return self.summary.merge(state, run(rows), share), ()
+
+        empty = tuple(self.shares.new_zeros(shape) for shape in self.summary.start((N, *self.output)))
+        state, _ = scan(step, empty, (parts, self.shares))
+        return tuple(state)
+
+
+class LinearPredictor(nn.Module):
+    """First-order moments: one pass, its gradient and K draws, the statistics all constants (`mcbn.linear`).
+
+    `jacobian(crossing, parts, chosen)` gives outputs and gradients, by scales and shifts, of D copies of the inputs,
+    copy d of output d.
+    """
+
+    deviations: Tensor  # (T, S)
+    offset: Tensor  # (S,)
+    diagonal: Tensor | None  # (S,)
+
+    def __init__(
+        self,
+        written: Pass,
+        jacobian: nn.Module,
+        expansion: Expansion,
+        chosen: Sequence[Tensor],  # scales and shifts of the K draws, (K, C) each
+        summary: Summary,
+        *,
+        n_outputs: int,
+    ) -> None:
+        super().__init__()
+        self.written, self.jacobian, self.summary, self.D = written, jacobian, summary, n_outputs
+        points = [expansion.differentiate.points[name] for name in expansion.centres]
+        self.points = _Buffers([part for point in points for part in point])
+        self.chosen, self.factors = _Buffers(chosen), _Buffers(expansion.factors)
+        self.sizes = [len(part) for point in points for part in (point.scale, point.shift)]
+        self.register_buffer("deviations", expansion.deviations.clone())
+        self.register_buffer("offset", expansion.offset.clone())
+        self.register_buffer("diagonal", None if expansion.diagonal is None else expansion.diagonal.clone())
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Map inputs of N rows to the named results."""
+        N, values = _rows(inputs), self.written.shared(*batches.tensors_of(inputs))
+        points = [Point(*parts) for parts in zip(*[iter(self.points.all())] * len(Point._fields), strict=True)]
+        centre = [part.expand(self.D * N, -1) for point in points for part in (point.scale, point.shift)]
+        selected = spread_rows(torch.eye(self.D).to(self.offset), N)
+        _, gradient = self.jacobian(self.written.tile(values, self.D), centre, selected)
+        by = torch.split(gradient, self.sizes, 1)
+        pairs = (point.by_statistics(*by[2 * i : 2 * i + 2]) for i, point in enumerate(points))
+        flat = torch.cat([part for pair in pairs for part in pair], 1)  # (D N, S)
+        jacobian = flat.reshape(self.D, N, -1).transpose(0, 1)  # (N, D, S)
+        mean = self._mean(values, N, jacobian)
+        if isinstance(self.summary, Regression):
+            return self.summary.finish((mean, self._variance(jacobian).reshape(mean.shape)))
+        draws = torch.matmul(jacobian, self.deviations.T).permute(2, 0, 1)  # (T, N, D)
+        return self.summary.finish(self.summary.of(mean + draws.reshape(-1, *mean.shape)))
+
+    def _mean(self, values: Sequence[Tensor], N: int, jacobian: Tensor) -> Tensor:
+        """1/K sum_k [f_omega_k - J (omega_k - omega_0)], (N, ...)."""
+        rows = self.chosen.all()
+        K = len(rows[0])
+        outputs = self.written.each(*self.written.tile(values, K), *(spread_rows(row, N) for row in rows))
+        mean = as_float(outputs.unflatten(0, (K, -1))).mean(0)
+        return mean - torch.matmul(jacobian, self.offset).reshape(mean.shape)
+
+    def _variance(self, jacobian: Tensor) -> Tensor:
+        """diag(J C J^T), C = blockdiag(factor^T factor, ...) + diagonal, (N, D)."""
+        factors = self.factors.all()
+        blocks = torch.split(jacobian, [factor.shape[1] for factor in factors], 2) if factors else ()
+        terms = [torch.matmul(J, F.T).square().sum(2) for J, F in zip(blocks, factors, strict=True)]
+        if self.diagonal is not None:
+            terms.append((jacobian.square() * self.diagonal).sum(2))
+        return torch.stack(terms).sum(0)

@@ -1,1 +1,0 @@
-"""Reproduction of the paper: one module an experiment; records are append-only."""

@@ -1,1 +1,0 @@
-"""A compatibility run over networks that others wrote: `python -m mcbn.zoo`."""

@@ -1,0 +1,1 @@
+"""The reproduction of Teye, Azizpour and Smith (ICML 2018): one folder an experiment."""

@@ -1,0 +1,1 @@
+"""What a user could pick instead of MCBN, on the same trained networks and images."""

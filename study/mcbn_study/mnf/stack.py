@@ -1,0 +1,300 @@
+"""Training of S independent MNF networks as one program: one network of a stack is what it is alone.
+
+Loss of each: 1/2 mean squared error (or cross-entropy) + KL / N; Adam. Batches are drawn with replacement, as in the
+published script; noise and rows of network s come from a generator of its own. On a GPU a step is one CUDA graph.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mcbn_study.mnf.layers import MNFNetwork, Sources
+
+BLOCK = 2**20  # normal numbers drawn at once for a network: depends on nothing else in the stack
+BLOCK_STEPS = 64
+COMPILE_FROM = 50_000  # steps from which fusing kernels pays for the time to compile
+WATCH_EVERY = 20  # epochs between looks at whether all networks have stopped: each look waits for the GPU
+CHUNK = {"cpu": 2**21, "cuda": 2**26}  # numbers of the widest layer in one pass over draws
+STREAMS_DIFFER = "The AccumulateGrad node's stream does not match"  # how torch's warning of it begins
+INITIAL, TRAINING, VALIDATION, DRAWS = range(4)  # purposes of the streams of one network
+
+
+def stream(*key: int) -> int:
+    """Return the seed of the stream called `key`."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+
+
+def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator for the stream called `key`."""
+    return torch.Generator(device).manual_seed(stream(*key))
+
+
+def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) -> Tensor:
+    """Return the normal numbers of draws start..stop-1 of each network, (S, T, size): draw t by (key, t) alone."""
+
+    def draw(*key: int) -> Tensor:
+        return torch.randn(size, generator=generator(*key), dtype=torch.float32, device="cpu")
+
+    return torch.stack([torch.stack([draw(*key, t) for t in range(start, stop)]) for key in keys])
+
+
+class Stack:
+    """S networks in training, on x (S, N, Q) and y (S, N, D), or labels (S, N) where `classify`.
+
+    `keys[s]` names the random streams of network s. `max_steps` says how long training may get.
+    """
+
+    def __init__(
+        self,
+        network: MNFNetwork,
+        x: Tensor,
+        y: Tensor,
+        keys: Sequence[Sequence[int]],
+        *,
+        batch_size: int = 100,
+        learning_rate: float = 1e-3,
+        classify: bool = False,
+        max_steps: int = 0,
+    ) -> None:
+        S, N = x.shape[:2]
+        self.network, self.x, self.y, self.classify = network, x, y, classify
+        self.batch_size = min(batch_size, N)
+        self.steps_per_epoch = max(1, N // batch_size)
+        self.device, size = x.device, network.noise_size(self.batch_size)
+        self.generators = [generator(*key, TRAINING, device=x.device) for key in keys]
+        self.rows = torch.arange(S, device=x.device).unsqueeze(1)  # (S, 1)
+        self.index = torch.zeros(S, self.batch_size, dtype=torch.int64, device=x.device)
+        self.noise = torch.zeros(S, size, dtype=x.dtype, device=x.device)
+        steps = max(1, min(BLOCK_STEPS, BLOCK // size))
+        self.blocks = (self.index.new_zeros(S, steps, self.batch_size), self.noise.new_zeros(S, steps, size))
+        self.used = steps
+        on_gpu = self.device.type == "cuda"
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
+        self._use()
+        self.step = self._prepared_step(max_steps)
+
+    def epoch(self) -> None:
+        """Train all networks for one epoch: N // M steps, one at least."""
+        for _ in range(self.steps_per_epoch):
+            self._next_batch()
+            self.step()
+
+    def losses(self, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Sum over networks of 1/2 mean_B (f(x) - y)^2 + KL / N, x (S, B, Q), y (S, B, D); cross-entropy to classify.
+
+        Gradients do not mix: each network's parameters enter its own term alone.
+        """
+        parts = self.network.cut(noise, x.shape[1])
+        return self.finish(x, y, self.sources(parts), parts)
+
+    def _finish(self, x: Tensor, y: Tensor, sources: Sequence[Sources], parts: list[list[Tensor]]) -> Tensor:
+        output, kl = self.network.outputs(x, sources, parts)  # (S, B, D), (S,)
+        if self.classify:
+            fit = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
+        else:
+            fit = 0.5 * (output - y).square().mean((1, 2)).sum()
+        total: Tensor = fit + kl.sum() / self.x.shape[1]
+        return total
+
+    def _next_batch(self) -> None:
+        """Put the rows and the noise of the next step in place; draw a new block where the last is used up."""
+        index, noise = self.blocks
+        if self.used == noise.shape[1]:
+            for s, source in enumerate(self.generators):
+                index[s].random_(0, self.x.shape[1], generator=source)
+                noise[s].normal_(generator=source)
+            self.used = 0
+        self.index.copy_(index[:, self.used])
+        self.noise.copy_(noise[:, self.used])
+        self.used += 1
+
+    def _step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.x[self.rows, self.index], self.y[self.rows, self.index], self.noise)
+        torch.autograd.backward(loss)
+        self.optimizer.step()
+
+    def _prepared_step(self, max_steps: int) -> Callable[[], None]:
+        """Make the step, its kernels fused where training is long enough to pay for compiling."""
+        if max_steps >= COMPILE_FROM:
+            torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
+            self._use(partial(torch.compile, dynamic=False))
+            try:
+                return self._tried_step()
+            except Exception as error:
+                warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
+                self._use()
+        return self._tried_step()
+
+    def _use(self, prepared: Callable[[Any], Any] | None = None) -> None:
+        """Choose how the loss is computed: as it is written, or prepared; on a GPU the layers' flows side by side."""
+        own = [layer.sources for layer in self.network.linear_layers()]
+        self.sources = InTurn(own)
+        self.finish, self.loss = self._finish, self.losses
+        if prepared is not None and self.device.type == "cuda":
+            self.sources, self.finish = SideBySide([prepared(each) for each in own]), prepared(self._finish)
+        elif prepared is not None:
+            self.loss = prepared(self.losses)
+
+    def _tried_step(self) -> Callable[[], None]:
+        """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
+        parameters = list(self.network.parameters())
+        if self.device.type == "cuda":
+            with warnings.catch_warnings():  # layers have streams of their own; where these meet, autograd waits
+                warnings.filterwarnings("ignore", STREAMS_DIFFER, UserWarning)
+                return capture(self._step, parameters, self.optimizer)
+        with unchanged(parameters, self.optimizer):
+            self._step()
+        return self._step
+
+
+class InTurn:
+    """The sources of the layers, one after another."""
+
+    def __init__(self, functions: Sequence[Callable[[list[Tensor]], Sources]]) -> None:
+        self.functions = functions
+
+    def __call__(self, parts: list[list[Tensor]]) -> list[Sources]:
+        """Compute them, given the noise of each layer."""
+        return [function(part) for function, part in zip(self.functions, parts, strict=True)]
+
+
+class SideBySide(InTurn):
+    """The sources of the layers, each on a stream of its own: none waits for another, and all are small."""
+
+    def __call__(self, parts: list[list[Tensor]]) -> list[Sources]:
+        """Compute them; autograd goes back the same ways."""
+        main, made = torch.cuda.current_stream(), list[Sources]()
+        streams = [torch.cuda.Stream() for _ in parts]  # type: ignore[no-untyped-call]
+        for function, part, stream in zip(self.functions, parts, streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                made.append(function(part))
+        for stream in streams:
+            main.wait_stream(stream)
+        return made
+
+
+@contextmanager
+def unchanged(state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+    """Put back what is changed of a state inside, and start the optimizer anew."""
+    before = [tensor.detach().clone() for tensor in state]
+    try:
+        yield
+    finally:
+        _restore(state, before, optimizer)
+
+
+def capture(
+    function: Callable[[], None], state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[], None]:
+    """Capture a function over fixed memory as a CUDA graph; what the warm-up changed of its state is put back."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with unchanged(state, optimizer):
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    function()
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def _restore(state: Sequence[Tensor], before: list[Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        for moments in optimizer.state.values() if optimizer else ():
+            for value in moments.values():
+                value.zero_()  # Adam's moments and step count start at zero
+
+
+class Best:
+    """Early stopping of each network of a stack on its own validation data, without waiting for the GPU.
+
+    After an epoch the RMSE of the mean over fixed draws is taken; a network that has found no new best for `patience`
+    epochs has stopped, and what it would find later does not count.
+    """
+
+    def __init__(self, stack: Stack, x: Tensor, y: Tensor, noise: Tensor, *, patience: int) -> None:
+        S = len(x)
+        self.stack, self.x, self.y, self.noise, self.patience = stack, x, y, noise, patience
+        self.parameters = [parameter.detach() for parameter in stack.network.parameters()]
+        self.kept = [parameter.clone() for parameter in self.parameters]
+        self.score = x.new_full((S,), torch.inf)
+        self.epoch, self.best_epoch = (torch.zeros(S, dtype=torch.int64, device=x.device) for _ in range(2))
+        self.stopped = torch.zeros(S, dtype=torch.bool, device=x.device)
+        state = [*self.kept, self.score, self.epoch, self.best_epoch, self.stopped]
+        self.check = capture(self._check, state) if x.device.type == "cuda" else self._check
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        mean = sample_mean(self.stack.network, self.x, self.noise)  # (S, n, D)
+        rmse = (mean - self.y).square().mean((1, 2)).sqrt()  # (S,)
+        self.epoch.add_(1)
+        improved = (rmse < self.score) & ~self.stopped
+        self.score.copy_(torch.where(improved, rmse, self.score))
+        self.best_epoch.copy_(torch.where(improved, self.epoch, self.best_epoch))
+        self.stopped.logical_or_(self.epoch - self.best_epoch >= self.patience)
+        keep_where(improved, self.parameters, self.kept)
+
+    def restore(self) -> list[int]:
+        """Put every network back to its best epoch, and return those epochs."""
+        _restore(self.parameters, self.kept, None)
+        return [int(epoch) for epoch in self.best_epoch.tolist()]
+
+
+def train_until_best(stack: Stack, x: Tensor, y: Tensor, noise: Tensor, *, max_epochs: int, patience: int) -> list[int]:
+    """Train until every network has stopped; leave each at the epoch of its best validation RMSE, and return those.
+
+    x (S, n, Q), y (S, n, D) for validation; noise (S, T, draw_size) of the draws whose mean is judged.
+    """
+    best = Best(stack, x, y, noise, patience=patience)
+    for epoch in range(1, max_epochs + 1):
+        stack.epoch()
+        best.check()
+        if epoch % WATCH_EVERY == 0 and bool(best.stopped.all()):
+            break
+    return best.restore()
+
+
+def train_for(stack: Stack, epochs: Sequence[int]) -> None:
+    """Train until the longest is done, and leave network s as it was after epochs[s]."""
+    parameters = [parameter.detach() for parameter in stack.network.parameters()]
+    kept = [parameter.clone() for parameter in parameters]
+    for epoch in range(1, max(epochs) + 1):
+        stack.epoch()
+        if epoch in epochs:
+            done = torch.tensor([count == epoch for count in epochs], device=stack.device)
+            keep_where(done, parameters, kept)
+    _restore(parameters, kept, None)
+
+
+def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    """Copy the values of chosen networks (S,) into `kept`."""
+    for value, target in zip(values, kept, strict=True):
+        target.copy_(torch.where(chosen.reshape(-1, *(1,) * (value.ndim - 1)), value, target))
+
+
+def sample_mean(network: MNFNetwork, x: Tensor, noise: Tensor) -> Tensor:
+    """Mean over draws of outputs for x (S, n, Q), noise (S, T, draw_size): (S, n, D), a few draws at a time."""
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    for part in torch.split(noise, draws_at_once(network, x), 1):
+        total = total + network.sample(x, part).sum(1)
+    return total / noise.shape[1]
+
+
+def draws_at_once(network: MNFNetwork, x: Tensor) -> int:
+    """Count the draws for x (S, n, Q) whose widest layer stays within a chunk."""
+    return max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // (x.shape[0] * max(1, x.shape[1]) * max(network.sizes)))

@@ -1,0 +1,1 @@
+"""MNF's test error by epochs."""

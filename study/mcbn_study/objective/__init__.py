@@ -1,0 +1,1 @@
+"""The gradients of Eq. (1) and Eq. (2)."""

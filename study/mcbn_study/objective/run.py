@@ -1,0 +1,96 @@
+"""Section 3.3: do variational inference and batch-norm training become one objective as N grows?
+
+    python -m mcbn_study.objective.run results/objective
+
+The paper's network is trained on the first N rows of Kin8nm's training part for the same number of steps; then the
+gradients of Eq. (1) and Eq. (2) over those N rows are compared. Two cases: a fixed prior and no weight decay, where the
+paper's limit says the gap goes to 0; weight decay and the prior it implies, which needs the appendix's assumptions
+besides (no scale and shift, independent inputs, batch norm on every layer, large M), and this network breaks them.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from mcbn import data
+from mcbn.files import write_text
+from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn.progress import tracked
+from mcbn_study import journal
+from mcbn_study.records import read
+from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
+
+SIZES = (100, 400, 1600, 6400)
+STEPS = 200
+FIXED = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)
+HEAD = ("N", "fixed prior", "implied prior", "decay", "KL against decay")
+
+
+def main(
+    out: str | Path,
+    *,
+    dataset: str = "kin8nm",
+    sizes: Sequence[int] = SIZES,
+    steps: int = STEPS,
+    batch_size: int = 32,
+    weight_decay: float = 1e-2,
+    tau: float = 10.0,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> None:
+    """Train on N rows, compare gradients, append a record for each N and seed, write the table."""
+    config = {"steps": steps, "batch_size": batch_size, "weight_decay": weight_decay, "tau": tau, "split": 1}
+    rows = []
+    for n, seed in tracked(product(sizes, seeds), "objective", "network"):
+        start = time.perf_counter()
+        fixed, implied = _gaps(dataset, n, steps, batch_size, weight_decay, tau, seed)
+        row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
+        rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
+    journal.append(Path(out) / "records.jsonl", rows, config)
+    report(Path(out))
+
+
+def _gaps(
+    dataset: str, n: int, steps: int, batch_size: int, weight_decay: float, tau: float, seed: int
+) -> tuple[ObjectiveGap, ObjectiveGap]:
+    x, y = data.load(dataset)
+    rows = data.split(len(y), 1).train[:n]
+    x, y = x[rows], y[rows]
+    network = Standardized(RegressionMLP(x.shape[1], seed=seed).double(), x, y)
+    epochs = max(1, round(steps / (n // batch_size)))
+    train_regression(network, x, y, batch_size=batch_size, epochs=epochs, weight_decay=weight_decay, seed=seed)
+    x, y = network.standardize(x, y)
+    inner, y = network.network, y[:, None]
+    fixed = objective_gap(inner, x, y, n=n, tau=tau, prior=FIXED, batch_size=batch_size)
+    implied = objective_gap(inner, x, y, n=n, tau=tau, weight_decay=weight_decay, batch_size=batch_size)
+    return fixed, implied
+
+
+def report(out: Path) -> None:
+    """Write the gaps, averaged over seeds, from records alone."""
+    records = journal.latest(read(out / "records.jsonl"), ("dataset", "n", "seed"))
+    rows = []
+    for n in sorted({r["n"] for r in records}):
+        own = [r for r in records if r["n"] == n]
+        ratios = [
+            [r["fixed"]["relative"] for r in own],
+            [r["implied"]["relative"] for r in own],
+            [r["implied"]["decay"] / (r["implied"]["difference"] / r["implied"]["relative"]) for r in own],
+            [r["implied"]["difference"] / r["implied"]["decay"] for r in own],
+        ]
+        rows.append([n, *(sum(values) / len(values) for values in ratios)])
+    text = [[str(row[0]), *(f"{value:.4g}" for value in row[1:])] for row in rows]
+    write_text(out / "table.md", INTRO + journal.markdown(HEAD, text))
+    write_text(out / "table.csv", journal.comma_separated(HEAD, [[r[0], *(round(v, 6) for v in r[1:])] for r in rows]))
+
+
+INTRO = (
+    "`fixed prior` and `implied prior`: relative gap |grad L_VA / (N tau) - grad L_RR| / |grad L_RR|, mean over seeds. "
+    "`decay`: |grad Omega| / |grad L_RR|. `KL against decay`: |grad KL / (N tau) - grad Omega| / |grad Omega| for the "
+    "implied prior, 0 where it stands for weight decay exactly.\n\n"
+)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "results/objective")

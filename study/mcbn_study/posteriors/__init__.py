@@ -1,0 +1,1 @@
+"""Families of q(omega) compared."""

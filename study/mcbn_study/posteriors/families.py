@@ -1,0 +1,141 @@
+"""One trained network with every family of q(omega), at its own tau, so that nothing but the posterior differs.
+
+    sample           the statistics of T training batches, MCBN itself
+    sample_again     those of T other batches: how much is Monte Carlo noise
+    gaussian         a Gaussian with their full covariance
+    layerwise        the same across the units of each layer only
+    diagonal         a factorised Gaussian
+    linear           the covariance of `sample` through the network's gradient, the mean from 8 draws; PLL is the log
+                     density of the Gaussian that results
+    linear_gaussian  the same with the covariance of `gaussian`
+    tuned            `sample` rescaled to the M', with the tau, of least validation CRPS on the folds; no test data
+
+Normalised scores of all of them lie between the constant twin (CUBN) and the optimum of `sample`, so that families rank
+as by CRPS: bounds of their own would reward a worse mean.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from mcbn import noise
+from mcbn.data import Regression, folds, split
+from mcbn.model import MCBN
+from mcbn.prediction import RegressionPrediction
+from mcbn_study.costs import saved_bytes, timed
+from mcbn_study.regression.profile import TAU_RANGES
+from mcbn_study.regression.scores import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
+
+FAMILIES = ("sample", "sample_again", "gaussian", "layerwise", "diagonal", "linear", "linear_gaussian", "tuned")
+AGAIN = 1000  # added to the seed of `sample_again`
+Bayes = MCBN[RegressionPrediction]
+Network = tuple[nn.Module, dict[str, Any]]  # with what `load_networks` says of it
+
+
+class Choice(NamedTuple):
+    """The batch size and tau of least validation CRPS."""
+
+    batch_size: int
+    tau: float
+    crps: float
+
+
+class Measured(NamedTuple):
+    """What one family of one network predicts for the test rows, its scores, and what it costs."""
+
+    mean: Tensor  # (n,)
+    variance: Tensor  # (n,), epistemic
+    scores: dict[str, float | None]
+    tau: float
+    batch_size: int
+    fit_seconds: float
+    predict_seconds: float
+    size: int  # bytes of the saved posterior
+
+
+def measure(network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: Choice) -> dict[str, Measured]:
+    """Predict the test rows of a network's split with every family."""
+    x, M, seed = data.x.float(), info["config"]["batch_size"], info["seed"]
+    test = split(len(data.y), info["split"]).test
+    query, y, constant = x[test], data.y[test], info["tau_constant"]
+    found: dict[str, Measured] = {}
+    for family in FAMILIES[:5]:
+        kind, shift = ("sample", AGAIN) if family == "sample_again" else (family, 0)
+        fit = _fitting(network, x[info["train"]], T, M, seed + shift, kind)
+        bayes, seconds = timed(fit)
+        bayes.tau = info["tau"]
+        found[family] = _sampled(bayes, query, y, constant, seconds)
+        if family in ("sample", "gaussian"):
+            linear = "linear" if family == "sample" else "linear_gaussian"
+            found[linear] = _linear(bayes, query, y, constant, seconds)
+        if family == "sample":
+            bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned.batch_size), tuned.tau
+            found["tuned"] = _sampled(bayes, query, y, constant, seconds)
+    bounds = found["sample"].scores
+    return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in found.items()}
+
+
+def choose_batch_size(networks: Sequence[Network], data: Regression, T: int) -> Choice:
+    """Choose M' and tau for one split by CRPS on the validation rows of its fold networks, averaged over the folds.
+
+    Candidates are those of `MCBN.tune(batch_sizes="auto")`; the trained M is kept where none is better.
+    """
+    moments: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    targets = []
+    for network, info in networks:
+        rows = folds(split(len(data.y), info["split"]).train, info["n_folds"])[info["fold"]].validation
+        M = info["config"]["batch_size"]
+        with warnings.catch_warnings():  # M was chosen for the whole training part: a fold may hold no more rows than M
+            warnings.filterwarnings("ignore", message="mcbn: batch_size=.* takes in all")
+            bayes = _fitting(network, data.x[info["train"]].float(), T, M, info["fold"], "sample")()
+        drawn = bayes.posterior
+        targets.append(data.y[rows])
+        for candidate in noise.candidates("auto", M):
+            bayes.posterior = drawn.at_batch_size(candidate)
+            pred = bayes.predict(data.x[rows].float())
+            moments.setdefault(candidate, []).append((pred.mean.flatten(), pred.epistemic.flatten()))
+    bounds = TAU_RANGES[networks[0][1]["dataset"]]
+    return min((_tuned(M, pairs, _pad(targets), bounds) for M, pairs in moments.items()), key=lambda c: c.crps)
+
+
+def _tuned(M: int, pairs: Sequence[tuple[Tensor, Tensor]], y: Tensor, bounds: tuple[float, float]) -> Choice:
+    """Tune tau at one batch size; pairs hold mean and variance (n,) of each fold, y (F, n)."""
+    mean, variance = (_pad(parts) for parts in zip(*pairs, strict=True))
+    tau = tune_tau(mean, variance, y, bounds)
+    log_tau = torch.tensor(math.log(tau), dtype=torch.float64)
+    return Choice(M, tau, float(validation_crps(mean, variance, y)(log_tau)))
+
+
+def _pad(rows: Iterable[Tensor]) -> Tensor:
+    return pad_sequence([row.double() for row in rows], batch_first=True, padding_value=torch.nan)
+
+
+def _fitting(network: nn.Module, x: Tensor, T: int, M: int, seed: int, family: str) -> Callable[[], Bayes]:
+    return lambda: MCBN(network, "regression").fit(x, n_samples=T, batch_size=M, seed=seed, posterior=family)
+
+
+def _sampled(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> Measured:
+    """Score the T draws of a posterior; the time is that of `predict`, moments only."""
+    samples = bayes.sample(x).flatten(1).double()  # (T, n)
+    _, seconds = timed(lambda: bayes.predict(x))
+    tau = float(bayes.tau)
+    scores = score_run(samples, y, tau, tau_constant)
+    M = bayes.posterior.batch_size
+    mean, variance = samples.mean(0), samples.var(0, correction=0)
+    return Measured(mean, variance, scores, tau, M, fit_seconds, seconds, saved_bytes(bayes))
+
+
+def _linear(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> Measured:
+    """Score the Gaussian that the network linearised in its statistics predicts."""
+    for _ in range(2):
+        bayes.predict(x, method="linear")  # what does not depend on the inputs is made once
+    pred, seconds = timed(lambda: bayes.predict(x, method="linear"))
+    mean, variance, tau = pred.mean.flatten().double(), pred.epistemic.flatten().double(), float(bayes.tau)
+    scores = score_gaussian(mean, variance, y, tau, tau_constant)
+    M = bayes.posterior.batch_size
+    return Measured(mean, variance, scores, tau, M, fit_seconds, seconds, saved_bytes(bayes))

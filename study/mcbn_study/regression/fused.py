@@ -1,0 +1,137 @@
+"""Training steps of small networks in one launch of a CUDA kernel: a block of threads takes k steps of one network.
+
+The same equations as `stack` and torch.optim.Adam, without a launch and a trip through memory for each operation. The
+kernel, fused_kernel.cu, is compiled for its sizes by CuPy when it is first needed.
+"""
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mcbn.networks import BN_EPSILON
+from mcbn_study.regression.stack import Family, Values
+
+VECTORS = {"bn": ("beta1", "beta2", "gamma1", "gamma2"), "dropout": ("bias1", "bias2")}  # after the weights, in order
+BETA_1, BETA_2 = 0.9, 0.999  # torch.optim.Adam
+LARGEST_BATCH = {"bn": 1024, "dropout": 32}
+UNITS = (50, 100)
+ROWS = 32  # of a batch that lie in shared memory at a time
+
+
+def fits(family: Family, batch_size: int, hidden: int) -> bool:
+    """Tell whether a block of threads can hold such a network."""
+    return hidden in UNITS and batch_size in [2**i for i in range(3, 11) if 2**i <= LARGEST_BATCH[family]]
+
+
+def take_steps(
+    family: Family,
+    values: Values,
+    moments: dict[str, tuple[Tensor, Tensor]],
+    x: Tensor,
+    y: Tensor,
+    uniform: Tensor,
+    networks: Any,
+    taken: int,
+    learning_rate: float,
+) -> None:
+    """Take k steps of every network in place.
+
+    values, moments (a pair a parameter) by name; x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H);
+    networks: as `training.Networks`; taken: steps before these.
+    """
+    S, rows, Q = x.shape
+    M, H = networks.batch_size, networks.hidden
+    k = rows // M
+    states = [values, *({name: pair[i] for name, pair in moments.items()} for i in range(2))]
+    packed = [_pack(family, state, Q, H) for state in states]  # (S, P) each
+    corrections = _corrections(taken, k, learning_rate).to(x)
+    scratch = x.new_empty(S, M * _padded(H) if M > ROWS else 0)
+    drawn = uniform if family == "dropout" else x  # the BN family reads none
+    rates, decays = networks.rate.contiguous(), networks.weight_decay.contiguous()
+    tensors = [x, y, drawn, networks.stream, rates, decays, corrections, scratch, *packed]
+    launch(sizes(family, Q, H, M), S, tensors, k)
+    for whole, state in zip(packed, states, strict=True):
+        _unpack(family, whole, state, Q, H)
+
+
+def sizes(family: Family, Q: int, H: int, M: int) -> dict[str, int]:
+    """Return what the kernel is compiled for; BLOCKS are as many as shared memory and registers allow."""
+    threads, blocks = (256, 3) if H > 50 else (128, 5)
+    constants = {"N_INPUTS": Q, "N_UNITS": H, "BATCH": M, "NORMALIZED": int(family == "bn")}
+    return constants | {"THREADS": threads, "BLOCKS": blocks}
+
+
+def shared_bytes(constants: dict[str, int]) -> int:
+    """Return the shared memory of a block: weights, rows of both layers and of inputs, errors, means, 6 numbers."""
+    Q, H, M, normalized = (constants[name] for name in ("N_INPUTS", "N_UNITS", "BATCH", "NORMALIZED"))
+    L, R = _padded(H), min(ROWS, M)
+    small = (Q + (5 if normalized else 3)) * L + 4  # parameters before W2
+    rows = max(2 * R * L, -(-(small + Q * Q) // 4) * 4)
+    return 4 * (L * L + small + rows + R * Q + M + Q + 6)
+
+
+def options(constants: dict[str, int]) -> tuple[str, ...]:
+    """Return the compiler's definitions."""
+    return (*(f"-D{name}={value}" for name, value in constants.items()), f"-DEPSILON={BN_EPSILON}f")
+
+
+def launch(constants: dict[str, int], n_networks: int, tensors: list[Tensor], k: int) -> None:  # pragma: no cover
+    """Run the kernel on the GPU, in torch's stream."""
+    kernel, shared = _compiled(tuple(constants.items())), shared_bytes(constants)
+    with _stream():
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        kernel((n_networks,), (constants["THREADS"],), (*pointers, k), shared_mem=shared)
+
+
+def _stream() -> Any:  # pragma: no cover
+    """Return torch's stream as CuPy has it; before version 14 by its address."""
+    import cupy
+
+    stream = torch.cuda.current_stream()
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.cuda_stream)
+
+
+@cache
+def _compiled(constants: tuple[tuple[str, int], ...]) -> Any:  # pragma: no cover
+    import cupy
+
+    code = files("mcbn_study.regression").joinpath("fused_kernel.cu").read_text()
+    kernel = cupy.RawKernel(code, "train", options=("-std=c++17", *options(dict(constants))))
+    kernel.max_dynamic_shared_size_bytes = shared_bytes(dict(constants))
+    return kernel
+
+
+def _padded(H: int) -> int:
+    return -(-H // 4) * 4
+
+
+def _pack(family: Family, state: Values, Q: int, H: int) -> Tensor:
+    """Lay the parameters of each network in a row, (S, P): W1, last weights, shifts, scales, bias, W2; padded."""
+    first, second, last = torch.split(state["weights"], [Q * H, H * H, H], 1)
+    S, gap = len(first), _padded(H) - H
+    vectors = [last, *(state[name] for name in VECTORS[family])]
+    parts = [pad(first.view(S, Q, H), (0, gap)).flatten(1), *(pad(vector, (0, gap)) for vector in vectors)]
+    return torch.cat([*parts, pad(state["bias3"], (0, 3)), pad(second.view(S, H, H), (0, gap)).flatten(1)], 1)
+
+
+def _unpack(family: Family, packed: Tensor, state: Values, Q: int, H: int) -> None:
+    S, L = len(packed), _padded(H)
+    vectors = VECTORS[family]
+    first, last, *own, bias, second = torch.split(packed, [Q * L, *[L] * (1 + len(vectors)), 4, H * L], 1)
+    matrices = [first.view(S, Q, L)[..., :H].flatten(1), second.view(S, H, L)[..., :H].flatten(1), last[:, :H]]
+    state["weights"].copy_(torch.cat(matrices, 1))
+    state["bias3"].copy_(bias[:, :1])
+    for name, vector in zip(vectors, own, strict=True):
+        state[name].copy_(vector[:, :H])
+
+
+def _corrections(taken: int, k: int, learning_rate: float) -> Tensor:
+    """Return lr / (1 - beta_1^t) and 1 / sqrt(1 - beta_2^t) of each step, (k, 2)."""
+    t = torch.arange(taken + 1, taken + k + 1, dtype=torch.float64)
+    return torch.stack([learning_rate / (1 - BETA_1**t), (1 - BETA_2**t).rsqrt()], 1)

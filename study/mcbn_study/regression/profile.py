@@ -1,0 +1,114 @@
+"""What a study runs: the paper's grid and protocol, and a small one that ends in minutes on two cores."""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from mcbn.data import NAMES, describe, split
+from mcbn.errors import MCBNError
+from mcbn_study.records import digest
+
+METHODS = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble")
+FORMAT = 1  # of the records; another one makes another configuration
+
+# Published code: where tau is searched, per data set.
+TAU_RANGES = {
+    "boston": (0.01, 10.0),
+    "concrete": (0.001, 10.0),
+    "energy": (0.01, 100.0),
+    "kin8nm": (10.0, 1000.0),
+    "power": (0.01, 10.0),
+    "protein": (0.01, 10.0),
+    "wine": (0.01, 10.0),
+    "yacht": (0.01, 100.0),
+}
+ADDED = {
+    "patience_epochs": 200,
+    "search_seed": 1,
+}  # fields newer than the format, left out at their default: older folders stay valid
+LARGEST_BATCH = {"energy": 512}  # published code
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All settings of a study. Defaults: Teye et al. 2018, Section 4.3, and the authors' published code.
+
+    seeds are those of the tested networks, search_seed that of the fold networks. patience counts evaluations,
+    patience_epochs the epochs of MNF, which is validated every epoch. selection_samples is the T of the validation RMSE
+    during the search, selection_samples_large that of data sets above `large` rows; tau and test scores always use
+    n_samples.
+    """
+
+    name: str = "paper"
+    datasets: tuple[str, ...] = NAMES
+    splits: tuple[int, ...] = (1, 2, 3, 4, 5)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    search_seed: int = 1
+    n_folds: int = 5
+    weight_decays: tuple[float, ...] = tuple(10.0**-k for k in range(1, 16))
+    batch_sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
+    rates: tuple[float, ...] = (0.2, 0.1, 0.05, 0.01, 0.005, 0.001)
+    dropout_batch_size: int = 32
+    evaluate_every: int = 20
+    patience: int = 10
+    patience_epochs: int = 200
+    max_epochs: int = 2000
+    n_samples: int = 500
+    selection_samples: int = 500
+    selection_samples_large: int = 100
+    large: int = 20_000
+    sensitivity_splits: tuple[int, ...] = (1, 2, 3)
+    sensitivity_batch_sizes: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)
+    sensitivity_samples: int = 100
+    sensitivity_pass_counts: tuple[int, ...] = (250, 100, 50)
+    sensitivity_pass_batch_size: int = 128
+    tf32: bool = False
+    format: int = field(default=FORMAT)
+
+    def batch_sizes_of(self, dataset: str) -> tuple[int, ...]:
+        """Return the batch sizes of the grid that are not above the train+CV part."""
+        n = len(split(describe(dataset).n, 1).train)
+        most = min(n, LARGEST_BATCH.get(dataset, n))
+        return tuple(size for size in self.batch_sizes if size <= most)
+
+    def search_samples(self, dataset: str) -> int:
+        """Return the T of validation RMSE during the search."""
+        return self.selection_samples_large if describe(dataset).n > self.large else self.selection_samples
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings as JSON has them."""
+        plain: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        return {name: value for name, value in plain.items() if ADDED.get(name) != value}
+
+    @property
+    def hash(self) -> str:
+        """Name the configuration by 12 hexadecimal digits."""
+        return digest(self.settings())
+
+
+PAPER = Profile()
+QUICK = Profile(
+    name="quick",
+    datasets=("boston", "concrete"),
+    splits=(1, 2),
+    seeds=(1, 2),
+    n_folds=3,
+    weight_decays=(1e-2, 1e-6),
+    batch_sizes=(32, 128),
+    rates=(0.1, 0.01),
+    patience=2,
+    patience_epochs=20,
+    max_epochs=100,
+    n_samples=100,
+    selection_samples=30,
+    sensitivity_splits=(1,),
+    sensitivity_batch_sizes=(16, 128),
+    sensitivity_pass_counts=(100, 50),
+)
+PROFILES = {profile.name: profile for profile in (PAPER, QUICK)}
+
+
+def find_profile(name: str) -> Profile:
+    """Return the profile of that name."""
+    if name not in PROFILES:
+        raise MCBNError(f"there is no profile {name!r}; choose one of {', '.join(PROFILES)}")
+    return PROFILES[name]

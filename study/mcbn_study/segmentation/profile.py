@@ -1,0 +1,63 @@
+"""How large a run is: the paper's setting, and one that two cores finish in minutes."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mcbn.errors import MCBNError
+from mcbn_study.data.scenes import SCENE_SETS, Scenes, Size, load_scenes
+from mcbn_study.networks.segnet import WIDTHS
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sizes of training and evaluation on one set; None: all images, or their own size."""
+
+    name: str
+    dataset: str
+    test_part: str
+    batch_size: int  # M of training and of MCBN alike
+    epochs: int
+    widths: tuple[int, ...] = WIDTHS
+    n_samples: int = 20  # T; Teye et al. 2018, Section 4.5
+    memory_samples: tuple[int, int] = (5, 50)
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    warm_up: float = 0.05  # share of the steps
+    weight_power: float = 0.5  # of the class weights: 1 as SegNet's, 0 none; 0.5 trades recall of rare classes for IoU
+    check_every: int = 25  # epochs between looks at the validation part, where there is one
+    save_every: int = 10  # epochs between checkpoints
+    tuned_batch_sizes: tuple[int, ...] = ()  # M tried on the validation part
+    examples: int = 4  # images shown
+    size: Size | None = None
+    limit: int | None = None
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return all of it as a record keeps it."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def load(self, part: str) -> Scenes:
+        """Read one part of the set, at the size of the run."""
+        scenes = load_scenes(SCENE_SETS[self.dataset], part, limit=self.limit)
+        return scenes if self.size is None else scenes.shrink(self.size)
+
+
+_TRIED = (2, 5, 10, 20, 40)
+_QUICK: dict[str, Any] = {"name": "quick", "epochs": 6, "widths": (16, 24, 32, 32, 32), "n_samples": 5, "limit": 36}
+PROFILES = {
+    # M: Teye et al. 2018, Section 4.5
+    ("paper", "camvid"): Profile("paper", "camvid", "test", 10, 200, tuned_batch_sizes=_TRIED),
+    ("paper", "voc"): Profile("paper", "voc", "val", 36, 200, examples=6),
+    ("quick", "camvid"): Profile(
+        **_QUICK, dataset="camvid", test_part="test", batch_size=6, tuned_batch_sizes=(3, 6), size=(90, 120)
+    ),
+    ("quick", "voc"): Profile(**_QUICK, dataset="voc", test_part="val", batch_size=6, size=(96, 96), examples=6),
+}
+
+
+def find_profile(name: str, dataset: str) -> Profile:
+    """Look a profile up."""
+    if (name, dataset) not in PROFILES:
+        known = sorted({each[0] for each in PROFILES}), sorted({each[1] for each in PROFILES})
+        raise MCBNError(f"no profile {name!r} for {dataset!r}; profiles are {known[0]}, data sets {known[1]}")
+    return PROFILES[name, dataset]

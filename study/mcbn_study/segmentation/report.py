@@ -1,0 +1,301 @@
+"""Summary, tables and pictures of the segmentation study, from its records and the maps it kept."""
+
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcbn import plots
+from mcbn.errors import MCBNError
+from mcbn.files import replacing, write_text
+from mcbn_study import journal
+from mcbn_study.data.scenes import SCENE_SETS, Colour, Scenes, SceneSet, load_scenes
+from mcbn_study.records import Record, read
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLES = {
+    "plain": "plain network",
+    "paper": "paper's (first 2 BN layers, query in its batch)",
+    "mcbn": "MCBN (all layers, training batches)",
+    "mcbn_tuned": "MCBN, M tuned on validation images",
+}
+MAPS = {"variance": "softmax variance", "mutual_information": "mutual information", "entropy": "predictive entropy"}
+REFUSED = (0, 5, 10, 20, 30, 50)
+COLUMNS = (  # of a picture: method and map
+    ("paper", "variance", "paper's:\nsoftmax variance"),
+    ("mcbn", "variance", "MCBN, all layers:\nsoftmax variance"),
+    ("mcbn", "entropy", "MCBN, all layers:\npredictive entropy (nats)"),
+)
+LINES = (  # of the refusal curve: method, map, style
+    ("plain", "entropy", "0.5"),
+    ("paper", "variance", "tab:red"),
+    ("mcbn", "variance", "tab:blue"),
+    ("mcbn", "mutual_information", "tab:cyan"),
+    ("mcbn", "entropy", "tab:purple"),
+)
+Bytes = NDArray[np.uint8]
+VOID_COLOUR = (235, 235, 235)
+
+
+def main(out: str | Path) -> list[Path]:
+    """Write summary.csv, table.md and the figures into the folder of records; return what was written."""
+    out = Path(out)
+    records = journal.latest(read(out / "records.jsonl"), ("dataset", "method"))
+    scored = [record for record in records if record["kind"] == "scores"]
+    if not scored:
+        raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
+    rows = [[r["dataset"], r["method"], name, _number(value)] for r in scored for name, value in r["scores"].items()]
+    head = ("dataset", "method", "metric", "value")
+    written = [write_text(out / "summary.csv", journal.comma_separated(head, rows))]
+    written.append(write_text(out / "table.md", tables(records)))
+    datasets = sorted({record["dataset"] for record in scored})
+    written.append(_save(refusal(scored, datasets), out / "refusal.png"))
+    for dataset in datasets:
+        figure = pictures(out / "examples", dataset, _size(scored, dataset))
+        if figure is not None:
+            written.append(_save(figure, out / f"{dataset}.png", (*SCENE_SETS[dataset].colours, VOID_COLOUR)))
+    return written
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def tables(records: Sequence[Record]) -> str:
+    """Lay out everything in Markdown."""
+    text = [
+        "# Segmentation with uncertainty maps\n",
+        "Teye et al. 2018, Section 4.5 and the appendix, show pictures and no numbers; these are ours. IoU, pixel "
+        "accuracy and accuracy after refusal in percent, over all pixels that are not void. Error AUROC: a wrong "
+        "pixel is more uncertain than a right one. Boundary ratio: mean of the map within 2 pixels of a label change "
+        "over that inside. Rankings are streamed in histograms of 2^20 levels; no pixel is left out.\n",
+    ]
+    for dataset in sorted({record["dataset"] for record in records}):
+        own = {r["method"]: r for r in records if r["dataset"] == dataset}
+        text += [f"## {_title(dataset)}\n", _training(own.get("training"))]
+        scored = {method: own[method]["scores"] for method in TITLES if method in own}
+        if scored:
+            text += [_segmentation_table(scored), _map_table(scored), _class_table(scored), _verdict(scored)]
+            text += [_memory(scored.get("mcbn", {}))]
+    return "\n".join(part for part in text if part)
+
+
+def _title(dataset: str) -> str:
+    return {"camvid": "CamVid, test split", "voc": "PASCAL-VOC subset, val split"}[dataset]
+
+
+def _training(record: Record | None) -> str:
+    if record is None:
+        return ""
+    checks = "".join(f", validation mIoU {miou:.1f} after {epoch}" for epoch, miou in record["val_miou"][-1:])
+    config = record["config"]
+    return (
+        f"Trained from scratch for {config['epochs']} epochs at batch size {config['batch_size']} in "
+        f"{record['seconds']:.0f} s on {record['hardware']} (profile {config['name']}{checks}).\n"
+    )
+
+
+def _segmentation_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
+    head = ("method", "M", "mIoU", "pixel accuracy", "NLL", "ECE", "ms an image")
+    rows = [
+        [
+            TITLES[method],
+            f"{s['batch_size']:.0f}" if "batch_size" in s else "",
+            *(f"{s['miou']:.2f}", f"{s['pixel_accuracy']:.2f}", f"{s['nll']:.4f}", f"{s['ece']:.4f}"),
+            f"{s['milliseconds_per_image']:.1f}",
+        ]
+        for method, s in scored.items()
+    ]
+    return journal.markdown(head, rows)
+
+
+def _map_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
+    head = ("method", "map", "error AUROC", "boundary ratio", *(f"refuse {percent} %" for percent in REFUSED))
+    rows = []
+    for method, s in scored.items():
+        for name, title in MAPS.items():
+            if f"error_auroc_{name}" in s:
+                kept = [f"{s[f'accuracy_refused_{percent}_{name}']:.2f}" for percent in REFUSED]
+                rows.append(
+                    [method, title, f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}", *kept]
+                )
+    return journal.markdown(head, rows)
+
+
+def _class_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
+    names = [name for name in next(iter(scored.values())) if name.startswith("iou_")]
+    rows = [
+        [name.removeprefix("iou_"), *("" if s[name] is None else f"{s[name]:.1f}" for s in scored.values())]
+        for name in names
+        if any(s[name] is not None for s in scored.values())
+    ]
+    return journal.markdown(("IoU", *scored), rows)
+
+
+def _verdict(scored: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say whether drawing all layers finds errors better than the paper's setting."""
+    if not {"paper", "mcbn"} <= scored.keys():
+        return ""
+    ours, theirs = (scored[method]["error_auroc_variance"] for method in ("mcbn", "paper"))
+    says = "finds errors better than" if ours > theirs else "does not find errors better than"
+    return f"By the softmax variance, drawing all layers {says} the paper's first 2: {ours:.4f} against {theirs:.4f}.\n"
+
+
+def _memory(scores: Mapping[str, Any]) -> str:
+    peaks = {int(name.rpartition("_")[2]): v for name, v in scores.items() if name.startswith("peak_mib_at_")}
+    if not peaks:
+        return ""
+    parts = " and ".join(f"{peak:.0f} MiB at T = {T}" for T, peak in sorted(peaks.items()))
+    return (
+        f"Peak memory of a prediction of 2 images, beyond what is held before: {parts}. A CUDA graph counts when it is"
+        " captured, not when it runs again; its size does not depend on T.\n"
+    )
+
+
+def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":
+    """Draw accuracy against the share of pixels refused, one panel a data set."""
+    figure = plots.new_figure(5.2 * len(datasets) + 0.4, 4.4, dpi=100)
+    for ax, dataset in zip(figure.subplots(1, len(datasets), squeeze=False)[0], datasets, strict=True):
+        own = {record["method"]: record["scores"] for record in scored if record["dataset"] == dataset}
+        for method, name, colour in LINES:
+            if f"error_auroc_{name}" in own.get(method, {}):
+                values = [own[method][f"accuracy_refused_{percent}_{name}"] for percent in REFUSED]
+                label = f"{ {'plain': 'plain', 'paper': 'paper', 'mcbn': 'MCBN'}[method] }: {MAPS[name]}"
+                ax.plot(REFUSED, values, marker="o", markersize=4, color=colour, label=label)
+        ax.set(title=_title(dataset), xlabel="most uncertain pixels refused (%)")
+        ax.set_ylabel("accuracy of the pixels left (%)")
+        ax.grid(alpha=0.3)
+        ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
+class Shown(NamedTuple):
+    """What one method gave for the images shown."""
+
+    names: list[str]
+    label: Bytes  # (n, H, W)
+    maps: dict[str, NDArray[np.float32]]  # each (n, H, W)
+
+
+def load_shown(path: Path) -> Shown:
+    """Read the labels and maps that the study kept."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            maps = {name: file[name] * file[f"{name}_scale"] for name in MAPS if name in file}
+            return Shown([str(name) for name in file["names"]], file["label"], maps)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise MCBNError(
+            f"{path} is no whole file of maps ({error}); remove it and its records, and run the study again"
+        ) from error
+
+
+def _size(scored: Sequence[Record], dataset: str) -> dict[str, Any]:
+    return next(r["config"] for r in reversed(scored) if r["dataset"] == dataset)
+
+
+def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "Figure | None":
+    """Draw rows of image, truth, segmentation and maps, with colour bars and the classes (Figure 2, right).
+
+    None where a method of the columns has no maps yet. The images themselves are read from the data set.
+    """
+    files = {method: folder / f"{dataset}-{method}.npz" for method, _, _ in COLUMNS}
+    if not all(path.exists() for path in files.values()):
+        return None
+    shown = {method: load_shown(path) for method, path in files.items()}
+    kind = SCENE_SETS[dataset]
+    scenes = _find(kind, config, shown["mcbn"].names)
+    H, W = scenes.y.shape[1:]
+    rows, columns = len(scenes), 3 + len(COLUMNS)
+    width = 2.1 if W > H else 1.75
+    height = width * H / W
+    figure = plots.new_figure(width * columns, rows * (height + 0.06) + 1.5, dpi=100)
+    grid: NDArray[Any] = figure.subplots(rows + 1, columns, squeeze=False, height_ratios=[height] * rows + [0.1])
+    axes, bars = grid[:-1], grid[-1]
+    x, y = scenes.x.permute(0, 2, 3, 1).numpy(), scenes.y.numpy()
+    for panels, image, truth, label in zip(axes, x, y, shown["mcbn"].label, strict=True):
+        for ax, picture in zip(panels, (image, paint(truth, kind), paint(label, kind)), strict=False):
+            ax.imshow(picture, interpolation="nearest")
+    for column, (method, name, _) in enumerate(COLUMNS, 3):
+        _draw_maps(axes[:, column].tolist(), bars[column], shown[method].maps[name])
+    heads = ("image", "truth", "segmentation\n(MCBN, all layers)", *(title for _, _, title in COLUMNS))
+    for ax, head in zip(axes[0], heads, strict=True):
+        ax.set_title(head, fontsize="small")
+    for ax in axes.flat:
+        ax.set(xticks=[], yticks=[])
+    for ax in bars[:3]:
+        ax.set_axis_off()
+    _add_classes(figure, kind, np.unique(np.concatenate([y.ravel(), shown["mcbn"].label.ravel()])).tolist())
+    return figure
+
+
+def _find(kind: SceneSet, config: Mapping[str, Any], names: Sequence[str]) -> Scenes:
+    """Read the images of these names, at the size of the run."""
+    scenes = load_scenes(kind, config["test_part"], limit=config["limit"])
+    order = {name: row for row, name in enumerate(scenes.names)}
+    missing = [name for name in names if name not in order]
+    if missing:
+        raise MCBNError(f"{kind.name} has no image {missing[0]!r} in its part {config['test_part']}")
+    chosen = scenes.take([order[name] for name in names])
+    return chosen if config["size"] is None else chosen.shrink(tuple(config["size"]))
+
+
+def paint(label: Bytes, kind: SceneSet) -> Bytes:
+    """Give every class (H, W) its colour, (H, W, 3)."""
+    palette = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)
+    palette[: len(kind.colours)] = kind.colours
+    return palette[label]
+
+
+def _draw_maps(axes: Sequence["Axes"], bar: "Axes", maps: NDArray[np.float32]) -> None:
+    """Draw one map a row on a common scale, with a colour bar below; the few largest values are cut off."""
+    from matplotlib.ticker import MaxNLocator
+
+    top = float(np.quantile(maps, 0.998)) or 1.0
+    for ax, values in zip(axes, maps, strict=True):
+        drawn = ax.imshow(values, cmap="inferno", vmin=0, vmax=top, interpolation="nearest")
+    colours = axes[0].figure.colorbar(drawn, cax=bar, orientation="horizontal", ticks=MaxNLocator(3), extend="max")
+    colours.ax.tick_params(labelsize="x-small")
+
+
+def _add_classes(figure: "Figure", kind: SceneSet, labels: Sequence[int]) -> None:
+    from matplotlib.patches import Patch
+
+    entries = [Patch(facecolor=_share(kind.colours[k]), label=kind.classes[k]) for k in labels if k < len(kind.classes)]
+    if kind.void in labels:
+        entries.append(Patch(facecolor=_share(VOID_COLOUR), edgecolor="0.6", label="void, not scored"))
+    columns = min(len(entries), 6)
+    figure.legend(handles=entries, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+
+
+def _share(colour: Colour) -> tuple[float, float, float]:
+    red, green, blue = colour
+    return red / 255, green / 255, blue / 255
+
+
+def _save(figure: "Figure", path: Path, exact: Sequence[Colour] = ()) -> Path:
+    """Write a PNG of at most 256 colours, so that photographs stay small; these colours are kept as they are."""
+    from PIL import Image  # matplotlib depends on it
+
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png")
+    full = Image.open(pixels).convert("RGB")
+    few = full.quantize(256 - len(exact), dither=Image.Dither.NONE)
+    palette = np.zeros((256, 3), np.uint8)
+    found = np.array(few.getpalette() or [], np.uint8).reshape(-1, 3)
+    palette[: len(found)] = found
+    index, rgb = np.array(few), np.asarray(full)
+    for place, colour in enumerate(exact, 256 - len(exact)):
+        palette[place] = colour
+        index[(rgb == colour).all(2)] = place
+    image = Image.fromarray(index)
+    image.putpalette(palette.tobytes())
+    with replacing(path) as temporary:
+        image.save(temporary, format="png", optimize=True)
+    return path

@@ -1,0 +1,191 @@
+"""Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights; resumes from its checkpoint.
+
+The last network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mcbn.errors import MCBNError
+from mcbn.files import replacing
+from mcbn_study.data.scenes import SCENE_SETS, Scenes
+from mcbn_study.networks.segnet import SegNet
+from mcbn_study.records import digest
+from mcbn_study.segmentation.augmentation import epoch_views, normalize, show
+from mcbn_study.segmentation.profile import Profile
+from mcbn_study.segmentation.scores import confusion, mean_iou
+
+AT_ONCE = 8  # images of one pass without gradients
+
+
+@dataclass
+class Run:
+    """A training run on its way: the network, its optimiser, and what was seen so far."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    epoch: int = 0  # epochs done
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    checks: list[tuple[int, float]] = field(default_factory=list)  # epoch, validation mIoU
+
+
+def train(
+    profile: Profile,
+    scenes: Scenes,
+    val: Scenes | None,
+    checkpoint: Path,
+    *,
+    device: str = "cpu",
+    on_epoch: Callable[[Run], None] | None = None,
+) -> Run:
+    """Train for the epochs of the profile, going on from the checkpoint where there is one.
+
+    Args:
+        profile: sizes and rates.
+        scenes: training images.
+        val: images whose mIoU is noted every few epochs, or None.
+        checkpoint: file that is replaced every few epochs and at the end.
+        device: "cpu", or "cuda", where passes run in bfloat16.
+        on_epoch: called after every epoch; what it raises ends the run, which can be resumed.
+    """
+    if len(scenes) < profile.batch_size:
+        raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
+    network = SegNet(len(scenes.classes), widths=profile.widths, seed=profile.seed)
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(
+        network.parameters(), profile.learning_rate, weight_decay=profile.weight_decay, fused=device == "cuda"
+    )
+    run = _resume(Run(network, optimizer), profile, checkpoint, device)
+    weight = class_weights(profile, scenes).to(device)
+    scenes, val = scenes.to(device), val if val is None else val.to(device)
+    while run.epoch < profile.epochs:
+        started = time.perf_counter()
+        run.losses.append(_one_epoch(run, profile, scenes, weight, device))
+        run.epoch += 1
+        last = run.epoch == profile.epochs
+        if val is not None and (last or run.epoch % profile.check_every == 0):
+            run.checks.append((run.epoch, validate(network, val)))
+        run.seconds += time.perf_counter() - started
+        if last or run.epoch % profile.save_every == 0:
+            _save(run, profile, checkpoint)
+        if on_epoch is not None:
+            on_epoch(run)
+    network.eval()
+    return run
+
+
+def learning_rate(step: int, steps: int, *, peak: float, warm_up: float) -> float:
+    """Rise linearly over the first share of the steps, then fall along half a cosine to 0 after the last."""
+    rising = max(1, round(warm_up * steps))
+    if step < rising:
+        return peak * (step + 1) / rising
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+def class_weights(profile: Profile, scenes: Scenes) -> Tensor:
+    """Return the weights of the classes in the loss, (K,): the published ones, or median over frequency, softened.
+
+    w_k = (median_j f_j / f_k)^p, f_k = pixels of k / pixels of the images that show k (Eigen and Fergus 2015, used by
+    SegNet); a class that no image shows has weight 0. Differs: p = 1/2 by default instead of 1.
+    """
+    published = SCENE_SETS[profile.dataset].weights
+    weights = torch.tensor(published) if published else median_frequency(scenes)
+    return torch.where(weights > 0, weights**profile.weight_power, 0.0)
+
+
+def median_frequency(scenes: Scenes) -> Tensor:
+    """Return median_j f_j / f_k for every class k, (K,), 0 for those that never occur."""
+    K = len(scenes.classes)
+    counts = torch.stack([torch.bincount(y.flatten().long(), minlength=256)[:K] for y in scenes.y.cpu()])  # (N, K)
+    shown = (counts > 0).sum(0) * scenes.y[0].numel()  # (K,)
+    frequency = counts.sum(0) / shown.clamp(min=1)
+    present = frequency > 0
+    return torch.where(present, frequency[present].median() / frequency.clamp(min=1e-12), 0.0)
+
+
+@torch.no_grad()
+def validate(network: nn.Module, scenes: Scenes) -> float:
+    """Return the mean IoU of the plain network; its mode is put back."""
+    was_training = network.training
+    network.eval()
+    counts = torch.zeros(len(scenes.classes), len(scenes.classes), dtype=torch.int64, device=scenes.x.device)
+    try:
+        for x, y in zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True):
+            with precision(x.device.type):
+                label = network(normalize(x)).argmax(1)
+            counts += confusion(label, y, len(scenes.classes), scenes.void)
+    finally:
+        network.train(was_training)
+    return mean_iou(counts)
+
+
+def precision(device: str) -> AbstractContextManager[Any]:
+    """Run passes in bfloat16 on a GPU."""
+    return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
+
+
+def _one_epoch(run: Run, profile: Profile, scenes: Scenes, weight: Tensor, device: str) -> float:
+    """Take the steps of one epoch; return the mean loss."""
+    run.network.train()
+    drawn = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
+    views = [view.to(device) for view in drawn]
+    steps, total = len(views), torch.zeros((), device=device)
+    for number, view in enumerate(views):
+        rate = learning_rate(
+            run.epoch * steps + number, profile.epochs * steps, peak=profile.learning_rate, warm_up=profile.warm_up
+        )
+        for group in run.optimizer.param_groups:
+            group["lr"] = rate
+        x, y = show(scenes, view)
+        with precision(device):
+            logits = run.network(x)  # (M, K, H, W)
+        loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.void)
+        run.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        run.optimizer.step()
+        total += loss.detach()
+    mean = total.item() / steps
+    if not math.isfinite(mean):
+        raise MCBNError(f"training diverged in epoch {run.epoch + 1}: the loss is {mean}; lower learning_rate")
+    return mean
+
+
+def _save(run: Run, profile: Profile, path: Path) -> None:
+    """Write everything the next step depends on, whole or not at all."""
+    state = {
+        "settings": digest(profile.settings()),
+        "network": run.network.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "progress": {"epoch": run.epoch, "seconds": run.seconds, "losses": run.losses, "checks": run.checks},
+    }
+    with replacing(path) as temporary:
+        torch.save(state, temporary)
+
+
+def _resume(run: Run, profile: Profile, path: Path, device: str) -> Run:
+    if not path.exists():
+        return run
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        found = state["settings"]
+    except Exception as error:  # a foreign file can fail in any way
+        raise MCBNError(f"{path} is no checkpoint of this training ({error}); remove it to start anew") from error
+    if found != digest(profile.settings()):
+        raise MCBNError(
+            f"{path} was made with other settings; remove it to start anew, or use another folder with --out"
+        )
+    run.network.load_state_dict(state["network"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    for name, value in state["progress"].items():
+        setattr(run, name, value)
+    return run

@@ -1,0 +1,1 @@
+"""How MCBN depends on M and T."""

@@ -1,0 +1,47 @@
+"""The distribution of batch statistics: Gaussian moments from population moments (appendix 1.3)."""
+
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+from mcbn.population import StatisticMoments, statistic_moments
+
+
+def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size: int) -> StatisticMoments:
+    """Model the statistics of a batch of M examples, one value each, from population moments.
+
+    mu_B ~ N(mu, sigma^2 / M), sigma_B ~ N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)).
+    Teye et al. 2018, appendix 1.3. A unit that never varies (sigma = 0) has no spread.
+
+    mean, variance and fourth central moment of the population, each (C,).
+    """
+    return statistic_moments(mean, variance, variance, (fourth - variance.square()).clamp(min=0), batch_size)
+
+
+def activation_moments(h: Tensor, batch_size: float) -> StatisticMoments:
+    """Model the statistics of a batch of M examples from what a layer sees of a population, h (N, C, ...).
+
+    The equations of `statistic_moments`. One value an example: a = h, Var(b) = E[(h - mu)^4] - sigma^4, those of
+    Teye et al. 2018, appendix 1.3.
+    Differs: they treat fully connected layers; pixels of one image are no independent examples, images are.
+
+    Differentiable; a statistic that does not vary has spread 0 and passes no gradient through it.
+    """
+    if h.ndim < 2 or len(h) < 2:
+        raise MCBNError(f"activations must be (N, C, ...) with N at least 2; got {tuple(h.shape)}")
+    own = list(range(2, h.ndim))  # axes inside an example
+    mean = h.mean([0, *own])  # (C,)
+    centred = h - mean.reshape(-1, *(1,) * len(own))  # (N, C, ...)
+    each_mean = centred.mean(own) if own else centred  # (N, C): a - mu
+    each_square = centred.square().mean(own) if own else centred.square()  # (N, C): b
+    average = each_square.mean(0)  # (C,)
+    variance = _above_rounding(average, mean.square())
+    of_mean = _above_rounding(each_mean.square().mean(0), batch_size * mean.square())  # (C,): Var(a)
+    of_square = (each_square - average).square().mean(0)  # (C,): Var(b)
+    of_square = _above_rounding(of_square, 4 * batch_size * average.square())
+    return statistic_moments(mean, variance, of_mean, of_square, batch_size)
+
+
+def _above_rounding(square: Tensor, scale: Tensor) -> Tensor:
+    """Put 0 for what is rounding against `scale`."""
+    return square.masked_fill(square.detach() <= scale.detach() * (4 * torch.finfo(square.dtype).eps) ** 2, 0)

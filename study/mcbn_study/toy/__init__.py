@@ -1,0 +1,1 @@
+"""The toy problem of Figure 1."""

@@ -1,0 +1,201 @@
+"""Networks of a stack against the same networks alone."""
+
+import math
+import mmap
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinds import normal
+from mcbn_study.mnf import stack
+from mcbn_study.mnf.layers import MNFNetwork
+
+
+def stacked(members: list[int], *, n: int = 50, batch_size: int = 10, max_steps: int = 0) -> stack.Stack:
+    """Networks of these numbers, each with data, weights and streams of its own."""
+    network = MNFNetwork([3, 6, 1], generators=[stack.generator(s, stack.INITIAL) for s in members]).double()
+    x = torch.stack([normal(n, 3, seed=s) for s in members])
+    keys = [[s] for s in members]
+    return stack.Stack(network, x, x.sum(2, keepdim=True), keys, batch_size=batch_size, max_steps=max_steps)
+
+
+def assert_networks_equal(a: stack.Stack, i: int, b: stack.Stack, j: int) -> None:
+    for p, q in zip(a.network.parameters(), b.network.parameters(), strict=True):
+        torch.testing.assert_close(p[i], q[j], rtol=1e-8, atol=1e-10)
+
+
+def test_network_of_a_stack_equals_the_network_alone() -> None:
+    together = stacked([4, 7, 9])
+    for _ in range(13):
+        together.epoch()  # 65 steps: more than a block of noise
+    for i, member in enumerate([4, 7, 9]):
+        alone = stacked([member])
+        for _ in range(13):
+            alone.epoch()
+        assert_networks_equal(together, i, alone, 0)
+
+
+def test_each_network_stops_at_its_own_epoch() -> None:
+    together = stacked([1, 2, 3])
+    stack.train_for(together, [2, 5, 3])
+    for i, epochs in enumerate([2, 5, 3]):
+        alone = stacked([i + 1])
+        stack.train_for(alone, [epochs])
+        assert_networks_equal(together, i, alone, 0)
+
+
+@pytest.mark.slow
+def test_early_stopping_in_a_stack_equals_early_stopping_alone_and_a_naive_loop() -> None:
+    def held_out(members: list[int], network: MNFNetwork) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.stack([normal(20, 3, seed=100 + s) for s in members])
+        sign = torch.tensor([-1 if s == 2 else 1 for s in members]).reshape(-1, 1, 1)  # 2 gets worse as it learns
+        noise = stack.draw_noise([[s, stack.VALIDATION] for s in members], 0, 4, network.draw_size).double()
+        return x, sign * x.sum(2, keepdim=True), noise
+
+    together = stacked([1, 2])
+    epochs = stack.train_until_best(together, *held_out([1, 2], together.network), max_epochs=40, patience=5)
+    assert epochs[1] < epochs[0]
+    for i, member in enumerate([1, 2]):
+        alone = stacked([member])
+        x, y, noise = held_out([member], alone.network)
+        found = stack.train_until_best(alone, x, y, noise, max_epochs=40, patience=5)
+        assert found == [epochs[i]]
+        assert_networks_equal(together, i, alone, 0)
+        assert naive_best_epoch(stacked([member]), x, y, noise) == epochs[i]
+
+
+def naive_best_epoch(single: stack.Stack, x: Tensor, y: Tensor, noise: Tensor) -> int:
+    best, best_epoch = math.inf, 0
+    for epoch in range(1, 41):
+        single.epoch()
+        with torch.no_grad():
+            rmse = (single.network.sample(x, noise).mean(1) - y).square().mean().sqrt().item()
+        if rmse < best:
+            best, best_epoch = rmse, epoch
+        if epoch - best_epoch >= 5:
+            break
+    return best_epoch
+
+
+def test_loss_is_half_the_squared_error_plus_kl_over_n() -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    x, y = two.x[two.rows, two.index], two.y[two.rows, two.index]
+    output, kl = two.network(x, two.noise)
+    naive = sum(0.5 * ((output[s] - y[s]) ** 2).mean() + kl[s] / 50 for s in range(2))
+    torch.testing.assert_close(two.losses(x, y, two.noise), naive)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while tracing
+def test_loss_traces_whole_and_gives_the_same_gradients() -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    batch = two.x[two.rows, two.index], two.y[two.rows, two.index], two.noise
+    traced = torch.compile(two.losses, backend="aot_eager", dynamic=False, fullgraph=True)
+    found, expected = (torch.autograd.grad(f(*batch), list(two.network.parameters())) for f in (traced, two.losses))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = stacked([1, 2])
+    noise = normal(2, 7, two.network.draw_size)
+    with torch.no_grad():
+        whole = two.network.sample(two.x, noise).mean(1)
+        monkeypatch.setitem(stack.CHUNK, "cpu", 2 * 50 * 6 * 3)
+        torch.testing.assert_close(stack.sample_mean(two.network, two.x, noise), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_warm_up_changed_is_put_back() -> None:
+    warmed, fresh = stacked([1, 2]), stacked([1, 2])
+    with stack.unchanged(list(warmed.network.parameters()), warmed.optimizer):
+        for _ in range(3):
+            warmed._step()
+    for one in (warmed, fresh):
+        one.epoch()
+    for i in range(2):
+        assert_networks_equal(warmed, i, fresh, i)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
+def test_long_training_is_compiled_and_gives_the_same_networks() -> None:
+    fused, plain = stacked([1, 2], max_steps=stack.COMPILE_FROM), stacked([1, 2])
+    assert fused.loss != fused.losses
+    for one in (fused, plain):
+        stack.train_for(one, [2, 3])
+    for i in range(2):
+        assert_networks_equal(fused, i, plain, i)
+
+
+def test_training_that_does_not_compile_says_so_and_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_args: object, **_options: object) -> object:
+        def fail(*_batch: Tensor) -> Tensor:
+            raise RuntimeError("no compiler found")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", refusing)
+    with pytest.warns(UserWarning, match="runs uncompiled .*no compiler found"):
+        uncompiled = stacked([1, 2], max_steps=stack.COMPILE_FROM)
+    plain = stacked([1, 2])
+    for one in (uncompiled, plain):
+        one.epoch()
+    assert_networks_equal(uncompiled, 1, plain, 1)
+
+
+def test_layers_side_by_side_are_the_layers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = stacked([1, 2])
+    two._next_batch()
+    parts = two.network.cut(two.noise, two.batch_size)
+    for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
+        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
+    for beside, alone in zip(stack.SideBySide(two.sources.functions)(parts), two.sources(parts), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(beside, alone, strict=True))
+
+
+def test_capturing_a_step_is_silent_on_streams_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: object) -> None:
+        warnings.warn(f"{stack.STREAMS_DIFFER} the stream of the node that produced it.", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    monkeypatch.setattr(stack, "capture", capture)
+    two = stacked([1, 2])
+    two.device = torch.device("cuda")
+    with pytest.warns(UserWarning, match="something else") as seen:
+        two._tried_step()
+    assert len(seen) == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"), reason="old torch"
+)
+def test_torch_warns_of_streams_in_the_words_that_are_silenced() -> None:
+    (library,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        assert text.find(b"\0" + stack.STREAMS_DIFFER.encode()) >= 0  # a text that begins so
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore::DeprecationWarning")  # torch's, on compiling
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
+    def trained(max_steps: int) -> stack.Stack:
+        members = [1, 2, 3]
+        network = MNFNetwork([3, 20, 20, 1], generators=[stack.generator(s, stack.INITIAL) for s in members]).cuda()
+        x = torch.stack([normal(200, 3, seed=s) for s in members]).float().cuda()
+        made = stack.Stack(network, x, x.sum(2, keepdim=True), [[s] for s in members], max_steps=max_steps)
+        for _ in range(40):
+            made.epoch()
+        return made
+
+    beside, plain = trained(stack.COMPILE_FROM), trained(0)
+    assert isinstance(beside.sources, stack.SideBySide)
+    assert type(plain.sources) is stack.InTurn
+    for a, b in zip(beside.network.parameters(), plain.network.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,108 @@
+"""Tables and figure of CIFAR-10, from made-up records."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+import mcbn
+from mcbn_study import records
+from mcbn_study.cifar10 import report
+from mcbn_study.cifar10.run import KIND, TRAINING
+
+WHERE = {"hardware": "a GPU", "torch": "2", "commit": "0123456789abcdef", "config": {"batch_size": 32}}
+CURVE = {1: -0.36, 2: -0.32, 4: -0.30, 128: -0.27}
+
+
+def row(seed: int, method: str, part: str, T: int | None, M: int | None, **scores: float) -> dict:
+    errors = {"pll_minus_shared": 0.002} if "pll_minus_shared" in scores else {"pll": 0.001} if T else {}
+    about = {"kind": KIND, "network": "resnet32", "method": method, "seed": seed, "part": part, "n_images": 1000}
+    return about | {"n_samples": T, "batch_size": M, "scores": scores, "errors": errors, **WHERE}
+
+
+def study(shift: float = 0.0) -> list[dict]:
+    rows = []
+    for seed in (1, 2):
+        more = 0.01 * seed + shift
+        rows.append({"kind": TRAINING, "network": "resnet32", "seed": seed, "seconds": 240.0 + seed, **WHERE})
+        rows[-1] |= {"milliseconds_per_step": 2.5, "loss": 0.1, "accuracy": 0.97}
+        for part in ("validation", "test"):
+            rows.append(row(seed, "plain", part, None, None, pll=-0.32 + more, accuracy=0.92, ece=0.05))
+        rows += [row(seed, "mcbn", "test", T, 32, pll=v + more, accuracy=0.93, ece=0.02) for T, v in CURVE.items()]
+        rows += [row(seed, "mcbn", "validation", 4, M, pll=-M / 100, accuracy=0.9, ece=0.01) for M in (16, 32)]
+        rows.append(row(seed, "mcbn", "test", 4, 16, pll=-0.2, accuracy=0.9, ece=0.01))
+        rows.append(row(seed, "mcbn_per_query", "query", 16, 32, pll=-0.26, pll_minus_shared=0.001))
+        rows += [row(seed, "mcbn_shared", "query", 16, M, pll=-0.261) for M in (31, 32)]
+    return rows
+
+
+def cells(markdown: str, start: str) -> list[str]:
+    line = next(line for line in markdown.splitlines() if line.startswith(f"| {start} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_summary_has_the_columns_and_every_score() -> None:
+    found = list(csv.DictReader(io.StringIO(report.summary(study()))))
+    assert tuple(found[0]) == report.COLUMNS
+    keys = [tuple(r[c] for c in report.COLUMNS[:-1]) for r in found]
+    assert len(set(keys)) == len(keys)
+    values = dict(zip(keys, (float(r["value"]) for r in found), strict=True))
+    assert values["resnet32", "plain", "1", "", "", "pll"] == pytest.approx(-0.31)
+    assert values["resnet32", "mcbn", "2", "128", "32", "pll"] == pytest.approx(-0.25)
+    assert values["resnet32", "mcbn", "2", "128", "32", "pll_standard_error"] == pytest.approx(0.001)
+    assert values["resnet32", "mcbn", "1", "4", "16", "validation_pll"] == pytest.approx(-0.16)
+    assert values["resnet32", "training", "1", "", "", "seconds"] == pytest.approx(241)
+
+
+def test_the_last_record_of_a_measurement_counts() -> None:
+    (found,) = report.collect([*study(), *study(shift=-0.1)])
+    assert found.values("pll", "plain") == pytest.approx({1: -0.41, 2: -0.40})
+
+
+def test_tables_show_ours_beside_the_papers() -> None:
+    (found,) = report.collect(study())
+    text = "\n".join(report.sections(found))
+    assert cells(text, "paper") == ["paper", "-0.32", "-0.36", "-0.32", "-0.30", "-0.28"]
+    assert cells(text, "ours")[1] == "-0.305 ± 0.005"  # plain: -0.31 and -0.30
+    assert cells(text, "difference") == ["difference", "+0.015", "+0.015", "+0.015", "+0.015", "+0.025"]
+    assert cells(text, "seed 2")[1:] == ["-0.3000", "-0.3400", "-0.3000", "-0.2800", "-0.2500"]
+    assert cells(text, "PLL")[0] == "PLL"
+    assert "| 16 (best on validation) | -0.1600 ± 0.0000 | -0.2000 ± 0.0000 | 90.00 ± 0.00 |" in text
+    assert "+0.0010 ± 0.0020" in text
+    assert "a GPU, torch 2, commit 0123456789ab" in text
+
+
+def test_targets_are_judged_by_the_worst_seed() -> None:
+    (found,) = report.collect(study())
+    assert all(line.endswith(", reached.") for line in report.targets(found))
+    (low,) = report.collect(study(shift=-0.05))
+    judged = report.targets(low)
+    assert judged[0] == "plain PLL -0.32 or better: -0.36, not reached."
+    assert judged[1].endswith("-0.31, not reached.")
+    rows = study()
+    worse = next(r for r in rows if r.get("n_samples") == 128 and r["seed"] == 2)
+    worse["scores"]["pll"] = -0.5
+    judged = report.targets(report.collect(rows)[0])
+    assert [line.rpartition(", ")[2] for line in judged] == [
+        "reached.",
+        "not reached.",
+        "not reached.",
+        "reached.",
+        "not reached.",
+        "reached.",
+    ]
+
+
+def test_files_are_written_from_records_alone(tmp_path: Path) -> None:
+    records.extend(tmp_path / "records.jsonl", study())
+    written = report.write(tmp_path)
+    assert [path.name for path in written] == ["summary.csv", "table.md", "resnet32-pll.png"]
+    assert written[-1].read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "table.md").read_text().startswith("# CIFAR-10\n")
+
+
+def test_no_records_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(mcbn.MCBNError, match="no CIFAR-10 records; make them with `mcbn reproduce cifar10`"):
+        report.write(tmp_path)
+    assert list(tmp_path.iterdir()) == []

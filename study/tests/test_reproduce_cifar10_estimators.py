@@ -1,0 +1,162 @@
+"""CIFAR-10: fresh batches for every query, curves over T, and the evaluation."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mcbn
+from cifar import TINY, images, trained
+from kinds import norms_in_training
+from mcbn_study.cifar10.augmentation import Augmented
+from mcbn_study.cifar10.measure import Evaluation, difference
+from mcbn_study.cifar10.per_query import fresh_batches, per_query
+from mcbn_study.cifar10.scores import curve, score
+from mcbn_study.data.images import Images
+from mcbn_study.networks.resnet import standardize
+
+
+def naive_per_query(network: nn.Module, batches: list[torch.Tensor], x: torch.Tensor, n_samples: int) -> torch.Tensor:
+    """For each image and pass: one batch through BN in training mode, its statistics set, the image run."""
+    logits = torch.zeros(n_samples, len(x), 10, dtype=x.dtype)
+    for n, t in ((n, t) for n in range(len(x)) for t in range(n_samples)):
+        taught = norms_in_training(copy.deepcopy(network))
+        for module in taught.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1.0  # running statistics become those of the batch, with 1 / (n - 1)
+                module.register_forward_pre_hook(lambda m, args: setattr(m, "values", args[0][:, 0].numel()))
+        taught(batches[n * n_samples + t].to(x.dtype))
+        for module in taught.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_var *= (module.values - 1) / module.values
+        logits[t, n] = taught.eval()(x[n : n + 1])[0]
+    return logits
+
+
+def test_per_query_is_the_loop_by_hand() -> None:
+    network, data = trained().double(), Augmented(images().x)
+    before = copy.deepcopy(network.state_dict())
+    x = standardize(images(5, seed=9).x).double()
+    batches = list(fresh_batches(data, 7, 15, seed=4))
+    assert len(batches) == 15
+    assert all(len(b) == 7 for b in batches)
+    with torch.no_grad():
+        expected = naive_per_query(network, batches, x, 3)
+    found = per_query(network, data, x, n_samples=3, batch_size=8, seed=4)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in before.items())
+
+
+def test_per_query_in_small_passes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, data = trained().double(), Augmented(images().x)
+    x = standardize(images(3, seed=9).x)
+    whole = per_query(network, data, x, n_samples=4, batch_size=8, seed=4)
+    monkeypatch.setitem(per_query.__globals__, "ROWS", 5)
+    torch.testing.assert_close(per_query(network, data, x, n_samples=4, batch_size=8, seed=4), whole)
+
+
+@pytest.mark.parametrize(("batch_size", "n_samples", "n"), [(1, 2, 2), (8, 0, 2), (8, 2, 0)])
+def test_per_query_refuses_what_it_cannot_do(batch_size: int, n_samples: int, n: int) -> None:
+    x = standardize(images(2).x)[:n]
+    with pytest.raises(mcbn.MCBNError, match="per_query needs"):
+        per_query(trained(), Augmented(images().x), x, n_samples=n_samples, batch_size=batch_size, seed=0)
+
+
+def logits_and_labels(draws: int = 16, n: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return 2 * torch.randn(draws, n, 10, generator=generator), torch.randint(10, (n,), generator=generator)
+
+
+def test_curve_is_the_direct_computation_on_disjoint_sets() -> None:
+    logits, y = logits_and_labels(12)
+    found = curve(logits, y, [1, 4, 5, 16])
+    assert [(s.n_samples, s.n_sets) for s in found] == [(1, 12), (4, 3), (5, 2)]
+    for scored in found:
+        T = scored.n_samples
+        values = []
+        for s in range(12 // T):
+            p = logits[s * T : (s + 1) * T].double().softmax(2).mean(0)
+            values.append(sum(math.log(p[n, y[n]]) for n in range(len(y))) / len(y))
+        assert scored.scores["pll"] == pytest.approx(np.mean(values), abs=1e-12)
+        assert scored.errors["pll"] == pytest.approx(np.std(values, ddof=1) / math.sqrt(len(values)), abs=1e-12)
+
+
+def test_curve_cannot_fall_where_sets_are_nested() -> None:
+    found = curve(*logits_and_labels(16), [1, 2, 4, 8, 16])
+    values = [scored.scores["pll"] for scored in found]
+    assert values == sorted(values)
+    assert "pll" not in found[-1].errors  # one set has no error
+
+
+def test_curve_at_all_draws_is_the_score_of_the_prediction() -> None:
+    network, x = trained(), standardize(images(20, seed=9).x)
+    y = torch.arange(20) % 10
+    bayes = mcbn.MCBN(network, "classification").fit(Augmented(images().x), n_samples=4, batch_size=8)
+    prediction = bayes.predict(x)
+    (scored,) = curve(bayes.sample(x), y, [4])
+    wrong = prediction.label != y
+    expected = {
+        "pll": prediction.log_prob(y).mean(),
+        "accuracy": (~wrong).double().mean(),
+        "ece": mcbn.metrics.ece(prediction.probs, y),
+        "brier": mcbn.metrics.brier(prediction.probs, y),
+        "auroc_entropy": mcbn.metrics.auroc(prediction.entropy, wrong),
+        "auroc_max_probability": mcbn.metrics.auroc(1 - prediction.probs.amax(1), wrong),
+        "auroc_mutual_information": mcbn.metrics.auroc(prediction.mutual_information, wrong),
+    }
+    assert scored.scores.keys() == expected.keys()
+    for name, value in expected.items():
+        assert scored.scores[name] == pytest.approx(float(value), abs=2e-2 if "auroc" in name else 1e-5), name
+
+
+def test_scores_leave_out_what_cannot_be_told() -> None:
+    probs = torch.eye(10).double()[None] * 0.9 + 0.01
+    assert set(score(probs, torch.arange(10))) == {"pll", "accuracy", "ece", "brier"}
+
+
+def test_difference_of_estimators_is_paired() -> None:
+    shared, y = logits_and_labels(16)
+    gap, error = difference(shared[:4], shared[:4], y)
+    assert (gap, error) == (0.0, 0.0)
+    gap, error = difference(shared[:4], shared[4:], y)
+    p = [shared[i : i + 4].double().softmax(2).mean(0)[range(50), y].log().numpy() for i in range(0, 16, 4)]
+    d = p[0] - np.mean(p[1:], 0)
+    sets = [v.mean() for v in p[1:]]
+    assert gap == pytest.approx(d.mean(), abs=1e-12)
+    assert error == pytest.approx(math.sqrt(d.var(ddof=1) / 50 + np.var(sets, ddof=1) / 3), abs=1e-12)
+
+
+def evaluate(seed: int = 0) -> list[dict]:
+    data, other = images(), images(20, seed=8)
+    parts = {"train": data, "validation": images(10, seed=7), "test": other}
+    return list(Evaluation(trained(), TINY, **parts, seed=seed).rows())
+
+
+def test_evaluation_measures_every_method_once() -> None:
+    rows = evaluate()
+    keys = [(r["method"], r["part"], r["batch_size"], r["n_samples"]) for r in rows]
+    assert sorted(keys, key=str) == sorted(
+        [
+            ("plain", "validation", None, None),
+            ("plain", "test", None, None),
+            *(("mcbn", "test", 8, T) for T in (1, 2, 4)),
+            *(("mcbn", "validation", M, 2) for M in (4, 8)),
+            ("mcbn", "test", 4, 2),
+            ("mcbn_per_query", "query", 8, 2),
+            ("mcbn_shared", "query", 7, 2),
+            ("mcbn_shared", "query", 8, 2),
+        ],
+        key=str,
+    )
+    assert {r["n_images"] for r in rows if r["part"] == "query"} == {6}
+    scores = [[r["scores"] for r in evaluate()], [r["scores"] for r in rows]]
+    assert scores[0] == scores[1]
+
+
+def test_evaluation_refuses_labels_outside_the_classes() -> None:
+    bad = Images(images().x, images().y + 5)
+    with pytest.raises(mcbn.MCBNError, match="labels must be"):
+        Evaluation(trained(), TINY, train=images(), validation=images(), test=bad, seed=0)

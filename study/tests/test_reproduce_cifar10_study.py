@@ -1,0 +1,118 @@
+"""CIFAR-10: the study and its command."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import mcbn
+import mcbn_study.records
+from cifar import TINY, same
+from mcbn_study.cifar10 import run as study
+from mcbn_study.cifar10.profile import find_profile
+from mcbn_study.cifar10.saved import load_network
+from mcbn_study.data.images import Images, find_cifar10
+
+
+def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFAR-10 of random images, enough of them for the held-out indices."""
+    generator = torch.Generator().manual_seed(0)
+    few = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    large = Images(few[torch.arange(50_000) % 50], torch.arange(50_000) % 10)
+    monkeypatch.setattr(study, "cifar10", lambda part: large)
+
+
+STUDY = dataclasses.replace(TINY, steps=40, rates=((0, 0.05), (15, 1e-4)), n_train=40, n_validation=10, n_test=20)
+
+
+@pytest.mark.slow
+def test_study_trains_measures_and_records_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_study(monkeypatch)
+    path = study.run(STUDY, tmp_path, seeds=[1, 2])
+    files = sorted(p.name for p in (tmp_path / "networks").iterdir())
+    assert files == ["resnet8-seed1.safetensors", "resnet8-seed2.safetensors"]
+    found = mcbn_study.records.read(path)
+    assert [r["seed"] for r in found if r["kind"] == study.TRAINING] == [1, 2]
+    assert len([r for r in found if r["kind"] == study.KIND]) == 22
+    assert all({"config_hash", "commit", "device", "hardware", "seconds", "seed"} <= r.keys() for r in found[1:12])
+    study.run(STUDY, tmp_path, seeds=[1, 2])
+    assert mcbn_study.records.read(path) == found
+    elsewhere = tmp_path / "elsewhere"
+    study.run(STUDY, elsewhere, seeds=[1], networks=tmp_path / "networks")
+    assert not (elsewhere / "networks").exists()
+    assert [r["scores"] for r in mcbn_study.records.read(elsewhere / "records.jsonl")[1:]] == [
+        r["scores"] for r in found[1:12]
+    ]
+
+
+def test_study_with_dropout_trains_and_leaves_measuring_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_study(monkeypatch)
+    path = study.run(STUDY, tmp_path, seeds=[1], dropout=0.1)
+    assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors").dropout == 0.1
+    assert [r["kind"] for r in mcbn_study.records.read(path)] == [study.TRAINING]
+
+
+def test_seeds_of_a_study_can_be_trained_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_study(monkeypatch)
+    short = dataclasses.replace(STUDY, steps=6)
+    first = study.train_one(short, tmp_path / "networks", seed=2, dropout=0.1)
+    before = first.read_bytes()
+    path = study.run(short, tmp_path, seeds=[1, 2, 3], dropout=0.1, together=True)
+    assert first.read_bytes() == before  # what is there is not trained again
+    facts = {r["seed"]: r["together"] for r in mcbn_study.records.read(path)}
+    assert facts == {1: 2, 2: 1, 3: 2}
+    alone = study.train_one(short, tmp_path / "alone", seed=3, dropout=0.1)
+    assert same(load_network(alone), load_network(tmp_path / "networks" / "resnet8-dropout-seed3.safetensors"))
+
+
+def test_study_refuses_networks_of_other_settings_and_impossible_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_study(monkeypatch)
+    study.train_one(STUDY, tmp_path / "networks", seed=1)
+    with pytest.raises(mcbn.MCBNError, match="other settings"):
+        study.run(dataclasses.replace(STUDY, steps=3), tmp_path, seeds=[1])
+    for seeds in ([], [1, 1], [-1]):
+        with pytest.raises(mcbn.MCBNError, match="seeds must be"):
+            study.run(STUDY, tmp_path, seeds=seeds)
+    with pytest.raises(mcbn.MCBNError, match="no profile 'slow'"):
+        find_profile("slow")
+
+
+@pytest.mark.slow
+def test_quick_profile_runs_from_the_command_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from mcbn.cli import app
+
+    try:
+        find_cifar10()
+    except mcbn.MCBNError:
+        pytest.skip("CIFAR-10 is not here; `mcbn data cifar10` fetches it")
+    arguments = ["reproduce", "cifar10", "--profile", "quick", "--seeds", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "networks",
+        "records.jsonl",
+        "resnet8-pll.png",
+        "summary.csv",
+        "table.md",
+    ]
+    rows = [r for r in mcbn_study.records.read(tmp_path / "records.jsonl") if r["kind"] == study.KIND]
+    plain = next(r for r in rows if (r["method"], r["part"]) == ("plain", "test"))
+    assert plain["scores"]["accuracy"] > 0.2  # chance is 0.1
+
+
+def test_the_command_line_refuses_seeds_that_are_no_numbers(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from mcbn.cli import app
+
+    result = CliRunner().invoke(app, ["reproduce", "cifar10", "--seeds", "one", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    assert "seeds are whole numbers" in result.output
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,40 @@
+"""The estimator's scores: each run once, the table from the records alone."""
+
+from pathlib import Path
+
+import pytest
+
+from mcbn_study.estimators import report
+from mcbn_study.estimators import run as estimators
+from mcbn_study.records import read
+
+SMALL = {"hidden": [8], "epochs": 3, "n_samples": 5}
+
+
+def test_runs_are_recorded_once_and_the_table_is_their_mean(tmp_path: Path) -> None:
+    options = {"datasets": ("boston",), "splits": (1, 2), "states": (0,)}
+    path = estimators.run(tmp_path, **options, **SMALL)
+    before = path.read_text()
+    assert estimators.run(tmp_path, **options, **SMALL).read_text() == before
+    found = read(path)
+    assert [(r["split"], r["random_state"]) for r in found] == [(1, 0), (2, 0)]
+    assert all(r["commit"] and r["hardware"] and r["seconds"] > 0 for r in found)
+    text = report.write(tmp_path).read_text()
+    a, b = (r["rmse"] for r in found)
+    assert f"{(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f}" in text
+    assert "2.75 ± 0.05" in text
+
+
+def test_score_depends_on_the_random_state_alone() -> None:
+    first, again, other = (estimators.score("boston", 1, state, **SMALL) for state in (0, 0, 1))
+    assert first["rmse"] == pytest.approx(again["rmse"])
+    assert first["rmse"] != other["rmse"]
+
+
+def test_committed_scores_are_no_worse_than_the_papers() -> None:
+    committed = read(Path(__file__).parents[2] / "results" / "estimators" / "records.jsonl")
+    for dataset, (rmse, crps) in {"boston": (2.75, 1.45), "concrete": (4.78, 2.40)}.items():
+        own = [r for r in committed if r["dataset"] == dataset and not r["config"]["options"]]
+        assert len(own) == 10
+        assert sum(r["rmse"] for r in own) / len(own) <= rmse
+        assert sum(r["crps"] for r in own) / len(own) <= crps

@@ -1,0 +1,68 @@
+"""The estimators of the segmentation study: the paper's by hand, the plain network's."""
+
+import pytest
+import torch
+from torch import nn
+
+from kinds import norms_in_training
+from mcbn import MCBNError
+from mcbn_study.networks.segnet import SegNet
+from mcbn_study.segmentation import augmentation
+from mcbn_study.segmentation import measure as estimators
+from segmented import scenes, segnet
+from untouched import untouched
+
+
+def test_query_inside_is_a_training_pass_of_the_first_two_layers() -> None:
+    network, train, query = segnet(), scenes(5, seed=1).x, scenes(2, seed=2).x
+    M, T, seed = 4, 3, 7
+    with untouched(network):
+        found = estimators.query_inside(network, train, batch_size=M, n_samples=T, seed=seed)(query)
+    by_hand = norms_in_training(segnet())
+    for name, module in by_hand.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.0
+            module.training = name in ("encoder.0.1", "encoder.0.4")
+    generator = torch.Generator().manual_seed(seed)
+    for i in range(len(query)):
+        probs = []
+        for rows in torch.randint(len(train), (T, M - 1), generator=generator):
+            batch = torch.cat([query[i : i + 1], train[rows]])
+            with torch.no_grad():
+                probs.append(torch.softmax(by_hand(augmentation.normalize(batch).double())[0], 0))
+        drawn = torch.stack(probs)  # (T, K, H, W)
+        mean = drawn.mean(0)
+        torch.testing.assert_close(found.probs[i], mean, rtol=1e-9, atol=1e-12)
+        variance = (drawn - mean).square().mean(0).mean(0)
+        assert variance.max() > 1e-9
+        torch.testing.assert_close(found.maps["variance"][i], variance, rtol=1e-6, atol=1e-14)
+        entropy = -(mean * mean.log()).sum(0)
+        torch.testing.assert_close(found.maps["entropy"][i], entropy, rtol=1e-9, atol=1e-12)
+        expected = entropy + (drawn * drawn.log()).sum(1).mean(0)
+        torch.testing.assert_close(found.maps["mutual_information"][i], expected, rtol=1e-6, atol=1e-12)
+
+
+def test_query_inside_has_no_spread_where_the_batch_is_always_the_same() -> None:
+    only = scenes(1, seed=1).x
+    found = estimators.query_inside(segnet(), only, batch_size=3, n_samples=4)(scenes(1, seed=2).x)
+    assert found.maps["variance"].max() == 0
+
+
+def test_query_inside_needs_a_companion() -> None:
+    with pytest.raises(MCBNError, match="at least one training image; got batch_size=1"):
+        estimators.query_inside(segnet(), scenes(2).x, batch_size=1, n_samples=2)
+
+
+def test_plain_is_the_softmax_of_the_network() -> None:
+    network, x = SegNet(11, widths=(4, 4, 4, 4, 4)).eval(), scenes(2).x
+    found = estimators.plain(network)(x)
+    with torch.no_grad():
+        probs = torch.softmax(network(augmentation.normalize(x)), 1)
+    torch.testing.assert_close(found.probs, probs)
+    torch.testing.assert_close(found.maps["entropy"], -(probs * probs.log()).sum(1))
+
+
+def test_normalize_is_the_usual_scaling() -> None:
+    x = scenes(2).x
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (augmentation.MEAN, augmentation.STD))
+    torch.testing.assert_close(augmentation.normalize(x), (x / 255 - mean) / std)

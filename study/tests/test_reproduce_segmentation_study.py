@@ -1,0 +1,134 @@
+"""The segmentation study: profiles, a tiny run, its command."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from mcbn import MCBNError
+from mcbn.cli import app
+from mcbn_study import records
+from mcbn_study.data.scenes import CAMVID
+from mcbn_study.segmentation import augmentation, report
+from mcbn_study.segmentation import measure as estimators
+from mcbn_study.segmentation import run as study
+from mcbn_study.segmentation.profile import find_profile
+from scene_files import write_part
+from segmented import TINY, UNSETTLED
+
+
+def test_profiles_hold_the_settings_of_the_paper() -> None:
+    camvid, voc = find_profile("paper", "camvid"), find_profile("paper", "voc")
+    assert (camvid.batch_size, voc.batch_size) == (10, 36)
+    assert camvid.n_samples == voc.n_samples == 20
+    assert estimators.PAPER_LAYERS == 2
+    assert voc.tuned_batch_sizes == ()  # its val part is the test part
+    with pytest.raises(MCBNError, match="no profile 'paper' for 'cityscapes'"):
+        find_profile("paper", "cityscapes")
+
+
+def test_examples_are_spread_evenly() -> None:
+    assert study.examples(233, 4) == [29, 87, 145, 203]
+    assert study.examples(2, 4) == [0, 1]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for part, count in (("train", 6), ("val", 2), ("test", 3)):
+        write_part(tmp_path / "data" / "camvid" / f"{part}.zip", count=count)
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "out"
+
+
+@UNSETTLED
+@pytest.mark.slow
+def test_a_tiny_study_end_to_end(data: Path) -> None:
+    path = study.run(TINY, data)
+    rows = records.read(path)
+    assert [row["method"] for row in rows] == ["training", *study.METHODS]
+    assert len({row["config_hash"] for row in rows[1:]}) == 1
+    assert all(row["seconds"] >= 0 and row["commit"] and row["hardware"] for row in rows)
+    tuned = rows[-1]["scores"]
+    assert tuned["batch_size"] == min((2, 3), key=lambda M: tuned[f"val_nll_at_{M}"])
+    study.run(TINY, data)  # everything is there: nothing is added
+    assert records.read(path) == rows
+    written = report.main(data)
+    assert [file.name for file in written] == ["summary.csv", "table.md", "refusal.png", "camvid.png"]
+    with (data / "summary.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == ["dataset", "method", "metric", "value"]
+    value = {(row["method"], row["metric"]): row["value"] for row in table}
+    for method in study.METHODS:
+        assert float(value[method, "miou"]) == pytest.approx(
+            next(r["scores"]["miou"] for r in rows if r["method"] == method), rel=1e-5
+        )
+        for metric in ("pixel_accuracy", "ece", "error_auroc_entropy", "boundary_ratio_entropy"):
+            assert value[method, metric]
+    with Image.open(data / "camvid.png") as image:
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    shown = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
+    assert set(CAMVID.colours) <= shown  # classes keep their colours, legend and picture alike
+    text = (data / "table.md").read_text()
+    assert "drawing all layers" in text
+    assert "Bicyclist" in text
+
+
+@pytest.mark.slow
+@UNSETTLED
+def test_predictions_of_the_study_are_those_of_mcbn(data: Path) -> None:
+    study.train_network(TINY, data)
+    evaluation = study.Evaluation(TINY, data / "networks" / "camvid.safetensors", "cpu")
+    _, shown = evaluation.score("mcbn")
+    assert len(evaluation.bayes.posterior.layers) == 25
+    assert evaluation.bayes.posterior.batch_size == TINY.batch_size
+    row = study.examples(3, 2)[0]
+    pred = evaluation.bayes.predict(augmentation.normalize(evaluation.test.x[row : row + 1]), n_samples=TINY.n_samples)
+    assert np.array_equal(shown["label"][0], pred.label[0].numpy())
+    largest = float(shown["entropy_scale"])
+    assert np.allclose(shown["entropy"][0] * largest, pred.entropy[0], atol=largest)
+    before = evaluation.bayes.posterior
+    evaluation.score("mcbn_tuned")
+    assert evaluation.bayes.posterior is before
+
+
+def test_evaluation_without_a_network_or_of_unknown_methods_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MCBNError, match="train first"):
+        study.evaluate(TINY, tmp_path)
+    with pytest.raises(MCBNError, match="no method 'best'"):
+        study.evaluate(TINY, tmp_path, methods=["best"])
+
+
+def test_a_report_without_scores_or_with_damaged_maps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MCBNError, match="holds no scores yet; run `mcbn reproduce segmentation"):
+        report.main(tmp_path)
+    (tmp_path / "camvid-mcbn.npz").write_bytes(b"nothing")
+    with pytest.raises(MCBNError, match="no whole file of maps"):
+        report.load_shown(tmp_path / "camvid-mcbn.npz")
+
+
+def test_the_report_shows_the_last_record_of_a_method_and_the_memory_it_took(tmp_path: Path) -> None:
+    refused = {f"accuracy_refused_{percent}_entropy": 90.0 for percent in report.REFUSED}
+    base = {"miou": 50.0, "pixel_accuracy": 80.0, "nll": 0.5, "ece": 0.1, "milliseconds_per_image": 1.0, "iou_Sky": 9.0}
+    base |= {"error_auroc_entropy": 0.9, "boundary_ratio_entropy": 2.0} | refused
+    row = {"kind": "scores", "dataset": "camvid", "method": "mcbn", "config": {}}
+    first, again = (base | {"peak_mib_at_5": 100.0, "peak_mib_at_50": peak} for peak in (4852.0, 100.0))
+    records.extend(tmp_path / "records.jsonl", [row | {"scores": first}, row | {"scores": again}])
+    report.main(tmp_path)
+    assert "100 MiB at T = 5 and 100 MiB at T = 50" in (tmp_path / "table.md").read_text()
+    assert "camvid,mcbn,peak_mib_at_50,100\n" in (tmp_path / "summary.csv").read_text()
+    assert "4852" not in (tmp_path / "table.md").read_text() + (tmp_path / "summary.csv").read_text()
+
+
+def test_the_command_names_unknown_data_sets_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path))
+    for options, says in (
+        (["--dataset", "kitti"], "no profile 'paper' for 'kitti'"),
+        (["--profile", "quick"], "run `mcbn data camvid`"),
+    ):
+        result = CliRunner().invoke(app, ["reproduce", "segmentation", "--out", str(tmp_path / "out"), *options])
+        assert result.exit_code == 2
+        assert says in result.output
