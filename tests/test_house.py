@@ -1,0 +1,46 @@
+"""The tree keeps its shape: three roots, imports that point one way, and every public name."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import mcbn
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "mcbn"
+ROOTS = {"mcbn": SOURCE, "mcbn_study": ROOT / "study" / "mcbn_study", "mcbn_benchmarks": ROOT / "benchmarks"}
+
+
+def imports(path: Path, *, inside: bool = False) -> Iterator[tuple[str, ...]]:
+    """Yield the modules a file imports at its top, or also inside its functions, as parts of their names."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if inside else tree.body:
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((*node.module.split("."), alias.name) for alias in node.names)
+
+
+def test_the_library_never_imports_the_study_nor_both_the_benchmarks() -> None:
+    beneath = {"mcbn": {"mcbn_study", "mcbn_benchmarks"}, "mcbn_study": {"mcbn_benchmarks"}}
+    for root, forbidden in beneath.items():
+        for path in ROOTS[root].rglob("*.py"):
+            assert not {name[0] for name in imports(path, inside=True)} & forbidden, path
+
+
+def test_imports_between_rooms_of_the_library_have_no_cycle() -> None:
+    """A room is a file or folder of src/mcbn."""
+    rooms: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        needed = {name[1] for name in imports(path) if name[0] == "mcbn" and len(name) > 1}
+        rooms.setdefault(room, set()).update(needed - {room})
+    order = list(TopologicalSorter(rooms).static_order())
+    assert order.index("errors") < order.index("network") < order.index("engine") < order.index("model")
+
+
+def test_every_public_name_is_there() -> None:
+    before = {"MCBN", "ClassificationPrediction", "MCBNError", "Posterior", "RegressionPrediction", "data", "metrics"}
+    assert before <= set(mcbn.__all__)
+    assert all(hasattr(mcbn, name) for name in mcbn.__all__)
