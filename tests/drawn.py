@@ -7,13 +7,19 @@ import torch
 from torch import Tensor, nn
 
 import mcbn
+from mcbn import algorithm, batches
 
 
 def loop(bayes: mcbn.MCBN, x: Any) -> Tensor:
-    """Run every draw through the network's own code."""
-    engine = bayes._fitted()
+    """Run every draw by Algorithm 1 as printed, for a posterior of all layers."""
+    draws = bayes.posterior
     with torch.no_grad():
-        return torch.stack([engine._replay(x, t) for t in range(engine.posterior.n_samples)])
+        return torch.stack([_replay(bayes, *draws.draw(t), x) for t in range(draws.n_samples)])
+
+
+def _replay(bayes: mcbn.MCBN, mean: dict[str, Tensor], var: dict[str, Tensor], x: Any) -> Tensor:
+    draw = [(mean[name], var[name]) for name in mean]
+    return algorithm.replay(bayes.network, draw, batches.map_tensors(torch.clone, x))
 
 
 def fit(net: nn.Module, x: Tensor, **options: Any) -> mcbn.MCBN:

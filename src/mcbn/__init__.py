@@ -1,6 +1,6 @@
 """Bayesian uncertainty for trained batch-normalised PyTorch networks."""
 
-from mcbn import data, metrics
+from mcbn import algorithm, data, metrics
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.posterior import Posterior
@@ -13,6 +13,7 @@ __all__ = [
     "MCBNError",
     "Posterior",
     "RegressionPrediction",
+    "algorithm",
     "data",
     "metrics",
 ]
