@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
-from mcbn.batch_norm import READERS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
+from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
 from mcbn.engine.graphs import as_code, matters
 from mcbn.engine.sizes import SIZES, sized_by_values
 from mcbn.network import Network
@@ -55,7 +55,7 @@ class Writer(BatchNormMode):
 
     def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in READERS:
+        if func in BATCH_NORMS:
             return super().__torch_function__(func, types, args, kwargs)
         tensors = batches.tensors_of((args, kwargs))
         versions = [t._version for t in tensors]

@@ -1,0 +1,259 @@
+"""Every batch norm of a network is intercepted at one function: seen, recorded or replayed while the network runs.
+
+Whatever module normalises, it ends in `torch.nn.functional.batch_norm`. While a `BatchNormMode` is active in a thread
+it sees each such call and answers it: `Survey` notes who calls, `Record` keeps the statistics of a batch, `Replay` puts
+those of a draw in their place. No module is swapped, wrapped or switched to train mode, so activations fused into a
+layer, dropout and everything else stay as they are.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mcbn.errors import MCBNError
+
+BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls on; each with its positional arguments
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"),
+}
+DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
+_running = threading.local()  # the mode active in this thread, for the hooks of `watch`
+
+
+class BatchNormCall(NamedTuple):
+    """One call of batch norm: who makes it, on what, and how to run it unchanged."""
+
+    layer: str  # the module that makes the call, as in named_modules(); "" is the network itself
+    name: str  # the layer, with "#2", "#3", ... from its second call in one forward pass on
+    x: Tensor  # (N, C, ...)
+    running_mean: Tensor | None  # (C,)
+    running_var: Tensor | None  # (C,)
+    weight: Tensor | None  # (C,)
+    bias: Tensor | None  # (C,)
+    eps: float
+    training: bool  # asked to use the statistics of x itself, though the network is in eval mode
+    unchanged: partial[Tensor]
+    piece: bool = False  # x is the next rows of the tensor whose earlier rows this layer was just called on
+
+
+def layer_of(name: str) -> str:
+    """Return the module name of a call name: "bn" for "bn#2"."""
+    return name.rsplit("#", 1)[0]
+
+
+class BatchNormMode(TorchFunctionMode):
+    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path: list[str] = []  # the modules now running, outermost first
+        self.entered: set[str] = set()
+        self.calls: Counter[str] = Counter()
+        self.next_rows: dict[str, tuple[Any, ...] | None] = {}  # where those after a layer's last input would start
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Return the output of this call."""
+        return call.unchanged()
+
+    def __enter__(self) -> Self:
+        self.outer = getattr(_running, "mode", None)
+        _running.mode = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        _running.mode = self.outer
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        names = BATCH_NORMS.get(func)
+        if names is None:
+            return func(*args, **kwargs)
+        arguments = {**DEFAULTS, **dict(zip(names, args, strict=False)), **kwargs}
+        return self.answer(self._call(arguments, partial(func, *args, **kwargs)))
+
+    def _call(self, arguments: Mapping[str, Any], unchanged: partial[Tensor]) -> BatchNormCall:
+        layer = self.path[-1] if self.path else ""
+        self.calls[layer] += 1
+        name = layer if self.calls[layer] == 1 else f"{layer}#{self.calls[layer]}"
+        start, following = _place(arguments["input"])
+        piece = start is not None and self.next_rows.get(layer) == start
+        self.next_rows[layer] = following
+        kept = {key: arguments[key] for key in ("running_mean", "running_var", "weight", "bias", "eps", "training")}
+        return BatchNormCall(layer, name, arguments["input"], **kept, unchanged=unchanged, piece=piece)
+
+
+def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
+    """Say where in memory the rows of a view start, and where rows right after them would; None of other tensors."""
+    if not x._is_view():
+        return None, None
+    try:
+        storage, offset, stride = x.untyped_storage()._cdata, x.storage_offset(), x.stride()
+    except (RuntimeError, NotImplementedError):  # a tensor of torch.func has no memory of its own
+        return None, None
+    return (storage, offset, stride, x.shape[1:]), (storage, offset + len(x) * stride[0], stride, x.shape[1:])
+
+
+def watch(module: nn.Module) -> None:
+    """Let a private network tell the active mode which of its modules is running (hooks: never on a user's)."""
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            continue  # takes no hooks
+        child.register_forward_pre_hook(partial(_enter, name), prepend=True)
+        child.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(name: str, module: nn.Module, args: Any) -> None:
+    mode: BatchNormMode | None = getattr(_running, "mode", None)
+    if mode is not None:
+        mode.path.append(name)
+        mode.entered.add(name)
+
+
+def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    mode: BatchNormMode | None = getattr(_running, "mode", None)
+    if mode is not None:
+        mode.path.pop()
+
+
+class Survey(BatchNormMode):
+    """Run the network as it is and note which modules call batch norm, in the order of their first call.
+
+    The function also serves for instance norm and weight standardisation, on one row and with that row's statistics;
+    such calls see no batch and are left alone.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.layers: dict[str, bool] = {}  # layer -> has running statistics
+        self.rows = max((t.shape[0] for t in inputs if t.ndim > 0), default=0)
+        self.pieces: dict[str, int] = {}  # layer -> rows of the pieces of the batch that it normalises one by one
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Note the caller."""
+        if call.piece and call.x.shape[0] < self.rows:
+            self.pieces[call.layer] = max(call.x.shape[0], self.pieces.get(call.layer, 0))
+        if not (self.rows > 1 and call.training and call.x.shape[0] == 1):
+            self.layers.setdefault(call.layer, call.running_mean is not None)
+        return call.unchanged()
+
+
+class Record(BatchNormMode):
+    """Normalise chosen layers by the batch's own statistics, as in a training step, and keep those statistics.
+
+    mu_B = mean_B(h), sigma^2_B = mean_B((h - mu_B)^2): biased, what training-mode BN divides by.
+    """
+
+    def __init__(self, layers: frozenset[str]) -> None:
+        super().__init__()
+        self.chosen = layers
+        self.mean: dict[str, Tensor] = {}  # call name -> (C,)
+        self.var: dict[str, Tensor] = {}  # call name -> (C,), biased
+        self.running: dict[str, tuple[Tensor, Tensor]] = {}
+        self.values: dict[str, int] = {}  # call name -> values per channel in this batch
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Record this call's statistics and normalise by them."""
+        if call.layer not in self.chosen:
+            return call.unchanged()
+        self.values[call.name] = call.x.numel() // max(call.x.shape[1], 1)
+        if self.values[call.name] < 2:
+            raise MCBNError(
+                f"layer {call.name!r} sees one value a channel (input {tuple(call.x.shape)}), which has no variance; "
+                "draw training batches of at least 2: batch_size=2 or more"
+            )
+        if call.running_mean is not None and call.running_var is not None:
+            self.running[call.name] = (call.running_mean, call.running_var)
+        output, self.mean[call.name], self.var[call.name] = train_batch_norm(call.x, call.weight, call.bias, call.eps)
+        return output
+
+
+class Replay(BatchNormMode):
+    """Normalise chosen layers by the statistics of one draw.
+
+    Args:
+        mean: call name -> (C,); the layers it names are the chosen ones.
+        var: call name -> (C,), biased.
+    """
+
+    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.mean, self.var = mean, var
+        self.chosen = {layer_of(name) for name in mean}
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Normalise by the draw's statistics."""
+        if call.layer not in self.chosen:
+            return call.unchanged()
+        name = self.drawn_name(call)
+        return normalize(call.x, *scale_and_shift(self.mean[name], self.var[name], call.weight, call.bias, call.eps))
+
+    def drawn_name(self, call: BatchNormCall) -> str:
+        """Return whose statistics a call gets: its own, or those of the layer where it normalises a further piece.
+
+        Ghost batch norm (Hoffer et al. 2017, arXiv 1705.08741) calls a layer once for every piece of a large batch.
+        A draw is that of one piece, and all pieces of the inputs meet it.
+        """
+        if call.name in self.mean:
+            return call.name
+        if call.piece and f"{call.layer}#2" not in self.mean:
+            return call.layer
+        raise MCBNError(
+            f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
+            "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
+        )
+
+
+def train_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise x (N, C, ...) by its own statistics; return it with their mean and biased variance, (C,) each.
+
+    Training's own kernel where it keeps statistics in x's dtype; it hands back 1 / sqrt(sigma^2 + eps).
+    """
+    if x.dtype == statistics_dtype(x) and (weight is None or weight.dtype == x.dtype):
+        output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        return output, mean, (inverse.square().reciprocal() - eps).clamp(min=0)  # not in place: vmap has no rule for it
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    var, mean = torch.var_mean(x.to(statistics_dtype(x)), axes, correction=0)
+    return normalize(x, *scale_and_shift(mean, var, weight, bias, eps)), mean, var
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """Half precision keeps its statistics in float32, as training does; the rest in its own."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def scale_and_shift(
+    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Turn statistics (..., C) into gamma / sqrt(sigma^2 + eps) and beta - mu * that, so BN is h * scale + shift."""
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    return scale, shift if bias is None else shift + bias
+
+
+def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Apply scale and shift (C,) along axis 1 of x (N, C, ...), in the dtype of the statistics; x's dtype returns."""
+    dtype = statistics_dtype(x)
+    if x.ndim > 2:
+        shape = (-1,) + (1,) * (x.ndim - 2)
+        scale, shift = scale.view(shape), shift.view(shape)
+    if scale.dtype == dtype == x.dtype:
+        return torch.addcmul(shift, x, scale)
+    return torch.addcmul(shift.to(dtype), x.to(dtype), scale.to(dtype)).to(x.dtype)
