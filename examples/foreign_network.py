@@ -34,6 +34,7 @@ from mcbn_study import journal, records
 from mcbn_study.alternatives.images import require_images
 from mcbn_study.data.images import cifar10
 from mcbn_study.foreign.run import Augmented, load_resnet, normalise
+from mcbn_study.tables import markdown
 
 NETWORKS = ("resnet20", "resnet32", "efficientnet")
 # Animals of the photographs: label of VOC -> classes of ImageNet
@@ -228,7 +229,7 @@ def table(found: Sequence[Row]) -> str:
     ]
     notes = [f"- {r['network']}, {r['method']}: {r['warning']}" for r in last if r.get("warning")]
     devices = ", ".join(sorted({r["hardware"] for r in last}))
-    lines = ["# Networks that somebody else trained", "", journal.markdown(head, rows), f"Measured on {devices}."]
+    lines = ["# Networks that somebody else trained", "", markdown(head, rows), f"Measured on {devices}."]
     return "\n".join(
         [*lines, "", STAND_IN, "", "What mcbn warned of while fitting:", "", *(notes or ["- nothing"]), ""]
     )

@@ -9,9 +9,9 @@ from PIL import Image
 
 import synthetic
 from mcbn.errors import MCBNError
-from mcbn_study.layout import MISSING
 from mcbn_study.regression import figures
 from mcbn_study.regression import report as regression
+from mcbn_study.tables import MISSING
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from mcbn_study.alternatives import report as alternatives
 from mcbn_study.alternatives import rivals
-from mcbn_study.layout import MISSING
+from mcbn_study.tables import MISSING
 
 
 def row(method, seed, data, nll, tempered=False):

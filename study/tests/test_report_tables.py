@@ -1,4 +1,3 @@
-import html
 import re
 
 import numpy as np
@@ -8,13 +7,12 @@ from scipy import stats
 import synthetic
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn_study import layout, paper
-from mcbn_study.layout import MISSING
+from mcbn_study import paper
 from mcbn_study.regression import fidelity, summary, tables
 from mcbn_study.regression.estimates import Estimate, cell, difference
 from mcbn_study.sensitivity import report as sensitivity
-
-AWKWARD = rf"a|b * _c_ {{d}} [e](f) <g> & `h` $i$ 5% #j ~k~ ^l \m ± {MISSING}"
+from mcbn_study.tables import MISSING, to_latex, to_markdown
+from table_cells import cells_of, check_latex
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +34,6 @@ def lines(found, dataset):
     """The three rows of a data set as {source: cells}."""
     start = [row[0] for row in found.rows].index(describe(dataset).title)
     return {row[1]: row[2:] for row in found.rows[start : start + 3]}
-
-
-def unescape(markdown):
-    return html.unescape(re.sub(r"\\(.)", r"\1", markdown))
-
-
-def cells_of(line):
-    return [unescape(part).strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]]
-
-
-def check_latex(text):
-    """Balanced braces and environments, and as many cells in every row as columns; no LaTeX is at hand."""
-    plain = re.sub(r"(?m)(?<!\\)%.*$", "", text)
-    depth = 0
-    for brace in re.findall(r"(?<!\\)[{}]", plain.replace(r"\\", "")):
-        depth += 1 if brace == "{" else -1
-        assert depth >= 0
-    assert depth == 0
-    assert len(re.findall(r"(?<!\\)\$", plain.replace(r"\\", ""))) % 2 == 0
-    assert re.findall(r"\\begin{(\w+)}", plain) == ["table", "tabular"] * plain.count(r"\end{table}")
-    for columns, body in re.findall(r"\\begin{tabular}{(l\w*)}\n(.*?)\\end{tabular}", plain, re.DOTALL):
-        for row in body.splitlines():
-            if row.endswith(r"\\"):
-                assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
-            else:
-                assert row in (r"\toprule", r"\midrule", r"\bottomrule", r"\addlinespace[2pt]")
 
 
 def test_main_table_holds_means_with_stars_for_ours_and_the_papers(runs, rows):
@@ -281,28 +253,6 @@ def test_coverage_shows_the_number_of_runs(rows):
     assert fidelity.coverage_table({}).rows[0][1:] == (MISSING,) * 11
 
 
-def test_markdown_keeps_awkward_text(rows):
-    text = layout.to_markdown(layout.Table(AWKWARD, "table:x", ("a", AWKWARD), ((AWKWARD, "**** <b>"),), AWKWARD))
-    heading, _, note, _, header, rule, row = text.rstrip("\n").split("\n")
-    assert unescape(heading) == f"## {AWKWARD}"
-    assert unescape(note) == AWKWARD
-    assert cells_of(header) == ["a", AWKWARD]
-    assert rule == "| --- | ---: |"
-    assert cells_of(row) == [AWKWARD, "**** <b>"]
-    assert "<" not in text
-    assert not re.search(r"(?<!\\)[*_`]", text)
-
-
-def test_latex_keeps_awkward_text():
-    text = layout.to_latex(layout.Table(AWKWARD, "table:x", ("a", AWKWARD), ((AWKWARD, "b"), ("", "c")), AWKWARD))
-    check_latex(text)
-    plain = layout.escape_latex(AWKWARD)
-    for character, escaped in layout._LATEX.items():
-        if len(escaped) > 2:
-            plain = plain.replace(escaped, character)
-    assert re.sub(r"\\([&%$#_{}])", r"\1", plain.replace("--", MISSING)) == AWKWARD
-
-
 def test_every_table_is_sound_in_both_languages(rows):
     found = [
         *fidelity.fidelity_tables(rows),
@@ -314,11 +264,6 @@ def test_every_table_is_sound_in_both_languages(rows):
     ]
     assert len({t.label for t in found}) == len(found)
     for t in found:
-        check_latex(layout.to_latex(t))
-        shown = [line for line in layout.to_markdown(t).splitlines() if line.startswith("|")]
+        check_latex(to_latex(t))
+        shown = [line for line in to_markdown(t).splitlines() if line.startswith("|")]
         assert [tuple(cells_of(line)) for line in (shown[0], *shown[2:])] == [t.header, *t.rows]
-
-
-def test_rows_of_another_width_are_refused():
-    with pytest.raises(MCBNError, match="table:x: 1 cells under 2 columns"):
-        layout.Table("t", "table:x", ("a", "b"), (("c",),))

@@ -11,7 +11,7 @@ from mcbn.errors import MCBNError
 from mcbn.files import replacing, write_text
 from mcbn_study import records, student
 from mcbn_study.alternatives.rivals import BEST, CORRUPTED, METRICS, MODES, NAMES, Method, Results, verdict
-from mcbn_study.layout import MISSING, Table, to_markdown
+from mcbn_study.tables import MISSING, Table, to_markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

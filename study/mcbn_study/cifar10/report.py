@@ -13,8 +13,8 @@ from mcbn.files import replacing, write_text
 from mcbn_study import paper, records, student
 from mcbn_study.cifar10.run import KIND, RECORDS, TRAINING
 from mcbn_study.journal import latest
-from mcbn_study.layout import MISSING, Table, to_markdown
 from mcbn_study.records import Record
+from mcbn_study.tables import MISSING, Table, to_markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

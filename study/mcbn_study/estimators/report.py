@@ -8,6 +8,7 @@ from mcbn.files import write_text
 from mcbn_study import journal, paper
 from mcbn_study.estimators.run import KEYS
 from mcbn_study.records import Record, read
+from mcbn_study.tables import markdown
 
 HEAD = ("dataset", "score", "runs", "estimator", "paper's MCBN")
 
@@ -30,4 +31,4 @@ def table(records: Sequence[Record]) -> str:
             ours = f"{statistics.mean(values):.3f} ± {error:.3f}"
             rows.append((dataset, metric.upper(), str(len(values)), ours, shown))
     note = "`MCBNRegressor` with its default parameters; lower is better; mean ± standard error over the runs.\n\n"
-    return "# The scikit-learn estimator on the embedded sets\n\n" + note + journal.markdown(HEAD, rows)
+    return "# The scikit-learn estimator on the embedded sets\n\n" + note + markdown(HEAD, rows)

@@ -20,6 +20,7 @@ from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.records import read
+from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
@@ -81,8 +82,8 @@ def report(out: Path) -> None:
         ]
         rows.append([n, *(sum(values) / len(values) for values in ratios)])
     text = [[str(row[0]), *(f"{value:.4g}" for value in row[1:])] for row in rows]
-    write_text(out / "table.md", INTRO + journal.markdown(HEAD, text))
-    write_text(out / "table.csv", journal.comma_separated(HEAD, [[r[0], *(round(v, 6) for v in r[1:])] for r in rows]))
+    write_text(out / "table.md", INTRO + markdown(HEAD, text))
+    write_text(out / "table.csv", to_csv(HEAD, [[r[0], *(round(v, 6) for v in r[1:])] for r in rows]))
 
 
 INTRO = (

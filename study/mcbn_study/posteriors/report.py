@@ -10,10 +10,10 @@ from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study import records, student
-from mcbn_study.layout import MISSING, Table, to_markdown
 from mcbn_study.records import Record
 from mcbn_study.regression.estimates import Estimate, cell
 from mcbn_study.regression.summary import METRICS, runs, score
+from mcbn_study.tables import MISSING, Table, to_markdown
 
 FAMILIES = {
     "plain": "Plain",

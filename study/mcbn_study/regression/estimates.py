@@ -6,8 +6,8 @@ from typing import NamedTuple, TypeAlias
 
 from mcbn.data import describe
 from mcbn_study import paper, student
-from mcbn_study.layout import MISSING
 from mcbn_study.regression.summary import Row
+from mcbn_study.tables import MISSING
 
 Triple: TypeAlias = tuple[str, str, str]  # ours, the paper's, the difference
 

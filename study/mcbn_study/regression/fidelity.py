@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
 from mcbn_study import paper
-from mcbn_study.layout import MISSING, Table
 from mcbn_study.records import Record
 from mcbn_study.regression.estimates import ours, theirs, triple
 from mcbn_study.regression.summary import METHODS, METRICS, Row, Summary
 from mcbn_study.site.provenance import total_seconds
+from mcbn_study.tables import MISSING, Table
 
 _COMPARED = [(method, metric) for metric in ("rmse", "crps") for method in ("mcbn", "mcdo")]
 _TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets

@@ -14,8 +14,8 @@ from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn.progress import tracked
-from mcbn_study.layout import MISSING
 from mcbn_study.regression.summary import METHODS
+from mcbn_study.tables import MISSING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from mcbn.data import NAMES, describe
 from mcbn_study import paper, records
-from mcbn_study.layout import Table
 from mcbn_study.regression.estimates import cell, ours, theirs
 from mcbn_study.regression.summary import METRICS, Row, Summary, runs, summarise
+from mcbn_study.tables import Table
 
 COMPARED = ("rmse", "crps")
 NOTE = (

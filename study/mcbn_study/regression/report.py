@@ -6,7 +6,6 @@ from pathlib import Path
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study import records
-from mcbn_study.layout import MISSING, Table, escape_markdown, to_latex, to_markdown
 from mcbn_study.records import Record
 from mcbn_study.regression.fidelity import cost_table, coverage_table, fidelity_tables
 from mcbn_study.regression.figures import write_figures
@@ -14,6 +13,7 @@ from mcbn_study.regression.repeats import read_repeats, repeat_tables
 from mcbn_study.regression.summary import Summary, runs, summarise, to_csv
 from mcbn_study.regression.tables import further_tables, paper_tables
 from mcbn_study.sensitivity.report import sensitivity_tables
+from mcbn_study.tables import MISSING, Table, escape_markdown, to_latex, to_markdown
 
 _COMMAND = "mcbn reproduce regression"
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
 from mcbn_study import paper
-from mcbn_study.layout import Table
 from mcbn_study.regression.estimates import Triple, cell, ours, theirs, three_rows, triple
 from mcbn_study.regression.summary import METHODS, METRICS, Summary
+from mcbn_study.tables import Table
 
 _METHODS = ("mcbn", "mcdo", "mnf")
 _INTERVAL = (

@@ -28,6 +28,7 @@ from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.records import read
 from mcbn_study.regression.profile import TAU_RANGES
+from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
@@ -208,9 +209,9 @@ def report(out: Path) -> None:
         rows.append([dataset, method, len(own), *(round(v, 5) for pair in values for v in pair)])
         differences = [""] * 3 if method == "weight decay" else [f"{m:+.3f} ± {e:.3f}" for m, e in values[3:]]
         cells.append([dataset, method, str(len(own)), *(f"{m:.3f} ± {e:.3f}" for m, e in values[:3]), *differences])
-    write_text(out / "table.md", INTRO + journal.markdown(HEAD, cells))
+    write_text(out / "table.md", INTRO + markdown(HEAD, cells))
     head = [*HEAD[:3], *(f"{name}{end}" for name in HEAD[3:] for end in ("", " se"))]
-    write_text(out / "table.csv", journal.comma_separated(head, rows))
+    write_text(out / "table.csv", to_csv(head, rows))
 
 
 INTRO = (

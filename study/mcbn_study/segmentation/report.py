@@ -15,6 +15,7 @@ from mcbn.files import replacing, write_text
 from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Colour, Scenes, SceneSet, load_scenes
 from mcbn_study.records import Record, read
+from mcbn_study.tables import markdown, to_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def main(out: str | Path) -> list[Path]:
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
     rows = [[r["dataset"], r["method"], name, _number(value)] for r in scored for name, value in r["scores"].items()]
     head = ("dataset", "method", "metric", "value")
-    written = [write_text(out / "summary.csv", journal.comma_separated(head, rows))]
+    written = [write_text(out / "summary.csv", to_csv(head, rows))]
     written.append(write_text(out / "table.md", tables(records)))
     datasets = sorted({record["dataset"] for record in scored})
     written.append(_save(refusal(scored, datasets), out / "refusal.png"))
@@ -113,7 +114,7 @@ def _segmentation_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         for method, s in scored.items()
     ]
-    return journal.markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _map_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
@@ -126,7 +127,7 @@ def _map_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
                 rows.append(
                     [method, title, f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}", *kept]
                 )
-    return journal.markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _class_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
@@ -136,7 +137,7 @@ def _class_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
         for name in names
         if any(s[name] is not None for s in scored.values())
     ]
-    return journal.markdown(("IoU", *scored), rows)
+    return markdown(("IoU", *scored), rows)
 
 
 def _verdict(scored: Mapping[str, Mapping[str, Any]]) -> str:

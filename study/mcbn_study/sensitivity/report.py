@@ -5,10 +5,10 @@ from typing import TypeAlias
 
 from mcbn.data import NAMES
 from mcbn_study import paper, student
-from mcbn_study.layout import Table
 from mcbn_study.records import Record
 from mcbn_study.regression.estimates import Estimate, Triple, theirs, three_rows, triple
 from mcbn_study.regression.summary import METRICS, check_names, score
+from mcbn_study.tables import Table
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 FORWARD_PASSES = (250, 100, 50)

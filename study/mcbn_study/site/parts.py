@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mcbn.page.html import MISSING, Markup, element, framed, join, table
-from mcbn_study.layout import Table
 from mcbn_study.site.markdown import to_html
 from mcbn_study.site.provenance import Provenance
+from mcbn_study.tables import Table
 
 
 def table_part(found: Table) -> Markup:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mcbn_study.layout import MISSING
 from mcbn_study.records import Record
 from mcbn_study.site.catalogue import STUDIES
+from mcbn_study.tables import MISSING
 
 _OWN = (*STUDIES, "speed")  # studies whose records are known
 # Records that carry the seconds of a whole run, which they share: what tells one run from another.

@@ -9,7 +9,6 @@ from mcbn.errors import MCBNError
 from mcbn.page.html import Markup, document, element, join, save, table
 from mcbn.progress import tracked
 from mcbn_study import records
-from mcbn_study.layout import MISSING, Table
 from mcbn_study.regression.fidelity import coverage_table, fidelity_tables
 from mcbn_study.regression.figures import first_split
 from mcbn_study.regression.repeats import read_repeats
@@ -22,6 +21,7 @@ from mcbn_study.site.interactive import figures_part
 from mcbn_study.site.parts import markdown_part, missing_sets, not_run, provenance_part, table_part
 from mcbn_study.site.pictures import image_part
 from mcbn_study.site.provenance import Provenance, trace
+from mcbn_study.tables import MISSING, Table
 
 TABLES = "mcbn reproduce tables"
 WHOLE, PARTLY = "complete", "Not run yet: "

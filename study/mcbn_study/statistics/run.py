@@ -25,6 +25,7 @@ from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.records import read
+from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory.regularizer import LiveNetwork, Moments
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ def report(out: Path) -> None:
         "population's spread; `any Gaussian`: Lilliefors; `exact`: what a true Gaussian gives; `spread`: std of the "
         "draws over that of Eq. (6), median over units.\n\n"
     )
-    write_text(out / "table.md", intro + journal.markdown(HEAD, text))
-    write_text(out / "table.csv", journal.comma_separated(HEAD, cells))
+    write_text(out / "table.md", intro + markdown(HEAD, text))
+    write_text(out / "table.csv", to_csv(HEAD, cells))
 
 
 def figures(
