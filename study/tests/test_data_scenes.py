@@ -1,22 +1,18 @@
 """Segmentation sets: what is read is what the archive holds, and nothing else is accepted."""
 
-import builtins
 import io
 import os
-import sys
-import types
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image
 
 from mcbn import MCBNError
-from mcbn_study.data.scenes import CAMVID, SCENE_SETS, VOC, SceneSet, camvid, load_scenes, voc
+from mcbn_study.data.scenes import CAMVID, SCENE_SETS, VOC, SceneSet, load_scenes
 from scene_files import encode, scene, write_part
 
 
@@ -28,7 +24,7 @@ def shared(name: str) -> None:
 
 def test_scenes_hold_the_pixels_of_the_archive_in_its_order(tmp_path: Path) -> None:
     write_part(tmp_path / "camvid" / "val.zip", count=3)
-    found = camvid("val", folder=tmp_path)
+    found = load_scenes(CAMVID, "val", folder=tmp_path)
     assert (found.x.shape, found.x.dtype) == ((3, 3, 360, 480), torch.uint8)
     assert (found.y.shape, found.y.dtype) == ((3, 360, 480), torch.uint8)
     assert found.names == ("scene0", "scene1", "scene2")
@@ -42,19 +38,19 @@ def test_scenes_hold_the_pixels_of_the_archive_in_its_order(tmp_path: Path) -> N
 
 def test_limit_reads_the_first_images_only(tmp_path: Path) -> None:
     write_part(tmp_path / "camvid" / "val.zip", count=3, **{"images/scene2.jpg": None})
-    assert camvid("val", folder=tmp_path, limit=2).names == ("scene0", "scene1")
+    assert load_scenes(CAMVID, "val", folder=tmp_path, limit=2).names == ("scene0", "scene1")
 
 
 def test_voc_is_brought_to_224_and_labels_stay_labels(tmp_path: Path) -> None:
     write_part(tmp_path / "voc" / "train.zip", (150, 201), classes=4)
-    found = voc("train", folder=tmp_path)
+    found = load_scenes(VOC, "train", folder=tmp_path)
     assert found.x.shape == (2, 3, 224, 224)
     assert set(found.y.unique().tolist()) <= {0, 1, 2, 3}
 
 
 def test_shrinking_to_the_same_size_changes_nothing(tmp_path: Path) -> None:
     write_part(tmp_path / "camvid" / "val.zip")
-    found = camvid("val", folder=tmp_path)
+    found = load_scenes(CAMVID, "val", folder=tmp_path)
     same = found.shrink((360, 480))
     assert torch.equal(same.x, found.x)
     assert torch.equal(same.y, found.y)
@@ -62,7 +58,7 @@ def test_shrinking_to_the_same_size_changes_nothing(tmp_path: Path) -> None:
 
 def test_take_keeps_images_labels_and_names_together(tmp_path: Path) -> None:
     write_part(tmp_path / "camvid" / "val.zip", count=3)
-    found = camvid("val", folder=tmp_path)
+    found = load_scenes(CAMVID, "val", folder=tmp_path)
     taken = found.take([2, 0])
     assert taken.names == ("scene2", "scene0")
     assert torch.equal(taken.x, found.x[[2, 0]])
@@ -116,13 +112,13 @@ def bad(member: str) -> dict[str, Any]:
 def test_bad_members_are_refused_by_name(tmp_path: Path, what: str, says: str) -> None:
     write_part(tmp_path / "camvid" / "train.zip", **bad(what))
     with pytest.raises(MCBNError, match=says):
-        camvid("train", folder=tmp_path)
+        load_scenes(CAMVID, "train", folder=tmp_path)
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     write_part(tmp_path / "camvid" / "train.zip", (120, 160))
     with pytest.raises(MCBNError, match=r"\(120, 160\) \(height, width\); camvid has \(360, 480\)"):
-        camvid("train", folder=tmp_path)
+        load_scenes(CAMVID, "train", folder=tmp_path)
 
 
 def test_corrupt_archives_are_refused(tmp_path: Path) -> None:
@@ -132,58 +128,18 @@ def test_corrupt_archives_are_refused(tmp_path: Path) -> None:
     for damaged in (raw[: len(raw) // 2], raw[:2000] + bytes(50) + raw[2050:], b""):  # cut off, overwritten, empty
         path.write_bytes(damaged)
         with pytest.raises(MCBNError, match=r"damaged|cannot be decoded"):
-            camvid("train", folder=tmp_path)
+            load_scenes(CAMVID, "train", folder=tmp_path)
 
 
 def test_missing_files_and_parts_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(MCBNError, match=r"no voc/val.zip in .*data nor .*cache: run `mcbn data voc`"):
-        voc("val")
+        load_scenes(VOC, "val")
     with pytest.raises(MCBNError, match="voc has the parts train, val, not 'test'"):
-        voc("test")
+        load_scenes(VOC, "test")
     write_part(tmp_path / "cache" / "voc" / "val.zip", (40, 50), classes=3)
-    assert len(voc("val")) == 2
-
-
-def test_torchvision_decodes_where_pillow_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_part(tmp_path / "camvid" / "train.zip")
-    expected = camvid("train", folder=tmp_path)
-    grey = bad("grey image")
-
-    def decode_image(raw: torch.Tensor) -> torch.Tensor:  # as torchvision.io's: (channels, H, W)
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setitem(sys.modules, "PIL", PIL)
-            image = torch.from_numpy(np.array(Image.open(io.BytesIO(raw.numpy().tobytes()))))
-        return image.permute(2, 0, 1) if image.ndim == 3 else image.unsqueeze(0)
-
-    fake = types.ModuleType("torchvision.io")
-    fake.decode_image = decode_image  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
-    monkeypatch.setitem(sys.modules, "torchvision.io", fake)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    found = camvid("train", folder=tmp_path)
-    assert torch.equal(found.x, expected.x)
-    assert torch.equal(found.y, expected.y)
-    monkeypatch.setitem(sys.modules, "PIL", PIL)
-    write_part(tmp_path / "camvid" / "train.zip", **grey)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MCBNError, match="scene1, image: expected mode RGB, found 1 channels"):
-        camvid("train", folder=tmp_path)
-
-
-def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_part(tmp_path / "camvid" / "train.zip")
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith(("PIL", "torchvision")):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MCBNError, match=r"needs Pillow: pip install 'mcbn\[data\]'"):
-        camvid("train", folder=tmp_path)
+    assert len(load_scenes(VOC, "val")) == 2
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from mcbn_study.alternatives.images import load_foreign, require_images
 from mcbn_study.alternatives.inputs import Data, load_networks, questions
 from mcbn_study.cifar10.augmentation import Augmented
 from mcbn_study.cifar10.saved import save_network
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import CifarResNet, standardize
 from mcbn_study.records import read as read_records
 

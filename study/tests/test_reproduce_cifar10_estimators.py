@@ -15,7 +15,7 @@ from mcbn_study.cifar10.augmentation import Augmented
 from mcbn_study.cifar10.measure import Evaluation, difference
 from mcbn_study.cifar10.per_query import fresh_batches, per_query
 from mcbn_study.cifar10.scores import curve, score
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import standardize
 
 

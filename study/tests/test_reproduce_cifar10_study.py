@@ -12,7 +12,7 @@ from cifar import TINY, same
 from mcbn_study.cifar10 import run as study
 from mcbn_study.cifar10.profile import find_profile
 from mcbn_study.cifar10.saved import load_network
-from mcbn_study.data.images import Images, find_cifar10
+from mcbn_study.data.cifar import Images, find_cifar10
 
 
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from mcbn_study.cifar10.profile import PAPER, Profile
 from mcbn_study.cifar10.saved import load_network, save_network
 from mcbn_study.cifar10.train import train, train_together
 from mcbn_study.cifar10.trainer import Epoch, Together, Trainer, learning_rate
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import CifarResNet, standardize
 
 

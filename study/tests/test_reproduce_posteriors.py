@@ -14,7 +14,7 @@ from mcbn.cli import app
 from mcbn.data import Regression, folds, load, split
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.networks.others import resnet32
 from mcbn_study.posteriors import families, report

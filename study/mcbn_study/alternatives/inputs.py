@@ -9,7 +9,7 @@ from mcbn_study.alternatives.images import Queries, load_foreign
 from mcbn_study.cifar10.augmentation import require_images
 from mcbn_study.cifar10.parts import held_out
 from mcbn_study.cifar10.saved import load_network, network_facts
-from mcbn_study.data.images import Images, cifar10
+from mcbn_study.data.cifar import Images, cifar10
 from mcbn_study.networks.resnet import CifarResNet
 
 

@@ -19,7 +19,7 @@ from mcbn.baselines import DeepEnsemble, MCDropout
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn_study.alternatives.laplace import LastLayer
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
 MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")

@@ -14,7 +14,7 @@ from mcbn_study.cifar10.per_query import per_query
 from mcbn_study.cifar10.profile import Profile
 from mcbn_study.cifar10.scores import Scored, curve, log_likelihood, score, set_means, standard_error
 from mcbn_study.costs import synchronize
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import standardize
 
 AT_ONCE = 250  # images of one call

@@ -14,7 +14,7 @@ from mcbn_study.cifar10.profile import Profile
 from mcbn_study.cifar10.saved import load_network, network_facts, save_network
 from mcbn_study.cifar10.train import train_together
 from mcbn_study.cifar10.trainer import Epoch
-from mcbn_study.data.images import Images, cifar10
+from mcbn_study.data.cifar import Images, cifar10
 from mcbn_study.progress import Progress
 from mcbn_study.provenance import environment
 

@@ -14,7 +14,7 @@ from mcbn.randomness import isolated_random
 from mcbn_study.cifar10 import saved
 from mcbn_study.cifar10.augmentation import Choices, crop, epoch_choices, pad
 from mcbn_study.cifar10.profile import Profile
-from mcbn_study.data.images import Images
+from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import CifarResNet, standardize
 
 WARM_UPS = 3  # passes before a capture: kernels are chosen and loaded

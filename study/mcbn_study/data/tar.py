@@ -3,39 +3,29 @@
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mcbn.errors import MCBNError
 from mcbn.progress import bar
 
 
-def list_members(archive: Path) -> list[str]:
-    """Return the names of the plain files in a tar file."""
-    with _opened(archive) as tar:
-        return [member.name for member in tar if member.isfile()]
+def unpack(archive: Path, place: Callable[[str], Path | None], required: Iterable[str] = ()) -> None:
+    """Write each plain file of a tar file to the place its name gives, where there is one; all required must be there.
 
-
-def unpack(archive: Path, members: dict[str, Path]) -> None:
-    """Write members of a tar file, by name, to the places given."""
-    missing = dict(members)
-    with _opened(archive) as tar, bar(f"unpacking {archive.name}", len(members), "file") as tick:
-        for member in tar:
-            if (place := missing.get(member.name)) and (file := tar.extractfile(member)):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as out:
-                    shutil.copyfileobj(file, out)
-                del missing[member.name]
-                tick(1)
-    if missing:
-        raise MCBNError(f"{archive} holds no {', '.join(sorted(missing)[:3])}")
-
-
-@contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    A damaged archive, or one without a required member, raises MCBNError.
+    """
+    missing = set(required)
     try:
-        with tarfile.open(archive) as tar:
-            yield tar
+        with tarfile.open(archive) as tar, bar(f"unpacking {archive.name}", len(missing) or None, "file") as tick:
+            for member in tar:
+                if (path := place(member.name)) and (file := tar.extractfile(member)):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("wb") as out:
+                        shutil.copyfileobj(file, out)
+                    missing.discard(member.name)
+                    tick(1)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise MCBNError(f"{archive} is a damaged archive: {error}") from error
+    if missing:
+        raise MCBNError(f"{archive} holds no {', '.join(sorted(missing)[:3])}")

@@ -21,7 +21,7 @@ from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn_study import journal, records
 from mcbn_study.costs import saved_bytes, timed
-from mcbn_study.data.images import cifar10
+from mcbn_study.data.cifar import cifar10
 from mcbn_study.networks.others import cifar_resnet
 
 NAMES = {  # what is fitted -> what is measured with it
