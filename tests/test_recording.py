@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 import kinds
 from mcbn import MCBN
-from mcbn.batching import rows_of_draw
+from mcbn.batching import GROUP, rows_of_draw
 from mcbn.engine import record as recording
-from mcbn.engine.record import GROUP
 from mcbn.engine.trace import TraceRecord
 
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mcbn import batch_norm as statistics
 from mcbn import batches
-from mcbn import batching as draws
+from mcbn.batch_norm import BatchNormCall, Record, statistics_dtype
+from mcbn.batching import TrainingBatches
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.gaussian import Gaussian
@@ -20,14 +20,14 @@ from mcbn.posterior import Posterior
 CHECKED_BATCHES = 100  # whose statistics the drift check sees
 
 
-class Observe(statistics.Record):
+class Observe(Record):
     """Normalise by the batch as in training, and add what every chosen call sees to its population."""
 
     def __init__(self, layers: frozenset[str], populations: dict[str, Population], n_examples: int) -> None:
         super().__init__(layers)
         self.populations, self.n_examples = populations, n_examples
 
-    def answer(self, call: statistics.BatchNormCall) -> Tensor:
+    def answer(self, call: BatchNormCall) -> Tensor:
         """Note the inputs of this call."""
         output = super().answer(call)
         if call.layer in self.chosen:
@@ -38,7 +38,7 @@ class Observe(statistics.Record):
                     "example; use posterior='gaussian'"
                 )
             population = self.populations.setdefault(call.name, Population(self.mean[call.name]))
-            values = call.x.to(statistics.statistics_dtype(call.x))
+            values = call.x.to(statistics_dtype(call.x))
             population.add(values.reshape(G, rows // G, *values.shape[1:]))
         return output
 
@@ -50,7 +50,7 @@ class Observed(NamedTuple):
     recorded: Recorded
 
 
-def observe(network: Network, drawn: draws.Draws, layers: Layers, inputs: batches.Picker) -> Observed:
+def observe(network: Network, drawn: TrainingBatches, layers: Layers, inputs: batches.Picker) -> Observed:
     """Run every example once through the network, each layer seeing inputs normalised by their batch."""
     keys, chosen = network.accepted_keys(), frozenset[str]()
     populations: dict[str, Population] = {}

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.batch_norm import layer_of
+from mcbn.batching import shares
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.posterior import Posterior
-from mcbn.shares import shares
-from mcbn.sources import Source, read_source
 from mcbn.synchronised import is_synchronised
+from mcbn.training_data import Source, read_source
 
 B = TypeVar("B", bound=MCBN[Any])
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches, export, noise, prediction, synchronised
 from mcbn import diagonal as moments
 from mcbn import moments as streaming
-from mcbn.batching import draw_batches, pass_over
+from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import diagnosis as diagnostics
 from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
@@ -27,7 +27,6 @@ from mcbn.portable import Portable
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
-from mcbn.shares import share
 
 METHODS = ("sample", "linear")
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
@@ -123,7 +122,7 @@ class MCBN(Portable, Generic[P]):
                 `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
         """
         require_family(posterior)
-        numbers = None if draws is None else share(draws, n_samples, posterior)
+        numbers = None if draws is None else require_share(draws, n_samples, posterior)
         if batch_size is None:
             synchronised.warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs

@@ -14,7 +14,7 @@ from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.outputs import as_float
 from mcbn.randomness import isolated_random
-from mcbn.sources import DEFAULT_BATCH_SIZE
+from mcbn.training_data import DEFAULT_BATCH_SIZE
 
 TASKS = ("regression", "classification")
 R = TypeVar("R")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.batch_norm import Replay
-from mcbn.batching import Draws, draw_batches
+from mcbn.batching import TrainingBatches, draw_batches
 from mcbn.check import advice, drift
 from mcbn.check.normality import lilliefors
 from mcbn.errors import MCBNError
@@ -127,7 +127,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     return Diagnosis(rows, T, M, N, compared, effective, factor, shift, found)
 
 
-def _draw(data: Any, M: int, seed: int, n_examples: int) -> Draws:
+def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:
     """Take all rows of small data, else batches of M: about n_examples, and two batches or more."""
     drawn = draw_batches(data, n_samples=max(2, -(-n_examples // M)), batch_size=M, seed=seed)
     if drawn.n_examples is None or drawn.n_examples > n_examples:
@@ -135,7 +135,7 @@ def _draw(data: Any, M: int, seed: int, n_examples: int) -> Draws:
     return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
 
 
-def _inputs(bayes: "MCBN[Any]", network: Network, drawn: Draws) -> Iterator[Any]:
+def _inputs(bayes: "MCBN[Any]", network: Network, drawn: TrainingBatches) -> Iterator[Any]:
     """Yield prepared inputs, all rows cut to about the size of a batch."""
     keys = network.accepted_keys()
     for batch in drawn.batches:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mcbn import batch_norm as statistics
 from mcbn import batches
 from mcbn.batches import Picker, pick_inputs
-from mcbn.batching import Draws
+from mcbn.batching import GROUP, TrainingBatches
 from mcbn.engine.kernels.narrow import is_tf32
 from mcbn.engine.trace import Recording, TraceRecord
 from mcbn.errors import MCBNError
@@ -24,7 +24,6 @@ from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 
-GROUP = 32  # batches of one pass
 DECIDING = 2  # first draws, by which the way is found
 CPU_GROUP_WIDTH = 2**14  # values of the widest result of one batch, up to which a group is faster than one by one
 GPU_GROUP_WIDTH = 2**20
@@ -42,7 +41,7 @@ class Recorded(NamedTuple):
     first: Any  # one batch of the data, as the network takes it
 
 
-def record(network: Network, drawn: Draws, layers: Layers, inputs: Picker) -> Recorded:
+def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Picker) -> Recorded:
     """Run every drawn batch through the network with batch norm as in training; keep the statistics.
 
     A draw is joint: one batch sets all layers, each seeing inputs already normalised by that batch (Algorithm 1).

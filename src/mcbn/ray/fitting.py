@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 
 from mcbn import batches
+from mcbn.batching import shares
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.model import MCBN
@@ -13,7 +14,6 @@ from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior
 from mcbn.ray.cluster import connected, workers_of
 from mcbn.ray.packing import pack, unpack
-from mcbn.shares import shares
 
 B = TypeVar("B", bound=MCBN[Any])
 

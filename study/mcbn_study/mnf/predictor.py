@@ -18,7 +18,7 @@ from mcbn.files import replacing, require_folder
 from mcbn.network import Network
 from mcbn.networks import Standardized
 from mcbn.randomness import isolated_random
-from mcbn.sources import DEFAULT_BATCH_SIZE
+from mcbn.training_data import DEFAULT_BATCH_SIZE
 from mcbn_study.mnf import stack
 from mcbn_study.mnf.layers import MNFNetwork
 

@@ -29,8 +29,8 @@ class Source(NamedTuple):
 
     fetch: Callable[[Any], Any]
     population: Sequence[int]
-    batch_size: int | None
-    loader: DataLoader[Any] | None
+    batch_size: int | None = None
+    loader: DataLoader[Any] | None = None  # the user's own, for its workers
 
 
 def read_source(data: Any) -> "Source | Stream":
@@ -39,21 +39,18 @@ def read_source(data: Any) -> "Source | Stream":
         return _from_loader(data)
     if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
         return _from_tensors(data)
-    if isinstance(data, IterableDataset):
-        return Stream(data, None)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return Source(Fetch(data, torch.utils.data.default_collate), range(len(data)), None, None)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
+        return Source(Fetch(data, torch.utils.data.default_collate), range(len(data)))
     if isinstance(data, Iterable):
-        return Stream(data, None)
+        return Stream(data)
     raise MCBNError(f"fit takes a DataLoader, a Dataset or tensors; got {batches.describe(data)}")
 
 
 def _from_tensors(data: Any) -> Source:
-    tensors = batches.tensors_of(data)
-    sizes = {int(t.shape[0]) if t.ndim else 0 for t in tensors}
+    sizes = {int(t.shape[0]) if t.ndim else 0 for t in batches.tensors_of(data)}
     if len(sizes) != 1:
         raise MCBNError(f"training tensors must share their first axis; got {batches.describe(data)}")
-    return Source(Take(data), range(sizes.pop()), None, None)
+    return Source(Take(data), range(sizes.pop()))
 
 
 def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
@@ -61,7 +58,7 @@ def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
     if isinstance(loader.dataset, IterableDataset):
         return Stream(loader, loader.batch_size)
     if loader.batch_sampler is None:  # the dataset hands out ready batches
-        return Stream(_Shuffled(loader), None)
+        return Stream(_Shuffled(loader))
     size = getattr(loader.batch_sampler, "batch_size", None)
     fetch = Fetch(loader.dataset, loader.collate_fn)
     return Source(fetch, _population(loader), size if isinstance(size, int) else None, loader)
@@ -107,10 +104,10 @@ class Fetch:
 class Stream:
     """Batches taken as they come: from an IterableDataset or any iterable that has no index."""
 
-    def __init__(self, source: Iterable[Any], batch_size: int | None) -> None:
+    def __init__(self, source: Iterable[Any], batch_size: int | None = None) -> None:
         self.source, self.batch_size = source, batch_size
 
-    def draws(self, n_samples: int, batch_size: int | None, seed: int) -> tuple[Iterator[Any], int]:
+    def batches(self, n_samples: int, batch_size: int | None, seed: int) -> tuple[Iterator[Any], int]:
         """Take the first T full batches, starting over where the stream ends early; return them with their size M."""
         source = self.source
         if isinstance(source, IterableDataset):
@@ -134,20 +131,20 @@ class Stream:
 
 def _full_batches(source: Iterable[Any], n_samples: int, M: int) -> Iterator[Any]:
     """Yield T batches of M examples, leaving out partial ones."""
-    given = 0
+    yielded = 0
     while True:
-        before = given
+        before = yielded
         for batch in source:
             if batches.size_of(batch) != M:
                 continue
-            if given == before and before > 0:
+            if yielded == before and before > 0:
                 warn(f"the stream gave {before} full batches and starts over; draws repeat unless it shuffles itself")
             yield batch
-            given += 1
-            if given == n_samples:
+            yielded += 1
+            if yielded == n_samples:
                 return
-        if given == before:
-            raise MCBNError(f"the stream ended after {given} full batches of {M}; n_samples={n_samples} need as many")
+        if yielded == before:
+            raise MCBNError(f"the stream ended after {yielded} full batches of {M}; n_samples={n_samples} need as many")
 
 
 class _Shuffled:

@@ -8,9 +8,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import kinds
 import mcbn
 from mcbn import MCBNError, Posterior
+from mcbn.batching import GROUP, shares
 from mcbn.engine import record as recording
-from mcbn.engine.record import GROUP
-from mcbn.shares import shares
 
 T = 2 * GROUP + 7
 

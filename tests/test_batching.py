@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 import mcbn
-from mcbn import batching as draws
+from mcbn import batching
 from mcbn.batching import draw_batches, rows_of_draw
 from untouched import generators
 
@@ -198,7 +198,7 @@ def test_data_without_a_batch_size_gets_one_and_a_warning() -> None:
 
 @pytest.mark.parametrize("values", [1, 3 * 7, 2**20])
 def test_rows_taken_together_are_those_of_each_draw(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "VALUES_TAKEN", values)
+    monkeypatch.setattr(batching, "VALUES_TAKEN", values)
     got = drawn((ROWS, ROWS + 1), batch_size=7, n_samples=70, seed=3)
     for t, (x, y) in enumerate(got):
         assert x.tolist() == rows_of_draw(N, 7, 3, t).tolist()

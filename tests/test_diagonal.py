@@ -13,6 +13,7 @@ import mcbn
 from kinds import make
 from mcbn import batching as draws
 from mcbn.population import Population
+from mcbn.training_data import Source
 from mcbn_study.theory import analytic_moments
 from modelled import fitted, modelled, parts
 
@@ -37,7 +38,7 @@ def test_first_layer_has_the_moments_of_the_whole_set(M: int) -> None:
 
 def test_later_layers_see_inputs_normalised_by_their_batch() -> None:
     bayes, x = fitted(posterior="diagonal", batch_size=16)
-    net, rows = bayes.model, draws._Partition(None, range(64), 4, 16, 0)
+    net, rows = bayes.model, draws._Partition(Source(None, range(64)), 4, 16, 0)
     seen = []
     with torch.no_grad():
         for t in range(4):
