@@ -30,7 +30,7 @@ import mcbn
 from mcbn import metrics
 from mcbn.files import write_text
 from mcbn.posterior import Posterior
-from mcbn_study import journal, records
+from mcbn_study import journal
 from mcbn_study.alternatives.images import require_images
 from mcbn_study.data.cifar import cifar10
 from mcbn_study.foreign.run import Augmented, load_resnet, normalise
@@ -259,7 +259,7 @@ def main() -> None:
         config["n"] = args.photographs if large else args.test
         for row in (efficientnet if large else resnet)(name, args):
             journal.append(path, [{"kind": "foreign", "network": name, **row}], config, args.device)
-    print(write_text(args.out / "table.md", table(records.read(path))).read_text())
+    print(write_text(args.out / "table.md", table(journal.read(path))).read_text())
 
 
 if __name__ == "__main__":

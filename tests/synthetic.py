@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mcbn.data import NAMES
-from mcbn_study import records
+from mcbn_study import journal
 
 RECORDED = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned")
 SCORES = ("rmse", "crps", "pll", "crps_constant", "pll_constant", "crps_optimum", "pll_optimum")
@@ -59,7 +59,7 @@ def sensitivity(datasets: Sequence[str] = NAMES) -> Iterator[dict[str, Any]]:
 def write(path: Path, found: Iterator[dict[str, Any]]) -> None:
     """Write records in place of those there."""
     path.unlink(missing_ok=True)
-    records.extend(path, found)
+    journal.extend(path, found)
 
 
 def predictions(

@@ -14,8 +14,8 @@ from torch import nn
 import mcbn
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
+from mcbn_study.journal import read as read_records
 from mcbn_study.networks.others import cifar_resnet
-from mcbn_study.records import read as read_records
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_shares import T, equal, small
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import mcbn
 import mcbn.ray
-import mcbn_study.store
+import mcbn_study.journal
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
@@ -28,11 +29,10 @@ from mcbn.ray import actors
 from mcbn.scale.folder import read_results
 from mcbn_benchmarks import ray as benchmark
 from mcbn_study import ray as study
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.regression import run as regression
 from mcbn_study.sensitivity import run as sensitivity
 from small_study import TINY, predictions
-from test_shares import T, equal, small
 from workplace import command, environment, furnish
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
@@ -357,7 +357,7 @@ def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):
 
 def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
     study.run_regression(SMALL, tmp_path / "whole", methods=("bn",))
-    real, written = mcbn_study.store.Store.append, []
+    real, written = mcbn_study.journal.CellJournal.append, []
 
     def interrupted(self: Any, records: Any) -> None:
         real(self, records)
@@ -366,7 +366,7 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mcbn_study.store.Store, "append", interrupted)
+        patch.setattr(mcbn_study.journal.CellJournal, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
     assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1

@@ -18,7 +18,7 @@ from inputs import regressor, write_tables
 from mcbn import MCBNError
 from mcbn.cli import app
 from mcbn.ray import cluster
-from mcbn_study.store import Store
+from mcbn_study.journal import CellJournal
 from workplace import furnish
 
 BAYES = regressor()
@@ -171,9 +171,9 @@ def test_the_commands_name_the_extra_without_ray(folder, without_ray):
 def test_the_study_goes_to_the_cluster_that_is_named(name, tmp_path, monkeypatch):
     asked: dict[str, object] = {}
 
-    def run(profile: object, out: Path, **options: object) -> Store:
+    def run(profile: object, out: Path, **options: object) -> CellJournal:
         asked.update(options, out=out)
-        return Store(tmp_path, {})
+        return CellJournal(tmp_path, {})
 
     monkeypatch.setattr(f"mcbn_study.ray.run_{name}", run)
     command = f"reproduce {name} --profile quick --datasets yacht --engine ray --address head:6379 --out there"

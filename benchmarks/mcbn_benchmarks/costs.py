@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcbn.errors import MCBNError
-from mcbn_study.records import Record, read
+from mcbn_study.journal import Record, read
 from mcbn_study.tables import markdown
 
 PRICES = {"cuda": 3.50, "cpu": 0.09}  # assumptions: US dollars an hour, of one H200, of two cores of a server

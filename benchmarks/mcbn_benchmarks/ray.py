@@ -29,8 +29,8 @@ from mcbn.ray.cluster import connected
 from mcbn.ray.prediction import POOLS
 from mcbn.tables.source import rows_of_block
 from mcbn.tables.tables import pyarrow
-from mcbn_study.provenance import environment
-from mcbn_study.records import Record, append
+from mcbn_study.journal import Record, append
+from mcbn_study.machine import environment
 
 INPUTS = 13
 

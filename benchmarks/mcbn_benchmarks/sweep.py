@@ -15,7 +15,7 @@ import numpy as np
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn_benchmarks.costs import PRICES, read_costs
-from mcbn_study.records import Record, extend
+from mcbn_study.journal import Record, extend
 from mcbn_study.tables import markdown
 
 

@@ -14,9 +14,8 @@ import torch
 
 from mcbn.data import Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
-from mcbn_study.costs import synchronize
-from mcbn_study.provenance import environment
-from mcbn_study.records import append
+from mcbn_study.journal import append
+from mcbn_study.machine import environment, synchronize
 from mcbn_study.regression.evaluation import Evaluator
 from mcbn_study.regression.problem import Part, Problem, make_problem
 from mcbn_study.regression.stack import Family

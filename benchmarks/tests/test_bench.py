@@ -16,7 +16,7 @@ from mcbn_benchmarks.speed.__main__ import main
 from mcbn_benchmarks.speed.records import Record, append, latest
 from mcbn_benchmarks.speed.report import compare, table
 from mcbn_benchmarks.speed.targets import Target, targets
-from mcbn_study.provenance import Environment, environment
+from mcbn_study.machine import Environment, environment
 
 WHERE = Environment("cpu", "a machine", "2", "c0ffee", "today")
 SMALL = replace(cases.MLP, rows=64, n=3, n_samples=4)

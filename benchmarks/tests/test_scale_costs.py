@@ -9,7 +9,7 @@ import pytest
 from mcbn import MCBNError
 from mcbn_benchmarks import costs, sweep
 from mcbn_benchmarks.sweep import Assumptions, Work, simulate
-from mcbn_study.records import extend, read
+from mcbn_study.journal import extend, read
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,10 +13,10 @@ from mcbn_benchmarks.zoo import checks, entries, table
 from mcbn_benchmarks.zoo.__main__ import RECORDS, main
 from mcbn_benchmarks.zoo.entries import Case, Entry
 from mcbn_benchmarks.zoo.standin import NAMES, standing_in
-from mcbn_study import records
+from mcbn_study import journal
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = records.read(ROOT / "results" / "zoo" / RECORDS)
+COMMITTED = journal.read(ROOT / "results" / "zoo" / RECORDS)
 
 
 def examine(model: nn.Module, x: Tensor, **options: object) -> checks.Finding:
@@ -30,13 +30,13 @@ def mlp() -> nn.Module:
 @pytest.mark.slow
 def test_imitations_run_as_a_user_runs_the_zoo(tmp_path: Path) -> None:
     main(["--out", str(tmp_path), "--only", "mcbn/"])
-    kept = records.read(tmp_path / RECORDS)
+    kept = journal.read(tmp_path / RECORDS)
     assert len(kept) == 5
     assert all(r["outcome"] == "exact" and r["untouched"] and r["fast_error"] <= 1e-4 for r in kept)
     main(["--out", str(tmp_path), "--only", "mcbn/"])  # resumes: nothing is run again
-    assert records.read(tmp_path / RECORDS) == kept
+    assert journal.read(tmp_path / RECORDS) == kept
     main(["--out", str(tmp_path), "--only", "mcbn/volume", "--again"])
-    assert len(records.read(tmp_path / RECORDS)) == 6
+    assert len(journal.read(tmp_path / RECORDS)) == 6
     assert "5 of 5 networks with batch norm exact (100.0 %), 5 left untouched" in (tmp_path / "table.md").read_text()
 
 
@@ -44,7 +44,7 @@ def test_inexact_network_makes_the_run_fail(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(checks, "TOLERANCE", dict.fromkeys(checks.TOLERANCE, -1.0))
     with pytest.raises(SystemExit, match="not exact, or not left untouched: mcbn/volume"):
         main(["--only", "mcbn/volume", "--out", str(tmp_path)])
-    (record,) = records.read(tmp_path / "records.jsonl")
+    (record,) = journal.read(tmp_path / "records.jsonl")
     assert record["commit"]
     assert record["hardware"]
 

@@ -1,22 +1,247 @@
-"""Records of experiments on the theory, each with where it was made."""
+"""The records of an experiment: an append-only file, one JSON object a line, and what is asked of it.
 
+An object cut off anywhere before its closing brace is no JSON, so a last line without a line end is either a whole
+record or no record; `read` and `extend` decide alike. One writer at a time.
+"""
+
+import hashlib
+import json
+import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
-from mcbn_study.provenance import environment
-from mcbn_study.records import Record, digest, extend
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
+from mcbn.errors import MCBNError
+from mcbn.files import replacing, write_text
+from mcbn_study.machine import environment
+
+Record: TypeAlias = dict[str, Any]
 Row = Mapping[str, Any]
+RECORDS = "records.jsonl"
+KEYS = {  # what makes a record of a study in cells the record of one run
+    "test": ("dataset", "method", "split", "seed"),
+    "selection": ("dataset", "family", "batch_size", "dropout", "split"),
+    "sensitivity": ("dataset", "method", "split", "seed", "batch_size", "n_samples"),
+    "posterior": ("dataset", "family", "split", "seed"),
+}
 
 
-def append(path: Path, rows: Iterable[Row], config: Mapping[str, Any], device: str = "cpu") -> None:
-    """Add rows at the end of a file, each with its configuration, the configuration's hash, and where it was made."""
-    made = {"config": dict(config), "config_hash": digest(config), **asdict(environment(device))}
-    extend(path, ({**row, **made} for row in rows))
+class Journal:
+    """The records of one experiment, `folder`/records.jsonl, and the configuration and device of those to come."""
+
+    def __init__(
+        self, folder: str | Path, config: Mapping[str, Any] | None = None, device: str = "cpu", *, name: str = RECORDS
+    ) -> None:
+        self.folder, self.config, self.device = Path(folder), dict(config or {}), device
+        self.path = self.folder / name
+        self.records = read(self.path)
+
+    def find(self, **fields: object) -> list[Record]:
+        """Return the records with these fields."""
+        return [r for r in self.records if all(r.get(name) == value for name, value in fields.items())]
+
+    def has(self, **fields: object) -> bool:
+        """Tell whether a record with these fields, of this configuration, is there already."""
+        return bool(self.find(**fields | {"config_hash": digest(self.config)}))
+
+    def append(self, records: Iterable[Row]) -> None:
+        """Add records as they are, each a whole line."""
+        new = [dict(record) for record in records]
+        extend(self.path, new)
+        self.records += new
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Append rows, each with the configuration, its hash, and where it was made."""
+        where = {"config": self.config, "config_hash": digest(self.config), **asdict(environment(self.device))}
+        self.append({**row, **where} for row in rows)
+
+
+class CellJournal(Journal):
+    """The journal of a study of one configuration (settings.json), done in cells; no record is there twice.
+
+    A cell is one unit of work. Its file `cells/<name>.safetensors` holds tensors and, as metadata, the records it
+    gave; it is written first, the records after it, so that an interruption between the two loses nothing.
+    """
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], device: str = "cpu") -> None:
+        self._require_same_settings(Path(folder), config)
+        super().__init__(folder, config, device)
+
+    def has(self, **fields: object) -> bool:
+        """Tell whether a record with these fields is there already: all are of this configuration."""
+        return bool(self.find(**fields))
+
+    def append(self, records: Iterable[Row]) -> None:
+        """Add the records that are not there yet."""
+        known = set(map(record_key, self.records))
+        super().append(record for record in records if record_key(record) not in known)
+
+    def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
+        """Write a cell's file, then its records; what was kept of it on the way goes."""
+        self.keep(cell, tensors, records)
+        self.append(records)
+        self._cell(f"{cell}.part").unlink(missing_ok=True)
+
+    def keep(self, cell: str, tensors: Mapping[str, Tensor], records: Sequence[Record] = ()) -> None:
+        """Write a file of tensors under the cell's name."""
+        metadata = {"records": json.dumps(records), "settings": json.dumps(self.config)}
+        write_tensors(self._cell(cell), tensors, metadata)
+        (self.folder / "cells" / ".gitignore").write_text("*\n")  # to go on from, not to publish
+
+    def load(self, cell: str) -> dict[str, Tensor] | None:
+        """Return the tensors of a finished cell, None if there is none; records it still owes are added."""
+        path = self._cell(cell)
+        if not path.exists():
+            return None
+        tensors, metadata = read_tensors(path, "remove it")
+        if json.loads(metadata["settings"]) != self.config:
+            raise MCBNError(f"{path} belongs to another configuration; remove it, or use another folder with --out")
+        self.append(json.loads(metadata["records"]))
+        return tensors
+
+    def _cell(self, name: str) -> Path:
+        return self.folder / "cells" / f"{name}.safetensors"
+
+    @staticmethod
+    def _require_same_settings(folder: Path, config: Mapping[str, Any]) -> None:
+        path = folder / "settings.json"
+        if not path.exists():
+            if (folder / RECORDS).exists():
+                raise MCBNError(f"{folder} holds records but no settings.json; use another folder with --out")
+            write_text(path, json.dumps(config, indent=1) + "\n")
+            return
+        before = json.loads(path.read_text())
+        for name in ["name", *sorted(before.keys() | config.keys())]:
+            if before.get(name) != config.get(name):
+                raise MCBNError(
+                    f"{folder} was made with another configuration: {name} is {before.get(name)!r} there, "
+                    f"{config.get(name)!r} now; use the same, or another folder with --out"
+                )
+
+
+def record_key(record: Row) -> tuple[object, ...]:
+    """Return what makes a record the record of one run."""
+    return (record["kind"], *(record.get(name) for name in KEYS[record["kind"]]))
 
 
 def latest(records: Iterable[Record], keys: Sequence[str]) -> list[Record]:
     """Keep the last record of each key: runs again replace runs before in tables, never in the file."""
     return list({tuple(record[key] for key in keys): record for record in records}.values())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
+    """Write tensors and text as one safetensors file, whole or not at all."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(plain, temporary, dict(metadata))
+    return path
+
+
+def read_tensors(path: str | Path, hint: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and text; the error of a missing or damaged file ends in the hint what to do."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise MCBNError(f"{path} is no whole safetensors file ({error}); {hint}") from error
+
+
+def append(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Add one record at the end of the file, as `extend` does."""
+    extend(path, [record])
+
+
+def extend(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add records at the end of the file, on disk when this returns; folder and file are made if need be.
+
+    What a killed writer left of its last line is removed first; whole records are never touched.
+    """
+    lines = b"".join(map(_line, records))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        _mend_end(file)
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: str | Path) -> list[Record]:
+    """Return all records in the order of writing; none if the file does not exist yet.
+
+    A last line that was cut off is left out with a warning; damage anywhere else raises MCBNError with its line number.
+    """
+    path = Path(path)
+    whole, tail = _split_tail(path.read_bytes() if path.exists() else b"")
+    records = [_parse_line(path, number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
+    last = _parse(tail)
+    if tail and last is None:
+        warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
+    return records if last is None else [*records, last]
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """Name a configuration by 12 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    if not isinstance(record, Mapping):
+        raise MCBNError(f"a record is a mapping of names to values; got {type(record)}")
+    try:
+        return json.dumps(dict(record), allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise MCBNError(
+            f"cannot write this record as JSON: {error}; use plain numbers, strings, lists and dicts, and None for NaN"
+            f" or infinity; got {dict(record)!r}"
+        ) from error
+
+
+def _mend_end(file: BinaryIO) -> None:
+    """Make the file end at a line end: complete a whole last record, remove a cut-off one."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    whole, tail = _split_tail(file.read())
+    if _parse(tail) is None:
+        file.truncate(len(whole))
+    else:
+        file.write(b"\n")
+
+
+def _split_tail(content: bytes) -> tuple[bytes, bytes]:
+    """Split into whole lines and what follows the last line end."""
+    end = content.rfind(b"\n") + 1
+    return content[:end], content[end:]
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> Record:
+    record = _parse(line)
+    if record is None:
+        raise MCBNError(
+            f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r};"
+            " restore the file or remove that line and run again what it held"
+        )
+    return record
+
+
+def _parse(line: bytes) -> Record | None:
+    """Return the JSON object in this line, None if it is anything else."""
+    try:
+        value = json.loads(line, parse_constant=_refuse)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -15,8 +15,8 @@ from mcbn.data import Regression, load
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn.ray.cluster import connected
-from mcbn_study.backend import one_thread
-from mcbn_study.records import Record
+from mcbn_study.journal import CellJournal, Record
+from mcbn_study.machine import one_thread
 from mcbn_study.regression import run as regression
 from mcbn_study.regression import search
 from mcbn_study.regression.context import Context
@@ -24,7 +24,6 @@ from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.stack import Family
 from mcbn_study.regression.testing import TESTED
 from mcbn_study.sensitivity import run as sensitivity
-from mcbn_study.store import Store
 
 Step = Callable[[Context, Regression], None]
 
@@ -53,18 +52,18 @@ def run_regression(
     methods: Sequence[str] = METHODS,
     address: str | None = None,
     **numerics: Any,
-) -> Store:
+) -> CellJournal:
     """Run the regression study on a cluster, as `mcbn_study.regression.run.run` does in one process."""
     datasets, how = tuple(datasets) or profile.datasets, Numerics(**numerics)
     _check(datasets, methods)
-    store = Store(Path(out), profile.settings())
+    store = CellJournal(Path(out), profile.settings())
     with connected(address) as ray:
         desk = _Desk(ray, regression.STUDY, profile, store, how)
         for name in datasets:
             desk.add_dataset(name)
             found = {family: _searches(desk, name, family) for family in _families(methods)}
             for method in methods:
-                if not store.has(regression.expected(profile, name, method)):
+                if not regression.is_done(store, profile, name, method):
                     step, family = partial(_test, dataset=name, method=method), _family(method)
                     desk.want(f"{name}-test-{method}", step, name, found[family] if family else [])
         desk.collect()
@@ -79,12 +78,12 @@ def run_sensitivity(
     datasets: Sequence[str] = (),
     address: str | None = None,
     **numerics: Any,
-) -> Store:
+) -> CellJournal:
     """Run the sensitivity study on a cluster, as `mcbn_study.sensitivity.run.run` does in one process."""
     datasets, how = tuple(datasets) or profile.datasets, Numerics(**numerics)
     _check(datasets, ("mcbn",))
     decays = {name: sensitivity.chosen_decays(Path(regression), profile, name) for name in datasets}
-    store = Store(Path(out), profile.settings())
+    store = CellJournal(Path(out), profile.settings())
     with connected(address) as ray:
         desk = _Desk(ray, sensitivity.STUDY, profile, store, how)
         for name in datasets:
@@ -133,7 +132,7 @@ def _sensitivity(
 class _Desk:
     """Gives tasks out and is the only one who writes."""
 
-    def __init__(self, ray: Any, study: str, profile: Profile, store: Store, how: Numerics) -> None:
+    def __init__(self, ray: Any, study: str, profile: Profile, store: CellJournal, how: Numerics) -> None:
         self.ray, self.study, self.profile, self.store, self.how = ray, study, profile, store, how
         self.data: dict[str, Any] = {}
         self.pending: list[Any] = []
@@ -174,7 +173,7 @@ def _work(study: str, profile: Profile, how: Numerics, step: Step, data: Regress
         for path, content in given.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        store = Store(folder, profile.settings())
+        store = CellJournal(folder, profile.settings())
         step(Context(study, profile, store, how.device, how.compiled, how.fused), data)
         new = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
         return Made({path: content for path, content in new.items() if path not in given}, store.records)

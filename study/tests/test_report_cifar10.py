@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mcbn
-from mcbn_study import records
+from mcbn_study import journal
 from mcbn_study.cifar10 import report
 from mcbn_study.cifar10.run import KIND, TRAINING
 
@@ -95,7 +95,7 @@ def test_targets_are_judged_by_the_worst_seed() -> None:
 
 
 def test_files_are_written_from_records_alone(tmp_path: Path) -> None:
-    records.extend(tmp_path / "records.jsonl", study())
+    journal.extend(tmp_path / "records.jsonl", study())
     written = report.write(tmp_path)
     assert [path.name for path in written] == ["summary.csv", "table.md", "resnet32-pll.png"]
     assert written[-1].read_bytes()[:4] == b"\x89PNG"

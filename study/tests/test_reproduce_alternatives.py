@@ -24,8 +24,8 @@ from mcbn_study.alternatives.inputs import Data, load_networks, questions
 from mcbn_study.cifar10.augmentation import Augmented
 from mcbn_study.cifar10.saved import save_network
 from mcbn_study.data.cifar import Images
+from mcbn_study.journal import read as read_records
 from mcbn_study.networks.resnet import CifarResNet, standardize
-from mcbn_study.records import read as read_records
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
 QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "ensemble")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mcbn
-import mcbn_study.records
+import mcbn_study.journal
 from cifar import TINY, same
 from mcbn_study.cifar10 import run as study
 from mcbn_study.cifar10.profile import find_profile
@@ -32,16 +32,16 @@ def test_study_trains_measures_and_records_once(tmp_path: Path, monkeypatch: pyt
     path = study.run(STUDY, tmp_path, seeds=[1, 2])
     files = sorted(p.name for p in (tmp_path / "networks").iterdir())
     assert files == ["resnet8-seed1.safetensors", "resnet8-seed2.safetensors"]
-    found = mcbn_study.records.read(path)
+    found = mcbn_study.journal.read(path)
     assert [r["seed"] for r in found if r["kind"] == study.TRAINING] == [1, 2]
     assert len([r for r in found if r["kind"] == study.KIND]) == 22
     assert all({"config_hash", "commit", "device", "hardware", "seconds", "seed"} <= r.keys() for r in found[1:12])
     study.run(STUDY, tmp_path, seeds=[1, 2])
-    assert mcbn_study.records.read(path) == found
+    assert mcbn_study.journal.read(path) == found
     elsewhere = tmp_path / "elsewhere"
     study.run(STUDY, elsewhere, seeds=[1], networks=tmp_path / "networks")
     assert not (elsewhere / "networks").exists()
-    assert [r["scores"] for r in mcbn_study.records.read(elsewhere / "records.jsonl")[1:]] == [
+    assert [r["scores"] for r in mcbn_study.journal.read(elsewhere / "records.jsonl")[1:]] == [
         r["scores"] for r in found[1:12]
     ]
 
@@ -52,7 +52,7 @@ def test_study_with_dropout_trains_and_leaves_measuring_to_others(
     small_study(monkeypatch)
     path = study.run(STUDY, tmp_path, seeds=[1], dropout=0.1)
     assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors").dropout == 0.1
-    assert [r["kind"] for r in mcbn_study.records.read(path)] == [study.TRAINING]
+    assert [r["kind"] for r in mcbn_study.journal.read(path)] == [study.TRAINING]
 
 
 def test_seeds_of_a_study_can_be_trained_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_seeds_of_a_study_can_be_trained_together(tmp_path: Path, monkeypatch: p
     before = first.read_bytes()
     path = study.run(short, tmp_path, seeds=[1, 2, 3], dropout=0.1, together=True)
     assert first.read_bytes() == before  # what is there is not trained again
-    facts = {r["seed"]: r["together"] for r in mcbn_study.records.read(path)}
+    facts = {r["seed"]: r["together"] for r in mcbn_study.journal.read(path)}
     assert facts == {1: 2, 2: 1, 3: 2}
     alone = study.train_one(short, tmp_path / "alone", seed=3, dropout=0.1)
     assert same(load_network(alone), load_network(tmp_path / "networks" / "resnet8-dropout-seed3.safetensors"))
@@ -102,7 +102,7 @@ def test_quick_profile_runs_from_the_command_line(tmp_path: Path) -> None:
         "summary.csv",
         "table.md",
     ]
-    rows = [r for r in mcbn_study.records.read(tmp_path / "records.jsonl") if r["kind"] == study.KIND]
+    rows = [r for r in mcbn_study.journal.read(tmp_path / "records.jsonl") if r["kind"] == study.KIND]
     plain = next(r for r in rows if (r["method"], r["part"]) == ("plain", "test"))
     assert plain["scores"]["accuracy"] > 0.2  # chance is 0.1
 

@@ -6,7 +6,7 @@ import pytest
 
 from mcbn_study.estimators import report
 from mcbn_study.estimators import run as estimators
-from mcbn_study.records import read
+from mcbn_study.journal import read
 
 SMALL = {"hidden": [8], "epochs": 3, "n_samples": 5}
 

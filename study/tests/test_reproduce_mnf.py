@@ -10,8 +10,8 @@ from torch import Tensor
 
 import mcbn
 from mcbn import data, metrics
+from mcbn_study.journal import read
 from mcbn_study.mnf_epochs import run as mnf_epochs
-from mcbn_study.records import read
 from mcbn_study.regression import mnf
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mcbn_study.journal import read
 from mcbn_study.objective import run as objective
-from mcbn_study.records import read
 from untouched import generators
 
 

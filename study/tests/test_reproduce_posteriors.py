@@ -16,14 +16,14 @@ from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
+from mcbn_study.journal import CellJournal
+from mcbn_study.journal import read as read_records
 from mcbn_study.networks.others import resnet32
 from mcbn_study.posteriors import families, report
 from mcbn_study.posteriors import run as posteriors
-from mcbn_study.records import read as read_records
 from mcbn_study.regression.profile import QUICK, TAU_RANGES
 from mcbn_study.regression.saved import load_networks, save_networks
 from mcbn_study.regression.scores import score_gaussian, score_run, with_bounds
-from mcbn_study.store import Store
 
 TINY = replace(QUICK, name="tiny", datasets=("boston",), splits=(1, 2), seeds=(1, 2), n_folds=2, n_samples=20)
 M = 32
@@ -48,7 +48,7 @@ def make_study(folder):
     save_networks(folder / "networks" / "boston.safetensors", states, final)
     states = [train(folds(split(n, info["split"]).train, 2)[info["fold"]].train, 1) for info in parts]
     save_networks(folder / "networks" / "boston_folds.safetensors", states, parts)
-    Store(folder, TINY.settings())
+    CellJournal(folder, TINY.settings())
 
 
 @pytest.fixture(scope="module")

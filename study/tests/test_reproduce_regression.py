@@ -12,7 +12,7 @@ import torch
 import mcbn
 from mcbn.data import folds, load, split
 from mcbn.errors import MCBNError
-from mcbn_study.records import read
+from mcbn_study.journal import CellJournal, read
 from mcbn_study.regression import run as regression
 from mcbn_study.regression import search
 from mcbn_study.regression.profile import PAPER, TAU_RANGES
@@ -20,7 +20,6 @@ from mcbn_study.regression.saved import load_networks
 from mcbn_study.regression.selection import Configuration, Search
 from mcbn_study.regression.train import Trainer
 from mcbn_study.sensitivity import run as sensitivity
-from mcbn_study.store import Store
 from small_study import OURS, TINY, predictions
 
 NEVER = {"seconds"}
@@ -123,7 +122,7 @@ def test_networks_come_back_as_the_plain_networks_they_were(whole):
         with pytest.warns(UserWarning, match="takes in all 405 examples"):
             bayes = mcbn.MCBN(network, "regression").fit(data.x[train].float(), n_samples=1, batch_size=len(train))
         assert torch.allclose(bayes.predict(data.x[test].float()).mean, network(data.x[test].float()), atol=1e-3)
-    records = {(r["split"], r["seed"]): r for r in Store(whole, TINY.settings()).find(kind="test", method="mcbn")}
+    records = {(r["split"], r["seed"]): r for r in CellJournal(whole, TINY.settings()).find(kind="test", method="mcbn")}
     for network, info in loaded:
         r = records[info["split"], info["seed"]]
         assert info["config"] == r["config"]
@@ -173,20 +172,20 @@ def test_a_finished_study_is_not_repeated(whole, monkeypatch):
 @pytest.mark.parametrize("where", ["before the cell", "between cell and records"])
 def test_interrupted_and_started_again_it_gives_the_same(whole, tmp_path, monkeypatch, where):
     name = "finish" if where == "before the cell" else "append"
-    original = getattr(Store, name)
+    original = getattr(CellJournal, name)
     starts = 0
 
     def fail_the_second_time(self, *arguments):
         nonlocal passed
         arguments = [*arguments[:-1], list(arguments[-1])]
-        passed += not self.has(arguments[-1])
+        passed += not all(self.has(**record) for record in arguments[-1])
         if passed > 1:
             raise KeyboardInterrupt
         return original(self, *arguments)
 
     for _ in range(20):
         passed = 0
-        monkeypatch.setattr(Store, name, fail_the_second_time)
+        monkeypatch.setattr(CellJournal, name, fail_the_second_time)
         starts += 1
         try:
             regression.run(TINY, tmp_path, methods=OURS)
@@ -218,12 +217,12 @@ def test_a_cell_at_work_goes_on_where_it_was_kept(whole, tmp_path, monkeypatch):
     assert epochs[:3] == [0, 5, 5], "the first interval should not have been trained again"
     assert not list((tmp_path / "cells").glob("*.part*"))
     found = [r for r in read(tmp_path / "records.jsonl") if r.get("method") == "bn"]
-    assert stripped(found) == stripped(Store(whole, TINY.settings()).find(method="bn"))
+    assert stripped(found) == stripped(CellJournal(whole, TINY.settings()).find(method="bn"))
 
 
 def test_one_method_alone_gives_what_it_gives_in_company(whole, tmp_path):
     regression.run(TINY, tmp_path, methods=("ensemble",))
-    store = Store(whole, TINY.settings())
+    store = CellJournal(whole, TINY.settings())
     alone = [r for r in read(tmp_path / "records.jsonl") if r["kind"] == "test"]
     assert stripped(alone) == stripped(store.find(kind="test", method="ensemble"))
 
@@ -236,7 +235,7 @@ def test_sensitivity_varies_batch_size_and_passes(whole, tmp_path):
         itertools.product((1, 2), (1, 2), (128,), (10, 5))
     )
     assert len(store.records) == len(runs)
-    chosen = {r["split"]: r["config"]["weight_decay"] for r in Store(whole, TINY.settings()).find(method="mcbn")}
+    chosen = {r["split"]: r["config"]["weight_decay"] for r in CellJournal(whole, TINY.settings()).find(method="mcbn")}
     assert all(r["config"]["weight_decay"] == chosen[r["split"]] for r in store.records)
     before = store.path.read_bytes()
     sensitivity.run(profile, tmp_path / "s", regression=whole)

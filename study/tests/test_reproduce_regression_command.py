@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from mcbn.cli import app
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.regression import run as regression
 from mcbn_study.regression.profile import find_profile
 from small_study import OURS, TINY

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mcbn import data, metrics
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.regularizer import run as regularizer
 from mcbn_study.regularizer.run import UNIT_PRIOR, Choice, Experiment, Part, penalty_of, scores, train
 from mcbn_study.theory import implied_prior, kl_regularizer

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mcbn import MCBNError
 from mcbn.cli import app
-from mcbn_study import records
+from mcbn_study import journal
 from mcbn_study.data.scenes import CAMVID
 from mcbn_study.segmentation import augmentation, report
 from mcbn_study.segmentation import measure as estimators
@@ -47,14 +47,14 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_tiny_study_end_to_end(data: Path) -> None:
     path = study.run(TINY, data)
-    rows = records.read(path)
+    rows = journal.read(path)
     assert [row["method"] for row in rows] == ["training", *study.METHODS]
     assert len({row["config_hash"] for row in rows[1:]}) == 1
     assert all(row["seconds"] >= 0 and row["commit"] and row["hardware"] for row in rows)
     tuned = rows[-1]["scores"]
     assert tuned["batch_size"] == min((2, 3), key=lambda M: tuned[f"val_nll_at_{M}"])
     study.run(TINY, data)  # everything is there: nothing is added
-    assert records.read(path) == rows
+    assert journal.read(path) == rows
     written = report.main(data)
     assert [file.name for file in written] == ["summary.csv", "table.md", "refusal.png", "camvid.png"]
     with (data / "summary.csv").open() as file:
@@ -115,7 +115,7 @@ def test_the_report_shows_the_last_record_of_a_method_and_the_memory_it_took(tmp
     base |= {"error_auroc_entropy": 0.9, "boundary_ratio_entropy": 2.0} | refused
     row = {"kind": "scores", "dataset": "camvid", "method": "mcbn", "config": {}}
     first, again = (base | {"peak_mib_at_5": 100.0, "peak_mib_at_50": peak} for peak in (4852.0, 100.0))
-    records.extend(tmp_path / "records.jsonl", [row | {"scores": first}, row | {"scores": again}])
+    journal.extend(tmp_path / "records.jsonl", [row | {"scores": first}, row | {"scores": again}])
     report.main(tmp_path)
     assert "100 MiB at T = 5 and 100 MiB at T = 50" in (tmp_path / "table.md").read_text()
     assert "camvid,mcbn,peak_mib_at_50,100\n" in (tmp_path / "summary.csv").read_text()

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from mcbn import MCBN
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.statistics import run as statistics
 from untouched import generators
 

@@ -16,7 +16,7 @@ from mcbn_benchmarks.speed.measures import Options
 from mcbn_benchmarks.speed.records import Record, append, latest
 from mcbn_benchmarks.speed.report import table
 from mcbn_benchmarks.speed.timing import MOST_REPEATS
-from mcbn_study.provenance import environment
+from mcbn_study.machine import environment
 
 CPU_THREADS = 2
 QUICK_REPEATS = 1

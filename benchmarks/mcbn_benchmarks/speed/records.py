@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from mcbn_study.provenance import Environment
+from mcbn_study.machine import Environment
 
 
 @dataclass(frozen=True)

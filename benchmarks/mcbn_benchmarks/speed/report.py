@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mcbn_benchmarks.speed.records import Record
 from mcbn_benchmarks.speed.targets import CRPS_DIFFERENCE, LESS_DRAWS, Target, show_ratio, targets
-from mcbn_study.provenance import Environment
+from mcbn_study.machine import Environment
 
 OURS = ("mcbn", "mcbn compiled", "linear", "fit")
 HEADER = ("case", "N", "T", "ours", "against", "theirs", "ratio", "target", "")

@@ -15,7 +15,7 @@ import torch
 
 from mcbn.model import MCBN
 from mcbn_benchmarks.speed.cases import Case, Ours, Plain, Prepared, prepare
-from mcbn_study.costs import synchronize
+from mcbn_study.machine import synchronize
 
 Method = Callable[[int], object]  # runs so many draws
 LEAST_REPEATS, MOST_REPEATS = 3, 20

@@ -12,8 +12,8 @@ from mcbn_benchmarks.zoo.checks import examine, version
 from mcbn_benchmarks.zoo.entries import all_entries
 from mcbn_benchmarks.zoo.standin import standing_in
 from mcbn_benchmarks.zoo.table import latest, ran, table, write_readme
-from mcbn_study import records
-from mcbn_study.provenance import environment
+from mcbn_study import journal
+from mcbn_study.machine import environment
 
 RECORDS = "records.jsonl"
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(chosen.out, only=chosen.only, again=chosen.again)
     finally:
         torch.set_num_threads(threads)
-    found = latest(records.read(chosen.out / RECORDS))
+    found = latest(journal.read(chosen.out / RECORDS))
     write_text(chosen.out / "table.md", table(found))
     if chosen.readme:
         write_readme(chosen.readme, found)
@@ -39,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(out: Path, *, only: str = "", again: bool = False) -> None:
     """Examine every entry whose title holds `only`, one record each; what is on record is not run again."""
-    known = {(r["package"], r["version"], r["name"]) for r in records.read(out / RECORDS) if r["outcome"] != "skipped"}
+    known = {(r["package"], r["version"], r["name"]) for r in journal.read(out / RECORDS) if r["outcome"] != "skipped"}
     where = environment("cpu")
     with standing_in() as stood_in:
         for entry in all_entries():
             if only not in entry.title or ((entry.package, version(entry.package), entry.name) in known and not again):
                 continue
             found = asdict(examine(entry, absent=stood_in))
-            records.append(out / RECORDS, found | {"stand_ins": stood_in} | asdict(where))
+            journal.append(out / RECORDS, found | {"stand_ins": stood_in} | asdict(where))
             print(f"{entry.title}: {found['outcome']} {found['reason']} {found['seconds']} s", flush=True)
 
 

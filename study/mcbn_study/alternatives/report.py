@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, write_text
-from mcbn_study import records, student
+from mcbn_study import journal, student
 from mcbn_study.alternatives.rivals import BEST, CORRUPTED, METRICS, MODES, NAMES, Method, Results, verdict
 from mcbn_study.tables import MISSING, Table, to_markdown
 
@@ -23,7 +23,7 @@ _COMMAND = "mcbn reproduce alternatives"
 def write(out: str | Path = "results/alternatives") -> list[Path]:
     """Write summary.csv, table.md and severity.png of the records in a folder."""
     out = Path(out)
-    found = records.read(out / "records.jsonl")
+    found = journal.read(out / "records.jsonl")
     if not any(r["kind"] == "score" for r in found):
         raise MCBNError(f"{out} holds no records; make them with `{_COMMAND}`")
     results = Results(found)

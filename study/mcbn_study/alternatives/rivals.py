@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
 from mcbn_study import student
-from mcbn_study.records import Record
+from mcbn_study.journal import Record
 from mcbn_study.tables import MISSING
 
 Method = tuple[str, bool]  # its name, and whether tau was tuned on the validation images

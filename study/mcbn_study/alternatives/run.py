@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from mcbn.errors import MCBNError
-from mcbn_study import journal, records
 from mcbn_study.alternatives import laplace, samplers, scores
 from mcbn_study.alternatives.images import Queries
 from mcbn_study.alternatives.inputs import Data, Networks, load_data, load_networks, questions, require_data
 from mcbn_study.alternatives.samplers import METHODS, THINNED, Material, Sampler
 from mcbn_study.cifar10.augmentation import Augmented
+from mcbn_study.journal import Journal
 from mcbn_study.networks.resnet import standardize
 
 TIMED = {"cuda": 1250, "cpu": 50}  # images
@@ -55,16 +55,15 @@ def run(
         n_corrupted: how many of these are also corrupted, at each severity.
         data: images; CIFAR-10 by default.
     """
-    path = Path(out) / "records.jsonl"
     found, data = load_networks(networks, device), load_data() if data is None else require_data(data)
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
     sizes = {name: len(queries.x) for name, queries in sets.items()}
     config = {"n_samples": n_samples, "batch_size": batch_size, "images": sizes}
+    journal = Journal(out, config, device)
     for method, material, seed in _tasks(found, data, _choose(methods, found), seeds, n_samples, batch_size):
-        if not _measured(records.read(path), config, method, seed, len(sizes)):
-            rows = [row | {"method": method, "seed": seed} for row in measure(method, material, sets)]
-            journal.append(path, rows, config, device)
-    return path
+        if not _measured(journal, method, seed, ("validation", *sets)):
+            journal.add(row | {"method": method, "seed": seed} for row in measure(method, material, sets))
+    return journal.path
 
 
 def time_methods(
@@ -81,19 +80,18 @@ def time_methods(
 
     setup_seconds is what it takes to get ready: for MCBN the draws, for its other modes what comes on top of them.
     """
-    path = Path(out) / "records.jsonl"
     found, data = load_networks(networks, device), load_data() if data is None else require_data(data)
     x = data.test.x[: TIMED[torch.device(device).type]]
     config = {"n_samples": n_samples, "batch_size": batch_size, "n": len(x)}
-    first = [min(found.plain)]
+    journal, first = Journal(out, config, device), [min(found.plain)]
     for method, material, seed in _tasks(found, data, _choose(methods, found), first, n_samples, batch_size):
         started = time.perf_counter()
         sampler = samplers.make(method, material)
         setup = time.perf_counter() - started
         seconds = _seconds(sampler, x)
         row = {"kind": "cost", "method": method, "seed": seed, "setup_seconds": setup}
-        journal.append(path, [row | {"milliseconds": 1000 * seconds / len(x)}], config, device)
-    return path
+        journal.add([row | {"milliseconds": 1000 * seconds / len(x)}])
+    return journal.path
 
 
 def _seconds(sampler: Sampler, x: torch.Tensor) -> float:
@@ -177,8 +175,7 @@ def _tasks(
         yield "ensemble", replace(base, network=members[0], members=members), EVERY
 
 
-def _measured(known: Sequence[Row], config: Mapping[str, Any], method: str, seed: int | None, sets: int) -> bool:
+def _measured(journal: Journal, method: str, seed: int | None, sets: Sequence[str]) -> bool:
     """Tell whether the records hold every set, validation too, twice each: without and with temperature."""
-    wanted = ("score", method, seed, records.digest(config))
-    found = [r for r in known if (r["kind"], r["method"], r["seed"], r["config_hash"]) == wanted]
-    return len({(r["data"], r["tempered"]) for r in found}) == 2 * (sets + 1)
+    run: Row = {"kind": "score", "method": method, "seed": seed}
+    return all(journal.has(**run, data=name, tempered=tempered) for name in sets for tempered in (False, True))

@@ -13,8 +13,8 @@ from mcbn_study.cifar10.augmentation import Augmented, require_images
 from mcbn_study.cifar10.per_query import per_query
 from mcbn_study.cifar10.profile import Profile
 from mcbn_study.cifar10.scores import Scored, curve, log_likelihood, score, set_means, standard_error
-from mcbn_study.costs import synchronize
 from mcbn_study.data.cifar import Images
+from mcbn_study.machine import synchronize
 from mcbn_study.networks.resnet import standardize
 
 AT_ONCE = 250  # images of one call

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, write_text
-from mcbn_study import paper, records, student
-from mcbn_study.cifar10.run import KIND, RECORDS, TRAINING
-from mcbn_study.journal import latest
-from mcbn_study.records import Record
+from mcbn_study import journal, paper, student
+from mcbn_study.cifar10.run import KIND, TRAINING
+from mcbn_study.journal import RECORDS, Record, latest
 from mcbn_study.tables import MISSING, Table, to_markdown
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Study(NamedTuple):
 def write(out: str | Path = "results/cifar10") -> list[Path]:
     """Write summary.csv, table.md and a figure a network of the records in a folder."""
     out = Path(out)
-    found = records.read(out / RECORDS)
+    found = journal.read(out / RECORDS)
     studies = collect(found)
     text = "\n".join(["# CIFAR-10", "", *(part for study in studies for part in sections(study))])
     written = [write_text(out / "summary.csv", summary(found)), write_text(out / "table.md", text)]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mcbn.errors import MCBNError
-from mcbn_study import journal, records
 from mcbn_study.cifar10.measure import Evaluation
 from mcbn_study.cifar10.parts import held_out
 from mcbn_study.cifar10.profile import Profile
@@ -15,11 +14,11 @@ from mcbn_study.cifar10.saved import load_network, network_facts, save_network
 from mcbn_study.cifar10.train import train_together
 from mcbn_study.cifar10.trainer import Epoch
 from mcbn_study.data.cifar import Images, cifar10
+from mcbn_study.journal import RECORDS, Journal
+from mcbn_study.machine import environment
 from mcbn_study.progress import Progress
-from mcbn_study.provenance import environment
 
 KIND, TRAINING = "cifar10", "cifar10 training"
-RECORDS = "records.jsonl"
 
 
 def run(
@@ -55,9 +54,9 @@ def run(
             progress.fraction(epoch.steps / profile.steps)
 
         for path in train_several(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
-            record_training(out / RECORDS, path)
+            record_training(out, path)
             if not dropout:
-                evaluate_one(profile, path, out / RECORDS, device=device)
+                evaluate_one(profile, path, out, device=device)
         progress.end()
     progress.close()
     return out / RECORDS
@@ -131,21 +130,22 @@ def evaluate_one(profile: Profile, path: Path, out: Path, *, device: str = "cpu"
     config = asdict(profile)
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
-    made = records.digest(config)
-    if any(r.get("network_hash") == content and r["config_hash"] == made for r in records.read(out)):
+    journal = Journal(out, config, device)
+    if journal.has(network_hash=content):
         return
     train, validation, test = study_images(profile)
     evaluation = Evaluation(
         load_network(path), profile, train=train, validation=validation, test=test, seed=facts["seed"], device=device
     )
-    journal.append(out, [about | row for row in evaluation.rows()], config, device)
+    journal.add(about | row for row in evaluation.rows())
 
 
 def record_training(out: Path, path: Path) -> None:
     """Append what a network's file says of its training, once."""
     facts: dict[str, Any] = {"kind": TRAINING, "network": path.stem.rpartition("-seed")[0], **network_facts(path)}
-    if not any(r == facts for r in records.read(out)):
-        records.append(out, facts)
+    journal = Journal(out)
+    if facts not in journal.records:
+        journal.append([facts])
 
 
 def training_images(profile: Profile) -> Images:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 
 from mcbn.errors import MCBNError
-from mcbn_study.backend import fastest_convolutions
 from mcbn_study.cifar10.augmentation import require_images
 from mcbn_study.cifar10.profile import Profile
 from mcbn_study.cifar10.trainer import Epoch, Together, Trainer
 from mcbn_study.data.cifar import Images
+from mcbn_study.machine import fastest_convolutions
 from mcbn_study.networks.resnet import CifarResNet
 
 CHECKPOINT_SECONDS = 60.0

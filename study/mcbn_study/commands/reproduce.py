@@ -230,6 +230,6 @@ def _split(names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _one_thread(device: str) -> AbstractContextManager[None]:
-    from mcbn_study.backend import one_thread
+    from mcbn_study.machine import one_thread
 
     return one_thread(device)

@@ -7,7 +7,7 @@ from pathlib import Path
 from mcbn.files import write_text
 from mcbn_study import journal, paper
 from mcbn_study.estimators.run import KEYS
-from mcbn_study.records import Record, read
+from mcbn_study.journal import Record, read
 from mcbn_study.tables import markdown
 
 HEAD = ("dataset", "score", "runs", "estimator", "paper's MCBN")

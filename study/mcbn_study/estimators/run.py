@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mcbn import data, metrics
-from mcbn_study import journal
-from mcbn_study.records import Record, read
+from mcbn_study.journal import Journal, Record
 
 DATASETS = ("boston", "concrete")
 SPLITS = (1, 2, 3, 4, 5)
@@ -27,14 +26,12 @@ def run(
     **options: Any,
 ) -> Path:
     """Fit and score what is not on record yet; options go to `MCBNRegressor`."""
-    path = Path(out) / "records.jsonl"
-    config = {"options": options}
+    journal = Journal(out, {"options": options})
     for key in ((name, s, state) for name in datasets for s in splits for state in states):
-        known = [r for r in read(path) if r["config"] == config]
-        if key not in {tuple(r[name] for name in KEYS) for r in known}:
-            row = dict(zip(KEYS, key, strict=True)) | score(*key, **options)
-            journal.append(path, [{"kind": "estimator", **row}], config)
-    return path
+        fields = dict(zip(KEYS, key, strict=True))
+        if not journal.has(**fields):
+            journal.add([{"kind": "estimator", **fields, **score(*key, **options)}])
+    return journal.path
 
 
 def score(dataset: str, split: int, state: int, **options: Any) -> Record:

@@ -19,9 +19,9 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
-from mcbn_study import journal, records
-from mcbn_study.costs import saved_bytes, timed
 from mcbn_study.data.cifar import cifar10
+from mcbn_study.journal import Journal
+from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks.others import cifar_resnet
 
 NAMES = {  # what is fitted -> what is measured with it
@@ -58,18 +58,17 @@ def cifar(
         seed: of the draws.
         device: "cpu" or "cuda".
     """
-    path = Path(out) / "cifar.jsonl"
     config = {"batch_size": batch_size, "n_samples": n_samples, "n_test": n_test, "seed": seed}
-    known = {r["family"] for r in records.read(path) if r["config"] == config}
+    journal = Journal(out, config, device, name="cifar.jsonl")
     network = load_resnet(Path(weights)).to(device)
     train, test = Augmented(cifar10("train").x), cifar10("test")
     x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
     fit = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
     for family, names in NAMES.items():
-        if not known.issuperset(names):
-            for row in _measure(network, family, train, x, y, fit):
-                journal.append(path, [row] if row["family"] not in known else [], config, device)
-    return path
+        if not all(journal.has(family=name) for name in names):
+            rows = _measure(network, family, train, x, y, fit)
+            journal.add(row for row in rows if not journal.has(family=row["family"]))
+    return journal.path
 
 
 def _measure(

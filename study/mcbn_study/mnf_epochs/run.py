@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mcbn_study import journal
+from mcbn_study.journal import Journal
 from mcbn_study.regression.mnf import Choice, Settings, train_and_draw
 from mcbn_study.regression.profile import find_profile
 
@@ -45,7 +45,7 @@ def measure(dataset: str, epochs: int, settings: Settings, device: str, out: Pat
         {"kind": "epochs", "dataset": dataset, "method": "mnf", "split": s, "seed": SEED, "epochs": epochs, "rmse": e}
         for s, e in zip(SPLITS, errors, strict=True)
     ]
-    journal.append(out / "records.jsonl", rows, {"n_samples": settings.n_samples}, device)
+    Journal(out, {"n_samples": settings.n_samples}, device).add(rows)
     print(f"{dataset}, {epochs} epochs: RMSE {sum(errors) / len(errors):.4f}", flush=True)
 
 

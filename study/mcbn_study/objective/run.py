@@ -19,7 +19,7 @@ from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study import journal
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
@@ -48,7 +48,7 @@ def main(
         fixed, implied = _gaps(dataset, n, steps, batch_size, weight_decay, tau, seed)
         row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
         rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
-    journal.append(Path(out) / "records.jsonl", rows, config)
+    journal.Journal(out, config).add(rows)
     report(Path(out))
 
 

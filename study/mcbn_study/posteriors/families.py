@@ -27,7 +27,7 @@ from mcbn import noise
 from mcbn.data import Regression, folds, split
 from mcbn.model import MCBN
 from mcbn.prediction import RegressionPrediction
-from mcbn_study.costs import saved_bytes, timed
+from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.regression.profile import TAU_RANGES
 from mcbn_study.regression.scores import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import records, student
-from mcbn_study.records import Record
+from mcbn_study import journal, student
+from mcbn_study.journal import Record
 from mcbn_study.regression.estimates import Estimate, cell
 from mcbn_study.regression.summary import METRICS, runs, score
 from mcbn_study.tables import MISSING, Table, to_markdown
@@ -49,7 +49,7 @@ def main(out: str | Path = "results/posteriors") -> None:
 def write(out: str | Path = "results/posteriors") -> list[Path]:
     """Write table.md and table.csv, and cifar.md, of the records in a folder."""
     out = Path(out)
-    found, images = records.read(out / "records.jsonl"), records.read(out / "cifar.jsonl")
+    found, images = journal.read(out / "records.jsonl"), journal.read(out / "cifar.jsonl")
     if not found and not images:
         raise MCBNError(f"{out} holds no records; make them with `{_COMMAND}`")
     written = []

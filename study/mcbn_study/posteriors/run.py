@@ -14,14 +14,13 @@ import torch
 from mcbn.data import NAMES, Regression, load, split
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
+from mcbn_study.journal import CellJournal, Record
 from mcbn_study.posteriors.families import FAMILIES, Measured, Network, choose_batch_size, measure
-from mcbn_study.records import Record
 from mcbn_study.regression.context import Context
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request
 from mcbn_study.regression.saved import load_networks
 from mcbn_study.regression.testing import save_predictions
-from mcbn_study.store import Store
 
 STUDY = "posteriors"
 METHODS = {"mcbn_linear": "linear", "mcbn_gaussian": "gaussian", "mcbn_tuned": "tuned"}  # in the regression study
@@ -33,7 +32,7 @@ def run(
     *,
     regression: str | Path = "results/regression",
     datasets: Sequence[str] = (),
-) -> Store:
+) -> CellJournal:
     """Compare the families on the networks in the folder `regression`; by default on every set that has them.
 
     Appends to the records of both folders, a data set at a time; finished ones are not repeated.
@@ -41,10 +40,11 @@ def run(
     check_request(datasets, ("mcbn",), "cpu")
     chosen = tuple(datasets) or _saved_sets(Path(regression), profile)
     files = {name: _network_files(Path(regression), name) for name in chosen}
-    study = Context("regression", profile, Store(Path(regression), profile.settings()), "cpu")
-    context = Context(STUDY, profile, Store(Path(out), profile.settings()), "cpu")
+    study = Context("regression", profile, CellJournal(Path(regression), profile.settings()), "cpu")
+    context = Context(STUDY, profile, CellJournal(Path(out), profile.settings()), "cpu")
     for name in tracked(chosen, STUDY, "set"):
-        if not (context.store.has(_expected(profile, name)) and study.store.has(_expected_tests(profile, name))):
+        wanted, tests = _expected(profile, name), _expected_tests(profile, name)
+        if not (all(context.store.has(**r) for r in wanted) and all(study.store.has(**r) for r in tests)):
             _compare(context, study, name, *(load_networks(path) for path in files[name]))
     return context.store
 

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcbn_study.journal import CellJournal, Record
+from mcbn_study.machine import Environment, environment
 from mcbn_study.progress import Progress
-from mcbn_study.provenance import Environment, environment
-from mcbn_study.records import Record
 from mcbn_study.regression.profile import Profile
-from mcbn_study.store import Store
 
 
 @dataclass
@@ -16,7 +15,7 @@ class Context:
 
     study: str
     profile: Profile
-    store: Store
+    store: CellJournal
     device: str
     compiled: bool = False
     fused: bool = False

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import relu_
 
 from mcbn.networks import BN_EPSILON
+from mcbn_study.machine import precision
 from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.stack import Values, matrices
 from mcbn_study.regression.streams import batch_draws, purpose_key, uniforms
-from mcbn_study.regression.train import Networks, precision
+from mcbn_study.regression.train import Networks
 
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**26}  # that one activation of a chunk may hold
 

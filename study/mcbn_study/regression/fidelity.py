@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
 from mcbn_study import paper
-from mcbn_study.records import Record
+from mcbn_study.journal import Record
 from mcbn_study.regression.estimates import ours, theirs, triple
 from mcbn_study.regression.summary import METHODS, METRICS, Row, Summary
 from mcbn_study.site.provenance import total_seconds

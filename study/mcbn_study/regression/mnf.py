@@ -22,10 +22,10 @@ from mcbn import data
 from mcbn.batches import require_int
 from mcbn.errors import MCBNError
 from mcbn.networks import Standardized
+from mcbn_study.journal import digest
+from mcbn_study.machine import environment
 from mcbn_study.mnf import stack
 from mcbn_study.mnf.layers import MNFNetwork
-from mcbn_study.provenance import environment
-from mcbn_study.records import digest
 from mcbn_study.regression.profile import TAU_RANGES
 from mcbn_study.regression.scores import score_run
 from mcbn_study.regression.search import tune_both

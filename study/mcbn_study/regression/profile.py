@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from mcbn.data import NAMES, describe, split
 from mcbn.errors import MCBNError
-from mcbn_study.records import digest
+from mcbn_study.journal import digest
 
 METHODS = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble")
 FORMAT = 1  # of the records; another one makes another configuration

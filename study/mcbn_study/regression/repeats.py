@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 
 from mcbn.data import NAMES, describe
-from mcbn_study import paper, records
+from mcbn_study import journal, paper
 from mcbn_study.regression.estimates import cell, ours, theirs
 from mcbn_study.regression.summary import METRICS, Row, Summary, runs, summarise
 from mcbn_study.tables import Table
@@ -19,7 +19,7 @@ NOTE = (
 
 def read_repeats(folder: Path) -> dict[int, Summary]:
     """Summarise the repeated searches under a folder, by their seed."""
-    found = {int(path.parent.name): records.read(path) for path in sorted(folder.glob("[0-9]*/records.jsonl"))}
+    found = {int(path.parent.name): journal.read(path) for path in sorted(folder.glob("[0-9]*/records.jsonl"))}
     return {seed: summarise(runs(own)) for seed, own in sorted(found.items())}
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import records
-from mcbn_study.records import Record
+from mcbn_study import journal
+from mcbn_study.journal import Record
 from mcbn_study.regression.fidelity import cost_table, coverage_table, fidelity_tables
 from mcbn_study.regression.figures import write_figures
 from mcbn_study.regression.repeats import read_repeats, repeat_tables
@@ -33,7 +33,7 @@ def write(results: str | Path = "results") -> list[Path]:
     results = Path(results)
     out = results / "regression"
     regression, sensitivity = (
-        records.read(results / study / "records.jsonl") for study in ("regression", "sensitivity")
+        journal.read(results / study / "records.jsonl") for study in ("regression", "sensitivity")
     )
     tests = runs(regression)
     varied = runs(sensitivity, kind="sensitivity", also=("batch_size", "n_samples"))
@@ -41,7 +41,7 @@ def write(results: str | Path = "results") -> list[Path]:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
     summary = summarise(tests)
     repeats = read_repeats(results / "search")
-    by_epochs = records.read(results / "mnf_epochs" / "records.jsonl")
+    by_epochs = journal.read(results / "mnf_epochs" / "records.jsonl")
     tables = _tables(summary, repeats, by_epochs, varied, [*regression, *sensitivity])
     written = [
         write_text(out / "summary.csv", to_csv(summary.values())),

@@ -12,15 +12,14 @@ import torch
 
 from mcbn.data import NAMES, Regression, load
 from mcbn.errors import MCBNError
+from mcbn_study.journal import CellJournal, Record
 from mcbn_study.progress import Progress
-from mcbn_study.records import Record
 from mcbn_study.regression import mnf
 from mcbn_study.regression.context import Context
 from mcbn_study.regression.ensemble import score_ensemble
 from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import cells, search_weight
 from mcbn_study.regression.testing import TESTED, save_predictions, score_networks
-from mcbn_study.store import Store
 
 STUDY = "regression"
 
@@ -34,7 +33,7 @@ def run(
     device: str = "cpu",
     compiled: bool = False,
     fused: bool = False,
-) -> Store:
+) -> CellJournal:
     """Run the study for the given data sets (all of the profile's by default) and methods.
 
     `compiled` fuses elementwise work by torch.compile, `fused` many training steps into one CUDA kernel: for a GPU.
@@ -42,7 +41,7 @@ def run(
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, methods, device)
     sets = {name: load(name) for name in datasets}
-    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled, fused)
+    context = Context(STUDY, profile, CellJournal(Path(out), profile.settings()), device, compiled, fused)
     work = [(name, method) for name in datasets for method in methods]
     context.progress = Progress(sum(_weight(context, *pair) for pair in work), STUDY)
     try:
@@ -67,7 +66,7 @@ def check_request(datasets: Sequence[str], methods: Sequence[str], device: str) 
 
 def score_method(context: Context, dataset: str, data: Regression, method: str) -> None:
     """Test one method on every split and seed, unless its records are there."""
-    done = context.store.has(expected(context.profile, dataset, method))
+    done = is_done(context.store, context.profile, dataset, method)
     if done or context.store.load(f"{dataset}-test-{method}") is not None:
         context.progress.start("", _weight(context, dataset, method))
         context.progress.end()
@@ -86,11 +85,16 @@ def expected(profile: Profile, dataset: str, method: str) -> list[Record]:
     return [base | {"split": s, "seed": seed} for s in profile.splits for seed in seeds]
 
 
+def is_done(journal: CellJournal, profile: Profile, dataset: str, method: str) -> bool:
+    """Tell whether all of them are on record."""
+    return all(journal.has(**record) for record in expected(profile, dataset, method))
+
+
 def _score_mnf(context: Context, dataset: str) -> None:
     """Have the MNF baseline yield its runs; each split is written once all its seeds are there."""
     profile = context.profile
     wanted = expected(profile, dataset, "mnf")
-    missing = [s for s in profile.splits if not context.store.has(r for r in wanted if r["split"] == s)]
+    missing = sorted({r["split"] for r in wanted if not context.store.has(**r)})
     runs: dict[int, list[tuple[Record, Any]]] = {}
     for record in mnf.run(dataset, missing, profile.seeds, profile, context.device):
         predictions = record.pop("_predictions")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mcbn.data import Regression, describe, folds, split
-from mcbn_study.records import Record
+from mcbn_study.journal import Record
 from mcbn_study.regression.context import Context
 from mcbn_study.regression.problem import Part, Problem, make_problem
 from mcbn_study.regression.profile import TAU_RANGES, Profile

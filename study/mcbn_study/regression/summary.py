@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mcbn.data import NAMES
 from mcbn.errors import MCBNError
 from mcbn_study import paper, student
-from mcbn_study.records import Record
+from mcbn_study.journal import Record
 
 METHODS = {
     "mcbn": "MCBN",

@@ -4,11 +4,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mcbn.data import Regression, describe, split
-from mcbn_study.records import Record
+from mcbn.files import replacing
+from mcbn_study.journal import Record
 from mcbn_study.regression.context import Context
 from mcbn_study.regression.evaluation import Evaluator
 from mcbn_study.regression.final import Job, Trained, train_jobs
@@ -123,9 +125,10 @@ def save_predictions(
     context: Context, dataset: str, method: str, s: int, error: Tensor, std: Tensor, constant_std: Sequence[float]
 ) -> None:
     """Write error and std (seeds, n) of one method and split."""
-    arrays = {"error": error.half().cpu().numpy(), "std": std.half().cpu().numpy()}
+    arrays: dict[str, Any] = {"error": error.half().cpu().numpy(), "std": std.half().cpu().numpy()}
     arrays["constant_std"] = torch.tensor(constant_std, dtype=torch.float32).numpy()
-    context.store.save_predictions(dataset, method, s, arrays)
+    with replacing(context.store.folder / "predictions" / f"{dataset}-{method}-{s}.npz") as temporary:
+        np.savez_compressed(temporary, **arrays)
 
 
 def _save_final(

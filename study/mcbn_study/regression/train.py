@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn_study.machine import precision
 from mcbn_study.regression import fused as fused_steps
 from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.stack import Family, Values, bn_gradients, dropout_gradients, initial_values
@@ -245,17 +245,6 @@ class Trainer:
 
     def _keys(self, purpose: Purpose) -> Tensor:
         return torch.tensor([purpose_key(s, purpose) for s in self.problem.streams], device=self.problem.device)
-
-
-@contextmanager
-def precision(tf32: bool) -> Iterator[None]:
-    """Multiply float32 matrices exactly, or as TF32 where the GPU can; what was set before is set again."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @cache

@@ -26,7 +26,7 @@ from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized
 from mcbn.progress import tracked
 from mcbn_study import journal
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.regression.profile import TAU_RANGES
 from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
@@ -167,10 +167,10 @@ class Experiment(NamedTuple):
 
 def main(out: str | Path, *, datasets: Sequence[str] = DATASETS, experiment: Experiment | None = None) -> None:
     """Run every dataset, split and method; append records after each split, then write the table."""
-    path, experiment = Path(out) / "records.jsonl", experiment or Experiment()
+    experiment = experiment or Experiment()
     config = {key: value for key, value in experiment._asdict().items() if key not in ("splits", "seeds")}
     for dataset, split in tracked(product(datasets, experiment.splits), "regularizer", "split"):
-        journal.append(path, _run_split(experiment, dataset, split), config)
+        journal.Journal(out, config).add(_run_split(experiment, dataset, split))
     report(Path(out))
 
 

@@ -14,7 +14,7 @@ from mcbn.errors import MCBNError
 from mcbn.files import replacing, write_text
 from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Colour, Scenes, SceneSet, load_scenes
-from mcbn_study.records import Record, read
+from mcbn_study.journal import Record, read
 from mcbn_study.tables import markdown, to_csv
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
-from mcbn_study import journal, records
-from mcbn_study.backend import fastest_convolutions
-from mcbn_study.costs import timed
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
+from mcbn_study.journal import Journal
+from mcbn_study.machine import fastest_convolutions, timed
 from mcbn_study.networks.segnet import SegNet
 from mcbn_study.segmentation import measure as estimators
 from mcbn_study.segmentation import train as training
@@ -63,7 +62,7 @@ def train_network(profile: Profile, out: str | Path, *, device: str = "cpu", ech
     save_network(done.network, profile, path)
     row = {"kind": "training", "dataset": profile.dataset, "method": "training", "seconds": round(done.seconds, 2)}
     row |= {"losses": [round(loss, 5) for loss in done.losses], "val_miou": done.checks}
-    journal.append(out / "records.jsonl", [row], profile.settings(), device)
+    Journal(out, profile.settings(), device).add([row])
     return path
 
 
@@ -84,18 +83,17 @@ def evaluate(
     if not weights.exists():
         raise MCBNError(f"no {weights}: train first")
     config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
-    path = out / "records.jsonl"
-    done = {r["method"] for r in records.read(path) if r["config_hash"] == records.digest(config)}
-    wanted = [method for method in methods if method in available(profile) and method not in done]
+    journal = Journal(out, config, device)
+    wanted = [method for method in methods if method in available(profile) and not journal.has(method=method)]
     if wanted:
         with fastest_convolutions():
             evaluation = Evaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
                 _save_arrays(out / "examples" / f"{profile.dataset}-{method}.npz", arrays)
-                journal.append(path, [row], config, device)
+                journal.add([row])
                 echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")
-    return path
+    return journal.path
 
 
 def available(profile: Profile) -> tuple[str, ...]:

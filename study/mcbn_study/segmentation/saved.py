@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
+from mcbn_study.journal import digest
 from mcbn_study.networks.segnet import SegNet
-from mcbn_study.records import digest
 from mcbn_study.segmentation.profile import Profile
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
+from mcbn_study.journal import digest
 from mcbn_study.networks.segnet import SegNet
-from mcbn_study.records import digest
 from mcbn_study.segmentation.augmentation import epoch_views, normalize, show
 from mcbn_study.segmentation.profile import Profile
 from mcbn_study.segmentation.scores import confusion, mean_iou

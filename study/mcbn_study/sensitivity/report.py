@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from mcbn.data import NAMES
 from mcbn_study import paper, student
-from mcbn_study.records import Record
+from mcbn_study.journal import Record
 from mcbn_study.regression.estimates import Estimate, Triple, theirs, three_rows, triple
 from mcbn_study.regression.summary import METRICS, check_names, score
 from mcbn_study.tables import Table

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mcbn.data import Regression, describe, load
 from mcbn.errors import MCBNError
+from mcbn_study.journal import CellJournal, Record, read
 from mcbn_study.progress import Progress
-from mcbn_study.records import Record, read
 from mcbn_study.regression.context import Context
 from mcbn_study.regression.evaluation import Evaluator
 from mcbn_study.regression.problem import Problem
@@ -25,7 +25,6 @@ from mcbn_study.regression.scores import score_run
 from mcbn_study.regression.search import Choice, fold_problem, rules_of, run_kept, tune_both
 from mcbn_study.regression.selection import Configuration, CrossValidation, Search, networks_of, original_units
 from mcbn_study.regression.testing import final_problem, final_targets, outputs, train_chosen
-from mcbn_study.store import Store
 
 STUDY = "sensitivity"
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
@@ -41,13 +40,13 @@ def run(
     device: str = "cpu",
     compiled: bool = False,
     fused: bool = False,
-) -> Store:
+) -> CellJournal:
     """Run the study; `regression` is the folder of the regression study, whose choice of lambda is kept."""
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, ("mcbn",), device)
     sets = {name: load(name) for name in datasets}
     decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
-    context = Context(STUDY, profile, Store(Path(out), profile.settings()), device, compiled, fused)
+    context = Context(STUDY, profile, CellJournal(Path(out), profile.settings()), device, compiled, fused)
     work = [(name, M) for name in datasets for M in batch_sizes(profile, name)]
     context.progress = Progress(sum(_weight(*pair) for pair in work), STUDY)
     try:

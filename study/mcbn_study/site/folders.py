@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mcbn.page.html import Markup, element
-from mcbn_study import records
+from mcbn_study import journal
 from mcbn_study.site.catalogue import COMMANDS, FOLDERS, STUDIES
 from mcbn_study.site.markdown import pictures_of, to_html
 from mcbn_study.site.parts import provenance_part
@@ -27,7 +27,7 @@ def _shown(folder: Path) -> bool:
 
 def trace_folder(folder: Path) -> Provenance:
     """Collect what the records of a folder tell; a command among them counts more than ours."""
-    found = [record for path in sorted(folder.glob("*.jsonl")) for record in records.read(path)]
+    found = [record for path in sorted(folder.glob("*.jsonl")) for record in journal.read(path)]
     named = next((str(record["command"]) for record in reversed(found) if record.get("command")), None)
     return trace(folder.name, found, named or COMMANDS.get(folder.name, f"mcbn reproduce {folder.name}"))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mcbn_study.records import Record
+from mcbn_study.journal import Record
 from mcbn_study.site.catalogue import STUDIES
 from mcbn_study.tables import MISSING
 

@@ -8,7 +8,7 @@ from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.page.html import Markup, document, element, join, save, table
 from mcbn.progress import tracked
-from mcbn_study import records
+from mcbn_study import journal
 from mcbn_study.regression.fidelity import coverage_table, fidelity_tables
 from mcbn_study.regression.figures import first_split
 from mcbn_study.regression.repeats import read_repeats
@@ -76,9 +76,9 @@ def _body(page: str, study: Study) -> list[Markup]:
 
 
 def _read(results: Path, benchmarks: Path) -> Study:
-    found = {study: records.read(results / study / "records.jsonl") for study in STUDIES}
+    found = {study: journal.read(results / study / "records.jsonl") for study in STUDIES}
     made = {study: trace(study, found[study], COMMANDS[study]) for study in STUDIES}
-    speed = [r for name in ("cpu", "cuda") for r in records.read(benchmarks / f"{name}.jsonl")]
+    speed = [r for name in ("cpu", "cuda") for r in journal.read(benchmarks / f"{name}.jsonl")]
     made["speed"] = trace("speed", speed, COMMANDS["speed"])
     named = find_folders(results)
     made |= {name: trace_folder(results / name) for name in named}

@@ -24,7 +24,7 @@ from mcbn.files import replacing, write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study import journal
-from mcbn_study.records import read
+from mcbn_study.journal import read
 from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory.regularizer import LiveNetwork, Moments
 
@@ -63,7 +63,7 @@ def main(
                 rows.append({"dataset": dataset, "epoch": epoch, **row})
                 drawn[*key, epoch] = curve
     seconds = round(time.perf_counter() - start, 2)
-    journal.append(out / "records.jsonl", [row | {"seconds": seconds} for row in rows], config)
+    journal.Journal(out, config).add(row | {"seconds": seconds} for row in rows)
     report(out)
     for name, figure in figures(drawn, batch_sizes, epochs, dataset).items():
         with replacing(out / name) as temporary:

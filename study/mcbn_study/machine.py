@@ -1,0 +1,116 @@
+"""The machine that an experiment runs on: what it is, how torch computes on it, what work costs."""
+
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from mcbn.model import MCBN
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and from what a measurement was made."""
+
+    device: str
+    hardware: str
+    torch: str
+    commit: str
+    date: str
+
+
+def environment(device: str) -> Environment:
+    """Describe this machine and checkout."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Environment(device, _hardware(device), torch.__version__, _commit(), now)
+
+
+def _hardware(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _commit() -> str:
+    """Name the commit measured: MCBN_COMMIT where the code runs outside its checkout, else what git says."""
+    if "MCBN_COMMIT" in os.environ:
+        return os.environ["MCBN_COMMIT"]
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+@contextmanager
+def one_thread(device: str) -> Iterator[None]:
+    """Run small CPU tensors on one thread: a second one mostly waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN time its kernels once for each shape and take the fastest; they run as TF32, torch's default."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def precision(tf32: bool) -> Iterator[None]:
+    """Multiply float32 matrices exactly, or as TF32 where the GPU can; what was set before is set again."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def timed(function: Callable[[], R]) -> tuple[R, float]:
+    """Return what a function returns, and the seconds it took."""
+    started = time.perf_counter()
+    value = function()
+    return value, time.perf_counter() - started
+
+
+def saved_bytes(bayes: MCBN[Any]) -> int:
+    """Return the size of the file that `save` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "posterior.mcbn"
+        bayes.save(path)
+        return path.stat().st_size
+
+
+def synchronize(device: str) -> None:
+    """Wait for the GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
