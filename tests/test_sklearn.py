@@ -14,11 +14,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from mcbn import MCBNError, data, metrics
+from mcbn import MCBNError, data, metrics, stacked
 from mcbn.networks import RegressionMLP, StandardizedInputs, train_regression
 from mcbn.sklearn import MCBNClassifier, MCBNRegressor
 from mcbn.sklearn.rows import Rows, distinct, folds, systematic
-from mcbn.sklearn.stack import Stack, population_output
+from mcbn.sklearn.training import Stack, population_output
 
 QUICK = {"epochs": 15, "random_state": 0}
 
@@ -90,36 +90,41 @@ def test_folds_partition_the_rows_and_spread_classes():
 # --- stacked training --------------------------------------------------------------------------------------
 
 
+def fresh_stack(n_inputs, hidden, n_outputs=1, *, seeds, weight_decay=0.0, learning_rate=1e-3):
+    values = stacked.initial_values(n_inputs, hidden, n_outputs, seeds=seeds)
+    return Stack(values, weight_decay=weight_decay, learning_rate=learning_rate)
+
+
 def test_stacked_steps_equal_training_one_network():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 16, 4, generator=generator), torch.randn(2, 16, 1, generator=generator)
-    stack = Stack(4, (6, 5), 1, seeds=[1, 2], weight_decay=0.1, learning_rate=1e-3, device=torch.device("cpu"))
+    stack = fresh_stack(4, (6, 5), seeds=[1, 2], weight_decay=0.1)
     for _ in range(3):
         stack.step(x, y)
     for s, seed in enumerate((1, 2)):
         alone = RegressionMLP(4, (6, 5), seed=seed)
         train_regression(alone, x[s], y[s], batch_size=16, epochs=3, weight_decay=0.1)
-        for name, value in alone.named_parameters():
-            torch.testing.assert_close(stack.state[name][s], value, rtol=1e-4, atol=1e-6)
+        for name, value in stacked.network(stack.values, s, 4).named_parameters():
+            torch.testing.assert_close(value, alone.get_parameter(name), rtol=1e-4, atol=1e-6)
 
 
 def test_population_output_equals_a_training_pass_over_all_rows():
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    stack = Stack(4, (6, 5), 3, seeds=[1], weight_decay=0.0, learning_rate=1e-3, device=torch.device("cpu"))
-    expected = stack.network(0, stack.average).train()(x)
-    torch.testing.assert_close(population_output(stack.average, 0, x, torch.full((20,), 1 / 20), x), expected.detach())
+    values = stacked.initial_values(4, (6, 5), 3, seeds=[1])
+    expected = stacked.network(values, 0, 4).train()(x)
+    torch.testing.assert_close(population_output(values, 0, x, torch.full((20,), 1 / 20), x), expected.detach())
 
 
 def test_the_average_of_weights_is_that_of_its_recursion():
-    stack = Stack(2, (3,), 1, seeds=[0], weight_decay=0.0, learning_rate=1e-1, device=torch.device("cpu"))
+    stack = fresh_stack(2, (3,), seeds=[0], learning_rate=1e-1)
     expected = None
     for k in range(30):
         stack.step(torch.randn(1, 8, 2), torch.randn(1, 8, 1))
         stack.update_average(0.5)
         decay = min(0.5, k / (k + 10))
-        value = stack.state["0.weight"].detach()
+        value = stack.values["weights"]
         expected = value.clone() if expected is None else decay * expected + (1 - decay) * value
-    torch.testing.assert_close(stack.average["0.weight"], expected)
+    torch.testing.assert_close(stack.average["weights"], expected)
 
 
 def test_standardized_inputs_see_mean_zero_and_std_one():

@@ -7,7 +7,6 @@ except ImportError as error:
 
     raise MCBNError("mcbn.sklearn needs scikit-learn: pip install 'mcbn[sklearn]'") from error
 
-from mcbn.sklearn.classifier import MCBNClassifier
-from mcbn.sklearn.regressor import MCBNRegressor
+from mcbn.sklearn.estimators import MCBNClassifier, MCBNRegressor
 
 __all__ = ["MCBNClassifier", "MCBNRegressor"]

@@ -7,19 +7,21 @@ used are running averages of the weights over epochs, their statistics taken afr
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
+from mcbn import stacked
 from mcbn.model import MCBN
-from mcbn.networks import RegressionMLP, Standardized, StandardizedInputs
+from mcbn.networks import BN_EPSILON, RegressionMLP, Standardized, StandardizedInputs
 from mcbn.noise import inverse_temperature, tau_by_crps
 from mcbn.sklearn.rows import Rows, folds
-from mcbn.sklearn.stack import Stack, State, population_output
+from mcbn.stacked import Values
 
 # Chosen on held-out folds of the training rows of Boston and Concrete (docs/ecosystem.md).
 BATCH_SIZE = 32
@@ -50,20 +52,54 @@ class Settings:
     device: torch.device
 
 
-class Trained(NamedTuple):
-    """A fitted MCBN with its tau, and the epochs its network was trained for."""
+def train(rows: Rows, settings: Settings) -> tuple[MCBN[Any], int]:
+    """Train, choose epochs and tau on held-out rows, and draw the batch statistics of the network of all rows.
 
-    bayes: MCBN[Any]
-    epochs: int
-
-
-def train(rows: Rows, settings: Settings) -> Trained:
-    """Train, choose epochs and tau on held-out rows, and draw the batch statistics of the network of all rows."""
+    Return the fitted MCBN with its tau, and the epochs its network was trained for.
+    """
     run = _Run(rows, settings)
-    state, epochs = run.train()
-    bayes = run.bayes(len(run.splits), rows, state)
-    bayes.tau = run.tau(state)
-    return Trained(bayes, epochs)
+    values, epochs = run.train()
+    bayes = run.bayes(len(run.splits), rows, values)
+    bayes.tau = run.tau(values)
+    return bayes, epochs
+
+
+class Stack:
+    """Networks side by side, their optimiser and the running average of their weights."""
+
+    def __init__(self, values: Values, *, weight_decay: float, learning_rate: float) -> None:
+        self.values = values
+        self.average = {name: value.clone() for name, value in values.items()}
+        self.optimizer = torch.optim.Adam(values.values(), lr=learning_rate, fused=True)
+        self.weight_decay = torch.full_like(values["weights"][:, 0], weight_decay)  # (S,)
+        self.updates = 0
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Take one step of every network on its batch: x (S, M, Q), y (S, M, D) or class numbers (S, M)."""
+        for name, gradient in stacked.gradients(self.values, x, y, self.weight_decay).items():
+            self.values[name].grad = gradient
+        self.optimizer.step()
+
+    def update_average(self, most_decay: float) -> None:
+        """Take the present weights into the average, which forgets by `most_decay` at most."""
+        decay = min(most_decay, self.updates / (self.updates + 10))
+        for name, value in self.values.items():
+            self.average[name].lerp_(value, 1 - decay)
+        self.updates += 1
+
+
+def population_output(values: Values, s: int, x: Tensor, share: Tensor, new: Tensor) -> Tensor:
+    """Run network s on new inputs with the statistics of all training rows x (n, Q) of shares (n,): (N, D)."""
+    n, sizes = len(x), stacked.layer_sizes(values, x.shape[1])
+    *hidden, last = stacked.matrices(values["weights"][s : s + 1], sizes)
+    h = torch.cat([x, new])  # (n + N, Q)
+    for i, weight in enumerate(hidden, 1):
+        h = h @ weight[0]
+        mean = share @ h[:n]  # (H,)
+        var = share @ (h[:n] - mean).square()  # (H,)
+        gamma, beta = values[f"gamma{i}"][s], values[f"beta{i}"][s]
+        h = (gamma * (h - mean) * torch.rsqrt(var + BN_EPSILON) + beta).relu_()
+    return h[n:] @ last[0] + values[f"bias{len(hidden) + 1}"][s]
 
 
 class _Run:
@@ -74,41 +110,39 @@ class _Run:
         self.splits = folds(rows, settings.n_folds, settings.seed)
         self.rows = rows.take(rows.repeated().numpy())  # as often as their weights say, for the moments
         self.scale = self._standardized(nn.Identity())
-        self.parts = [*(part for part, _ in self.splits), rows]
+        self.training = [*(training for training, _ in self.splits), rows]  # of each network
         # at most half the rows of each network, so that draws of batch statistics differ
         asked = settings.batch_size or (BATCH_SIZE if rows.size < MANY_ROWS else LARGE_BATCH_SIZE)
-        self.batch_size = max(2, min(asked, min(part.size for part in self.parts) // 2))
+        self.batch_size = max(2, min(asked, min(training.size for training in self.training) // 2))
         self.n_batches = max(1, rows.size // self.batch_size)
+        seeds = [settings.seed] * len(self.training)
+        values = stacked.initial_values(rows.x.shape[1], settings.hidden, settings.n_outputs, seeds=seeds)
         self.stack = Stack(
-            rows.x.shape[1],
-            settings.hidden,
-            settings.n_outputs,
-            seeds=[settings.seed] * len(self.parts),
+            {name: value.to(settings.device) for name, value in values.items()},
             weight_decay=settings.weight_decay,
             learning_rate=settings.learning_rate,
-            device=settings.device,
         )
 
-    def train(self) -> tuple[State, int]:
+    def train(self) -> tuple[Values, int]:
         """Train all networks; return the averages of the epoch of lowest held-out loss, or the last, and that epoch."""
-        streams = [_Stream(part, self.settings.seed + s) for s, part in enumerate(self.parts)]
-        seen = [self._seen(part) for part in self.parts]
-        held = [self._seen(part) for _, part in self.splits]
-        best, chosen, state = math.inf, 0, None
+        streams = [_Stream(training, self.settings.seed + s) for s, training in enumerate(self.training)]
+        seen = [self._seen(training) for training in self.training]
+        held = [self._seen(held) for _, held in self.splits]
+        best, chosen, values = math.inf, 0, None
         last = self.settings.epochs or min(MOST_EPOCHS, max(LEAST_EPOCHS, STEPS // self.n_batches))
         for epoch in range(1, last + 1):
             self._epoch(streams, seen)
             if self.settings.patience is None or (epoch % CHECK_EVERY and epoch < last):
                 continue
             loss = self._held_out_loss(seen, held)
-            if state is None or loss < best:
+            if values is None or loss < best:
                 best, chosen = loss, epoch
-                state = {name: value.clone() for name, value in self.stack.average.items()}
+                values = {name: value.clone() for name, value in self.stack.average.items()}
             elif epoch - chosen >= self.settings.patience:
                 break
-        return (self.stack.average, last) if state is None else (state, chosen)
+        return (self.stack.average, last) if values is None else (values, chosen)
 
-    def _epoch(self, streams: "list[_Stream]", seen: list[tuple[Tensor, Tensor]]) -> None:
+    def _epoch(self, streams: "Sequence[_Stream]", seen: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take as many steps as one pass over all rows has, on rows drawn for each network."""
         B, M = self.n_batches, self.batch_size
         rows = [stream.take(B * M).reshape(B, M).to(self.settings.device) for stream in streams]
@@ -118,12 +152,13 @@ class _Run:
             self.stack.step(x_batch, y_batch)
         self.stack.update_average(MOST_DECAY)
 
-    def _held_out_loss(self, seen: list[tuple[Tensor, Tensor]], held: list[tuple[Tensor, Tensor]]) -> float:
+    def _held_out_loss(self, seen: Sequence[tuple[Tensor, Tensor]], held: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Weighted mean loss of the averaged networks over all held-out rows."""
         total = weight = 0.0
-        for s, (part, out) in enumerate(self.splits):
+        for s, (training, out) in enumerate(self.splits):
             (x, _), (x_held, y_held) = seen[s], held[s]
-            output = population_output(self.stack.average, s, x, _share(part).to(x), x_held)  # (N, D)
+            share = (training.weights / training.weights.sum()).to(x)
+            output = population_output(self.stack.average, s, x, share, x_held)  # (N, D)
             if self.classify:
                 each = cross_entropy(output, y_held, reduction="none")  # (N,)
             else:
@@ -147,9 +182,9 @@ class _Run:
             return StandardizedInputs(network, self.rows.x)
         return Standardized(network, self.rows.x, self.rows.y)
 
-    def bayes(self, s: int, rows: Rows, state: State) -> MCBN[Any]:
+    def bayes(self, s: int, rows: Rows, values: Values) -> MCBN[Any]:
         """Draw the batch statistics of network s, in original units and double precision, from its training rows."""
-        network = self.stack.network(s, state).to(self.settings.device)
+        network = stacked.network(values, s, rows.x.shape[1]).to(self.settings.device)
         self._settle(network, rows)
         # mps has no double precision
         dtype = torch.float32 if self.settings.device.type == "mps" else torch.float64
@@ -169,20 +204,20 @@ class _Run:
         update_bn(x[index.to(x.device)].reshape(self.n_batches, self.batch_size, -1), network)
         network.eval()
 
-    def tau(self, state: State) -> Tensor:
+    def tau(self, values: Values) -> Tensor:
         """Tune tau on the held-out rows of all folds: the noise precision of each output, or inverse temperature.
 
         Logits are never sharpened: rows that are all classified rightly would drive tau to infinity.
         """
-        fitted = [self.bayes(s, part, state) for s, (part, _) in enumerate(self.splits)]
-        chosen = [held.take(held.repeated().numpy()) for _, held in self.splits]
-        y = torch.cat([held.y for held in chosen])
+        fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
+        held_out = [held.take(held.repeated().numpy()) for _, held in self.splits]
+        y = torch.cat([held.y for held in held_out])
         if self.classify:
-            logits = [bayes.sample(held.x) for bayes, held in zip(fitted, chosen, strict=True)]
+            logits = [bayes.sample(held.x) for bayes, held in zip(fitted, held_out, strict=True)]
             return inverse_temperature(torch.cat(logits, 1), y).clamp(max=1)
-        pairs = [bayes.predict(held.x) for bayes, held in zip(fitted, chosen, strict=True)]
-        mean, epistemic = (torch.cat([getattr(p, name) for p in pairs]) for name in ("mean", "epistemic"))
-        tau = tau_by_crps(*(part.reshape(len(y), -1) for part in (mean, epistemic, y)))  # (D,)
+        predictions = [bayes.predict(held.x) for bayes, held in zip(fitted, held_out, strict=True)]
+        mean, epistemic = (torch.cat([getattr(p, name) for p in predictions]) for name in ("mean", "epistemic"))
+        tau = tau_by_crps(*(value.reshape(len(y), -1) for value in (mean, epistemic, y)))  # (D,)
         return tau.reshape(()) if tau.numel() == 1 else tau
 
 
@@ -199,7 +234,3 @@ class _Stream:
             self.left = torch.cat([self.left, self.rows.order(self.generator)])
         taken, self.left = self.left[:count], self.left[count:]
         return taken
-
-
-def _share(rows: Rows) -> Tensor:
-    return rows.weights / rows.weights.sum()

@@ -1,0 +1,238 @@
+"""The two estimators: parameters, validation of input and prediction behind scikit-learn's interface."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
+from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+from torch import Tensor
+
+from mcbn.batches import require_int
+from mcbn.errors import MCBNError
+from mcbn.prediction import join
+from mcbn.sklearn.rows import Rows, distinct
+from mcbn.sklearn.training import Settings, train
+
+BLOCK = 8192  # rows predicted at a time
+LEAST = {"n_samples": 1, "patience": 1, "batch_size": 2, "epochs": 1, "hidden": 1, "n_folds": 2}
+Array = NDArray[np.float64]
+
+PARAMETERS = """
+    Parameters
+    ----------
+    hidden : sizes of the hidden layers, each Linear -> BatchNorm -> ReLU.
+    n_samples : T, joint draws of the batch statistics.
+    batch_size : M, of training and of the draws; at most half the rows, so that draws differ. None: 32, from 600 rows
+        on 64.
+    epochs : most epochs of training; None: about 10,000 steps, from 50 to 1,000 epochs.
+    weight_decay : lambda, on weight matrices alone.
+    learning_rate : of Adam; above the paper's 1e-3, as weights are averaged over epochs.
+    early_stopping : end training, and choose its best epoch, by the loss on held-out rows.
+    patience : epochs without a lower held-out loss before training ends.
+    n_folds : held-out parts, each with a network of its own trained on the rest, beside the one of all rows that
+        predicts; they set tau (and stop early).
+    random_state : seed or generator of the weights, the held-out rows, the batches and the draws.
+    device : where to train and predict, such as "cuda"; None: the CPU. On a CPU,
+        `torch.set_num_threads(1)` is fastest for networks of this size.
+
+    Attributes
+    ----------
+    bayes_ : the fitted `mcbn.MCBN`; its `tau` is the tuned noise precision (classes: inverse temperature).
+    n_iter_ : epochs of training.
+    n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
+"""
+
+
+class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
+    """Train a batch-normalised network, then draw its batch statistics (Teye et al. 2018, Algorithm 1)."""
+
+    _task: str
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (50, 50),
+        *,
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        weight_decay: float = 3e-4,
+        learning_rate: float = 3e-3,
+        early_stopping: bool = True,
+        patience: int = 250,
+        n_folds: int = 5,
+        random_state: Any = None,
+        device: Any = None,
+    ) -> None:
+        self.hidden = hidden
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.weight_decay = weight_decay
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.n_folds = n_folds
+        self.random_state = random_state
+        self.device = device
+
+    def _weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
+        if sample_weight is None:
+            return None
+        weights: Array = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        return weights
+
+    def _train(self, rows: Rows, n_outputs: int) -> Self:
+        """Train, tune and keep the result."""
+        settings = self._settings(n_outputs)
+        if rows.size < 2:
+            raise MCBNError("training needs 2 rows of positive weight; got 1 sample")
+        self.bayes_, self.n_iter_ = train(rows, settings)
+        return self
+
+    def _settings(self, n_outputs: int) -> Settings:
+        hidden = (self.hidden,) if isinstance(self.hidden, Integral) else tuple(self.hidden)
+        whole = {name: getattr(self, name) for name in ("n_samples", "patience", "n_folds")}
+        whole |= {name: value for name in ("epochs", "batch_size") if (value := getattr(self, name)) is not None}
+        for name, value in [*whole.items(), *(("hidden", size) for size in hidden)]:
+            _require(name, value, Integral, f"whole numbers of at least {LEAST[name]}", least=LEAST[name])
+        for name in ("weight_decay", "learning_rate"):
+            _require(name, getattr(self, name), Real, "numbers of at least 0")
+        return Settings(
+            task=self._task,
+            hidden=tuple(int(size) for size in hidden),
+            n_outputs=n_outputs,
+            epochs=None if self.epochs is None else int(self.epochs),
+            batch_size=None if self.batch_size is None else int(self.batch_size),
+            weight_decay=float(self.weight_decay),
+            learning_rate=float(self.learning_rate),
+            n_samples=int(self.n_samples),
+            n_folds=int(self.n_folds),
+            patience=int(self.patience) if self.early_stopping else None,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            device=torch.device("cpu" if self.device is None else self.device),
+        )
+
+    def _blocks(self, X: ArrayLike) -> Sequence[Tensor]:
+        """Check inputs and return them as tensors, some rows in each."""
+        check_is_fitted(self)
+        x: Array = validate_data(self, X, dtype=np.float64, reset=False)
+        return torch.split(torch.tensor(x), BLOCK)
+
+    def _prediction(self, X: ArrayLike) -> Any:
+        with torch.no_grad():
+            return join([self.bayes_.predict(block) for block in self._blocks(X)])
+
+
+def _require(name: str, value: Any, kind: Any, allowed: str, *, least: float = 0) -> None:
+    """Check a numeric parameter."""
+    if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
+        raise MCBNError(f"{name} takes {allowed}; got {value!r}")
+
+
+class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
+    """Regression with uncertainty: a batch-normalised network under MCBN (Teye et al. 2018).
+
+    Inputs and targets are standardised inside; y may have several columns. The noise precision tau, one an output,
+    minimises the CRPS of held-out rows. Whole-number sample weights equal repeated rows; others count relative to
+    their mean.
+
+    >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
+    >>> model = MCBNRegressor(epochs=5, random_state=0).fit(X, np.sin(3 * X[:, 0]))
+    >>> mean, std = model.predict(X, return_std=True)
+    >>> mean.shape, std.shape
+    ((40,), (40,))
+    """
+
+    __doc__ = (__doc__ or "") + PARAMETERS
+    _task = "regression"
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on X (N, Q) and y (N,) or (N, D); fit and tune MCBN."""
+        x, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
+        target = np.asarray(target, dtype=np.float64)
+        rows = distinct(x, target, self._weights(sample_weight, x))
+        return self._train(rows, 1 if target.ndim == 1 else target.shape[1])
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """Predict the mean, shaped as y was; with return_std also the predictive std, noise included."""
+        prediction = self._prediction(X)
+        return (prediction.mean.numpy(), prediction.std.numpy()) if return_std else prediction.mean.numpy()
+
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> tuple[Array, Array]:
+        """Predict (low, high), the central interval of the predictive Gaussian, each shaped as `predict`."""
+        low, high = self._prediction(X).interval(coverage)
+        return low.numpy(), high.numpy()
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draw targets from the predictive distribution, (N, S) or (N, D, S).
+
+        y_s = f_t(s)(x) + tau^-1/2 eps: draw t(s) of the statistics is the same for all x, so the functions are
+        coherent; each is used once before any is used twice.
+        """
+        S, generator = require_int("n_samples", n_samples, 1), check_random_state(random_state)
+        blocks = self._blocks(X)
+        T = self.bayes_.posterior.n_samples
+        draws = np.concatenate([generator.permutation(T) for _ in range(-(-S // T))])[:S]
+        functions = np.concatenate([self.bayes_.sample(block).numpy()[draws] for block in blocks], 1)  # (S, N, ...)
+        noise = np.asarray(self.bayes_.noise_std) * generator.standard_normal(functions.shape)
+        return np.moveaxis(functions + noise, 0, -1)
+
+    def __sklearn_tags__(self) -> Any:
+        """Declare several outputs."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
+    """Classification with uncertainty: a batch-normalised network under MCBN (Teye et al. 2018).
+
+    Inputs are standardised inside. Probabilities are averaged over the draws; the inverse temperature tau, at most 1,
+    maximises the likelihood of held-out rows. Whole-number sample weights equal repeated rows; others count relative
+    to their mean. For entropy and mutual information ask `bayes_.predict`.
+
+    >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
+    >>> model = MCBNClassifier(epochs=5, random_state=0).fit(X, X[:, 0] > 0)
+    >>> model.predict_proba(X).shape
+    (40, 2)
+    """
+
+    __doc__ = (__doc__ or "") + PARAMETERS + "    classes_ : the labels, in the order of the probabilities.\n"
+    _task = "classification"
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on X (N, Q) and labels y (N,); fit and tune MCBN."""
+        x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(labels)
+        labels = column_or_1d(labels, warn=True)
+        weights = self._weights(sample_weight, x)
+        kept = np.ones(len(x), dtype=bool) if weights is None else weights > 0
+        self.classes_ = np.unique(labels[kept])
+        K = len(self.classes_)
+        if K < 2:
+            raise MCBNError(
+                f"classification needs at least 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}"
+            )
+        numbers = np.searchsorted(self.classes_, labels[kept]).astype(np.float64)
+        rows = distinct(x[kept], numbers, None if weights is None else weights[kept])
+        return self._train(rows._replace(y=rows.y.long()), K)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Predict the most probable label, (N,)."""
+        labels: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        return labels
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Predict the probability of each of `classes_`, (N, K), averaged over the draws."""
+        return np.asarray(self._prediction(X).probs.numpy(), dtype=np.float64)
