@@ -199,7 +199,7 @@ def test_torch_export_equals_predict(method: str) -> None:
 def test_layers_before_the_first_stochastic_one_run_once_for_all_draws() -> None:
     model, x = make("1d", dtype=torch.float64)
     bayes = mcbn.MCBN(model, "regression", layers=["4"]).fit(x, n_samples=6, batch_size=8)
-    network, names = bayes._fitted().network, ["4"]
+    network, names = bayes.engine.network, ["4"]
     rows = [torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)]
     written = passes.write_down(network, x[:3], names, rows)
     counts = [str(part.graph).count("aten.linear") for part in (written.shared, written.each)]

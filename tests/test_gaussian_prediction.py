@@ -40,7 +40,7 @@ def test_linear_variance_is_j_c_j_transposed_of_the_modelled_covariance(family: 
         return net[6](h.relu())
 
     pred = bayes.predict(x[:5], method="linear", covariance=True)
-    chosen = bayes._linearise.expansion(x[:5], 15).chosen
+    chosen = bayes.linearizer.expansion(x[:5], 15).chosen
     rows = join(chosen.mean, chosen.var)  # (K, P)
     for i in range(5):
         J = torch.autograd.functional.jacobian(lambda row, i=i: forward(row, x[i]), model.location)  # (D, P)
@@ -52,7 +52,7 @@ def test_linear_variance_is_j_c_j_transposed_of_the_modelled_covariance(family: 
 @pytest.mark.parametrize("family", MODELLED)
 def test_linear_classification_averages_draws_of_the_gaussian(family: str) -> None:
     bayes, x = fitted("residual", posterior=family, task="classification")
-    expansion = bayes._linearise(x, 2000)
+    expansion = bayes.linearizer(x, 2000)
     pred = bayes.predict(x, method="linear", n_samples=2000, return_samples=True)
     torch.testing.assert_close(pred.probs, torch.softmax(pred.samples, 2).mean(0))
     expected = expansion.projected.square().sum(2)  # (N, K)

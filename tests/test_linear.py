@@ -46,7 +46,7 @@ def test_moments_are_those_of_their_equations() -> None:
         return net[6](example)
 
     centre, covariance = omega.mean(0), torch.cov(omega.T, correction=0)
-    chosen = bayes._linearise.expansion(x, 40).chosen
+    chosen = bayes.linearizer.expansion(x, 40).chosen
     rows = torch.cat([part for n in ("1", "4") for part in (chosen.mean[n], chosen.var[n].sqrt())], 1)  # (K, S)
     assert len(rows) == linear.REPRESENTATIVES
     assert all((row == omega).all(1).any() for row in rows)
@@ -66,7 +66,7 @@ def test_few_draws_keep_their_own_mean() -> None:
 
 def test_mean_is_nearer_to_monte_carlo_than_one_pass_at_the_average() -> None:
     bayes, x = fitted("1d", n_samples=400)
-    expansion = bayes._linearise.expansion(x, 400)
+    expansion = bayes.linearizer.expansion(x, 400)
     sampled, found, alone = bayes.predict(x).mean, bayes.predict(x, method="linear").mean, expansion.differentiate(x)[0]
     assert (found - sampled).square().mean() < 0.5 * (alone - sampled).square().mean()
 
@@ -101,7 +101,7 @@ def test_classification_averages_linearised_draws() -> None:
     pred = bayes.predict(x, method="linear", return_samples=True)
     assert pred.samples is not None
     torch.testing.assert_close(pred.probs, torch.softmax(pred.samples, 2).mean(0))
-    expansion = bayes._linearise(x, 200)
+    expansion = bayes.linearizer(x, 200)
     torch.testing.assert_close(pred.samples.mean(0), expansion.mean)
     variance = (expansion.projected**2).sum(2)
     torch.testing.assert_close(pred.samples.var(0, correction=0), variance)
@@ -169,7 +169,7 @@ def test_layer_called_twice_counts_twice() -> None:
     x = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     settle(net, x, 16)
     bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=30, batch_size=16)
-    assert bayes._linearise(x, 30).jacobian.shape == (64, 6, 24)
+    assert bayes.linearizer(x, 30).jacobian.shape == (64, 6, 24)
 
 
 def test_network_that_cannot_be_written_down_is_run_as_it_is() -> None:
@@ -186,7 +186,7 @@ def test_network_that_cannot_be_written_down_is_run_as_it_is() -> None:
     net, x = Peeks().double(), torch.randn(64, 5, dtype=torch.float64)
     bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=20, batch_size=16)
     preds = [bayes.predict(x, method="linear") for _ in range(3)]
-    differentiate = bayes._linearise.expansion(x, 20).differentiate
+    differentiate = bayes.linearizer.expansion(x, 20).differentiate
     assert set(differentiate._ways.values()) == {differentiate.plain}
     assert all(torch.equal(preds[0].epistemic, pred.epistemic) for pred in preds)
 
@@ -213,7 +213,7 @@ def test_inputs_changed_in_place_by_the_network_stay_as_they_are() -> None:
 def test_pickled_predictor_gives_the_same() -> None:
     bayes, x = fitted("1d", n_samples=20)
     before = [bayes.predict(x, method="linear") for _ in range(2)][-1]
-    again = pickle.loads(pickle.dumps(bayes._linearise))(x, 20)
+    again = pickle.loads(pickle.dumps(bayes.linearizer))(x, 20)
     torch.testing.assert_close(again.mean, before.mean)
 
 
@@ -263,7 +263,7 @@ def test_expansions_of_many_numbers_of_draws_are_not_all_kept() -> None:
     expected = bayes.predict(x, method="linear", n_samples=2)
     for T in range(2, 20):
         bayes.predict(x, method="linear", n_samples=T)
-    assert len(bayes._linearise._expansions) == linear.EXPANSIONS_KEPT
+    assert len(bayes.linearizer._expansions) == linear.EXPANSIONS_KEPT
     torch.testing.assert_close(bayes.predict(x, method="linear", n_samples=2).variance, expected.variance)
 
 

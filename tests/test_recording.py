@@ -79,9 +79,9 @@ def test_convolutions_in_tf32_may_differ_by_a_part_of_the_spread(monkeypatch, tf
 def test_a_written_down_pass_keeps_no_layers_output():
     network, x = small()
     bayes = MCBN(network, "regression").fit(x, n_samples=2, batch_size=16)
-    trace = TraceRecord(bayes._fitted().network, frozenset(bayes.posterior.layers), [x])
+    trace = TraceRecord(bayes.engine.network, frozenset(bayes.posterior.layers), [x])
     with torch.no_grad(), trace:
-        bayes._fitted().network(x)
+        bayes.engine.network(x)
     results = trace.program().forward(x)
     assert [[len(part) for part in parts] for parts in results] == [[8, 8], [6, 6]]  # mean and variance a channel
 

@@ -34,7 +34,7 @@ def differentiator(net: nn.Module) -> tuple[Differentiator, Tensor]:
     x = torch.randn(64, Q, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     settle(net, x, 16)
     bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=20, batch_size=16)
-    return bayes._linearise.expansion(x[:N], 20).differentiate, x[:N]
+    return bayes.linearizer.expansion(x[:N], 20).differentiate, x[:N]
 
 
 def standardized() -> nn.Module:

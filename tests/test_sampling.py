@@ -134,7 +134,7 @@ def test_new_shapes_and_dtypes_find_new_plans() -> None:
         check_equal(bayes.sample(x[:n]), loop(bayes, x[:n]), 1e-5)
     wide = torch.randn(3, 3, 9, 7)
     check_equal(bayes.sample(wide), loop(bayes, wide), 1e-5)
-    assert len(bayes._fitted()._plans) <= sampling.PLANS_KEPT
+    assert len(bayes.engine._plans) <= sampling.PLANS_KEPT
     assert bayes.sample(x[:0]).shape == (5, 0, 5)
 
 
@@ -151,7 +151,7 @@ def test_plans_are_found_anew_where_tf32_is_switched() -> None:
         assert torch.equal(bayes.sample(x), wanted)
     finally:
         torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
-    assert len(bayes._fitted()._plans) == 2
+    assert len(bayes.engine._plans) == 2
 
 
 def test_inputs_are_not_remembered_between_calls() -> None:
@@ -173,7 +173,7 @@ def test_out_of_memory_halves_the_chunk_then_the_inputs(
     regression: tuple[mcbn.MCBN, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bayes, x = regression
-    expected, engine = bayes.sample(x), bayes._fitted()
+    expected, engine = bayes.sample(x), bayes.engine
     tried: list[tuple[int, int]] = []
     original = sampling.Engine._run
     limit = 3 * len(x)
@@ -268,7 +268,7 @@ def test_gpu_ways_equal_the_loop(kind: str) -> None:
         with mock.patch.object(plans, "draws_at_once", return_value=1):
             for _ in range(6):  # passes side by side
                 check_equal(bayes.sample(q), loop(bayes, q), 1e-5)
-        (plan,) = bayes._fitted()._plans.values()
+        (plan,) = bayes.engine._plans.values()
         assert plan.at_once == 6
 
 
@@ -317,7 +317,7 @@ def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plans, "passes_at_once", lambda *_: 3)
     monkeypatch.setattr(plans, "draws_at_once", lambda *_, **__: 1)
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
-    (plan,) = bayes._fitted()._plans.values()
+    (plan,) = bayes.engine._plans.values()
     assert isinstance(plan, plans.Plan)
     assert plan.at_once == 3
     assert "one draw a pass" in bayes.explain(x)
@@ -381,7 +381,7 @@ def test_shapes_share_the_scales_and_shifts_of_the_draws() -> None:
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     for n in (1, 2, 3):
         bayes.sample(x[:n])
-    found = [plan.omega for plan in bayes._fitted()._plans.values() if isinstance(plan, sampling.Plan)]
+    found = [plan.omega for plan in bayes.engine._plans.values() if isinstance(plan, sampling.Plan)]
     assert len(found) == 3
     assert all(omega is found[0] for omega in found)
 

@@ -75,7 +75,7 @@ def test_networks_that_resist_give_the_same_numbers(how: str, chunk_size: int | 
     x = torch.randn(30, 5, dtype=torch.float64)
     before = x.clone()
     bayes = fit(Awkward(how).double(), x)
-    expected = torch.stack([bayes._fitted()._replay(x.clone(), t) for t in range(5)])
+    expected = torch.stack([bayes.engine._replay(x.clone(), t) for t in range(5)])
     check_equal(bayes.sample(x, chunk_size=chunk_size), expected, 1e-12)
     assert torch.equal(x, before)
 
@@ -280,7 +280,7 @@ def test_gradients_found_on_blank_inputs_hold_for_all(run: Any) -> None:
     bayes = fit(Written(lambda net, x: run(net, x)[:, 0]).double(), x)
     for _ in range(3):
         bayes.predict(torch.zeros(6, 5), method="linear")
-    differentiate = bayes._linearise.expansion(x, 5).differentiate
+    differentiate = bayes.linearizer.expansion(x, 5).differentiate
     for q in x.split(6):
         for found, expected in zip(differentiate(q), differentiate.plain(q), strict=True):
             torch.testing.assert_close(found, expected)

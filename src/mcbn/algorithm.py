@@ -6,8 +6,8 @@
         y_t = f_omega_t(x)                 the network with these statistics                  `replay`
     mean = E[y],  variance = Var[y] + 1 / tau                                                 `moments`
 
-This is the whole method, without the engine that makes it fast: `mcbn.MCBN` gives the same numbers, and its tests
-compare it with this file. A network takes one argument here; wrap one that takes more.
+This is the whole method, without the engine that makes it fast; `mcbn.MCBN` is tested against it. Wrap a network that
+takes more than one argument.
 """
 
 import copy
@@ -57,7 +57,7 @@ def _statistics(h: Tensor) -> tuple[Tensor, Tensor]:
 
 def record(network: nn.Module, batch: Any, calls: Collection[int] | None = None) -> Draw:
     """Run a training batch (M, ...) normalised by its own statistics; return them. calls: which are stochastic."""
-    with torch.no_grad(), _BatchNorm(None, calls) as batch_norm:
+    with torch.no_grad(), (batch_norm := _BatchNorm(None, calls)):
         network(batch)
     return batch_norm.used
 

@@ -4,7 +4,6 @@ Draw t depends on (seed, t) alone. Ranks take whole groups of draws and gather t
 is bit for bit that of one process on the same kind of machine, wherever all training batches have one shape.
 """
 
-import copy
 import hashlib
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,8 +18,8 @@ from mcbn.batching import shares
 from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.model import MCBN
+from mcbn.network import is_synchronised
 from mcbn.posterior import Posterior
-from mcbn.synchronised import is_synchronised
 from mcbn.training_data import Source, read_source
 
 B = TypeVar("B", bound=MCBN[Any])
@@ -58,13 +57,13 @@ def fit(
         raise MCBNError("torch.distributed has no process group; call init_process_group first, or bayes.fit")
     rank, W = dist.get_rank(group), dist.get_world_size(group)
     options = {"n_samples": n_samples, "batch_size": _batch_size(bayes, data, batch_size, W), "seed": seed}
-    twin = copy.copy(bayes)
+    twin = bayes.with_posterior(None)
     share = _share(twin, data, options | {"inputs": inputs}, rank, W)
     _agree(share, options | {"weights of the network": _weights(twin, share)}, group)
     assert share.posterior is not None
     drawn = gather(share.posterior, share.draws, group)
     fitted = drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed)
-    bayes._set(twin._fitted().network, fitted)
+    bayes.adopt(twin.engine.network, fitted)
     bayes.inputs = twin.inputs
     return bayes
 
@@ -107,7 +106,7 @@ def _weights(twin: MCBN[Any], share: _Share) -> str | None:
         return None
     drawn = {layer_of(name) for name in share.posterior.layers}
     digest = hashlib.sha256()
-    for name, tensor in sorted(twin._fitted().network.module.state_dict().items()):
+    for name, tensor in sorted(twin.engine.network.module.state_dict().items()):
         module, _, last = name.rpartition(".")
         if last not in RUNNING or module not in drawn:
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -1,20 +1,18 @@
 """MCBN: a trained batch-normalised network as a Bayesian one."""
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, export, noise, prediction, synchronised
-from mcbn import diagonal as moments
-from mcbn import moments as streaming
+from mcbn import batches, diagonal, moments, noise, prediction, saving
+from mcbn.batch_norm import layer_of, watch
 from mcbn.batching import draw_batches, pass_over, require_share
-from mcbn.check import diagnosis as diagnostics
 from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
 from mcbn.engine.run import Engine
@@ -22,11 +20,13 @@ from mcbn.errors import MCBNError
 from mcbn.gaussian import require_family
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
-from mcbn.network import Network, Output, refuse_sharded, unwrap
-from mcbn.portable import Portable
+from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
 from mcbn.posterior import Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
+
+if TYPE_CHECKING:
+    from mcbn.check.diagnosis import Diagnosis
 
 METHODS = ("sample", "linear")
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     output: Output
 
 
-class MCBN(Portable, Generic[P]):
+class MCBN(Generic[P]):
     """Monte Carlo batch normalisation of a trained network (Teye et al. 2018, Algorithm 1).
 
     `fit` draws T joint sets of batch-norm statistics from training batches; `predict` runs the network with each and
@@ -52,14 +52,21 @@ class MCBN(Portable, Generic[P]):
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
         inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
         output: which tensor of the network's result counts: key, index or function.
+
+    Example:
+        >>> import mcbn, torch
+        >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+        >>> x = torch.randn(64, 3)
+        >>> _ = network(x)  # training would have set the running statistics
+        >>> bayes = mcbn.MCBN(network, "regression").fit(x, n_samples=20, batch_size=32)
+        >>> prediction = bayes.predict(x[:5])
+        >>> prediction.mean.shape, prediction.epistemic.shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
     """
 
     @overload
     def __init__(
-        self: "MCBN[RegressionPrediction]",
-        model: nn.Module,
-        task: Literal["regression"],
-        **options: Unpack[Options],
+        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Unpack[Options]
     ) -> None: ...
 
     @overload
@@ -84,13 +91,15 @@ class MCBN(Portable, Generic[P]):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        super().__init__(task, inputs)
+        self.task, self.noise_precision = noise.require_task(task), noise.initial_tau(task)
         refuse_sharded(model)
         bare = unwrap(model)
         choose(layers, candidates(bare), bare)
-        self.model, self.layers, self.output = model, layers, output
+        self.model, self.layers, self.inputs, self.output = model, layers, inputs, output
+        self._place: tuple[torch.device | None, torch.dtype | None] = (None, None)  # where `to` put the network
         self._engine: Engine | None = None
-        self._extended: Engine | None = None  # draws of a Gaussian beyond those of the posterior
+        self._linearizer: Linearizer | None = None
+        self._extended: Engine | None = None  # of draws of a Gaussian beyond those of the posterior
 
     def fit(
         self,
@@ -124,76 +133,26 @@ class MCBN(Portable, Generic[P]):
         require_family(posterior)
         numbers = None if draws is None else require_share(draws, n_samples, posterior)
         if batch_size is None:
-            synchronised.warn_if_synchronised(self.model)
+            warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
         with torch.inference_mode(False), isolated_random(seed if isinstance(seed, int) else None):
             if posterior == "diagonal":
                 drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
-                network = self._watched()
-                model, recorded = moments.observe(network, drawn, self.layers, inputs)
+                network = self.copy_network()
+                model, recorded = diagonal.observe(network, drawn, self.layers, inputs)
                 fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
             else:
                 if posterior != "sample":
                     batches.require_int(f"n_samples for the covariance of posterior={posterior!r}", n_samples, 2)
-                run = None if numbers is None else with_deciding(numbers, n_samples)
-                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=run)
-                network = self._watched()
+                wanted = None if numbers is None else with_deciding(numbers, n_samples)
+                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted)
+                network = self.copy_network()
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
             drift.warn_if_far(network, recorded)
-        self._set(network, fitted)
         self.inputs = inputs
-        return self
-
-    def _set(self, network: Network, drawn: Posterior) -> None:
-        self._engine, self._linearise, self._extended = Engine(network, drawn), Linearizer(network, drawn), None
-
-    @property
-    def network(self) -> Network | None:
-        """The private, frozen copy of the network that draws run through; None until fitted."""
-        return self._engine.network if self._engine else None
-
-    @property
-    def posterior(self) -> Posterior:
-        """The fitted draws; set it to predict with another posterior of the same layers, such as a rescaled one."""
-        return self._fitted().posterior
-
-    @posterior.setter
-    def posterior(self, value: Posterior) -> None:
-        shapes = [{name: part.shape[1] for name, part in p.mean.items()} for p in (self.posterior, value)]
-        if shapes[0] != shapes[1]:
-            raise MCBNError(f"the posterior has layers (channels) {shapes[1]}, this network {shapes[0]}")
-        network = self._fitted().network
-        self._set(network, value.to(network.device))
-
-    def _fitted(self) -> Engine:
-        if self._engine is None:
-            raise MCBNError("not fitted yet; call fit(training_data) first")
-        return self._engine
-
-    def _running(self) -> Network:
-        return self._fitted().network
-
-    @property
-    def noise_std(self) -> float | Tensor:
-        """Standard deviation of the observation noise, tau^-1/2."""
-        std = self._tau.rsqrt()
-        return std.item() if std.ndim == 0 else std
-
-    def plain(self, x: Any) -> Tensor:
-        """Return what the network says in eval mode with its own running statistics."""
-        network = self.network or Network(self.model, self.output).to(*self._placement)
-        return self._over(x, network, lambda inputs: network(batches.map_tensors(torch.clone, inputs)), torch.cat)
-
-    def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
-        """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
-        engine, T = self._drawing(n_samples, chunk_size)
-
-        def sample_one(inputs: Any) -> Tensor:
-            return torch.cat(list(engine.outputs(inputs, T, chunk_size)))
-
-        return self._over(x, engine.network, sample_one, lambda parts: torch.cat(parts, 1))
+        return self.adopt(network, fitted)
 
     def predict(
         self,
@@ -210,7 +169,7 @@ class MCBN(Portable, Generic[P]):
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
         Args:
-            x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
+            x: a tensor (N, ...), whatever the network takes, or a DataLoader or Dataset of batches.
             method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
                 through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
                 (`mcbn.linear`).
@@ -226,65 +185,41 @@ class MCBN(Portable, Generic[P]):
             raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
-        engine, T = self._drawing(n_samples, chunk_size)
-        linearise, stream = self._linearise, isinstance(x, DataLoader | Dataset)
+        engine, T = self.engine_for(n_samples, chunk_size)
+        options: dict[str, Any] = {"keep": return_samples, "tolerance": tolerance}
+        tau = self.noise_precision
 
-        def draws(inputs: Any) -> Iterator[Tensor]:
+        def samples(inputs: Any) -> Iterator[Tensor]:  # chunks (t, N, ...)
             with torch.no_grad():
                 if method == "linear":
-                    yield from linearise(inputs, T).draws()
+                    yield from self.linearizer(inputs, T).draws()
                 else:
                     yield from engine.outputs(inputs, T, chunk_size, compile)
 
-        def predict_one(inputs: Any) -> Any:
+        def predict_batch(inputs: Any) -> Any:
             if self.task == "classification":
-                return streaming.classification(draws(inputs), self._tau, keep=return_samples, tolerance=tolerance)
-            again = None if stream else partial(draws, inputs)
+                return moments.classification(samples(inputs), tau, **options)
+            again = None if is_stream(x) else partial(samples, inputs)  # a loader's batches are not kept
             if method == "linear" and not return_samples:
-                found = linearise(inputs, T)
-                return streaming.gaussian(
-                    found.mean, found.projected, self._tau, n_samples=T, covariance=covariance, draws=again
-                )
-            return streaming.regression(
-                draws(inputs), self._tau, covariance=covariance, keep=return_samples, tolerance=tolerance, draws=again
-            )
+                linear = self.linearizer(inputs, T)
+                return moments.gaussian(linear.mean, linear.projected, tau, T, covariance=covariance, draws=again)
+            return moments.regression(samples(inputs), tau, covariance=covariance, draws=again, **options)
 
-        return self._over(x, engine.network, predict_one, prediction.join)  # type: ignore[no-any-return]
+        return engine.network.over(x, predict_batch, prediction.join, self.inputs)  # type: ignore[no-any-return]
 
-    def check(
-        self, data: Any, *, seed: int = 0, n_examples: int = diagnostics.ENOUGH_EXAMPLES
-    ) -> diagnostics.Diagnosis:
-        """Examine the fitted draws against the training data before trusting them: `print(bayes.check(train))`.
+    def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
+        """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
+        engine, T = self.engine_for(n_samples, chunk_size)
 
-        Per layer: are the draws Gaussian, do they spread as theory says, have they drifted from the running
-        statistics, how many are they worth, what share of the predictive variance is theirs; warnings in plain words.
-        All examples are run through the network, or of more than `n_examples` about so many.
-        """
-        return diagnostics.check(self, data, seed=seed, n_examples=batches.require_int("n_examples", n_examples, 1))
+        def sample_batch(inputs: Any) -> Tensor:
+            return torch.cat(list(engine.outputs(inputs, T, chunk_size)))
 
-    def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
-        """Say in a sentence how the draws would run for x."""
-        engine, T = self._drawing(n_samples, chunk_size)
-        return engine.explain(engine.network.prepare(x), T, chunk_size)
+        return engine.network.over(x, sample_batch, lambda parts: torch.cat(parts, 1), self.inputs)
 
-    def _drawing(self, n_samples: int | None, chunk_size: int | None) -> tuple[Engine, int]:
-        """Check the options that say how many draws run, and how many at a time; return who runs them, and T."""
-        if chunk_size is not None:
-            batches.require_int("chunk_size", chunk_size, 1)
-        engine, drawn = self._fitted(), self.posterior
-        T = drawn.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
-        if drawn.n_samples >= T:
-            return engine, T
-        if drawn.gaussian is None:
-            raise MCBNError(
-                f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; fit more of them, or a Gaussian "
-                "posterior, which gives any number"
-            )
-        extended = self._extended
-        if extended is None or extended.posterior.n_samples < T:
-            with torch.inference_mode(False):
-                extended = self._extended = Engine(engine.network, drawn.sample(T, seed=drawn.seed))
-        return extended, T
+    def plain(self, x: Any) -> Tensor:
+        """Return what the network says in eval mode with its own running statistics, (N, ...)."""
+        network = self.network or Network(self.model, self.output).to(*self._place)
+        return network.over(x, network.run_copy, torch.cat, self.inputs)
 
     def tune(
         self,
@@ -312,17 +247,33 @@ class MCBN(Portable, Generic[P]):
                 the fit is always tried, and kept unless another scores better. None: only tau is tuned.
         """
         options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
+        score, drawn = noise.require_score(self.task, score), self.posterior
         if batch_sizes is None:
-            return super().tune(data, score=score, **options)
-        score, network, drawn = self._score(score), self._running(), self.posterior
-        tuned, twin = dict[int, noise.Tuned](), copy.copy(self)
-        for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size):
-            twin._set(network, drawn.at_batch_size(M))
-            tuned[M] = twin._best_tau(data, score=score, **options)
+            self.noise_precision = noise.tune(self, data, score=score, **options).tau
+            return self
+        tuned = {
+            M: noise.tune(self.with_posterior(drawn.at_batch_size(M)), data, score=score, **options)
+            for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
+        }
         M = noise.best(tuned, score)
-        self._set(network, drawn.at_batch_size(M))
-        self._tau = tuned[M].tau
+        self.posterior, self.noise_precision = drawn.at_batch_size(M), tuned[M].tau
         return self
+
+    def check(self, data: Any, *, seed: int = 0, n_examples: int = 2048) -> "Diagnosis":
+        """Examine the fitted draws against the training data before trusting them: `print(bayes.check(train))`.
+
+        Per layer: are the draws Gaussian, do they spread as theory says, have they drifted from the running
+        statistics, how many are they worth, what share of the predictive variance is theirs; warnings in plain words.
+        All examples are run through the network, or of more than `n_examples` about so many.
+        """
+        from mcbn.check import diagnosis
+
+        return diagnosis.check(self, data, seed=seed, n_examples=batches.require_int("n_examples", n_examples, 1))
+
+    def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
+        """Say in a sentence how the draws would run for x."""
+        engine, T = self.engine_for(n_samples, chunk_size)
+        return engine.explain(engine.network.prepare(x), T, chunk_size)
 
     def export(
         self,
@@ -348,7 +299,161 @@ class MCBN(Portable, Generic[P]):
             chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
                 Chosen from the size of the example where it is not given.
         """
+        from mcbn import export
+
         export.to_onnx(self, path, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
+
+    @property
+    def posterior(self) -> Posterior:
+        """The fitted draws; set it to predict with another posterior of the same layers, such as a rescaled one."""
+        return self.engine.posterior
+
+    @posterior.setter
+    def posterior(self, value: Posterior) -> None:
+        shapes = [{name: mean.shape[1] for name, mean in p.mean.items()} for p in (self.posterior, value)]
+        if shapes[0] != shapes[1]:
+            raise MCBNError(f"the posterior has layers (channels) {shapes[1]}, this network {shapes[0]}")
+        network = self.engine.network
+        self.adopt(network, value.to(network.device))
+
+    @property
+    def tau(self) -> float | Tensor:
+        """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
+        return noise.plain(self.noise_precision)
+
+    @tau.setter
+    def tau(self, value: float | Tensor) -> None:
+        self.noise_precision = noise.require_tau(value)
+
+    @property
+    def noise_std(self) -> float | Tensor:
+        """Standard deviation of the observation noise, tau^-1/2."""
+        return noise.plain(self.noise_precision.rsqrt())
+
+    # Keeping and moving what was fitted, in PyTorch's words.
+
+    def save(self, path: str | Path) -> None:
+        """Write posterior, tau and settings as one safetensors file."""
+        saving.save(path, *self._packed())
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
+        """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
+        tensors, settings = saving.read(Path(path))
+        drawn = saving.unpack(str(path), tensors, settings, model)
+        stored = {name: json.loads(settings[name]) if name in settings else None for name in ("inputs", "output")}
+        chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}
+        chosen["output"] = stored["output"] if output is None else output
+        bayes: Any = cls(model, settings["task"], **chosen)
+        return bayes._restore(drawn, torch.tensor(json.loads(settings["tau"]), dtype=torch.float64))  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.
+
+        The network is not in it: keep `model.state_dict()` beside it.
+        """
+        return saving.to_state(*self._packed(), self.noise_precision)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> Self:
+        """Take over posterior and tau of a `state_dict` made with this network; no fit is needed before.
+
+        The draws go to the network's device. Whatever does not fit is an error, and nothing is changed then.
+        """
+        tensors, metadata, tau = saving.from_state(state)
+        if metadata["task"] != self.task:
+            raise MCBNError(f"the state_dict is of task {metadata['task']!r}, this MCBN of {self.task!r}")
+        return self._restore(saving.unpack("the state_dict", tensors, metadata, self.model), tau)
+
+    def to(
+        self, device: torch.device | torch.dtype | Tensor | str | int | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Move the private network and its draws to a device, a floating dtype, both, or those of a tensor.
+
+        In place, and returned, as of a module; your own network stays where it is. Before `fit` it is where the copy
+        will be made. Half precision keeps its statistics in float32, as training does.
+        """
+        device, dtype = read_place(device, dtype)
+        self._place = device or self._place[0], dtype or self._place[1]
+        if self._engine is not None:
+            network = self._engine.network.to(device, dtype)
+            self.adopt(network, self.posterior.to(network.device, network.dtype))
+        return self
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return what is kept: tensors on the CPU, and text."""
+        settings = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist())}
+        for name, value in (("inputs", self.inputs), ("output", self.output)):
+            if value is not None and not callable(value):
+                settings[name] = json.dumps(value)
+        return saving.pack(self.posterior, self.engine.network.module, settings)
+
+    def _restore(self, drawn: Posterior, tau: Tensor) -> Self:
+        precision = noise.require_tau(tau)
+        with torch.inference_mode(False):
+            network = self.copy_network()
+            self.adopt(network, drawn.to(network.device))
+        self.layers, self.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
+        return self
+
+    # The seam: what export, distributed fits and other code around MCBN build on.
+
+    @property
+    def network(self) -> Network | None:
+        """The private, frozen copy of the network that draws run through; None until fitted."""
+        return self._engine.network if self._engine else None
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the draws through the network; an error until fitted."""
+        if self._engine is None:
+            raise MCBNError("not fitted yet; call fit(training_data) first")
+        return self._engine
+
+    @property
+    def linearizer(self) -> Linearizer:
+        """What expands the network in the drawn statistics, for method="linear"."""
+        if self._linearizer is None:
+            self._linearizer = Linearizer(self.engine.network, self.posterior)
+        return self._linearizer
+
+    def engine_for(self, n_samples: int | None = None, chunk_size: int | None = None) -> tuple[Engine, int]:
+        """Check how many draws are asked for, and how many in one pass; return what runs them, and T."""
+        if chunk_size is not None:
+            batches.require_int("chunk_size", chunk_size, 1)
+        drawn = self.posterior
+        T = drawn.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
+        if drawn.n_samples >= T:
+            return self.engine, T
+        if drawn.gaussian is None:
+            raise MCBNError(
+                f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; fit more of them, or a Gaussian "
+                "posterior, which gives any number"
+            )
+        extended = self._extended
+        if extended is None or extended.posterior.n_samples < T:
+            with torch.inference_mode(False):
+                extended = self._extended = Engine(self.engine.network, drawn.sample(T, seed=drawn.seed))
+        return extended, T
+
+    def copy_network(self) -> Network:
+        """Copy the network, to where `to` asked for it, and let the copy tell which of its modules is running."""
+        network = Network(self.model, self.output).to(*self._place)
+        watch(network.module)
+        return network
+
+    def adopt(self, network: Network, posterior: Posterior) -> Self:
+        """Predict from now on with this copy of the network and these draws."""
+        self._engine, self._linearizer, self._extended = Engine(network, posterior), None, None
+        return self
+
+    def with_posterior(self, posterior: Posterior | None, *, model: nn.Module | None = None) -> Self:
+        """Return another MCBN with these draws, of this network or of `model`; not fitted where there are none."""
+        twin = copy.copy(self)
+        twin.model = self.model if model is None else model
+        twin._engine = twin._linearizer = twin._extended = None
+        if posterior is not None:
+            twin.adopt(self.engine.network if model is None else twin.copy_network(), posterior)
+        return twin
 
     def __repr__(self) -> str:
         state = repr(self._engine.posterior) if self._engine else "not fitted"

@@ -117,7 +117,7 @@ def _first(draws: Chunks | None, count: int) -> Chunks | None:
 
 
 def gaussian(
-    mean: Tensor, projected: Tensor, tau: Tensor, *, n_samples: int, covariance: bool, draws: Chunks | None
+    mean: Tensor, projected: Tensor, tau: Tensor, n_samples: int, *, covariance: bool, draws: Chunks | None
 ) -> RegressionPrediction:
     """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance."""
     return RegressionPrediction(

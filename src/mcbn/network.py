@@ -2,16 +2,22 @@
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
+from mcbn.randomness import isolated_random
+from mcbn.training_data import DEFAULT_BATCH_SIZE
 
 OUTPUT_KEYS = ("out", "logits")
+R = TypeVar("R")
 Output = str | int | Callable[[Any], Tensor] | None
 
 
@@ -24,6 +30,23 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = cast(nn.Module, model._orig_mod)
         else:
             return model
+
+
+def is_synchronised(model: nn.Module) -> bool:
+    """Tell whether a network has SyncBatchNorm layers: one batch is that of all ranks together."""
+    return any(isinstance(module, nn.SyncBatchNorm) for module in unwrap(model).modules())
+
+
+def warn_if_synchronised(model: nn.Module) -> None:
+    """Warn that a loader's batch is one rank's, while such a network was trained on the batch of all ranks."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and is_synchronised(model):
+        warnings.warn(
+            "mcbn: the network has SyncBatchNorm, which takes the statistics of the batches of all "
+            f"{dist.get_world_size()} ranks together, so M is as many times the loader's: pass batch_size=, or call "
+            "mcbn.distributed.fit",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -116,6 +139,27 @@ class Network:
         batches.require_finite(inputs)
         return batches.move(inputs, self.device, self.dtype)
 
+    def over(self, x: Any, run: Callable[[Any], R], join: Callable[[list[R]], R], inputs: batches.Picker = None) -> R:
+        """Run on one input, or on every batch of a loader and join; results live where the inputs do.
+
+        inputs: what of a loader's batch goes to the network.
+        """
+
+        def run_batch(batch: Any) -> R:
+            home = next((t.device for t in batches.tensors_of(batch)), self.device)
+            result: Any = run(self.prepare(batch))
+            return result if home == self.device else result.to(home)  # type: ignore[no-any-return]
+
+        if not is_stream(x):
+            return run_batch(x)
+        keys = self.accepted_keys()
+        with isolated_random():
+            return join([run_batch(batches.pick_inputs(batch, inputs, keys)) for batch in as_loader(x)])
+
+    def run_copy(self, inputs: Any) -> Tensor:
+        """Run on a copy of prepared inputs: the network may change them in place."""
+        return self(batches.map_tensors(torch.clone, inputs))
+
     def __call__(self, inputs: Any) -> Tensor:
         """Run the network on prepared inputs and pick its output tensor."""
         try:
@@ -150,6 +194,30 @@ class Network:
         parameters = inspect.signature(self.module.forward).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         return [p.name for p in named], [p.name for p in named if p.default is p.empty]
+
+
+def is_stream(x: Any) -> bool:
+    """Tell data that give batches from inputs themselves."""
+    return isinstance(x, DataLoader | Dataset)
+
+
+def as_loader(data: Any) -> DataLoader[Any]:
+    """Read a Dataset in batches; a DataLoader stays as it is."""
+    return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=DEFAULT_BATCH_SIZE)
+
+
+def read_place(device: Any, dtype: torch.dtype | None) -> tuple[torch.device | None, torch.dtype | None]:
+    """Read the arguments of `to` as a module does."""
+    if isinstance(device, Tensor):
+        device, dtype = device.device, device.dtype
+    elif isinstance(device, torch.dtype):
+        device, dtype = None, device
+    if dtype is not None and not dtype.is_floating_point:
+        raise MCBNError(f"to takes a floating dtype, got {dtype}; a network cannot run in it")
+    try:
+        return None if device is None else torch.device(device), dtype
+    except (RuntimeError, TypeError) as error:
+        raise MCBNError(f'to takes a device such as "cpu" or "cuda:0", or a floating dtype; got {device!r}') from error
 
 
 def pick_output(result: Any, output: Output = None) -> Tensor:

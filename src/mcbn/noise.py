@@ -1,19 +1,23 @@
 """The noise level tau, tuned on held-out data by a bounded scalar minimiser, and the batch size M beside it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.metrics import crps_gaussian
-from mcbn.outputs import are_probabilities, as_logits, match_shape, refuse_probabilities, require_labels
+from mcbn.network import as_loader, is_stream
+from mcbn.outputs import are_probabilities, as_float, as_logits, match_shape, refuse_probabilities, require_labels
 from mcbn.prediction import RegressionPrediction
+from mcbn.randomness import isolated_random
 
+TASKS = ("regression", "classification")
 SCORES = ("crps", "pll")
 BUDGET = 2**27  # numbers kept while tuning by samples: 1 GB in double precision
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets of each validation batch
@@ -25,6 +29,78 @@ class Tuned(NamedTuple):
 
     tau: Tensor  # () or (D,)
     loss: Tensor  # of each output, (D,)
+
+
+def require_task(task: str) -> str:
+    """Refuse a task that does not exist."""
+    if task not in TASKS:
+        raise MCBNError(f"task must be one of {list(TASKS)}, got {task!r}; segmentation is classification")
+    return task
+
+
+def initial_tau(task: str) -> Tensor:
+    """Return tau before it is tuned: no observation noise, or the network's own probabilities."""
+    return torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
+
+
+def require_tau(value: float | Tensor) -> Tensor:
+    """Check a tau that was set, and keep it as a tensor, () or (D,)."""
+    tau = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
+    if tau.ndim > 1 or not bool((tau > 0).all()):
+        raise MCBNError(f"tau must be a positive number, or one for each output; got {value!r}")
+    return tau
+
+
+def plain(value: Tensor) -> float | Tensor:
+    """Show a tensor () as a number, one of several values as a copy."""
+    return value.item() if value.ndim == 0 else value.clone()
+
+
+def require_score(task: str, score: str | None) -> str:
+    """Check what tau is tuned by: CRPS for regression and PLL for classification where nothing is asked."""
+    score = score or ("crps" if task == "regression" else "pll")
+    if score not in SCORES or (task == "classification" and score != "pll"):
+        raise MCBNError(f"score must be {'crps or pll' if task == 'regression' else 'pll'}, got {score!r}")
+    return score
+
+
+def tune(
+    predictor: Any,
+    data: Any,
+    *,
+    score: str,
+    targets: batches.Picker = None,
+    n_samples: int | None = None,
+    ignore_index: int | None = None,
+) -> Tuned:
+    """Find the best tau of a predictor's draws on held-out data: of an `mcbn.MCBN`, or of a baseline."""
+    pairs = _validation(predictor, data, targets)
+
+    def samples(x: Any) -> Tensor:
+        with torch.no_grad():
+            return as_float(predictor.sample(x, n_samples=n_samples))
+
+    if predictor.task == "classification":
+        return tune_classification(pairs, samples, _count_batches(data), ignore_index)
+    if score == "crps":
+        return tune_by_crps(pairs, lambda x: predictor.predict(x, n_samples=n_samples))
+    return tune_by_pll(pairs, samples, _count_batches(data))
+
+
+def _validation(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
+    """Yield inputs and targets of every validation batch."""
+    keys = predictor.network.accepted_keys()
+    with isolated_random():
+        for batch in as_loader(data) if is_stream(data) else [data]:
+            yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
+
+
+def _count_batches(data: Any) -> int:
+    """Count the batches of validation data, or assume many."""
+    if not is_stream(data):
+        return 1
+    loader = as_loader(data)
+    return 1000 if isinstance(loader.dataset, IterableDataset) else len(loader)
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:

@@ -19,6 +19,7 @@ from mcbn.posterior import Posterior
 FORMAT = "mcbn posterior"
 FORMAT_VERSION = 2  # 1 knew drawn statistics only
 READABLE = ("1", "2")
+METADATA, TAU = "metadata", "tau"  # keys of a state dict
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
@@ -166,3 +167,21 @@ def _require_same_structure(path: str | Path, saved: list[str], found: list[str]
     if len(saved) != len(found):
         longer, where = (saved, "only there") if len(saved) > len(found) else (found, "only here")
         raise MCBNError(f"{path} was fitted on another network: '{longer[min(len(saved), len(found))]}' is {where}")
+
+
+def to_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], tau: Tensor) -> dict[str, Tensor]:
+    """Join what `pack` gave into tensors alone: the text is JSON as bytes, since every checkpoint keeps tensors."""
+    text = torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
+    return {**{name: value.clone() for name, value in tensors.items()}, TAU: tau.clone(), METADATA: text}
+
+
+def from_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str], Tensor]:
+    """Take apart what `to_state` joined: tensors, text and tau."""
+    missing = [key for key in (METADATA, TAU) if not isinstance(state.get(key), Tensor)]
+    if missing:
+        raise MCBNError(f"not a state_dict of an MCBN: {missing[0]!r} is missing; it has {sorted(state)[:5]}")
+    try:
+        metadata: dict[str, str] = json.loads(bytes(state[METADATA].cpu().tolist()))
+    except (ValueError, TypeError) as error:
+        raise MCBNError(f"the state_dict is damaged: its metadata cannot be read ({error})") from error
+    return {name: value for name, value in state.items() if name not in (METADATA, TAU)}, metadata, state[TAU]

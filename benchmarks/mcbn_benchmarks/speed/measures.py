@@ -97,7 +97,7 @@ def _peaks(case: Case, ready: Prepared, bayes: MCBN[Any], options: Options) -> d
 def agreement(case: Case, ready: Prepared, bayes: MCBN[Any]) -> Record:
     """Compare a few draws with the network's own code under the same statistics, TF32 off: max |error| / max |f|."""
     started = time.perf_counter()
-    engine = Engine(bayes._fitted().network, bayes.posterior)  # its own: graphs captured here have TF32 off
+    engine = Engine(bayes.engine.network, bayes.posterior)  # its own: graphs captured here have TF32 off
     inputs, draws = engine.network.prepare(ready.query), min(AGREEMENT_DRAWS, case.n_samples)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found = torch.cat(list(engine.outputs(inputs, draws)))  # (t, N, ...)

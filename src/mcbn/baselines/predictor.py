@@ -1,23 +1,20 @@
 """What every baseline shares: the verbs of `mcbn.MCBN`, given a way to run draws."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches, prediction
-from mcbn import moments as streaming
-from mcbn.network import Network
+from mcbn import batches, moments, noise, prediction
+from mcbn.network import Network, is_stream
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
-from mcbn.tuning import Tunable
 
 Prediction = RegressionPrediction | ClassificationPrediction
 
 
-class Predictor(Tunable):
+class Predictor(ABC):
     """T draws of a network's output, their moments, and a noise level tau tuned on held-out data.
 
     A method says which network runs (`network`) and how its draws are made (`draws`).
@@ -26,7 +23,8 @@ class Predictor(Tunable):
     n_samples: int = 100  # T where a call names none
 
     def __init__(self, task: str, *, inputs: batches.Picker = None) -> None:
-        super().__init__(task, inputs)
+        self.task, self.inputs = noise.require_task(task), inputs
+        self.noise_precision = noise.initial_tau(task)
 
     @abstractmethod
     def fit(self, *data: Any, **options: Any) -> Self:
@@ -43,8 +41,7 @@ class Predictor(Tunable):
 
     def plain(self, x: Any) -> Tensor:
         """Return what the deterministic network says, (N, ...)."""
-        network = self.network
-        return self._over(x, network, lambda inputs: network(batches.map_tensors(torch.clone, inputs)), torch.cat)
+        return self.network.over(x, self.network.run_copy, torch.cat, self.inputs)
 
     def sample(self, x: Any, *, n_samples: int | None = None) -> Tensor:
         """Return raw outputs of every draw, (T, N, ...)."""
@@ -53,7 +50,7 @@ class Predictor(Tunable):
         def sample_one(inputs: Any) -> Tensor:
             return torch.cat(list(self.draws(inputs, T)))
 
-        return self._over(x, self.network, sample_one, lambda parts: torch.cat(parts, 1))
+        return self.network.over(x, sample_one, lambda parts: torch.cat(parts, 1), self.inputs)
 
     def predict(
         self, x: Any, *, n_samples: int | None = None, return_samples: bool = False, covariance: bool = False
@@ -67,7 +64,6 @@ class Predictor(Tunable):
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
         """
         T = self._count(n_samples)
-        stream = isinstance(x, DataLoader | Dataset)
 
         def predict_one(inputs: Any) -> Prediction:
             def draws() -> Iterator[Tensor]:
@@ -75,14 +71,37 @@ class Predictor(Tunable):
                     yield from self.draws(inputs, T)
 
             if self.task == "classification":
-                return streaming.classification(draws(), self._tau, keep=return_samples)
-            again = None if stream else draws
-            return streaming.regression(draws(), self._tau, covariance=covariance, keep=return_samples, draws=again)
+                return moments.classification(draws(), self.noise_precision, keep=return_samples)
+            again = None if is_stream(x) else draws
+            return moments.regression(
+                draws(), self.noise_precision, covariance=covariance, keep=return_samples, draws=again
+            )
 
-        return self._over(x, self.network, predict_one, prediction.join)
+        return self.network.over(x, predict_one, prediction.join, self.inputs)
 
-    def _running(self) -> Network:
-        return self.network
+    @property
+    def tau(self) -> float | Tensor:
+        """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
+        return noise.plain(self.noise_precision)
+
+    @tau.setter
+    def tau(self, value: float | Tensor) -> None:
+        self.noise_precision = noise.require_tau(value)
+
+    def tune(
+        self,
+        data: Any,
+        *,
+        score: str | None = None,
+        targets: batches.Picker = None,
+        n_samples: int | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """Set tau on held-out data, as `mcbn.MCBN.tune` does; n_samples is what `fit` was given where it is not."""
+        score = noise.require_score(self.task, score)
+        options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
+        self.noise_precision = noise.tune(self, data, score=score, **options).tau
+        return self
 
     def _count(self, n_samples: int | None) -> int:
         return self.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)

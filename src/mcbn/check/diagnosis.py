@@ -104,7 +104,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         data: the training data, as for `fit`.
         seed: of the batches taken from it.
     """
-    posterior, network = bayes.posterior, bayes._fitted().network
+    posterior, network = bayes.posterior, bayes.engine.network
     with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
         drawn = _draw(data, posterior.batch_size, seed, n_examples)

@@ -117,7 +117,7 @@ def predict(
             many.predict(Path(data), bayes, out, engine=engine, address=address, workers=workers, **options)
             return
         inputs = open_source(data, target=target, fitted=layout, keys=fitted.keys(bayes))
-        warn_if_untuned(bayes._tau)
+        warn_if_untuned(bayes.noise_precision)
         rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 

@@ -45,7 +45,7 @@ def to_onnx(
     onnx_file.require_extra()
     onnx_file.require_place(path)
     program = to_torch_export(bayes, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
-    engine, T = bayes._drawing(n_samples, chunk_size)
+    engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
     content = onnx_file.convert(program, input_names(inputs), _names(bayes.task), _metadata(bayes, method, T))
     arrays = dict(zip(input_names(inputs), batches.tensors_of(inputs), strict=True))
@@ -66,7 +66,7 @@ def to_torch_export(
 
     Its keys are mean, variance, epistemic, or probs, entropy, mutual_information. Arguments as for `MCBN.export`.
     """
-    engine, T = bayes._drawing(n_samples, chunk_size)
+    engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
     if not batches.is_plain(inputs) or not batches.tensors_of(inputs):
         raise MCBNError(f"example_x must be a tensor, or a tuple or dict of them; got {batches.describe(example_x)}")
@@ -101,7 +101,7 @@ def _metadata(bayes: "MCBN[Any]", method: str, T: int) -> dict[str, str]:
         "mcbn_version": __version__,
         "task": bayes.task,
         "method": method,
-        "tau": json.dumps(bayes._tau.tolist()),
+        "tau": json.dumps(bayes.noise_precision.tolist()),
         "n_samples": str(T),
         "batch_size": str(drawn.batch_size),
         "posterior": drawn.family,
@@ -137,9 +137,9 @@ def _predictor(
 def _summary(bayes: "MCBN[Any]", output: Tensor) -> Summary:
     values = as_float(output)
     return (
-        Regression(1 / spread(bayes._tau, values))
+        Regression(1 / spread(bayes.noise_precision, values))
         if bayes.task == "regression"
-        else Classification(bayes._tau.to(values))
+        else Classification(bayes.noise_precision.to(values))
     )
 
 
@@ -158,7 +158,7 @@ def _linear(
     bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor, summary: Summary
 ) -> LinearPredictor:
     """Write down the pass and its gradient at the average statistics."""
-    linearise = bayes._linearise
+    linearise = bayes.linearizer
     linearise(inputs, T)  # refuses what has no gradient per input
     expansion = linearise.expansion(inputs, T)
     names, points = list(expansion.centres), expansion.differentiate.points

@@ -31,7 +31,7 @@ def checks(bayes: MCBN[Any], train: Any, n_examples: int, seed: int) -> list[Mar
     if train is None:
         note = "Not made: they need the training data (write_page(..., train=...)), and tell each layer's share."
         return [*parts, element("p", note, class_="muted")]
-    names = bayes._fitted().network.accepted_keys()
+    names = bayes.engine.network.accepted_keys()
     with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, names, tick):
         warnings.filterwarnings("ignore", message="mcbn:")  # what they say stands on the page
         found = bayes.check(train, n_examples=n_examples, seed=seed)

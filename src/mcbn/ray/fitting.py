@@ -1,6 +1,5 @@
 """`fit` as Ray tasks: shares of the draws, merged by the caller."""
 
-import copy
 from typing import Any, TypeVar
 
 import torch
@@ -49,7 +48,7 @@ def fit(
     if posterior == "diagonal":
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
     inputs = bayes.inputs if inputs is None else inputs
-    network = bayes._watched()
+    network = bayes.copy_network()
     with connected(address) as ray:
         tasks, gpus = workers_of(ray, threads, workers)
         options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
@@ -61,18 +60,14 @@ def fit(
         except ray.exceptions.RayTaskError as error:
             raise MCBNError(f"a share could not be drawn: {error.cause}") from error
     drawn = Posterior.merge(parts).to(network.device)
-    bayes._set(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
+    bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     bayes.inputs = inputs
     return bayes
 
 
 def _unfitted(bayes: MCBN[Any]) -> MCBN[Any]:
     """Copy an MCBN without what an earlier fit left, its network on the CPU."""
-    twin = copy.copy(bayes)
-    twin.model = Network(unwrap(bayes.model), bayes.output).module.to("cpu")
-    twin._engine = twin._extended = None
-    twin.__dict__.pop("_linearise", None)
-    return twin
+    return bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
 
 
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:

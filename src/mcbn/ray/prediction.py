@@ -61,7 +61,7 @@ def predict(
         batches.require_int("workers", workers, 1)
     if pool not in POOLS:
         raise MCBNError(f"pool must be one of {list(POOLS)}, got {pool!r}")
-    bayes._fitted()
+    bayes.engine_for()
     require_ray()
     with spooled(dataset, out, resume, options) as (inputs, again):
         job = plan(inputs, bayes, out=out, **options)

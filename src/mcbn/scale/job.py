@@ -14,7 +14,6 @@ from torch import Tensor
 from mcbn import saving as storage
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
-from mcbn.network import Network
 from mcbn.prediction import warn_if_untuned
 from mcbn.scale.parts import Inputs, Part, cut_images, cut_tables, list_files
 from mcbn.scale.reading import Reader
@@ -69,8 +68,8 @@ def plan(
         raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
     if not 0 < coverage < 1:
         raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
-    bayes._drawing(n_samples, None)
-    warn_if_untuned(bayes._tau)
+    bayes.engine_for(n_samples, None)
+    warn_if_untuned(bayes.noise_precision)
     if columns is not None:
         layout = Layout(tuple(columns), len(columns), target)
     keys = (key,) if isinstance(key, str) else tuple(key)
@@ -112,8 +111,8 @@ def _require_fits(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
 def identify(bayes: MCBN[Any]) -> str:
     """Hash all that predictions depend on: weights, draws, tau."""
     drawn = bayes.posterior
-    digest = hashlib.sha256(json.dumps(storage.fingerprint(bayes._fitted().network.module)).encode())
-    for part in (drawn.mean, drawn.var, {"tau": bayes._tau}):
+    digest = hashlib.sha256(json.dumps(storage.fingerprint(bayes.engine.network.module)).encode())
+    for part in (drawn.mean, drawn.var, {"tau": bayes.noise_precision}):
         for name, value in part.items():
             digest.update(
                 name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -123,11 +122,8 @@ def identify(bayes: MCBN[Any]) -> str:
 
 def on_device(bayes: MCBN[Any], device: torch.device) -> MCBN[Any]:
     """Copy a fitted MCBN to a device, without the network it was made from."""
-    fitted, drawn = bayes._fitted(), bayes.posterior
-    twin = copy.copy(bayes)
-    twin.model = copy.deepcopy(fitted.network.module).to(device)
-    twin._set(Network(twin.model, bayes.output), drawn.to(device))
-    return twin
+    module = copy.deepcopy(bayes.engine.network.module).to(device)
+    return bayes.with_posterior(bayes.posterior.to(device), model=module)
 
 
 def _digest(value: Any) -> str:

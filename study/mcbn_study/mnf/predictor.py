@@ -128,7 +128,7 @@ class MNF(Predictor):
         """Write the trained network, tau and settings as one safetensors file, whole or not at all."""
         model = cast(MNFModel, self.network.module)
         settings = {"task": self.task, "hidden": self.hidden, "n_samples": self.n_samples, "seed": self.seed}
-        settings |= {"sizes": model.network.sizes, "tau": self._tau.tolist(), "format": FORMAT}
+        settings |= {"sizes": model.network.sizes, "tau": self.noise_precision.tolist(), "format": FORMAT}
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         path = Path(path)
         require_folder(path)
