@@ -13,7 +13,7 @@ import torch.distributed as dist
 import mcbn
 import mcbn.distributed
 from mcbn import MCBNError
-from test_shares import T, small
+from test_batching_shares import T, small
 from workplace import environment
 
 RANK = textwrap.dedent(
@@ -29,7 +29,7 @@ RANK = textwrap.dedent(
     sys.path.insert(0, sys.argv[4])
     import mcbn
     from mcbn import MCBNError, distributed
-    from test_shares import T, equal, fit, small
+    from test_batching_shares import T, equal, fit, small
 
     torch.set_num_threads(1)
     rank, W = int(sys.argv[1]), int(sys.argv[2])

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_shares import T, equal, small
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
@@ -33,6 +32,7 @@ from mcbn_study.journal import read
 from mcbn_study.regression import run as regression
 from mcbn_study.sensitivity import run as sensitivity
 from small_study import TINY, predictions
+from test_batching_shares import T, equal, small
 from workplace import command, environment, furnish
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
