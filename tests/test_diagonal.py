@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import mcbn
 from kinds import make
 from mcbn import batching as draws
-from mcbn.population import Population
+from mcbn.diagonal import Population
 from mcbn.training_data import Source
 from mcbn_study.theory import analytic_moments
 from modelled import fitted, modelled, parts

@@ -1,4 +1,9 @@
-"""Population moments of every batch-norm input in one pass over the data: the paper's factorised q(omega)."""
+"""Population moments of every batch-norm input in one pass over the data: the paper's factorised q(omega).
+
+A batch of M independent examples has statistics whose Gaussian moments follow from those of the population
+(`statistic_moments`; Teye et al. 2018, appendix 1.3). `observe` makes a posterior of them; `Averaged` takes them for
+`mcbn.check`, every layer normalised by the average of the draws.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,40 +12,87 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.batch_norm import BatchNormCall, Record, statistics_dtype
+from mcbn.batch_norm import BatchNormCall, Record, Replay, statistics_dtype
 from mcbn.batching import TrainingBatches
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.gaussian import Gaussian
 from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
-from mcbn.population import Population
 from mcbn.posterior import Posterior
 
 CHECKED_BATCHES = 100  # whose statistics the drift check sees
 
 
-class Observe(Record):
-    """Normalise by the batch as in training, and add what every chosen call sees to its population."""
+class StatisticMoments(NamedTuple):
+    """Gaussian moments of a batch mean and a batch standard deviation, each (C,)."""
 
-    def __init__(self, layers: frozenset[str], populations: dict[str, Population], n_examples: int) -> None:
-        super().__init__(layers)
-        self.populations, self.n_examples = populations, n_examples
+    mean: Tensor  # of the batch mean: mu
+    mean_std: Tensor  # sigma / sqrt(M)
+    std: Tensor  # of the batch standard deviation: sigma
+    std_std: Tensor  # sqrt((E[(h - mu)^4] - sigma^4) / (4 sigma^2 M))
 
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Note the inputs of this call."""
-        output = super().answer(call)
-        if call.layer in self.chosen:
-            rows, G = call.x.shape[0], self.n_examples
-            if rows % G:
-                raise MCBNError(
-                    f"layer {call.name!r} sees {rows} rows for {G} examples, so its moments cannot be counted by "
-                    "example; use posterior='gaussian'"
-                )
-            population = self.populations.setdefault(call.name, Population(self.mean[call.name]))
-            values = call.x.to(statistics_dtype(call.x))
-            population.add(values.reshape(G, rows // G, *values.shape[1:]))
-        return output
+
+def statistic_moments(
+    mean: Tensor, variance: Tensor, of_mean: Tensor, of_square: Tensor, batch_size: float
+) -> StatisticMoments:
+    """Model the statistics of a batch of M independent examples.
+
+    With a_i the mean of example i's values and b_i the mean of its (h - mu)^2,
+    mu_B ~ N(mu, Var(a) / M), sigma_B ~ N(sigma, Var(b) / (4 sigma^2 M)).
+    A unit that never varies (sigma = 0) has no spread; what is 0 passes no gradient.
+
+    Args:
+        mean: mu of the population, (C,).
+        variance: sigma^2, (C,).
+        of_mean: Var(a), (C,).
+        of_square: Var(b), (C,).
+        batch_size: M.
+    """
+    varies = variance != 0
+    spread = of_square / (4 * variance.where(varies, torch.ones_like(variance)) * batch_size)
+    spread = spread.where(varies, torch.zeros_like(spread))
+    return StatisticMoments(mean, _sqrt(of_mean / batch_size), _sqrt(variance), _sqrt(spread))
+
+
+def _sqrt(square: Tensor) -> Tensor:
+    """Square root with gradient 0 at 0."""
+    zero = square.detach() == 0
+    return square.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
+class Population:
+    """Sums over examples of one call's inputs, merged batch by batch.
+
+    Example i has the averages p_i of h - c and q_i of (h - c)^2 over its positions, c a pivot near the population's
+    mean, so that no digits cancel. In double precision.
+    """
+
+    def __init__(self, pivot: Tensor) -> None:
+        self.pivot = pivot  # c, (C,)
+        self.count = 0
+        self.sums = torch.zeros(5, len(pivot), dtype=torch.float64)  # of p, q, p^2, p q, q^2
+
+    def add(self, h: Tensor) -> None:
+        """Take in the values (G, K, C, ...) of G examples with K rows each."""
+        axes = [axis for axis in range(1, h.ndim) if axis != 2]
+        shifted = h - self.pivot.to(h).reshape(-1, *(1,) * (h.ndim - 3))
+        p = shifted.mean(axes).cpu().double()  # (G, C)
+        q = shifted.square().mean(axes).cpu().double()  # (G, C)
+        self.count += len(h)
+        self.sums += torch.stack([product.sum(0) for product in (p, q, p * p, p * q, q * q)])
+
+    def moments(self, batch_size: float) -> StatisticMoments:
+        """Model the statistics of batches of M examples: `statistic_moments` of all that was added.
+
+        With d = mu - c: sigma^2 = E[q] - d^2, and b_i = q_i - 2 d p_i + d^2 is the mean of the example's (h - mu)^2.
+        """
+        d, q, pp, pq, qq = self.sums / self.count  # each (C,)
+        variance = (q - d.square()).clamp(min=0)
+        of_mean = (pp - d.square()).clamp(min=0)  # Var(p)
+        of_square = qq - q.square() - 4 * d * (pq - d * q) + 4 * d.square() * of_mean  # Var(b)
+        mean = self.pivot.cpu().double() + d
+        return statistic_moments(mean, variance, of_mean, of_square.clamp(min=0), batch_size)
 
 
 class Observed(NamedTuple):
@@ -61,46 +113,122 @@ def observe(network: Network, drawn: TrainingBatches, layers: Layers, inputs: ba
             x = network.prepare(batches.pick_inputs(batch, inputs, keys))
             first = x if first is None else first
             chosen = chosen or stochastic_layers(network, x, layers)
-            mode = _run(network, x, chosen, populations)
+            mode = Observe(chosen, populations, batches.size_of(x))
+            mode.run(network, x)
             if len(modes) < CHECKED_BATCHES:
                 modes.append(mode)
     if not modes:
         raise MCBNError("the training data gives no batch at all")
-    posterior = Posterior(_stack(modes, "mean"), _stack(modes, "var"), drawn.batch_size)
-    recorded = Recorded(posterior, modes[0].running, modes[0].values, first)
-    return Observed(_factorised(populations, posterior, drawn.batch_size), recorded)
+    mean, var = (
+        {n: torch.stack([getattr(m, kind)[n] for m in modes]) for n in populations} for kind in ("mean", "var")
+    )
+    recorded = Recorded(Posterior(mean, var, drawn.batch_size), modes[0].running, modes[0].values, first)
+    return Observed(_factorised(populations, next(iter(mean.values())), drawn.batch_size), recorded)
 
 
-def _run(network: Network, x: Any, chosen: frozenset[str], populations: dict[str, Population]) -> Observe:
-    with Observe(chosen, populations, batches.size_of(x)) as mode:
-        network(batches.map_tensors(torch.clone, x))  # it may change its inputs in place
-    if set(mode.mean) != set(populations):
-        name = sorted(set(mode.mean) ^ set(populations))[0]
-        raise MCBNError(
-            f"layer {name!r} was not called for every training batch; the network takes another path from batch to "
-            "batch: choose the steady layers with layers="
-        )
-    return mode
+class Observe(Record):
+    """Normalise by the batch as in training, and add what every chosen call sees to its population."""
+
+    def __init__(self, layers: frozenset[str], populations: dict[str, Population], n_examples: int) -> None:
+        super().__init__(layers)
+        self.populations, self.n_examples = populations, n_examples
+
+    def run(self, network: Network, x: Any) -> None:
+        """Run one batch, which must reach the layers that those before it reached."""
+        with self:
+            network(batches.map_tensors(torch.clone, x))  # it may change its inputs in place
+        if set(self.mean) != set(self.populations):
+            name = sorted(set(self.mean) ^ set(self.populations))[0]
+            raise MCBNError(
+                f"layer {name!r} was not called for every training batch; the network takes another path from batch to "
+                "batch: choose the steady layers with layers="
+            )
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Note the inputs of this call."""
+        output = super().answer(call)
+        if call.layer in self.chosen:
+            rows, G = call.x.shape[0], self.n_examples
+            if rows % G:
+                raise MCBNError(
+                    f"layer {call.name!r} sees {rows} rows for {G} examples, so its moments cannot be counted by "
+                    "example; use posterior='gaussian'"
+                )
+            population = self.populations.setdefault(call.name, Population(self.mean[call.name]))
+            values = call.x.to(statistics_dtype(call.x))
+            population.add(values.reshape(G, rows // G, *values.shape[1:]))
+        return output
 
 
-def _stack(modes: list[Observe], part: str) -> dict[str, Tensor]:
-    """Stack the statistics of the kept batches, (T, C) each."""
-    return {name: torch.stack([getattr(mode, part)[name] for mode in modes]) for name in modes[0].mean}
-
-
-def _factorised(populations: Mapping[str, Population], like: Posterior, batch_size: int) -> Gaussian:
-    """Join the moments of mu_B and sigma_B of all calls (Teye et al. 2018, appendix 1.3).
+def _factorised(populations: Mapping[str, Population], like: Tensor, batch_size: int) -> Gaussian:
+    """Join the moments of mu_B and sigma_B of all calls, in the dtype of a tensor (Teye et al. 2018, appendix 1.3).
 
     Differs: M counts examples. With one value an example this is the paper's formula; of an image's positions, which
-    are correlated, only the averages are taken as independent (`mcbn_study.theory.statistic_moments`).
+    are correlated, only the averages are taken as independent (`statistic_moments`).
     """
-    locations, variances = [], []  # (2C,) each
-    for name, population in populations.items():
-        modelled = population.moments(batch_size)
-        if not all(bool(torch.isfinite(part).all()) for part in modelled):
+    moments = {name: population.moments(batch_size) for name, population in populations.items()}
+    for name, modelled in moments.items():
+        if not all(bool(torch.isfinite(value).all()) for value in modelled):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
-        locations.append(torch.cat([modelled.mean, modelled.std]))
-        variances.append(torch.cat([modelled.mean_std, modelled.std_std]).square())
-    sample = next(iter(like.mean.values()))
-    channels = {name: len(population.pivot) for name, population in populations.items()}
-    return Gaussian("diagonal", channels, torch.cat(locations).to(sample), (), torch.cat(variances).to(sample))
+    location = torch.cat([value for m in moments.values() for value in (m.mean, m.std)]).to(like)  # (P,)
+    variance = torch.cat([value.square() for m in moments.values() for value in (m.mean_std, m.std_std)]).to(like)
+    return Gaussian("diagonal", {name: len(m.mean) for name, m in moments.items()}, location, (), variance)
+
+
+class Averaged:
+    """Populations of all calls, the network normalised by the average of the draws."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        self.posterior = posterior
+        self.mean = {name: value.mean(0) for name, value in posterior.mean.items()}
+        # law of total variance: within batches and between their means
+        self.var = {
+            name: posterior.var[name].mean(0) + value.var(0, correction=0) for name, value in posterior.mean.items()
+        }
+        self.populations = {name: Population(mean) for name, mean in self.mean.items()}
+        self.zero = {name: torch.zeros(len(mean), dtype=torch.float64) for name, mean in self.mean.items()}  # sums
+        self.rows_each: dict[str, float] = {}  # rows of the layer for each example
+        self.running: dict[str, tuple[Tensor, Tensor]] = {}
+        self.values: dict[str, int] = {}
+
+    def add(self, network: Network, x: Any) -> None:
+        """Run one batch."""
+        with _Watch(self, batches.size_of(x)):
+            network(batches.map_tensors(torch.clone, x))  # it may change its inputs in place
+
+    def moments(self, name: str) -> StatisticMoments:
+        """Model the statistics of one layer's batches."""
+        return self.populations[name].moments(self.posterior.batch_size * self.rows_each[name])
+
+    def zeros(self, name: str) -> Tensor:
+        """Return the share of values of each unit that are exactly 0, (C,)."""
+        return self.zero[name] / self.populations[name].count
+
+    def recorded(self, x: Any) -> Recorded:
+        """Put the draws beside the running statistics and a batch x, for `mcbn.check.drift`."""
+        return Recorded(self.posterior, self.running, self.values, x)
+
+
+class _Watch(Replay):
+    """Replay the average statistics and add what each layer sees, row by row, to its population."""
+
+    def __init__(self, averaged: Averaged, n_examples: int) -> None:
+        super().__init__(averaged.mean, averaged.var)
+        self.averaged, self.n_examples = averaged, n_examples
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Add this call's input."""
+        if call.layer in self.chosen and call.name in self.mean:
+            self._add(call)
+        return super().answer(call)
+
+    def _add(self, call: BatchNormCall) -> None:
+        averaged, name = self.averaged, call.name
+        rows, channels = call.x.shape[:2]
+        averaged.populations[name].add(call.x.to(statistics_dtype(call.x)).unsqueeze(1))
+        zero = (call.x == 0).reshape(rows, channels, -1)  # (rows, C, values)
+        averaged.zero[name] += zero.float().mean(2).sum(0).cpu()
+        averaged.rows_each[name] = rows / self.n_examples
+        averaged.values[name] = round(zero.shape[2] * averaged.rows_each[name] * averaged.posterior.batch_size)
+        if call.running_mean is not None and call.running_var is not None:
+            averaged.running[name] = (call.running_mean, call.running_var)

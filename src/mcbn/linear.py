@@ -69,6 +69,23 @@ class Linearised(NamedTuple):
         for rows in torch.split(self.deviations, max(1, DRAWS_AT_ONCE // max(1, N * D))):
             yield self.mean + torch.einsum("nds,ts->tnd", self.jacobian, rows).reshape(-1, *self.mean.shape)
 
+    def shares(self, channels: Mapping[str, int]) -> dict[str, tuple[float, float]]:
+        """Split the predictive variance among layers: each one's share, and what it would be alone; none if it is 0.
+
+        With J_l, d_l a layer's block of gradient and deviations and V the variance of sum_l J_l d_l,
+        share_l = Cov(J_l d_l, sum_k J_k d_k) / V, which sums to 1, and alone_l = Var(J_l d_l) / V; their difference is
+        the layer's half of its cross terms.
+        """
+        sizes = [2 * C for C in channels.values()]
+        blocks = zip(torch.split(self.jacobian, sizes, 2), torch.split(self.deviations, sizes, 1), strict=True)
+        moves = [torch.einsum("nds,ts->tnd", J, d).double().flatten(1) for J, d in blocks]  # (T, N D) each
+        whole = torch.stack(moves).sum(0)  # (T, N D)
+        variance = whole.square().sum()
+        if not variance > 0:
+            return {}
+        shares = [(float((move * whole).sum() / variance), float(move.square().sum() / variance)) for move in moves]
+        return dict(zip(channels, shares, strict=True))
+
 
 class Expansion(NamedTuple):
     """What does not depend on the inputs: the point that outputs are expanded about, and the covariance there."""

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +14,11 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.batch_norm import Replay
 from mcbn.batching import TrainingBatches, draw_batches
-from mcbn.check import advice, drift
-from mcbn.check.normality import lilliefors
+from mcbn.check import drift
+from mcbn.diagonal import Averaged
 from mcbn.errors import MCBNError
 from mcbn.linear import Linearizer
 from mcbn.network import Network, pick_output
-from mcbn.population import Averaged
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
 
@@ -26,12 +26,20 @@ if TYPE_CHECKING:
     from mcbn.model import MCBN
 
 LEVEL = 0.05  # of the normality tests: an exact Gaussian passes in 95 % of units
+REPLICATES = 5000  # of their calibration; p-values are steps of 1 / 5001
+CALIBRATION_VALUES = 2**22  # simulated at most, so that many draws get fewer replicates
 ENOUGH_EXAMPLES = 2048  # population moments come from all rows, or from at least so many
 SHARE_EXAMPLES = 32  # inputs whose predictive variance is split among layers
 SHARE_VALUES = 2**25  # of their Jacobian, at most
 MOST_OUTPUTS = 64  # of an input, each of which costs a backward pass; for more stand
 SUMS = 16  # random sums of them
 SUMMED_EXAMPLES = 2  # inputs in that case
+FEW_DRAWS = 50  # the standard error of a variance from T draws is sqrt(2 / (T - 1)): 20 % here
+LEAST_FACTOR = 0.5  # of the variance left by drawing M of N without replacement
+LEAST_GAUSSIAN = 0.8  # share of units that pass; 0.95 if all are Gaussian
+SPREAD_LIMIT = 1.25  # ratio of drawn to analytic std, either way
+HEAD = ("layer", "units", "means Gaussian", "stds Gaussian", "mean spread", "std spread", "drift", "share", "alone")
+LEGEND = "Gaussian: share of units that pass at the 5 % level, 95 % if exact; spread: drawn over analytic std"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +73,14 @@ class LayerDiagnosis:
         """The same for batch standard deviations."""
         return _passing(self.std_pvalues)
 
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of the table, below `HEAD`."""
+        spreads = (f"{value:.2f}" for value in (self.mean_spread, self.std_spread))
+        effect = "-" if self.drift is None else f"{self.drift.effect:.2f}"
+        shares = ("-" if value is None else f"{value:.0%}" for value in (self.share, self.alone))
+        gaussian = ("-" if math.isnan(v) else f"{v:.0%}" for v in (self.mean_gaussian, self.std_gaussian))
+        return (self.layer or "(network)", str(self.units), *gaussian, *spreads, effect, *shares)
+
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
@@ -75,13 +91,107 @@ class Diagnosis:
     batch_size: int  # M
     n_examples: int | None  # N; None for a stream
     n_compared: int  # examples that the draws were compared with
-    n_effective: float  # T / (1 + (T - 1) M / N): independent batches the draws are worth
-    variance_factor: float  # (N - M) / (N - 1): what drawing without replacement leaves of the variance
     shift: drift.Shift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
-    warnings: tuple[str, ...]
+    no_shares: str = ""  # why layers have no share of the variance
+
+    @property
+    def n_effective(self) -> float:
+        """T / (1 + (T - 1) M / N): independent batches the draws are worth."""
+        T, M, N = self.n_samples, self.batch_size, self.n_examples
+        return T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
+
+    @property
+    def variance_factor(self) -> float:
+        """(N - M) / (N - 1): what drawing without replacement leaves of the variance."""
+        return _variance_factor(self.batch_size, self.n_examples)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the draws, in plain words."""
+        lines = [*self._of_numbers(), *self._of_drift(), *self._of_spread()]
+        lines += self._of_units("constant", "never vary over the draws", "they carry no uncertainty (dead units?)")
+        lines += self._of_units("sparse", "are 0 for 9 of 10 inputs", "small batches may miss their few active inputs")
+        lines += [*self._of_shape("mean", "means"), *self._of_shape("std", "standard deviations")]
+        if self.no_shares:
+            lines.append(f"the share of each layer in the variance is not known: {self.no_shares}")
+        return tuple(lines)
 
     def __str__(self) -> str:
-        return advice.table(self)
+        N = "a stream" if self.n_examples is None else f"{self.n_examples:,} examples"
+        worth = f"worth {self.n_effective:.1f} independent batches"
+        lines = [f"{self.n_samples} draws of batches of {self.batch_size} from {N}, {worth}", ""]
+        rows = [HEAD, *(row.cells() for row in self.layers)]
+        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *cells in rows:
+            lines.append("  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
+        lines += [
+            "",
+            "Gaussian: share of units that pass at the 5 % level, 95 % if exact; spread: drawn over analytic std",
+        ]
+        lines += [f"! {text}" for text in self.warnings] or ["nothing speaks against these draws"]
+        return "\n".join(lines)
+
+    def _of_numbers(self) -> Iterator[str]:
+        T, M, N = self.n_samples, self.batch_size, self.n_examples
+        if T < FEW_DRAWS:
+            error = math.sqrt(2 / (T - 1)) if T > 1 else math.inf
+            yield (
+                f"few draws: with n_samples={T} a predictive variance is known to about {error:.0%}; "
+                f"fit {FEW_DRAWS} or more"
+            )
+        if self.variance_factor < LEAST_FACTOR:
+            yield (
+                f"batch_size={M} is close to the {N} training examples: draws share them, which leaves "
+                f"{self.variance_factor:.0%} of the variance of independent batches; pass a smaller batch_size"
+            )
+
+    def _of_drift(self) -> Iterator[str]:
+        far = [row.drift for row in self.layers if row.drift and row.drift.far]
+        if far:
+            worst = max(far, key=lambda found: found.effect)
+            yield (
+                f"drift: drawn and running statistics disagree in {len(far)} layer(s), most in {worst.layer!r} by "
+                f"{worst.effect:.2f} channel standard deviations; draw from data made as in training, with its "
+                "augmentation"
+            )
+        if self.shift and self.shift.far:
+            yield f"drift of all layers together: {drift.describe(self.shift)}"
+        other = max(self.layers, key=lambda row: row.offset)
+        if other.offset > drift.EFFECT_LIMIT:
+            yield (
+                f"other data: in layer {other.layer!r} the data given lies {other.offset:.2f} standard deviations from "
+                "the draws; check with the data that fit was given"
+            )
+
+    def _of_spread(self) -> Iterator[str]:
+        """Judge the first layer to run: there the analytic spread holds for random batches of any data."""
+        first = self.layers[0]
+        if any(s > SPREAD_LIMIT or s < 1 / SPREAD_LIMIT for s in (first.mean_spread, first.std_spread)):
+            yield (
+                f"spread: statistics of the first layer, {first.layer!r}, vary {first.mean_spread:.2f} (means) and "
+                f"{first.std_spread:.2f} (standard deviations) times as much as those of random batches of this data; "
+                "draw from shuffled data, the same as given here"
+            )
+
+    def _of_units(self, kind: str, what: str, so: str) -> Iterator[str]:
+        counts = {row.layer: getattr(row, kind) for row in self.layers if getattr(row, kind)}
+        if counts:
+            layers = ", ".join(f"{layer!r} {count}" for layer, count in counts.items())
+            units = sum(row.units for row in self.layers)
+            yield f"{kind} units: {sum(counts.values())} of {units} {what} ({layers}); {so}"
+
+    def _of_shape(self, statistic: str, name: str) -> Iterator[str]:
+        """Say where draws are not Gaussian, beyond what chance does with so few units."""
+        passing = {row.layer: getattr(row, f"{statistic}_gaussian") for row in self.layers}
+        chance = {row.layer: 0.95 - 3 * math.sqrt(0.95 * 0.05 / row.units) for row in self.layers}
+        odd = [layer for layer in passing if passing[layer] < min(LEAST_GAUSSIAN, chance[layer])]
+        if odd:
+            worst = min(odd, key=lambda layer: passing[layer])
+            yield (
+                f"not Gaussian: batch {name} fail the test in {len(odd)} layer(s), most in {worst!r}, where "
+                f"{passing[worst]:.0%} of units pass (95 % if Gaussian) at batch_size={self.batch_size}; sampled "
+                "predictions stand, Gaussian models of the statistics are approximate"
+            )
 
 
 def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENOUGH_EXAMPLES) -> Diagnosis:
@@ -94,15 +204,15 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     Drift: average drawn against running statistics, and what their difference does to the outputs (`mcbn.check.drift`).
     Number: draws are independent given the N examples, yet two of them share M / N of these, which is the correlation
     of their means over other training sets; T of them are worth n_effective = T / (1 + (T - 1) M / N), at most N / M.
-    Effect: with J_l, d_l a layer's block of gradient and deviations (`mcbn.linear`) and V the variance of
-    sum_l J_l d_l, share_l = Cov(J_l d_l, sum_k J_k d_k) / V, which sums to 1, and alone_l = Var(J_l d_l) / V; their
-    difference is the layer's half of its cross terms. Outputs are those of the network (logits for classes); for
-    more than 64 of an input stand a few random sums g . f with g ~ N(0, I), as E[(g . a)(g . b)] = a . b.
+    Effect: each layer's share of the predictive variance (`mcbn.linear.Linearised.shares`). Outputs are those of the
+    network (logits for classes); for more than 64 of an input stand a few random sums g . f with g ~ N(0, I), as
+    E[(g . a)(g . b)] = a . b.
 
     Args:
         bayes: a fitted `mcbn.MCBN`.
         data: the training data, as for `fit`.
         seed: of the batches taken from it.
+        n_examples: all examples are run through the network, or of more than so many about so many.
     """
     posterior, network = bayes.posterior, bayes.engine.network
     with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
@@ -116,15 +226,12 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
             compared += batches.size_of(x)
     if first is None:
         raise MCBNError("the data gives no batch at all")
-    shares, failure = _shares(network, posterior, first)
-    M, N, T = posterior.batch_size, drawn.n_examples, posterior.n_samples
-    factor = 1.0 if N is None else max(N - M, 0) / (N - 1)
     recorded = population.recorded(first)
-    drifts, shift = {d.layer: d for d in drift.measure(recorded)}, drift.shift(network, recorded)
-    rows = tuple(_layer(name, posterior, population, factor, drifts.get(name), shares) for name in posterior.layers)
-    effective = T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
-    found = advice.warnings(rows, T, M, N, factor, shift, failure)
-    return Diagnosis(rows, T, M, N, compared, effective, factor, shift, found)
+    drifts = {found.layer: found for found in drift.measure(recorded)}
+    shares, failure = _shares(network, posterior, first)
+    M, N = posterior.batch_size, drawn.n_examples
+    rows = [_layer(n, population, _variance_factor(M, N), drifts.get(n), shares.get(n)) for n in posterior.layers]
+    return Diagnosis(tuple(rows), posterior.n_samples, M, N, compared, drift.shift(network, recorded), failure)
 
 
 def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:
@@ -145,17 +252,15 @@ def _inputs(bayes: "MCBN[Any]", network: Network, drawn: TrainingBatches) -> Ite
         yield from batches.cut(x, -(-N // max(M, 2))) if even and N > M else [x]
 
 
+def _variance_factor(M: int, N: int | None) -> float:
+    return 1.0 if N is None else max(N - M, 0) / (N - 1)
+
+
 def _layer(
-    name: str,
-    posterior: Posterior,
-    population: Averaged,
-    factor: float,
-    moved: drift.Drift | None,
-    shares: dict[str, tuple[float, float]],
+    name: str, population: Averaged, factor: float, moved: drift.Drift | None, share: tuple[float, float] | None
 ) -> LayerDiagnosis:
+    posterior, model = population.posterior, population.moments(name)
     mean, std = posterior.mean[name].cpu().double(), posterior.var[name].cpu().double().sqrt()  # (T, C) each
-    model = population.moments(name)
-    share, alone = shares.get(name, (None, None))
     scale = model.std.where(model.std > 0, torch.ones_like(model.std))
     return LayerDiagnosis(
         layer=name,
@@ -167,8 +272,8 @@ def _layer(
         sparse=int((population.zeros(name) >= 0.9).sum()),
         offset=float(((mean.mean(0) - model.mean).abs() / scale).median()),
         drift=moved,
-        share=share,
-        alone=alone,
+        share=share[0] if share else None,
+        alone=share[1] if share else None,
     )
 
 
@@ -197,32 +302,24 @@ def _spread(drawn: Tensor, modelled: Tensor) -> float:
 
 def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, tuple[float, float]], str]:
     """Split the predictive variance of some inputs among layers; where it cannot be, say why instead."""
-    T = posterior.n_samples
-    if T < 2:
+    if posterior.n_samples < 2:
         return {}, "one draw has no variance"
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
             output = network(batches.map_tensors(torch.clone, x))
-        sizes = [2 * part.shape[1] for part in posterior.mean.values()]
+        channels = {name: value.shape[1] for name, value in posterior.mean.items()}
         D, most = output.numel() // len(output), SHARE_EXAMPLES
         if D > MOST_OUTPUTS:
             network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
-        each = sum(sizes) * D
-        if each > SHARE_VALUES:
-            return {}, f"the gradient of one input's outputs by all statistics has {each:,} values"
-        count = min(most, SHARE_VALUES // each, len(output))
+        values = 2 * sum(channels.values()) * D
+        if values > SHARE_VALUES:
+            return {}, f"the gradient of one input's outputs by all statistics has {values:,} values"
+        count = min(most, SHARE_VALUES // values, len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
-        expansion = Linearizer(network, posterior)(few, T)
+        shares = Linearizer(network, posterior)(few, posterior.n_samples).shares(channels)
     except MCBNError as error:
         return {}, str(error)
-    parts = zip(torch.split(expansion.jacobian, sizes, 2), torch.split(expansion.deviations, sizes, 1), strict=True)
-    each_layer = [torch.einsum("nds,ts->tnd", j, d).double().flatten(1) for j, d in parts]  # (T, N D) each
-    whole = torch.stack(each_layer).sum(0)  # (T, N D)
-    variance = whole.square().sum()
-    if not variance > 0:
-        return {}, "the predictions do not vary"
-    shares = [(float((p * whole).sum() / variance), float(p.square().sum() / variance)) for p in each_layer]
-    return dict(zip(posterior.layers, shares, strict=True)), ""
+    return shares, "" if shares else "the predictions do not vary"
 
 
 def _summed(network: Network, output: Tensor) -> Network:
@@ -232,3 +329,41 @@ def _summed(network: Network, output: Tensor) -> Network:
     twin = copy.copy(network)
     twin.output = lambda result: pick_output(result, network.output).flatten(1) @ weights
     return twin
+
+
+def lilliefors(values: Tensor) -> Tensor:
+    """Test T values for a Gaussian of any mean and std: (T, C) -> p-values (C,); NaN for a constant column.
+
+    Mean and std come from the same values, which pulls D (`ks_distance`) down: p-values of Kolmogorov's distribution
+    would be far too large. So D is compared with that of simulated Gaussian columns treated alike (Lilliefors 1967),
+    p = (1 + #{D_r >= D}) / (1 + R). The simulation has a generator of its own.
+    """
+    if values.ndim != 2 or len(values) < 4:
+        raise MCBNError(f"values must be (T, C) with T at least 4 to judge their shape; got {tuple(values.shape)}")
+    values = values.double()
+    mean, std = values.mean(0), values.std(0)
+    constant = std <= 1e-7 * values.abs().amax(0)
+    distance = ks_distance(values, mean, std.where(~constant, torch.ones_like(std)))  # (C,)
+    null = _null_distances(len(values)).to(values.device)  # (R,), ascending
+    larger = len(null) - torch.searchsorted(null, distance)
+    p = (1 + larger.double()) / (1 + len(null))
+    return p.where(~constant, torch.full_like(p, torch.nan))
+
+
+def ks_distance(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
+    """Return D = max_z |F_T(z) - Phi(z)| of T values standardised by mean and std: (T, C) -> (C,)."""
+    if values.ndim != 2 or len(values) < 1:
+        raise MCBNError(f"values must be (T, C), one column a unit; got {tuple(values.shape)}")
+    z = ((values.double() - mean) / std).sort(0).values  # (T, C)
+    T = len(z)
+    expected = torch.special.ndtr(z)
+    step = torch.arange(T + 1, dtype=z.dtype, device=z.device)[:, None] / T
+    return torch.maximum(step[1:] - expected, expected - step[:-1]).amax(0)
+
+
+@lru_cache(maxsize=8)
+def _null_distances(T: int) -> Tensor:
+    """Simulate D of Gaussian columns of T values standardised by their own mean and std, sorted."""
+    R = max(500, min(REPLICATES, CALIBRATION_VALUES // T))
+    values = torch.randn(T, R, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return ks_distance(values, values.mean(0), values.std(0)).sort().values

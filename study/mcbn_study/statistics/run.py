@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from mcbn import MCBN, data, plots
-from mcbn.check.normality import kolmogorov_smirnov, lilliefors
+from mcbn.check.diagnosis import lilliefors
 from mcbn.files import replacing, write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.journal import read
 from mcbn_study.tables import markdown, to_csv
+from mcbn_study.theory import kolmogorov_smirnov
 from mcbn_study.theory.regularizer import LiveNetwork, Moments
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """What the paper derives about batch statistics, as code (Teye et al. 2018, section 3.3, appendix 1.2 to 1.4)."""
 
-from mcbn.check.normality import kolmogorov_smirnov, ks_distance, ks_pvalue, lilliefors
-from mcbn.population import StatisticMoments, statistic_moments
+from mcbn.check.diagnosis import ks_distance, lilliefors
+from mcbn.diagonal import StatisticMoments, statistic_moments
 from mcbn_study.theory.divergence import Prior, implied_prior, kl_derivative, kl_gaussian
 from mcbn_study.theory.moments import activation_moments, analytic_moments
+from mcbn_study.theory.normality import kolmogorov_smirnov, ks_pvalue
 from mcbn_study.theory.objective import ObjectiveGap, objective_gap
 from mcbn_study.theory.regularizer import kl_regularizer
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from mcbn.diagonal import StatisticMoments, statistic_moments
 from mcbn.errors import MCBNError
-from mcbn.population import StatisticMoments, statistic_moments
 
 
 def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size: int) -> StatisticMoments:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from mcbn import batch_norm as statistics
 from mcbn import batches, layers
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, scale_and_shift, statistics_dtype
+from mcbn.diagonal import StatisticMoments
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
-from mcbn.population import StatisticMoments
 from mcbn_study.theory.divergence import Prior, kl_gaussian
 from mcbn_study.theory.moments import activation_moments
 

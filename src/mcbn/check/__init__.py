@@ -1,0 +1,1 @@
+"""Can fitted draws be trusted? `drift` warns while fitting, `diagnosis` examines them on request."""
