@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_shares import T, small
 
 import mcbn
 import mcbn.distributed

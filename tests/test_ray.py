@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_shares import T, equal, small
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 

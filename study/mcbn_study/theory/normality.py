@@ -1,7 +1,6 @@
 """Kolmogorov-Smirnov tests against a Gaussian known beforehand, column by column."""
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from mcbn.check.diagnosis import ks_distance
@@ -9,7 +8,9 @@ from mcbn.check.diagnosis import ks_distance
 
 def ks_pvalue(distance: Tensor, n: int) -> Tensor:
     """Return the probability of a larger D for n draws from the reference itself, exactly."""
-    return torch.as_tensor(stats.kstwo.sf(distance.cpu().numpy(), n)).to(distance)
+    from scipy.stats import kstwo  # type: ignore[import-untyped]
+
+    return torch.as_tensor(kstwo.sf(distance.cpu().numpy(), n)).to(distance)
 
 
 def kolmogorov_smirnov(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
