@@ -10,7 +10,7 @@ import torch
 
 import mcbn
 from command_line import FIT, MODEL, MODULE, assert_refused, invoke, predict
-from mcbn.tables import source
+from mcbn import tables
 from workplace import NAMES, write_csv
 
 pytestmark = pytest.mark.usefixtures("at_work")
@@ -80,7 +80,7 @@ def test_a_bad_cell_is_named_by_row_and_column(rows: list[str], words: tuple[str
 
 
 def test_a_bad_cell_late_in_the_file_leaves_no_half_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MOST_ROWS", 10)
+    monkeypatch.setattr(tables, "MOST_ROWS", 10)
     write_csv(Path("late.csv"), NAMES[:3], [[1, 2, 3]] * 95 + [[1, "x", 3]])
     Path("pred.csv").write_text("earlier result")
     before = sorted(os.listdir())

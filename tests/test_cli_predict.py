@@ -20,7 +20,7 @@ from command_line import (
     network,
     predict,
 )
-from mcbn.tables import source
+from mcbn import tables
 from workplace import NAMES, read_csv, write_csv
 
 pytestmark = pytest.mark.usefixtures("at_work")
@@ -73,7 +73,7 @@ def test_every_input_format_gives_the_same_predictions() -> None:
 
 def test_prediction_in_blocks_equals_prediction_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert predict("--data", "test.npz", "--out", "whole.npz").exit_code == 0
-    monkeypatch.setattr(source, "MOST_ROWS", 7)
+    monkeypatch.setattr(tables, "MOST_ROWS", 7)
     for suffix in ("npz", "csv"):
         assert predict("--data", "test.npz", "--out", f"blocks.{suffix}").exit_code == 0
     with np.load("whole.npz") as whole, np.load("blocks.npz") as blocks:

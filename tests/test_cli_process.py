@@ -108,8 +108,8 @@ def test_a_large_csv_predicts_in_bounded_memory_with_a_bar_on_a_terminal(fitted_
         assert sum(1 for _ in file) == 200_001
 
 
-@pytest.mark.parametrize("factory", ["train_loader", "by_workers"])
-def test_bars_count_batches_whichever_process_makes_them(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", [f"{MODULE}:train_loader", f"{MODULE}:by_workers", "train.npz"])
+def test_bars_count_batches_whichever_process_makes_them(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[str, tuple[int | None, list[int]]] = {}
 
     @contextmanager
@@ -117,13 +117,14 @@ def test_bars_count_batches_whichever_process_makes_them(factory: str, monkeypat
         counts[title] = (total, [])
         yield counts[title][1].append
 
-    monkeypatch.setattr("mcbn.cli.fitted.bar", bar)
-    data = f"{MODULE}:{factory}"
+    for module in ("model", "session"):
+        monkeypatch.setattr(f"mcbn.cli.{module}.bar", bar)
     options = ("--data", data, "--tune", data, "--task", "regression", "--samples", "30", "--out", "bars.mcbn")
+    options += ("--batch-size", "16") if data.endswith(".npz") else ()
     assert invoke("fit", *MODEL, *options).exit_code == 0
     assert {title: (total, sum(ticks)) for title, (total, ticks) in counts.items()} == {
         "drawing": (30, 30),
-        "tuning": (8, 8),
+        "tuning": (1, 1) if data == "train.npz" else (8, 8),
         "tuning the constant twin": (120, 120),
     }
 

@@ -17,7 +17,7 @@ from inputs import COLUMNS, by_row, classifier, regressor, rows, spoil, write_im
 from mcbn import MCBNError, scale
 from mcbn.scale import parts
 from mcbn.scale.folder import read_results
-from mcbn.tables.tables import CsvTable, ParquetTable
+from mcbn.tables.formats import CsvTable, ParquetTable
 from workplace import write_csv
 
 BAYES = regressor()

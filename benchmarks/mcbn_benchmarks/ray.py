@@ -27,8 +27,8 @@ from mcbn import scale
 from mcbn.model import MCBN
 from mcbn.ray.cluster import connected
 from mcbn.ray.prediction import POOLS
-from mcbn.tables.source import rows_of_block
-from mcbn.tables.tables import pyarrow
+from mcbn.tables import rows_of_block
+from mcbn.tables.formats import pyarrow
 from mcbn_study.journal import Record, append
 from mcbn_study.machine import environment
 

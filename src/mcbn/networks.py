@@ -207,4 +207,4 @@ def _check_training(network: nn.Module, x: Tensor, y: Tensor, *, batch_size: int
         raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}: convert with .to()")
 
 
-__getattr__ = moved_names(__name__)  # CifarResNet, standardize
+__getattr__ = moved_names(__name__, "CifarResNet", "standardize")

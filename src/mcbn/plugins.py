@@ -1,7 +1,7 @@
 """What other distributions add to mcbn through entry points: commands, reports, and names that moved to them."""
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib import metadata
 from typing import Any
 
 from mcbn.errors import MCBNError
@@ -12,38 +12,50 @@ CHECKOUT = "benchmarks are in no release; run `make bench` in a checkout of the 
 HOMES = {"reproduce": STUDY, "data": STUDY, "playground": STUDY, "bench": CHECKOUT}  # commands that lie elsewhere
 
 
-def load(point: EntryPoint) -> Any:
+def find(group: str, name: str) -> Any:
+    """Load what is installed under a name, which is something to call; MCBNError says what to install or mend."""
+    point = next(iter(metadata.entry_points(group=group, name=name)), None)
+    if point is None:
+        raise MCBNError(HOMES.get(name, STUDY))
+    offer = load(point)
+    if not callable(offer):
+        raise MCBNError(f"{_whose(point)} offers a {type(offer).__name__}, which is no command; {_cure(point)}")
+    return offer
+
+
+def load(point: metadata.EntryPoint) -> Any:
     """Import what an entry point names; MCBNError where that fails."""
     try:
         return point.load()
     except Exception as error:  # whatever a foreign module does while it is imported
-        whose = f" of {point.dist.name}" if point.dist else ""
-        raise MCBNError(
-            f"the plugin {point.name!r}{whose} ({point.value}) does not load ({type(error).__name__}: {error}); "
-            "install that distribution again, or remove it"
-        ) from error
+        raise MCBNError(f"{_whose(point)} does not load ({type(error).__name__}: {error}); {_cure(point)}") from error
 
 
-def find(group: str, name: str) -> Any:
-    """Load what is installed under a name; MCBNError says what to install where nothing is."""
-    for point in entry_points(group=group, name=name):
-        return load(point)
-    raise MCBNError(HOMES.get(name, STUDY))
+def _whose(point: metadata.EntryPoint) -> str:
+    return f"the plugin {point.name!r}{f' of {point.dist.name}' if point.dist else ''} ({point.value})"
+
+
+def _cure(point: metadata.EntryPoint) -> str:
+    return f"install {point.dist.name if point.dist else 'its distribution'} again, or remove it"
 
 
 def commands() -> list[str]:
     """Name the commands that are installed, and those that could be."""
-    return sorted({*HOMES, *(point.name for point in entry_points(group=COMMANDS))})
+    return sorted({*HOMES, *(point.name for point in metadata.entry_points(group=COMMANDS))})
 
 
-def moved_names(module: str) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a module some of whose names have moved to another distribution."""
+def moved_names(module: str, *names: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module some of whose names have moved to another distribution.
+
+    Where that is not installed, they say so: as AttributeError, as `hasattr` expects.
+    """
 
     def look_up(name: str) -> Any:
-        for point in entry_points(group=NAMES, name=module) if not name.startswith("_") else ():
-            home = load(point)
-            if name in home.__all__:
-                return getattr(home, name)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}; of what it had before, {STUDY}")
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        point = next(iter(metadata.entry_points(group=NAMES, name=module)), None)
+        if point is None:
+            raise AttributeError(f"{module}.{name} has moved: {STUDY}")
+        return getattr(load(point), name)
 
     return look_up

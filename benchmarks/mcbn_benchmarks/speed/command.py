@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.fitted import session
-from mcbn.cli.mistakes import Debug
+from mcbn.cli.session import Debug, session
 
 
 def bench(

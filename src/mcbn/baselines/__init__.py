@@ -7,4 +7,4 @@ from mcbn.plugins import moved_names
 
 __all__ = ["ConstantUncertainty", "DeepEnsemble", "MCDropout"]
 
-__getattr__ = moved_names(__name__)  # MNF, MNFLinear, MNFNetwork
+__getattr__ = moved_names(__name__, "MNF", "MNFLinear", "MNFNetwork")

@@ -1,8 +1,8 @@
-"""The command line `mcbn`: one module a group of commands."""
+"""The command line `mcbn`: commands on models, a demo, and what plugins add."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
@@ -10,31 +10,17 @@ except ImportError as error:  # the script is installed without its extra, too
     raise SystemExit("mcbn: the command line needs typer: pip install 'mcbn[cli]'") from error
 
 from mcbn import plugins
-from mcbn.cli import model
-from mcbn.cli.fitted import session
-from mcbn.cli.mistakes import Debug, begin
+from mcbn.cli import model, session
 from mcbn.cli.report import report
+from mcbn.cli.session import Debug
 from mcbn.errors import MCBNError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Bayesian uncertainty for trained batch-normalised networks.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-app.command(no_args_is_help=True)(model.fit)
-app.command(no_args_is_help=True)(model.predict)
-app.command(no_args_is_help=True)(model.evaluate)
-app.command()(report)
 
-
-@app.callback()
 def main(debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False) -> None:
     """Bayesian uncertainty for trained batch-normalised networks."""
-    begin(debug)
+    session.begin(debug)
 
 
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for figures and report")] = Path("demo"),
     splits: Annotated[int, typer.Option(help="train/test splits of each data set")] = 5,
@@ -50,29 +36,44 @@ def demo(
     """
     from mcbn import demo
 
-    with session():
+    with session.session():
         demo.run(out, splits=splits, epochs=epochs, seed=seed)
 
 
-def _refusal(error: MCBNError) -> Callable[[], None]:
-    """Make the command that says why there is none."""
+def build() -> typer.Typer:
+    """Put the commands together: those of the library, then what is installed beside it."""
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(main)
+    for command in (model.fit, model.predict, model.evaluate):
+        app.command(no_args_is_help=True)(command)
+    app.command()(report)
+    app.command()(demo)
+    for name in plugins.commands():
+        _add_plugin(app, name)
+    return app
 
+
+def _add_plugin(app: typer.Typer, name: str) -> None:
+    """Add an installed command, or one that says why there is none: whatever options follow, one line and code 2."""
+    try:
+        command: Any = plugins.find(plugins.COMMANDS, name)
+    except MCBNError as error:
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command(name, add_help_option=False, context_settings=anything)(_refusal(error))
+    else:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+
+
+def _refusal(error: MCBNError) -> Callable[[], None]:
     def refuse() -> None:
-        with session():
+        with session.session():
             raise error
 
     refuse.__doc__ = f"Not here: {error}."
     return refuse
 
 
-for _name in plugins.commands():
-    try:
-        _command = plugins.find(plugins.COMMANDS, _name)
-    except MCBNError as _error:
-        _anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-        app.command(_name, context_settings=_anything)(_refusal(_error))
-    else:
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name)
-        else:
-            app.command(_name)(_command)
+app = build()

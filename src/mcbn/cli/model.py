@@ -1,33 +1,30 @@
 """`mcbn fit`, `mcbn predict`, `mcbn evaluate`: a model file and arrays in, uncertainty out."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
+from torch import Tensor
 
-from mcbn.cli import fitted, many, sheet
-from mcbn.cli.mistakes import Debug
+from mcbn import batches, saving
+from mcbn.cli import session
+from mcbn.cli.session import FAILURE, Data, Debug, Device, Target, Weights
+from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
-from mcbn.progress import bar
-from mcbn.tables import results, scoring, specs
-from mcbn.tables.source import Source, open_source
+from mcbn.progress import bar, counting
+from mcbn.tables import Layout, Source, open_source, results, scoring, specs
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
-Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]
 Posterior = Annotated[Path, typer.Option(help="the file that `mcbn fit` wrote")]
-Target = Annotated[
-    str | None,
-    typer.Option(help="target columns of a table by name or place (price; a,b; -1 the last), or array of an npz"),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
 Method = Annotated[
     str, typer.Option(help="sample: Monte Carlo over the draws; linear: gradient and 8 draws, approximate")
 ]
 Samples = Annotated[int | None, typer.Option(help="T: use only the first draws; by default all")]
-Data = "csv, parquet, npy or npz file, or package.module:loader_factory"
 
 
 def fit(
@@ -56,17 +53,63 @@ def fit(
     An npz file holds inputs x and targets y. The first line of a csv file may name the columns; the names are kept, and
     later tables are read by them. Data comes as in training, augmentation included: take a loader_factory for that.
     """
-    with fitted.session():
+    with session.session():
         results.require_writable(out, ())
         network = specs.model(model, weights, specs.device(device))
-        bayes: MCBN[Any] = MCBN(network, task, layers=fitted.read_layers(layers))
+        bayes: MCBN[Any] = MCBN(network, task, layers=_read_layers(layers))
         train = open_source(data, target=target)
-        opening: dict[str, Any] = {"target": target, "fitted": train.layout, "keys": fitted.keys(bayes)}
+        opening: dict[str, Any] = {"target": target, "fitted": train.layout, "keys": session.keys(bayes)}
         held_out = tune and open_source(tune, need_targets=True, **opening)
-        fitted.draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
-        constant = fitted.tune(bayes, held_out) if held_out else None
-        fitted.save(bayes, out, train.layout, constant)
-        typer.echo(f"{out}: {bayes.posterior!r}, {sheet.describe_tau(bayes)}")
+        _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
+        constant = session.tune(bayes, held_out) if held_out else None
+        _save(bayes, out, train.layout, constant)
+        typer.echo(f"{out}: {bayes.posterior!r}, {_describe_tau(bayes)}")
+
+
+def _read_layers(text: str | None) -> int | list[str] | None:
+    """Read --layers: a number of first layers, or names."""
+    if text is None:
+        return None
+    return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
+
+
+def _draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
+    """Fit the posterior."""
+    if train.loader is None and batch_size is None:
+        raise MCBNError("give --batch-size, the M of training: the spread of the draws depends on it")
+    if batch_size is not None:
+        batches.require_int("batch_size", batch_size, 1)
+    if train.layout.width is not None:
+        _require_fits(bayes, train)
+    with bar("drawing", n_samples, "batch") as tick, counting(bayes, session.keys(bayes), tick):
+        bayes.fit(session.training_data(train), n_samples=n_samples, batch_size=batch_size, **options)
+
+
+def _require_fits(bayes: MCBN[Any], train: Source) -> None:
+    """Try the network on a few rows, to say in the words of a table why it cannot run."""
+    x, _ = next(train.blocks())
+    try:
+        bayes.plain(x[:2])
+    except MCBNError as error:
+        raise MCBNError(
+            f"the network does not take the {train.layout.width} input columns of {train.name} "
+            f"({error.__cause__ or error}); --target leaves targets out"
+        ) from error
+
+
+def _save(bayes: MCBN[Any], path: Path, layout: Layout, constant: Tensor | None) -> None:
+    """Write what `MCBN.save` writes, with the layout of the table and the constant twin's tau beside it."""
+    settings = {"task": bayes.task, "tau": json.dumps(bayes.noise_precision.tolist()), "table": layout.to_json()}
+    if constant is not None:
+        settings["constant_tau"] = json.dumps(constant.tolist())
+    saving.save(path, *saving.pack(bayes.posterior, bayes.model, settings))
+
+
+def _describe_tau(bayes: MCBN[Any]) -> str:
+    """Say what the noise or temperature is, and how to come by one."""
+    if bool(torch.isinf(bayes.noise_precision).any()):
+        return "no noise precision yet: give held-out data by --tune"
+    return f"tau = {scoring.number(bayes.noise_precision.tolist())}"
 
 
 def predict(
@@ -105,18 +148,21 @@ def predict(
     Files that cannot be read are listed in bad_files.jsonl there, and the command ends with code 1. The same command
     with --resume goes on after an interruption.
     """
-    with fitted.session():
-        many.require_engine(engine)
+    with session.session():
+        session.require_engine(engine)
         is_many = engine == "ray" or resume or Path(data).is_dir()
         if not is_many:
             results.require_writable(out)
-        bayes, layout, _ = fitted.load(posterior, specs.model(model, weights, specs.device(device)))
+        bayes, layout, _ = session.load(posterior, specs.model(model, weights, specs.device(device)))
         if is_many:
-            options = {"method": method, "n_samples": samples, "coverage": coverage, "target": target, "layout": layout}
-            options |= {"resume": resume, **many.reading(key, transform)}
-            many.predict(Path(data), bayes, out, engine=engine, address=address, workers=workers, **options)
+            options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage}
+            options |= {"target": target, "layout": layout, "resume": resume}
+            options["key"] = [name.strip() for name in key.split(",")] if key else []
+            options["transform"] = specs.find(transform, "--transform") if transform else None
+            ray = {"address": address, "workers": workers} if engine == "ray" else None
+            _predict_many(Path(data), bayes, out, ray, **options)
             return
-        inputs = open_source(data, target=target, fitted=layout, keys=fitted.keys(bayes))
+        inputs = open_source(data, target=target, fitted=layout, keys=session.keys(bayes))
         warn_if_untuned(bayes.noise_precision)
         rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
@@ -137,6 +183,29 @@ def _write(out: Path, inputs: Source, coverage: float, predict: Callable[[Any], 
             rows += done
             tick(done)
     return rows
+
+
+def _predict_many(data: Path, bayes: MCBN[Any], out: Path, ray: dict[str, Any] | None, **options: Any) -> None:
+    """Predict all files, say how many rows there are now, and end with code 1 where a file was left out.
+
+    ray: options of a Ray cluster; None predicts in this process.
+    """
+    from mcbn import scale
+
+    if out.suffix in results.KINDS:
+        raise MCBNError(f"--out {out} must be a folder: many files go there; leave out {out.suffix}")
+    with bar("predicting", None, "row") as tick:
+        options["on_part"] = lambda outcome: tick(outcome.rows)
+        if ray is None:
+            summary = scale.predict(data, bayes, out=out, **options)
+        else:
+            import mcbn.ray
+
+            summary = mcbn.ray.predict(data, bayes, out=out, **ray, **options)
+    typer.echo(f"{out}: {summary.rows} predictions in {summary.parts} files ({summary.resumed} were there)")
+    if summary.bad_files:
+        typer.echo(f"mcbn: {len(summary.bad_files)} inputs left out, listed in {out / scale.BAD_FILES}", err=True)
+        raise typer.Exit(FAILURE)
 
 
 def evaluate(
@@ -163,20 +232,31 @@ def evaluate(
     100 the best variance for every point), and the coverage of intervals. Classification: accuracy, NLL, Brier score,
     ECE and the AUROC of errors by entropy, beside the plain network.
     """
-    with fitted.session():
-        bayes, layout, constant = fitted.load(posterior, specs.model(model, weights, specs.device(device)))
-        opening: dict[str, Any] = {"target": target, "fitted": layout, "need_targets": True, "keys": fitted.keys(bayes)}
+    with session.session():
+        bayes, layout, constant = session.load(posterior, specs.model(model, weights, specs.device(device)))
+        opening: dict[str, Any] = {
+            "target": target,
+            "fitted": layout,
+            "need_targets": True,
+            "keys": session.keys(bayes),
+        }
         test = open_source(data, **opening)
         if tune:
-            constant = fitted.tune(bayes, open_source(tune, **opening))
-        fitted.require_tau(bayes, posterior)
+            constant = session.tune(bayes, open_source(tune, **opening))
+        _require_tau(bayes, posterior)
         with bar("evaluating", test.count(), "row") as tick:
-            pairs, options = fitted.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
+            pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
             if bayes.task == "classification":
                 scores = scoring.evaluate_classification(bayes, pairs, **options)
             else:
                 levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
                 scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
         tuned_on = tune or (constant is not None and "the validation data of the fit") or None
-        report = sheet.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
-        typer.echo(sheet.as_json(report) if as_json else sheet.as_text(report))
+        report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
+        typer.echo(scoring.as_json(report) if as_json else scoring.as_text(report))
+
+
+def _require_tau(bayes: MCBN[Any], path: Path) -> None:
+    """Refuse to score a regression without noise: its log likelihood does not exist."""
+    if bool(torch.isinf(bayes.noise_precision).any()):
+        raise MCBNError(f"{path} knows no noise precision tau; give validation data by --tune, here or to mcbn fit")

@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from mcbn import plugins
-from mcbn.cli import fitted
-from mcbn.cli.mistakes import Debug
-from mcbn.cli.model import Data, Device, Target, Weights
+from mcbn.cli import session
+from mcbn.cli.session import Data, Debug, Device, Target, Weights
 from mcbn.errors import MCBNError
+from mcbn.tables import open_source, specs
 from mcbn.tables import results as outputs
-from mcbn.tables import specs
-from mcbn.tables.source import open_source
 
 
 def report(
@@ -48,8 +46,8 @@ def report(
 
     Pages are complete in themselves: they open offline, interactive, light or dark, and print.
     """
-    with fitted.session():
-        if sum(given is not None for given in (results, posterior, predictions)) > 1:
+    with session.session():
+        if sum(source is not None for source in (results, posterior, predictions)) > 1:
             raise MCBNError("give one of a folder of results, --posterior and --predictions: they make different pages")
         of_network = {"--model": model, "--weights": weights, "--train": train, "--tune": tune}
         wording: dict[str, Any] = {
@@ -59,14 +57,14 @@ def report(
         }
         if posterior is not None:
             wording |= {"ignore_index": ignore_index, "seed": seed}
-            made = _of_network(posterior, model, weights, data, train, tune, target, device, out, wording)
+            page = _of_network(posterior, model, weights, data, train, tune, target, device, out, wording)
         elif predictions is not None:
             _refuse_alone(of_network)
-            made = _of_predictions(predictions, data, target, out, wording)
+            page = _of_predictions(predictions, data, target, out, wording)
         else:
             _refuse_alone({**of_network, "--data": data})
-            made = _site(results or Path("results"), out or Path("site"))
-        typer.echo(made)
+            page = plugins.find(plugins.REPORTS, "site")(results or Path("results"), out or Path("site"))
+        typer.echo(page)
 
 
 def _of_network(
@@ -86,19 +84,19 @@ def _of_network(
     if model is None or data is None:
         raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
     path = _writable(out)
-    bayes, layout, constant = fitted.load(posterior, specs.model(model, weights, specs.device(device)))
-    opening: dict[str, Any] = {"target": target, "fitted": layout, "keys": fitted.keys(bayes)}
+    bayes, layout, constant = session.load(posterior, specs.model(model, weights, specs.device(device)))
+    opening: dict[str, Any] = {"target": target, "fitted": layout, "keys": session.keys(bayes)}
     test = open_source(data, need_targets=True, **opening)
     fit_data = open_source(train, **opening) if train else None
     if tune:
-        constant = fitted.tune(bayes, open_source(tune, need_targets=True, **opening))
-    x, y = fitted.read_whole(test)
+        constant = session.tune(bayes, open_source(tune, need_targets=True, **opening))
+    x, y = session.read_whole(test)
     return write_page(
         path,
         bayes,
         x,
         y,
-        train=fitted.training_data(fit_data, bayes.posterior.batch_size) if fit_data else None,
+        train=session.training_data(fit_data) if fit_data else None,
         constant_std=None if constant is None else float(constant.reshape(-1)[0]) ** -0.5,
         names=test.layout.columns,
         **wording,
@@ -112,22 +110,17 @@ def _of_predictions(
 
     if data is None:
         raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
-    path, found = _writable(out), outputs.read_predictions(predictions)
+    path, predicted = _writable(out), outputs.read_predictions(predictions)
     test = open_source(data, target=target, need_targets=True)
-    x, y = fitted.read_whole(test)
-    return write_prediction_page(path, found, y, x=x, names=test.layout.columns, **wording)
+    x, y = session.read_whole(test)
+    return write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
 
 
 def _writable(out: Path | None) -> Path:
     return outputs.require_writable(out or Path("report.html"), (".html", ".htm"))
 
 
-def _refuse_alone(given: Mapping[str, object]) -> None:
-    lost = [name for name, value in given.items() if value is not None]
-    if lost:
-        raise MCBNError(f"{', '.join(lost)} without --posterior, the file that `mcbn fit` wrote")
-
-
-def _site(results: Path, out: Path) -> Path:
-    made: Path = plugins.find(plugins.REPORTS, "site")(results, out)
-    return made
+def _refuse_alone(options: Mapping[str, object]) -> None:
+    alone = [name for name, value in options.items() if value is not None]
+    if alone:
+        raise MCBNError(f"{', '.join(alone)} without --posterior, the file that `mcbn fit` wrote")

@@ -19,4 +19,4 @@ __all__ = [
     "toy",
 ]
 
-__getattr__ = moved_names(__name__)  # cifar10, Images, CIFAR10_CLASSES
+__getattr__ = moved_names(__name__, "CIFAR10_CLASSES", "Images", "cifar10")

@@ -9,7 +9,7 @@ from typing import Any
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn.scale.folder import require_free
-from mcbn.tables.tables import pyarrow
+from mcbn.tables.formats import pyarrow
 
 SPOOL, COMPLETE = ".input", "complete"
 FILE_ROWS = 2**20

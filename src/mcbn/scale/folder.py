@@ -104,7 +104,7 @@ def _require_same(before: dict[str, Any], job: Job) -> None:
 
 def read_results(folder: str | Path) -> Any:
     """Read all results of a finished job as one arrow table, in the order of the input."""
-    from mcbn.tables.tables import pyarrow
+    from mcbn.tables.formats import pyarrow
 
     folder = Path(folder)
     arrow, parquet = pyarrow(folder)

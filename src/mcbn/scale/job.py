@@ -17,7 +17,7 @@ from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
 from mcbn.scale.parts import Inputs, Part, cut_images, cut_tables, list_files
 from mcbn.scale.reading import Reader
-from mcbn.tables.columns import Layout
+from mcbn.tables import Layout
 
 FORMAT = 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mcbn.errors import MCBNError
-from mcbn.tables.tables import ParquetTable
+from mcbn.tables.formats import ParquetTable
 
 TABLES = (".csv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")

@@ -13,9 +13,8 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.scale.parts import Part
-from mcbn.tables.columns import Layout, find_inputs, find_targets, listing
-from mcbn.tables.source import rows_of_block
-from mcbn.tables.tables import Array, CsvTable, ParquetTable
+from mcbn.tables import Layout, find_inputs, find_targets, listing, rows_of_block
+from mcbn.tables.formats import Array, CsvTable, ParquetTable
 
 Bad = dict[str, Any]
 

@@ -18,8 +18,8 @@ from mcbn.scale.job import Job
 from mcbn.scale.outcome import BAD, DONE, STOPPED, Outcome
 from mcbn.scale.parts import Part
 from mcbn.scale.reading import Batch, reason
+from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
-from mcbn.tables.tables import pyarrow
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MARK = b"mcbn"  # metadata of a part's file

@@ -1,1 +1,258 @@
-"""What a person has on disk: tables and arrays to read in blocks, models to import, results to write."""
+"""What a person has on disk: inputs and targets block by block, from a file or a loader of their own code."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.tables import specs
+from mcbn.tables.formats import Array, ArrayTable, CsvTable, ParquetTable, StoredArray, Table, members, name_of
+
+BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
+MOST_ROWS = 8192
+INPUT_KEYS = ("x", "X", "inputs", "input", "features")
+TARGET_KEYS = (*batches.TARGET_KEYS, "Y")
+SUFFIXES = (".csv", ".parquet", ".npy", ".npz")
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+Keys = tuple[list[str], list[str]]  # arguments of the network's forward: all, and those it must have
+Pair = tuple[Any, Tensor | None]  # inputs (n, ...), targets (n, ...)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of a table went to the network: kept with the posterior, so that later tables are read alike."""
+
+    columns: tuple[str, ...] | None = None  # names of the inputs
+    width: int | None = None  # number of inputs; None where an input is not a row of a table
+    target: str | None = None  # as the option --target named it
+
+    def to_json(self) -> str:
+        """Write as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> "Layout":
+        """Read what `to_json` wrote; None is an empty layout."""
+        stored = json.loads(text) if text else {}
+        columns = stored.get("columns")
+        return cls(tuple(columns) if columns else None, stored.get("width"), stored.get("target"))
+
+
+def find_targets(table: Table, target: str | None, fitted: Layout) -> list[int]:
+    """Find the target columns: those asked for, else those of the fit where this table has them."""
+    if target is not None:
+        return [_column(table, part.strip()) for part in target.split(",")]
+    if fitted.target is None:
+        return []
+    parts = [part.strip() for part in fitted.target.split(",")]
+    named = table.names and all(part in table.names for part in parts)
+    placed = all(_is_place(part) for part in parts) and table.width == (fitted.width or 0) + len(parts)
+    return [_column(table, part) for part in parts] if named or placed else []
+
+
+def _column(table: Table, part: str) -> int:
+    if table.names and part in table.names:
+        return table.names.index(part)
+    if _is_place(part) and -table.width <= int(part) < table.width:
+        return int(part) % table.width
+    raise MCBNError(f"{table.path} has no column {part!r}; it has {listing(table)}")
+
+
+def _is_place(part: str) -> bool:
+    return re.fullmatch(r"-?\d+", part) is not None
+
+
+def find_inputs(table: Table, targets: Sequence[int], fitted: Layout) -> list[int]:
+    """Find the input columns: by the names of the fit, else all that are no targets."""
+    if table.names and fitted.columns:
+        lacking = [name for name in fitted.columns if name not in table.names]
+        if lacking:
+            raise MCBNError(f"{table.path} lacks the input column(s) {', '.join(map(repr, lacking))} of the fit")
+        return [table.names.index(name) for name in fitted.columns]
+    inputs = [c for c in range(table.width) if c not in targets]
+    if fitted.width is not None and len(inputs) != fitted.width:
+        raise MCBNError(
+            f"{table.path} has {len(inputs)} input columns, the posterior was fitted on {fitted.width}; "
+            "give it the same columns (--target leaves targets out)"
+        )
+    if not inputs:
+        raise MCBNError(f"{table.path} has no input columns beside its target(s)")
+    return inputs
+
+
+def listing(table: Table) -> str:
+    """Name the columns there are, for error messages."""
+    shown = ", ".join(name_of(table.names, c) for c in range(min(table.width, 20)))
+    return f"columns {shown}{', ...' if table.width > 20 else ''}" if table.names else f"{table.width} columns"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Blocks of inputs and targets, to be run through any number of times."""
+
+    name: str
+    layout: Layout
+    count: Callable[[], int | None]  # examples, where known
+    blocks: Callable[[], Iterator[Pair]]
+    loader: Any = None  # what the user's own factory made
+
+    def inputs(self) -> Tensor:
+        """Read the inputs of a file whole, (N, ...)."""
+        return torch.cat([x for x, _ in self.blocks()])
+
+
+def open_source(
+    spec: str,
+    *,
+    target: str | None = None,
+    fitted: Layout | None = None,
+    need_targets: bool = False,
+    keys: Keys = ([], []),
+) -> Source:
+    """Open a csv, parquet, npy or npz file, or a `module:loader_factory`.
+
+    Args:
+        spec: path or factory.
+        target: columns of a table by name or place ("price", "a,b", "-1"), or an array of an npz file.
+        fitted: the layout a posterior was fitted with; columns are found by its names, whatever their order.
+        need_targets: refuse data without targets.
+        keys: which entries of a loader's dict batches the network takes (`Network.accepted_keys`).
+    """
+    fitted = fitted or Layout()
+    path = Path(spec)
+    if not path.exists() and FACTORY.fullmatch(spec):
+        return _from_factory(spec, keys, need_targets)
+    if not path.is_file():
+        raise MCBNError(f"there is no file {path}" if not path.exists() else f"{path} is a folder, not a file")
+    if path.suffix not in SUFFIXES:
+        raise MCBNError(f"{path} must end in {', '.join(SUFFIXES)}, or be a package.module:loader_factory")
+    if path.suffix == ".npz":
+        return _from_npz(path, target, fitted, need_targets)
+    if path.suffix == ".npy":
+        array = StoredArray(path)
+        if len(array.shape) != 2:
+            return _from_arrays(path, array, None, fitted, need_targets)
+        return _from_table(ArrayTable(array), target, fitted, need_targets)
+    table = CsvTable(path) if path.suffix == ".csv" else ParquetTable(path)
+    return _from_table(table, target, fitted, need_targets)
+
+
+def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Source:
+    targets = find_targets(table, target, fitted)
+    if need_targets and not targets:
+        raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {listing(table)}")
+    inputs = find_inputs(table, targets, fitted)
+    chosen = [*inputs, *targets]
+    size = rows_of_block(8 * len(chosen))
+
+    def blocks() -> Iterator[Pair]:
+        for block in table.read(chosen, size):
+            x, y = block[:, : len(inputs)], block[:, len(inputs) :]  # (n, C), (n, D)
+            y = y[:, 0] if len(targets) == 1 else y
+            yield torch.from_numpy(x.copy()), torch.from_numpy(y.copy()) if targets else None
+
+    columns = tuple(table.names[c] for c in inputs) if table.names else None
+    layout = Layout(columns, len(inputs), target or fitted.target)
+    return Source(str(table.path), layout, table.count, _not_empty(table.path, blocks))
+
+
+def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Source:
+    names = members(path)
+    if target is not None and target not in names:
+        raise MCBNError(f"{path} has no array {target!r}; it holds {names}")
+    y = target or next((name for name in (fitted.target, *TARGET_KEYS) if name in names), None)
+    rest = [name for name in names if name != y]
+    x = next((name for name in INPUT_KEYS if name in rest), rest[0] if len(rest) == 1 else None)
+    if x is None:
+        raise MCBNError(f"{path} holds the arrays {names}; call the inputs 'x' and the targets 'y'")
+    targets = StoredArray(path, y) if y else None
+    return _from_arrays(
+        path, StoredArray(path, x), targets, replace(fitted, target=target or fitted.target), need_targets
+    )
+
+
+def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Source:
+    if need_targets and y is None:
+        raise MCBNError(f"{path} holds no targets; write numpy.savez({str(path.with_suffix('.npz'))!r}, x=..., y=...)")
+    if y is not None and len(x) != len(y):
+        raise MCBNError(f"{x.label} holds {len(x)} examples, {y.label} {len(y)}")
+    width = x.shape[1] if len(x.shape) == 2 else None
+    if None not in (width, fitted.width) and width != fitted.width:
+        raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
+    size = rows_of_block(x.dtype.itemsize * int(np.prod(x.shape[1:], dtype=np.int64)))
+
+    def blocks() -> Iterator[Pair]:
+        targets: Iterable[Array | None] = repeat(None) if y is None else y.blocks(size)
+        for inputs, values in zip(x.blocks(size), targets, strict=False):
+            yield torch.from_numpy(inputs), None if values is None else torch.from_numpy(values)
+
+    return Source(str(path), Layout(None, width, fitted.target), lambda: len(x), _not_empty(path, blocks))
+
+
+def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Source:
+    made = specs.make(spec, "--data")
+
+    def blocks() -> Iterator[Pair]:
+        again = specs.make(spec, "--data") if isinstance(made, Iterator) else made  # a generator gives out once
+        for batch in _as_batches(again, spec):
+            yield batches.pick_inputs(batch, None, keys), _targets_of(batch, need_targets)
+
+    return Source(spec, Layout(), lambda: _examples(made), _not_empty(spec, blocks), made)
+
+
+def _targets_of(batch: Any, need_targets: bool) -> Tensor | None:
+    try:
+        return batches.pick_targets(batch, None)
+    except MCBNError:
+        if need_targets:
+            raise
+        return None
+
+
+def _as_batches(made: Any, spec: str) -> Iterable[Any]:
+    if isinstance(made, Tensor | np.ndarray | tuple):
+        return [made]
+    if isinstance(made, Dataset):
+        return DataLoader(made, batch_size=256)
+    if isinstance(made, Iterable):
+        return made
+    raise MCBNError(f"--data {spec} gives {batches.describe(made)}; return a DataLoader, a Dataset or tensors")
+
+
+def _examples(made: Any) -> int | None:
+    if isinstance(made, Tensor | np.ndarray | tuple):
+        return batches.size_of(made)
+    try:
+        return len(getattr(made, "dataset", made))
+    except TypeError:  # a stream
+        return None
+
+
+def rows_of_block(row_bytes: int) -> int:
+    """Choose how many rows make a block: as many as fit 32 MB, at most 8192.
+
+    Part of the results: rounding depends on which rows go through the network together.
+    """
+    return max(1, min(MOST_ROWS, BLOCK_BYTES // max(1, row_bytes)))
+
+
+def _not_empty(name: str | Path, blocks: Callable[[], Iterator[Pair]]) -> Callable[[], Iterator[Pair]]:
+    def checked() -> Iterator[Pair]:
+        empty = True
+        for pair in blocks():
+            empty = False
+            yield pair
+        if empty:
+            raise MCBNError(f"{name} holds no rows")
+
+    return checked

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction, central_interval
-from mcbn.tables.tables import Array, CsvTable, ParquetTable, Table, pyarrow
+from mcbn.tables.formats import Array, CsvTable, ParquetTable, Table, pyarrow
 
 COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...
 

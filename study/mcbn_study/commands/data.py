@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.fitted import session
-from mcbn.cli.mistakes import Debug
+from mcbn.cli.session import Debug, session
 from mcbn.data import NAMES, catalog, folders, sources
 from mcbn.errors import MCBNError
 from mcbn_study.data import archives

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.mistakes import one_line_errors, one_line_warnings
+from mcbn.cli.session import one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError
 from mcbn_study.commands.reproduce import Device, Names, ProfileName, _one_thread, _split, reproduce
 

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.fitted import session
-from mcbn.cli.mistakes import Debug
+from mcbn.cli.session import Debug, session
 
 
 def playground(

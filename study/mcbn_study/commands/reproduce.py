@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mcbn.cli.many import require_engine
-from mcbn.cli.mistakes import one_line_errors as _one_line_errors
+from mcbn.cli.session import one_line_errors as _one_line_errors
+from mcbn.cli.session import require_engine
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
 Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]

@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from mcbn import MCBNError
-from mcbn.tables import results, specs
-from mcbn.tables.arrays import StoredArray
-from mcbn.tables.columns import Layout
-from mcbn.tables.source import open_source
-from mcbn.tables.tables import CsvTable
+from mcbn.tables import Layout, open_source, results, specs
+from mcbn.tables.formats import CsvTable, StoredArray
 
 VALUES = [[1.5, -2.0, 3e-7], [4.0, 5.25, 6.0]]
 

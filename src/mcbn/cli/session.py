@@ -1,0 +1,154 @@
+"""What commands share: mistakes as one line and an exit code, the options of models, a fitted MCBN and its data."""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from mcbn import saving
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.network import Network
+from mcbn.progress import Tick, bar, counting
+from mcbn.tables import Layout, Pair, Source, scoring
+
+MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
+ENGINES = ("local", "ray")
+_debug = ContextVar("debug", default=False)
+
+
+def begin(debug: bool) -> None:
+    """Start a command line: nothing is left of an earlier one in the same process."""
+    _debug.set(debug)
+
+
+def set_debug(value: bool) -> bool:
+    """Show tracebacks from here on; a command's own --debug adds to that of `mcbn --debug`."""
+    if value:
+        _debug.set(True)
+    return value
+
+
+Debug = Annotated[bool, typer.Option("--debug", callback=set_debug, help="show the traceback of an error")]
+Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]
+Target = Annotated[
+    str | None,
+    typer.Option(help="target columns of a table by name or place (price; a,b; -1 the last), or array of an npz"),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
+Data = "csv, parquet, npy or npz file, or package.module:loader_factory"
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Run a command: mistakes and warnings as single lines."""
+    with one_line_errors(), one_line_warnings():
+        yield
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the command with one line: code 2 for mistakes and unusable files, 130 for Ctrl-C, 1 for anything else."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except BaseException as error:
+        if _debug.get():
+            raise
+        line, code = _describe(error)
+        typer.echo(f"mcbn: {line}", err=True)
+        raise typer.Exit(code) from error
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, MCBNError):
+        return " ".join(str(error).split()), MISTAKE
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return f"cannot use{where}: {error.strerror or error}", MISTAKE
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    return f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", FAILURE
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Print each warning meant for users once, as one line."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"mcbn: warning: {' '.join(str(message).removeprefix('mcbn: ').split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("once", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def require_engine(engine: str) -> None:
+    """Refuse an engine that does not exist."""
+    if engine not in ENGINES:
+        raise MCBNError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
+
+
+def keys(bayes: MCBN[Any]) -> tuple[list[str], list[str]]:
+    """Return the arguments of the network's forward: all, and those it must have."""
+    return Network(bayes.model).accepted_keys()
+
+
+def load(path: Path, network: nn.Module) -> tuple[MCBN[Any], Layout, Tensor | None]:
+    """Read a posterior with the layout it was fitted on and the constant twin's tau, where the file has them."""
+    bayes: MCBN[Any] = MCBN.load(path, network)
+    _, metadata = saving.read(path)
+    constant = metadata.get("constant_tau")
+    tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
+    return bayes, Layout.from_json(metadata.get("table")), tau
+
+
+def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
+    """Pass blocks on, counting their examples."""
+    for x, y in pairs:
+        yield x, y
+        tick(len(x) if isinstance(x, Tensor) else 1 if y is None else len(y))
+
+
+def training_data(source: Source) -> Any:
+    """Give the data as `MCBN.fit` takes it: what the user's factory made, or all inputs (N, ...)."""
+    return source.inputs() if source.loader is None else source.loader
+
+
+def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
+    """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
+    data = held_out.loader
+    if not isinstance(data, DataLoader):
+        blocks: Any = list(held_out.blocks())
+        data = DataLoader(blocks, batch_size=None)
+    total = None if isinstance(data.dataset, IterableDataset) else len(data)
+    with bar("tuning", total, "batch") as tick, counting(bayes, keys(bayes), tick):
+        bayes.tune(data)
+    if bayes.task != "regression":
+        return None
+    with bar("tuning the constant twin", held_out.count(), "row") as tick:
+        return scoring.constant_tau(bayes, counted(held_out.blocks(), tick))
+
+
+def read_whole(source: Source) -> tuple[Any, Tensor]:
+    """Read inputs and targets of held-out data at once, (N, ...) each."""
+    with bar("reading", source.count(), "row") as tick:
+        pairs = list(counted(source.blocks(), tick))
+    y = torch.cat([target for _, target in pairs if target is not None])
+    if all(isinstance(x, Tensor) for x, _ in pairs):
+        return torch.cat([x for x, _ in pairs]), y
+    if len(pairs) == 1:
+        return pairs[0][0], y
+    raise MCBNError(f"a report needs inputs that are one tensor; the batches of {source.name} hold several")
