@@ -43,13 +43,19 @@ def require_family(family: str, known: tuple[str, ...] = FAMILIES) -> str:
 
 def join(mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> Tensor:
     """Lay draws (T, C) side by side: each call's means, then its standard deviations, (T, P)."""
-    return torch.cat([part for name in mean for part in (mean[name], var[name].sqrt())], 1)
+    return torch.cat([statistic for name in mean for statistic in (mean[name], var[name].sqrt())], 1)
 
 
 def split(statistics: Tensor, channels: Mapping[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
     """Undo `join`: cut (..., P) into the mean and standard deviation of every call, each (..., C)."""
-    parts = torch.split(statistics, [C for C in channels.values() for _ in range(2)], -1)
-    return dict(zip(channels, zip(parts[::2], parts[1::2], strict=True), strict=True))
+    columns = torch.split(statistics, [C for C in channels.values() for _ in range(2)], -1)
+    return dict(zip(channels, zip(columns[::2], columns[1::2], strict=True), strict=True))
+
+
+def block_sizes(family: str, channels: Mapping[str, int]) -> list[int]:
+    """Return how many successive statistics each block of a family's covariance spans."""
+    sizes = {"gaussian": [2 * sum(channels.values())], "layerwise": [2 * C for C in channels.values()]}
+    return sizes.get(family, [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,34 +80,32 @@ class Gaussian:
 
     def scaled(self, factor: float) -> "Gaussian":
         """Multiply the covariance by a number; the location stays."""
-        factors = tuple(part * math.sqrt(factor) for part in self.factors)
+        factors = tuple(block * math.sqrt(factor) for block in self.factors)
         return replace(self, factors=factors, diagonal=self.diagonal * factor)
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> "Gaussian":
         """Move all moments to a device and a dtype."""
-        location, diagonal, *factors = (
-            part.to(device, dtype) for part in (self.location, self.diagonal, *self.factors)
-        )
+        location, diagonal, *factors = (t.to(device, dtype) for t in (self.location, self.diagonal, *self.factors))
         return replace(self, location=location, factors=tuple(factors), diagonal=diagonal)
 
     def deviations(self, n_samples: int, seed: int) -> Tensor:
         """Draw s - location ~ N(0, C), (n, P), in double precision; row t depends on (seed, t) alone."""
-        factors = [part.detach().cpu().double() for part in self.factors]
-        ranks, own = [len(part) for part in factors], self.diagonal.detach().cpu().double().sqrt()
-        drawn = []
+        factors = [factor.detach().cpu().double() for factor in self.factors]
+        std = self.diagonal.detach().cpu().double().sqrt()  # (P,)
+        widths, chunks = [*(len(factor) for factor in factors), len(std)], []
         for start in range(0, n_samples, DRAWS_AT_ONCE):
-            noise = _normal(sum(ranks) + len(own), seed, range(start, start + DRAWS_AT_ONCE))  # (t, R + P)
-            parts = torch.split(noise, [*ranks, len(own)], 1)
-            rows = parts[-1] * own  # (t, P)
+            noise = _normal(sum(widths), seed, range(start, start + DRAWS_AT_ONCE))  # (t, R + P)
+            *low_rank, alone = torch.split(noise, widths, 1)
+            rows = alone * std  # (t, P)
             if factors:
-                rows += torch.cat([z @ part for z, part in zip(parts[:-1], factors, strict=True)], 1)
-            drawn.append(rows)
-        return torch.cat(drawn)[:n_samples]
+                rows += torch.cat([z @ factor for z, factor in zip(low_rank, factors, strict=True)], 1)
+            chunks.append(rows)
+        return torch.cat(chunks)[:n_samples]
 
     def statistics(self, n_samples: int, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw the mean and variance of every call, each (n, C)."""
         deviations = self.split(self.deviations(n_samples, seed))
-        location, variance = (self.split(part.detach().cpu().double()) for part in (self.location, self.variance))
+        location, variance = (self.split(t.detach().cpu().double()) for t in (self.location, self.variance))
         mean, var = {}, {}
         for name, (of_mean, of_std) in deviations.items():
             std = _bend(location[name][1], variance[name][1], of_std)  # (n, C)
@@ -128,18 +132,21 @@ def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: st
 
     C = (1 - lambda) S + lambda diag(S), S the unbiased covariance of the draws' deviations (of standard deviations as
     `_log_moments` has them): variances stay, lambda (`shrinkage`) settles the directions that T < P draws leave empty.
+
+    Args:
+        mean: of every call, (T, C) each.
+        var: of every call, biased, (T, C) each.
+        family: "gaussian" or "layerwise".
     """
     require_family(family, ("gaussian", "layerwise"))
     T = len(next(iter(mean.values())))
     if T < 2:
         raise MCBNError(f"posterior={family!r} needs a covariance, so at least 2 draws; got {T}: raise n_samples")
-    channels = {name: value.shape[1] for name, value in mean.items()}
-    like = next(iter(mean.values()))
+    channels, like = {name: value.shape[1] for name, value in mean.items()}, next(iter(mean.values()))
     fitted = [fit for name in mean for fit in (_moments(mean[name]), _log_moments(var[name].sqrt()))]
     location, deviations = torch.cat([m for m, _ in fitted]), torch.cat([d for _, d in fitted], 1)  # (P,), (T, P)
-    sizes = [len(location)] if family == "gaussian" else [2 * C for C in channels.values()]
-    blocks = [_block(part) for part in torch.split(deviations, sizes, 1)]
-    diagonal = torch.cat([own for _, own in blocks]).to(like)
+    blocks = [_block(columns) for columns in torch.split(deviations, block_sizes(family, channels), 1)]
+    diagonal = torch.cat([alone for _, alone in blocks]).to(like)
     factors = tuple(factor.to(like) for factor, _ in blocks)
     return Gaussian(family, channels, location.to(like), factors, diagonal)
 
@@ -160,9 +167,9 @@ def _log_moments(drawn: Tensor) -> tuple[Tensor, Tensor]:
     """
     m, deviations = _moments(drawn)
     log_m, logs = _moments(drawn.log())  # NaN where a draw is zero
-    w, own = logs.var(0), torch.log1p(deviations.var(0) / m.square())
+    w, unfitted = logs.var(0), torch.log1p(deviations.var(0) / m.square())
     mean = (log_m + w / 2).exp()
-    narrow = w < own  # never where NaN
+    narrow = w < unfitted  # never where NaN
     scaled = logs * mean * (w.expm1() / w).sqrt()
     return torch.where(narrow, mean, m), torch.where(narrow, scaled, deviations)
 

@@ -339,7 +339,7 @@ class MCBN(Generic[P]):
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
         """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
-        tensors, settings = saving.read(Path(path))
+        tensors, settings = saving.read_tensors(path)
         drawn = saving.unpack(str(path), tensors, settings, model)
         stored = {name: json.loads(settings[name]) if name in settings else None for name in ("inputs", "output")}
         chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}

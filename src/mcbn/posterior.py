@@ -1,4 +1,8 @@
-"""The approximate posterior q(omega): T joint draws of all batch-norm statistics, of training batches or a Gaussian."""
+"""The approximate posterior q(omega): T joint draws of all batch-norm statistics, of training batches or a Gaussian.
+
+A further family is a `Gaussian` (`mcbn.gaussian`): its name in `FAMILIES`, its covariance blocks in `block_sizes`, and
+how it is fitted, from draws in `from_draws` or from the data as in `mcbn.diagonal`.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +21,37 @@ from mcbn.gaussian import Gaussian, from_draws, stretch, stretch_positive
 class Posterior:
     """T joint draws of the batch-norm statistics omega = {mu_B, sigma^2_B} (Teye et al. 2018, section 3.4).
 
-    `mean[name]` and `var[name]` are (T, C), `var` biased; row t of every layer comes from one training batch of
-    `batch_size` examples. A layer called twice in a forward pass has two entries, "name" and "name#2".
+    Row t of every layer comes from one training batch of `batch_size` examples. A layer called twice in a forward pass
+    has two entries, "name" and "name#2".
 
     Where `gaussian` is given, the rows are draws of that Gaussian, row t made from (`seed`, t) alone, and
     `sample(n)` makes any number of them without data.
 
-    A share of the draws of a fit (`fit(..., draws=)`) knows by `numbers` which they are; `merge` puts shares together.
+    Args:
+        mean: mu_B of every call, (T, C) each.
+        var: sigma^2_B of every call, biased, (T, C) each.
+        batch_size: M.
+        gaussian: what the draws are drawn from; None: from training batches.
+        seed: of the draws.
+        fitted_batch_size: M of the training batches, where `at_batch_size` chose another.
+        numbers: t of each row, of a share of the draws (`fit(..., draws=)`); None: 0, ..., T - 1.
+
+    Example:
+        >>> posterior = Posterior({"bn": torch.zeros(5, 3)}, {"bn": torch.ones(5, 3)}, batch_size=16)
+        >>> posterior
+        Posterior(n_samples=5, batch_size=16, 1 layers, 3 channels)
+        >>> mean, var = posterior.draw(2)
+        >>> mean["bn"].shape
+        torch.Size([3])
     """
 
     mean: Mapping[str, Tensor]
     var: Mapping[str, Tensor]
-    batch_size: int  # M
+    batch_size: int
     gaussian: Gaussian | None = None
-    seed: int = 0  # of the draws
-    fitted_batch_size: int | None = None  # M of the training batches, where `at_batch_size` chose another
-    numbers: tuple[int, ...] | None = None  # t of each row, of a share of the draws; None: 0, ..., T - 1
+    seed: int = 0
+    fitted_batch_size: int | None = None
+    numbers: tuple[int, ...] | None = None
 
     @classmethod
     def from_gaussian(cls, gaussian: Gaussian, n_samples: int, batch_size: int, *, seed: int = 0) -> "Posterior":
@@ -50,13 +69,31 @@ class Posterior:
         return tuple(self.mean)
 
     @property
+    def channels(self) -> dict[str, int]:
+        """C of every stochastic batch-norm call."""
+        return {name: value.shape[1] for name, value in self.mean.items()}
+
+    @property
     def n_samples(self) -> int:
         """T, the number of draws."""
         return len(next(iter(self.mean.values())))
 
     def draw(self, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the statistics of draw t: means and variances, each name -> (C,)."""
-        return _each(self.mean, t), _each(self.var, t)
+        return _index(self.mean, t), _index(self.var, t)
+
+    def rows(self, index: Any) -> "Posterior":
+        """Keep the draws in these rows, a slice or a list, as a posterior of nothing but draws."""
+        return Posterior(_index(self.mean, index), _index(self.var, index), self.batch_size)
+
+    def select(self, numbers: Sequence[int]) -> "Posterior":
+        """Take the draws with these t, each of which is among the draws here."""
+        row_of = {t: row for row, t in enumerate(self._numbers())}
+        chosen = self.rows([row_of[t] for t in numbers])
+        return replace(self, mean=chosen.mean, var=chosen.var, numbers=tuple(numbers))
+
+    def _numbers(self) -> Sequence[int]:
+        return range(self.n_samples) if self.numbers is None else self.numbers
 
     @classmethod
     def merge(cls, parts: Iterable["Posterior"]) -> "Posterior":
@@ -64,29 +101,35 @@ class Posterior:
 
         Draw t depends on (seed, t) alone, so shares computed anywhere are those of one process, bit for bit, on equal
         machines. Refuses shares with a draw in common, or of another seed, batch size, family or set of layers.
+
+        Args:
+            parts: the shares, in any order.
+
+        Example:
+            >>> whole = Posterior({"bn": torch.randn(4, 3)}, {"bn": torch.rand(4, 3)}, batch_size=16)
+            >>> merged = Posterior.merge([whole.select([1, 3]), whole.select([0, 2])])
+            >>> torch.equal(merged.mean["bn"], whole.mean["bn"])
+            True
         """
         shares = list(parts)
         _require_one_fit(shares)
-        order = sorted((t, p, row) for p, part in enumerate(shares) for row, t in enumerate(part._numbers()))
-        numbers = tuple(t for t, _, _ in order)
-        twice = [t for t, after in pairwise(numbers) if t == after]
+        numbers = [t for share in shares for t in share._numbers()]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)  # rows of all shares, laid end to end
+        ascending = tuple(numbers[row] for row in order)
+        twice = [t for t, after in pairwise(ascending) if t == after]
         if twice:
             raise MCBNError(f"draw {twice[0]} is in several of the parts; merge parts that share no draw")
-        joined = [_join([getattr(p, kind) for p in shares], order) for kind in ("mean", "var")]
-        whole = numbers == tuple(range(len(numbers)))
-        return replace(shares[0], mean=joined[0], var=joined[1], numbers=None if whole else numbers)
-
-    def select(self, numbers: Sequence[int]) -> "Posterior":
-        """Take the draws with these t, each of which is among the draws here."""
-        place = {t: row for row, t in enumerate(self._numbers())}
-        rows = [place[t] for t in numbers]
-        return replace(self, mean=_each(self.mean, rows), var=_each(self.var, rows), numbers=tuple(numbers))
-
-    def _numbers(self) -> Sequence[int]:
-        return range(self.n_samples) if self.numbers is None else self.numbers
+        mean, var = (_join([getattr(share, kind) for share in shares], order) for kind in ("mean", "var"))
+        whole = ascending == tuple(range(len(ascending)))
+        return replace(shares[0], mean=mean, var=var, numbers=None if whole else ascending)
 
     def sample(self, n_samples: int, *, seed: int = 0) -> "Posterior":
-        """Draw n sets of statistics from the Gaussian; draw t depends on (seed, t) alone."""
+        """Draw n sets of statistics from the Gaussian; draw t depends on (seed, t) alone.
+
+        Args:
+            n_samples: n, any number.
+            seed: of the draws.
+        """
         n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
         if self.gaussian is None:
             raise MCBNError(
@@ -97,9 +140,18 @@ class Posterior:
         return replace(self, mean=mean, var=var, seed=seed)
 
     def as_gaussian(self, family: str = "gaussian", *, seed: int = 0) -> "Posterior":
-        """Model the drawn training batches as a Gaussian, "gaussian" or "layerwise", and draw T anew (`mcbn.gaussian`).
+        """Model the drawn training batches as a Gaussian (`mcbn.gaussian`) and draw T anew.
 
         `bayes.posterior = bayes.posterior.as_gaussian()` predicts with it: no data is needed.
+
+        Args:
+            family: "gaussian", with the covariance of all statistics, or "layerwise", of those of each layer.
+            seed: of the new draws.
+
+        Example:
+            >>> drawn = Posterior({"bn": torch.randn(50, 3)}, {"bn": 1 + torch.rand(50, 3)}, batch_size=16)
+            >>> drawn.as_gaussian().sample(1000)
+            Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 3 channels)
         """
         seed = batches.require_int("seed", seed, 0)
         if self.gaussian is not None:
@@ -117,6 +169,14 @@ class Posterior:
         E[sigma^2_B] = sigma^2 (1 - 1/M) moves with M, so that M' is a temperature and nothing else (ten Boston networks
         of the regression study, trained at M = 32: CRPS 1.69 rescaled to M' = 8, 2.15 drawn at 8); and M / M' leaves
         out that batches of M of N examples, drawn without replacement, vary less by 1 - (M - 1) / (N - 1).
+
+        Args:
+            batch_size: M', at least 2.
+
+        Example:
+            >>> drawn = Posterior({"bn": torch.randn(50, 3)}, {"bn": 1 + torch.rand(50, 3)}, batch_size=16)
+            >>> torch.allclose(drawn.at_batch_size(4).mean["bn"].std(0), 2 * drawn.mean["bn"].std(0))
+            True
         """
         if batch_size == self.batch_size:
             return self
@@ -124,8 +184,7 @@ class Posterior:
         M = batches.require_int("batch_size", batch_size, min(2, fitted))
         ratio = self.batch_size / M
         if self.gaussian is not None:
-            scaled = self.gaussian.scaled(ratio)
-            drawn = Posterior.from_gaussian(scaled, self.n_samples, M, seed=self.seed)
+            drawn = Posterior.from_gaussian(self.gaussian.scaled(ratio), self.n_samples, M, seed=self.seed)
             return replace(drawn, fitted_batch_size=fitted)
         mean = {name: stretch(value, ratio**0.5) for name, value in self.mean.items()}
         std = {name: stretch_positive(value.sqrt(), ratio**0.5) for name, value in self.var.items()}
@@ -136,48 +195,41 @@ class Posterior:
         """Move all statistics to a device; for a network of half precision they stay in float32."""
         if dtype in (torch.float16, torch.bfloat16):
             dtype = torch.float32
-        moved = [{name: value.to(device, dtype) for name, value in part.items()} for part in (self.mean, self.var)]
-        model = self.gaussian.to(device, dtype) if self.gaussian else None
-        return replace(self, mean=moved[0], var=moved[1], gaussian=model)
+        mean, var = ({name: v.to(device, dtype) for name, v in kind.items()} for kind in (self.mean, self.var))
+        return replace(self, mean=mean, var=var, gaussian=self.gaussian.to(device, dtype) if self.gaussian else None)
 
     def __repr__(self) -> str:
-        channels = sum(value.shape[1] for value in self.mean.values())
         return (
             f"Posterior({f'{self.family}, ' if self.gaussian else ''}n_samples={self.n_samples}, "
-            f"batch_size={self.batch_size}, {len(self.layers)} layers, {channels} channels)"
+            f"batch_size={self.batch_size}, {len(self.layers)} layers, {sum(self.channels.values())} channels)"
         )
 
 
-def _require_one_fit(parts: Sequence[Posterior]) -> None:
+def _require_one_fit(shares: Sequence[Posterior]) -> None:
     """Refuse to merge what are not draws of training batches of one fit."""
-    if not parts:
+    if not shares:
         raise MCBNError("there are no parts to merge; give at least one posterior")
-    first = parts[0]
-    for part in parts:
-        if part.gaussian is not None:
+    first = shares[0]
+    for share in shares:
+        if share.gaussian is not None:
             raise MCBNError(
-                f"a part is a Gaussian, of family {part.family!r}; merge draws of training batches, then as_gaussian()"
+                f"a part is a Gaussian, of family {share.family!r}; merge draws of training batches, then as_gaussian()"
             )
-        if part.fitted_batch_size not in (None, part.batch_size):
+        if share.fitted_batch_size not in (None, share.batch_size):
             raise MCBNError("a part was rescaled by at_batch_size; merge the parts as they were drawn, then rescale")
-        shapes = [{name: value.shape[1] for name, value in p.mean.items()} for p in (first, part)]
-        if list(shapes[0].items()) != list(shapes[1].items()):
-            raise MCBNError(f"the parts are of different layers (channels): {shapes[0]} and {shapes[1]}")
+        if list(first.channels.items()) != list(share.channels.items()):
+            raise MCBNError(f"the parts are of different layers (channels): {first.channels} and {share.channels}")
         for name in ("batch_size", "seed"):
-            given = getattr(first, name), getattr(part, name)
-            if given[0] != given[1]:
-                raise MCBNError(f"the parts were drawn with {name}={given[0]} and {name}={given[1]}; fit them alike")
+            one, other = getattr(first, name), getattr(share, name)
+            if one != other:
+                raise MCBNError(f"the parts were drawn with {name}={one} and {name}={other}; fit them alike")
 
 
-def _join(parts: Sequence[Mapping[str, Tensor]], order: Sequence[tuple[int, int, int]]) -> dict[str, Tensor]:
-    """Put rows of several parts, (t, part, row) each, into one tensor (T, C) a layer."""
-    starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + len(next(iter(part.values()))))
-    rows = torch.tensor([starts[p] + row for _, p, row in order], dtype=torch.long)
-    joined = {name: torch.cat([part[name].to(value.device) for part in parts]) for name, value in parts[0].items()}
-    return {name: value[rows.to(value.device)] for name, value in joined.items()}
+def _join(shares: Sequence[Mapping[str, Tensor]], order: Sequence[int]) -> dict[str, Tensor]:
+    """Lay the rows of several shares end to end and put them in order, (T, C) a layer."""
+    joined = {name: torch.cat([share[name].to(value.device) for share in shares]) for name, value in shares[0].items()}
+    return {name: value[torch.tensor(order, device=value.device)] for name, value in joined.items()}
 
 
-def _each(part: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:
-    return {name: value[index] for name, value in part.items()}
+def _index(statistics: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:
+    return {name: value[index] for name, value in statistics.items()}

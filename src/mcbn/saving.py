@@ -1,4 +1,7 @@
-"""A posterior as one safetensors file: plain tensors plus text metadata, no pickle."""
+"""A posterior as one safetensors file: plain tensors plus text metadata, no pickle.
+
+`read_tensors` and `write_tensors` serve whatever else is kept so.
+"""
 
 import hashlib
 import json
@@ -12,14 +15,51 @@ from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, require_folder
-from mcbn.gaussian import FAMILIES, Gaussian
+from mcbn.gaussian import FAMILIES, Gaussian, block_sizes
 from mcbn.network import bare_name, structure, unwrap
 from mcbn.posterior import Posterior
 
 FORMAT = "mcbn posterior"
 FORMAT_VERSION = 2  # 1 knew drawn statistics only
 READABLE = ("1", "2")
+KINDS = ("mean", "var")  # of statistics
 METADATA, TAU = "metadata", "tau"  # keys of a state dict
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors by name, and text, as one safetensors file, whole or not at all; its folder is made."""
+    from safetensors.torch import save_file
+
+    with replacing(Path(path)) as temporary:
+        plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        save_file(plain, temporary, dict(metadata))
+
+
+def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file: its tensors by name, on the CPU, and its text.
+
+    Args:
+        path: the file; one that is missing, truncated or of another kind is an MCBNError.
+        hint: what to do about it, put at the end of that error.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    advice = f"; {hint}" if hint else ""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise MCBNError(f"there is no file {path}{advice}") from error
+    except (SafetensorError, OSError) as error:
+        raise MCBNError(
+            f"{path} is not a whole safetensors file ({error}); it is truncated or of another kind{advice}"
+        ) from error
+
+
+def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write what `pack` gave, in a folder that exists."""
+    require_folder(Path(path))
+    write_tensors(path, tensors, metadata)
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
@@ -57,16 +97,6 @@ def pack(
     return tensors, metadata
 
 
-def save(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write what `pack` gave as one safetensors file, whole or not at all."""
-    from safetensors.torch import save_file
-
-    path = Path(path)
-    require_folder(path)
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata)
-
-
 def _tensors(posterior: Posterior) -> dict[str, Tensor]:
     """Name what is stored: the draws of training batches, or the moments that a Gaussian's draws come from."""
     if posterior.gaussian is None:
@@ -87,12 +117,12 @@ def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         warnings.warn(
             f"mcbn: {path} was fitted on other weights than this network now has; its statistics do not belong to "
             "them: load the fitted weights first, or fit again",
-            stacklevel=4,
+            stacklevel=3,
         )
     layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
     family, batch_size = metadata.get("family", "sample"), int(metadata["batch_size"])
     if family == "sample":
-        mean, var = ({n: _found(path, tensors, p, n, s) for n, s in layers.items()} for p in ("mean", "var"))
+        mean, var = ({n: _stored(path, tensors, kind, n, shape) for n, shape in layers.items()} for kind in KINDS)
         numbers = json.loads(metadata.get("numbers", "null"))
         seed = int(metadata.get("seed", 0))
         posterior = Posterior(mean, var, batch_size, seed=seed, numbers=tuple(numbers) if numbers else None)
@@ -104,49 +134,29 @@ def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     return replace(posterior, fitted_batch_size=fitted)
 
 
-def _found(path: str | Path, tensors: Mapping[str, Tensor], part: str, name: str, shape: tuple[int, ...]) -> Tensor:
+def _stored(path: str | Path, tensors: Mapping[str, Tensor], kind: str, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return a stored tensor, or say how it differs from what the file promises."""
-    found = tensors.get(f"{part}.{name}")
-    if found is None or found.shape != shape:
-        got = "nothing" if found is None else f"shape {tuple(found.shape)}"
-        raise MCBNError(f"{path} is damaged: {part} of layer {name!r} should be {shape}, found {got}")
-    return found
+    stored = tensors.get(f"{kind}.{name}")
+    if stored is None or stored.shape != shape:
+        found = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
+        raise MCBNError(f"{path} is damaged: {kind} of layer {name!r} should be {shape}, found {found}")
+    return stored
 
 
 def _gaussian(path: str | Path, tensors: Mapping[str, Tensor], family: str, channels: Mapping[str, int]) -> Gaussian:
     """Put the moments of a Gaussian together; its blocks must cover all statistics of the layers."""
-    blocks = {"gaussian": [2 * sum(channels.values())], "layerwise": [2 * C for C in channels.values()]}
-    sizes = blocks.get(family, [])
-    single = [tensors.get("gaussian.location"), tensors.get("gaussian.diagonal")]
+    P, sizes = 2 * sum(channels.values()), block_sizes(family, channels)
+    moments = [tensors.get("gaussian.location"), tensors.get("gaussian.diagonal")]
     factors = [tensors.get(f"gaussian.factor.{number}") for number in range(len(sizes))]
-    P = 2 * sum(channels.values())
-    whole = all(part is not None and part.shape == (P,) for part in single)
+    whole = all(moment is not None and moment.shape == (P,) for moment in moments)
     fits = all(f is not None and f.ndim == 2 and f.shape[1] == size for f, size in zip(factors, sizes, strict=True))
     if not whole or not fits or family not in FAMILIES:
         shapes = {name: tuple(value.shape) for name, value in tensors.items()}
         raise MCBNError(
             f"{path} is damaged: posterior {family!r} of {P} statistics, found {shapes}; fit and save again"
         )
-    location, diagonal = (part for part in single if part is not None)
+    location, diagonal = (moment for moment in moments if moment is not None)
     return Gaussian(family, channels, location, tuple(f for f in factors if f is not None), diagonal)
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and the text of a posterior file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise MCBNError(f"there is no file {path}") from error
-    except (SafetensorError, OSError) as error:
-        raise MCBNError(
-            f"{path} is not a whole safetensors file ({error}); it is truncated or of another kind"
-        ) from error
-    _require_readable(path, metadata)
-    return tensors, metadata
 
 
 def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
@@ -160,13 +170,13 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _require_same_structure(path: str | Path, saved: list[str], found: list[str]) -> None:
-    for before, now in zip(saved, found, strict=False):
-        if before != now:
-            raise MCBNError(f"{path} was fitted on another network: there '{before}', here '{now}'")
-    if len(saved) != len(found):
-        longer, where = (saved, "only there") if len(saved) > len(found) else (found, "only here")
-        raise MCBNError(f"{path} was fitted on another network: '{longer[min(len(saved), len(found))]}' is {where}")
+def _require_same_structure(path: str | Path, there: list[str], here: list[str]) -> None:
+    for one, other in zip(there, here, strict=False):
+        if one != other:
+            raise MCBNError(f"{path} was fitted on another network: there '{one}', here '{other}'")
+    if len(there) != len(here):
+        longer, where = (there, "only there") if len(there) > len(here) else (here, "only here")
+        raise MCBNError(f"{path} was fitted on another network: '{longer[min(len(there), len(here))]}' is {where}")
 
 
 def to_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], tau: Tensor) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcbn import saving as storage
+from mcbn import saving
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
@@ -111,7 +111,7 @@ def _require_fits(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
 def identify(bayes: MCBN[Any]) -> str:
     """Hash all that predictions depend on: weights, draws, tau."""
     drawn = bayes.posterior
-    digest = hashlib.sha256(json.dumps(storage.fingerprint(bayes.engine.network.module)).encode())
+    digest = hashlib.sha256(json.dumps(saving.fingerprint(bayes.engine.network.module)).encode())
     for part in (drawn.mean, drawn.var, {"tau": bayes.noise_precision}):
         for name, value in part.items():
             digest.update(

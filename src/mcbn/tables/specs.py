@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mcbn.errors import MCBNError
 from mcbn.network import unwrap
 from mcbn.randomness import isolated_random
+from mcbn.saving import read_tensors
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights of a checkpoint
 PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
@@ -114,14 +115,13 @@ def _load(network: nn.Module, path: Path) -> None:
 
 def _state(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, from safetensors or from what torch.save wrote; nothing in the file is executed."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    if path.suffix == ".safetensors":
+        return read_tensors(path)[0]
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        content = torch.load(path, "cpu", weights_only=True)
     except FileNotFoundError as error:
         raise MCBNError(f"there is no file {path}") from error
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise MCBNError(
             f"{path} is not a file of weights ({_one_line(error)}); write it with torch.save(net.state_dict(), ...) or "
             "safetensors"

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import mcbn
 from kinds import KINDS, make
-from mcbn.saving import FORMAT_VERSION
+from mcbn.saving import FORMAT_VERSION, read_tensors, write_tensors
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,6 +125,19 @@ def test_functions_as_settings_come_again_at_load(tmp_path: Path) -> None:
     last = mcbn.MCBN.load(path, model, inputs=lambda batch: batch["z"])
     loader = DataLoader([{"z": row} for row in x], batch_size=6)
     torch.testing.assert_close(last.sample(loader), last.sample(x))
+
+
+def test_any_tensors_come_back_and_errors_end_with_the_hint(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "new" / "any.safetensors", {"a": torch.arange(6.0).reshape(2, 3).T}
+    write_tensors(path, tensors, {"made": "here"})
+    found, metadata = read_tensors(path)
+    assert torch.equal(found["a"], tensors["a"])
+    assert metadata == {"made": "here"}
+    with pytest.raises(mcbn.MCBNError, match=r"there is no file .*none; make it first$"):
+        read_tensors(tmp_path / "none", hint="make it first")
+    path.write_bytes(b"")
+    with pytest.raises(mcbn.MCBNError, match=r"any.safetensors is not a whole safetensors file .*; make it again$"):
+        read_tensors(path, hint="make it again")
 
 
 def test_truncated_file(tmp_path: Path) -> None:
