@@ -109,7 +109,7 @@ def keys(bayes: MCBN[Any]) -> tuple[list[str], list[str]]:
 def load(path: Path, network: nn.Module) -> tuple[MCBN[Any], Layout, Tensor | None]:
     """Read a posterior with the layout it was fitted on and the constant twin's tau, where the file has them."""
     bayes: MCBN[Any] = MCBN.load(path, network)
-    _, metadata = saving.read(path)
+    _, metadata = saving.read_tensors(path)
     constant = metadata.get("constant_tau")
     tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
     return bayes, Layout.from_json(metadata.get("table")), tau
