@@ -6,8 +6,10 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import synthetic
+from mcbn.cli import app
 from mcbn.errors import MCBNError
 from mcbn_study.regression import figures
 from mcbn_study.regression import report as regression
@@ -82,11 +84,11 @@ def test_figures_are_small_with_as_many_points_as_the_largest_set_has(tmp_path):
     assert path.stat().st_size < 300_000
 
 
-def test_main_prints_what_it_wrote(tmp_path, capsys):
+def test_the_command_prints_what_it_wrote(tmp_path):
     synthetic.write(tmp_path / "regression" / "records.jsonl", synthetic.study(["boston"], ["mcbn"]))
-    regression.main(str(tmp_path))
+    printed = CliRunner().invoke(app, ["reproduce", "tables", "--results", str(tmp_path)]).output
     names = ("summary.csv", "tables.tex", "tables.md")
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "regression" / name) for name in names]
+    assert printed.splitlines() == [str(tmp_path / "regression" / name) for name in names]
 
 
 def test_part_of_the_records_gives_dashes_and_no_error(tmp_path):
@@ -130,7 +132,7 @@ def test_a_cut_off_record_is_left_out_with_a_warning(tmp_path):
 def panels(folder, monkeypatch):
     """Draw without saving; return the figures' panels by method."""
     drawn = {}
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.setdefault(path.stem, figure.axes))
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: drawn.setdefault(path.stem, figure.axes))
     figures.write_figures(folder, folder)
     return drawn
 
@@ -216,7 +218,7 @@ def test_missing_matplotlib_names_the_extra_after_the_numbers_are_written(tmp_pa
 
 
 @pytest.mark.slow
-def test_importing_the_report_needs_neither_matplotlib_nor_scipy():
-    script = "import sys, mcbn_study.regression.report; assert not {'matplotlib', 'scipy', 'PIL'} & set(sys.modules)"
+def test_importing_the_report_needs_neither_matplotlib_nor_pillow():
+    script = "import sys, mcbn_study.regression.report; assert not {'matplotlib', 'PIL'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,8 @@ import synthetic
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn_study import paper
-from mcbn_study.regression import fidelity, summary, tables
-from mcbn_study.regression.estimates import Estimate, cell, difference
+from mcbn_study.estimates import Estimate
+from mcbn_study.regression import report, summary
 from mcbn_study.sensitivity import report as sensitivity
 from mcbn_study.tables import MISSING, to_latex, to_markdown
 from table_cells import cells_of, check_latex
@@ -37,7 +37,7 @@ def lines(found, dataset):
 
 
 def test_main_table_holds_means_with_stars_for_ours_and_the_papers(runs, rows):
-    found = lines(table(tables.paper_tables(rows), "table:main_results"), "boston")
+    found = lines(table(report.paper_tables(rows), "table:main_results"), "boston")
     values = [r["crps_normalized"] for r in runs if (r["dataset"], r["method"]) == ("boston", "mcbn")]
     p = stats.ttest_1samp(values, 0).pvalue
     stars = "*" * sum(p < level for level in (0.05, 0.01, 0.001, 0.0001)) or "ns"
@@ -49,7 +49,7 @@ def test_difference_is_ours_minus_the_papers_with_its_welch_interval(runs, rows)
     values = [r["rmse"] for r in runs if (r["dataset"], r["method"]) == ("yacht", "do")]
     naive = stats.ttest_ind_from_stats(np.mean(values), np.std(values, ddof=1), 25, 0.72, 0.04 * 5, 25, equal_var=False)
     gap = np.mean(values) - 0.72
-    shown = lines(table(tables.paper_tables(rows), "table:rmse_results"), "yacht")["difference"][3]
+    shown = lines(table(report.paper_tables(rows), "table:rmse_results"), "yacht")["difference"][3]
     middle, low, high = map(float, re.fullmatch(r"([+-][\d.]+) \((-?[\d.]+) to (-?[\d.]+)\)", shown).groups())
     assert middle == pytest.approx(gap, abs=6e-4)
     e = np.std(values, ddof=1) / 5
@@ -73,18 +73,18 @@ def test_difference_is_ours_minus_the_papers_with_its_welch_interval(runs, rows)
     ],
 )
 def test_the_papers_rows_read_as_in_the_paper(rows, label, dataset, printed):
-    found = table([*tables.paper_tables(rows), *sensitivity.sensitivity_tables([])], label)
+    found = table([*report.paper_tables(rows), *sensitivity.sensitivity_tables([])], label)
     assert lines(found, dataset)["paper"] == tuple(printed.replace("?", MISSING).split("|"))
 
 
 def test_nothing_run_gives_dashes_beside_the_papers_numbers():
-    for found in [*tables.paper_tables({}), *sensitivity.sensitivity_tables([])]:
+    for found in [*report.paper_tables({}), *sensitivity.sensitivity_tables([])]:
         assert len(found.rows) == 3 * len(NAMES)
         shown = lines(found, "wine")
         assert set(shown["ours"]) == {MISSING}
         assert set(shown["difference"]) <= {MISSING, ""}
         assert MISSING not in shown["paper"]
-    assert tables.further_tables({}) == []
+    assert report.further_tables({}) == []
 
 
 def test_sensitivity_tables_hold_the_runs_of_their_setting():
@@ -112,7 +112,7 @@ def test_sensitivity_refuses_what_it_would_leave_out():
 
 
 def test_further_methods_have_columns_where_they_ran(rows):
-    by_metric = {found.label: found.header[1:] for found in tables.further_tables(rows)}
+    by_metric = {found.label: found.header[1:] for found in report.further_tables(rows)}
     assert by_metric["table:further_crps"] == (
         "MCBN",
         "CUBN",
@@ -125,30 +125,18 @@ def test_further_methods_have_columns_where_they_ran(rows):
     assert "CUBN" not in by_metric["table:further_pll_normalized"]
 
 
-def test_digits_follow_the_error_for_ours_and_the_print_for_theirs():
-    assert cell(Estimate(8.4567, 0.864, None, 25)) == "8.46 ± 0.86"
-    assert cell(Estimate(0.071234, 0.00031, None, 25)) == "0.0712 ± 0.0003"
-    assert cell(Estimate(2.7512, 0.0514, None, 25)) == "2.751 ± 0.051"
-    assert cell(Estimate(2.75, 0.05, None, 25, 2)) == "2.75 ± 0.05"
-    assert cell(Estimate(-0.001, 14.2, None, 25)) == "0.00 ± 14.20"
-    assert cell(Estimate(1.0, None, None, 1)) == "1.00"
-    assert cell(Estimate(1.0, 0.0, None, 2)) == "1.00 ± 0.00"
-    assert cell(Estimate(1.0, 0.5, None, 25), "p") == cell(None) == MISSING
-    assert difference(Estimate(1.0, None, None, 1), Estimate(1.5, 0.1, None, 25, 2)) == "-0.50"
-
-
 def shifted(dataset, method, metric, errors=0.0, units=0.0, own=0.01):
     """A row that lies `errors` combined standard errors and `units` half units above the paper."""
     found = paper.find(dataset, method, metric)
     mean = found.mean + errors * np.hypot(own, found.standard_error) + units * found.half_unit
-    return summary.Row(dataset, method, metric, 25, mean, own, None, found.mean, found.standard_error)
+    return Estimate(mean, own, 25)
 
 
 def test_fidelity_counts_data_sets_within_two_combined_standard_errors_or_better():
     above = {"boston": 1.99, "concrete": 2.01, "energy": -50, "kin8nm": 0, "power": 3, "protein": 1, "wine": -2.4}
     rows = {(d, "mcbn", "rmse"): shifted(d, "mcbn", "rmse", errors) for d, errors in above.items()}
     rows["yacht", "mcbn", "rmse"] = shifted("yacht", "mcbn", "rmse", 2, units=0.5)
-    counts, differing = fidelity.fidelity_tables(rows)
+    counts, differing = report.fidelity_tables(rows)
     first = counts.rows[0]
     assert first[0].startswith("MCBN: RMSE")
     # concrete is 0.01 x 0.0906 and yacht half a half unit too far: rounding explains both, but not power
@@ -162,7 +150,7 @@ def test_fidelity_counts_data_sets_within_two_combined_standard_errors_or_better
         "Yacht Hydrodynamics": ("worse", "rounding"),
     }
     again = {("power", "mcbn", "rmse"): shifted("power", "mcbn", "rmse", -1, own=0.1)}
-    causes = {row[2]: row[-1] for row in fidelity.fidelity_tables(rows, [again])[1].rows}
+    causes = {row[2]: row[-1] for row in report.fidelity_tables(rows, [again])[1].rows}
     low, high = (found["power", "mcbn", "rmse"].mean for found in (again, rows))
     searched = {"Power Plant": f"the search: {low:.3g} to {high:.3g} in 2"}
     assert causes == {name: cause for name, (_, cause) in verdicts.items()} | searched
@@ -170,20 +158,19 @@ def test_fidelity_counts_data_sets_within_two_combined_standard_errors_or_better
 
 def test_fidelity_of_part_of_the_data_sets_is_incomplete_not_missed():
     rows = {(d, "mcdo", "crps"): shifted(d, "mcdo", "crps") for d in NAMES[:3]}
-    counts, differing = fidelity.fidelity_tables(rows)
+    counts, differing = report.fidelity_tables(rows)
     assert [row[1:4] for row in counts.rows if row[0].startswith("MCDO: CRPS")] == [("3 of 3", "7 of 8", "incomplete")]
     assert differing.rows[0][0] == "none"
-    assert fidelity.fidelity_tables({})[0].rows[0][1:4] == ("0 of 0", "7 of 8", "incomplete")
+    assert report.fidelity_tables({})[0].rows[0][1:4] == ("0 of 0", "7 of 8", "incomplete")
 
 
 def test_fidelity_counts_normalised_crps_significantly_above_zero():
     scores = [(1.0, 0.04), (1.0, 0.06), (-1.0, 1e-9), (0.3, 1e-3), (2.0, None), (2.0, 1e-8), (2.0, 1e-8), (2.0, 1e-8)]
     rows = {
-        (d, "mcbn", "crps_normalized"): summary.Row(d, "mcbn", "crps_normalized", 25, mean, 0.1, p)
-        for d, (mean, p) in zip(NAMES, scores, strict=True)
+        (d, "mcbn", "crps_normalized"): Estimate(mean, 0.1, 25, p) for d, (mean, p) in zip(NAMES, scores, strict=True)
     }
-    assert fidelity.n_significant(rows) == (5, 8)
-    assert fidelity.fidelity_tables(rows)[0].rows[-1][1:4] == ("5 of 8", "6 of 8", "no")
+    assert report.n_significant(rows) == (5, 8)
+    assert report.fidelity_tables(rows)[0].rows[-1][1:4] == ("5 of 8", "6 of 8", "no")
 
 
 def test_a_higher_normalised_score_is_better():
@@ -191,14 +178,14 @@ def test_a_higher_normalised_score_is_better():
         (d, "mcbn", "crps_normalized"): shifted(d, "mcbn", "crps_normalized", errors)
         for d, errors in (("boston", 5), ("concrete", -5))
     }
-    assert [row[-2] for row in fidelity.fidelity_tables(rows)[1].rows] == ["better", "worse"]
+    assert [row[-2] for row in report.fidelity_tables(rows)[1].rows] == ["better", "worse"]
 
 
 def test_a_printed_error_far_above_ours_tells_of_runs_far_out():
     printed = paper.find("concrete", "mcbn", "pll").standard_error
     for times, cause in ((4, "runs far out there: standard error 4 times ours"), (2, "not found")):
         rows = {("concrete", "mcbn", "pll"): shifted("concrete", "mcbn", "pll", 30, own=printed / times)}
-        assert fidelity.fidelity_tables(rows)[1].rows[0][-1] == cause
+        assert report.fidelity_tables(rows)[1].rows[0][-1] == cause
 
 
 @pytest.mark.parametrize(("errors", "cause"), [([3.0, 2.6, 2.2], "fewer epochs"), ([2.3, 2.2, 2.1], "not found")])
@@ -210,7 +197,7 @@ def test_a_curve_that_passes_the_printed_error_tells_of_fewer_epochs(errors, cau
         for n, error in enumerate(errors, 1)
         for offset in (-0.01, 0.01)
     ]
-    found = fidelity.fidelity_tables(rows, (), curve)[1].rows[0][-1]
+    found = report.fidelity_tables(rows, (), curve)[1].rows[0][-1]
     assert found == ("fewer epochs: ours has RMSE 2.6 after 200, 2.2 after 300" if "epochs" in cause else cause)
 
 
@@ -218,16 +205,15 @@ def test_a_curve_that_passes_the_printed_error_tells_of_fewer_epochs(errors, cau
 @pytest.mark.parametrize("method", ["mcbn", "mcdo", "mnf"])
 def test_every_printed_mean_that_differs_is_listed_on_the_right_side(method, metric):
     rows = {(d, method, metric): shifted(d, method, metric, errors) for d, errors in (("energy", 30), ("yacht", 1))}
-    (listed,) = fidelity.fidelity_tables(rows)[1].rows
+    (listed,) = report.fidelity_tables(rows)[1].rows
     assert listed[:3] == (summary.METRICS[metric], summary.METHODS[method], "Energy Efficiency")
     assert listed[-2] == ("worse" if metric in ("rmse", "crps") else "better")
 
 
 def test_single_runs_are_not_compared():
     row = shifted("boston", "mcbn", "rmse", -9)._replace(n=1, standard_error=None)
-    assert fidelity.gaps({("boston", "mcbn", "rmse"): row}, "mcbn", "rmse") == []
-    single = row._replace(metric="crps_normalized")
-    assert fidelity.n_significant({("boston", "mcbn", "crps_normalized"): single}) == (0, 0)
+    assert report.gaps({("boston", "mcbn", "rmse"): row}, "mcbn", "rmse") == []
+    assert report.n_significant({("boston", "mcbn", "crps_normalized"): row}) == (0, 0)
 
 
 def test_cost_sums_all_seconds_by_device():
@@ -239,28 +225,28 @@ def test_cost_sums_all_seconds_by_device():
         {"study": "regression", "profile": "paper", "kind": "selection", "device": "B", "cell": "b", "seconds": 10.0},
         {"kind": "other"},
     ]
-    assert fidelity.cost_table(records).rows == (
+    assert report.cost_table(records).rows == [
         ("regression", "paper", "selection", "B", "6", "100"),  # five records of one cell share its seconds
         ("regression", "paper", "test", "A", "2", "4"),
         (MISSING, MISSING, "other", MISSING, "1", "0"),
         ("Total", "", "", "", "9", "104"),
-    )
+    ]
 
 
 def test_coverage_shows_the_number_of_runs(rows):
-    found = fidelity.coverage_table(rows)
+    found = report.coverage_table(rows)
     assert found.rows[0] == ("Boston Housing", *["25"] * 7, "5", "25", "25", "25")
-    assert fidelity.coverage_table({}).rows[0][1:] == (MISSING,) * 11
+    assert report.coverage_table({}).rows[0][1:] == (MISSING,) * 11
 
 
 def test_every_table_is_sound_in_both_languages(rows):
     found = [
-        *fidelity.fidelity_tables(rows),
-        *tables.paper_tables(rows),
+        *report.fidelity_tables(rows),
+        *report.paper_tables(rows),
         *sensitivity.sensitivity_tables(synthetic.sensitivity()),
-        *tables.further_tables(rows),
-        fidelity.coverage_table(rows),
-        fidelity.cost_table(synthetic.study()),
+        *report.further_tables(rows),
+        report.coverage_table(rows),
+        report.cost_table(synthetic.study()),
     ]
     assert len({t.label for t in found}) == len(found)
     for t in found:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mcbn import metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives import laplace, report, rivals, samplers, scores
+from mcbn_study.alternatives import laplace, report, samplers, scores
 from mcbn_study.alternatives import run as study
 from mcbn_study.alternatives.corruptions import SEVERITIES, mixture
 from mcbn_study.alternatives.images import load_foreign, require_images
@@ -236,14 +236,14 @@ def test_what_is_finished_is_not_measured_again(finished, networks, foreign, mon
 @pytest.mark.slow
 def test_the_best_mode_is_chosen_on_validation_images_alone(finished):
     found = read_records(finished / "records.jsonl")
-    results = rivals.Results(found)
-    assert set(results.best) == {(best, seed) for best in rivals.MODES for seed in (1, 2)}
+    results = report.Results(found)
+    assert set(results.best) == {(best, seed) for best in report.MODES for seed in (1, 2)}
     for (best, seed), mode in results.best.items():
-        losses = {m: results.scores[m, seed, "validation"]["nll"] for m in rivals.MODES[best]}
+        losses = {m: results.scores[m, seed, "validation"]["nll"] for m in report.MODES[best]}
         assert losses[mode] == min(losses.values())
         assert results.scores[best, seed, "test"] is results.scores[mode, seed, "test"]
     worse = [r | {"nll": 99.0} if r["data"] == "test" else r for r in found if r["kind"] == "score"]
-    assert rivals.Results(worse).best == results.best
+    assert report.Results(worse).best == results.best
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import CellJournal
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks.others import resnet32
-from mcbn_study.posteriors import families, report
+from mcbn_study.posteriors import measure, report
 from mcbn_study.posteriors import run as posteriors
 from mcbn_study.regression.profile import QUICK, TAU_RANGES
 from mcbn_study.regression.saved import load_networks, save_networks
@@ -64,7 +64,7 @@ def test_every_family_of_every_network_has_its_record(study):
     records = read_records(study / "posteriors" / "records.jsonl")
     found = [(r["family"], r["split"], r["seed"]) for r in records]
     runs = [(s, k) for s in TINY.splits for k in TINY.seeds]
-    assert sorted(found) == sorted((family, *run) for family in families.FAMILIES for run in runs)
+    assert sorted(found) == sorted((family, *run) for family in measure.FAMILIES for run in runs)
     for r in records:
         assert (r["kind"], r["study"], r["n_train"], r["n_test"]) == ("posterior", "posteriors", 405, 101)
         assert r["config_hash"] == TINY.hash
@@ -146,7 +146,7 @@ def test_predictions_are_written_for_each_split(study):
 def test_the_chosen_batch_size_has_the_least_validation_crps(study):
     data = load("boston")
     networks = load_networks(study / "regression" / "networks" / "boston_folds.safetensors")[:2]
-    choice = families.choose_batch_size(networks, data, 20)
+    choice = measure.choose_batch_size(networks, data, 20)
     best = dict.fromkeys(noise.candidates("auto", M), math.inf)
     low, high = TAU_RANGES["boston"]
     for candidate in best:
@@ -180,10 +180,10 @@ def test_the_choice_never_sees_test_targets(study):
     networks = load_networks(study / "regression" / "networks" / "boston_folds.safetensors")[:2]
     spoiled = data.y.clone()
     spoiled[split(len(data.y), 1).test] = 1e6
-    before, after = (families.choose_batch_size(networks, Regression(data.x, y), 20) for y in (data.y, spoiled))
+    before, after = (measure.choose_batch_size(networks, Regression(data.x, y), 20) for y in (data.y, spoiled))
     assert before == after
     spoiled[split(len(data.y), 1).train[:5]] = 1e6
-    assert families.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
+    assert measure.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
 
 
 @pytest.mark.slow
@@ -235,9 +235,9 @@ def test_relative_crps_is_paired_and_judged_against_the_target():
     gap = report.relative(own["boston", "gaussian"], own["boston", "sample"])
     differences = [100 * 0.01 / 2, 100 * 0.05 / 2]
     assert gap.mean == pytest.approx(100 * (4.06 / 4.0 - 1))
-    assert gap.error == pytest.approx(np.std(differences, ddof=1) / math.sqrt(2))
+    assert gap.standard_error == pytest.approx(np.std(differences, ddof=1) / math.sqrt(2))
     table = report.tables(own)[0]
-    assert table.rows == (("Boston Housing", "+1.50 ± 1.00", "-10.00 ± 5.00", "not reached"),)
+    assert table.rows == [("Boston Housing", "+1.50 ± 1.00", "-10.00 ± 5.00", "not reached")]
     near = report.collect([*made("sample", [1.0, 3.0]), *made("gaussian", [1.01, 3.01])])
     assert report.tables(near)[0].rows[0][-1] == "reached"
     without = report.collect(made("sample", [1.0, 3.0]) + made("tuned", [1.0, 3.0]))

@@ -55,7 +55,7 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
     assert tuned["batch_size"] == min((2, 3), key=lambda M: tuned[f"val_nll_at_{M}"])
     study.run(TINY, data)  # everything is there: nothing is added
     assert journal.read(path) == rows
-    written = report.main(data)
+    written = report.write(data)
     assert [file.name for file in written] == ["summary.csv", "table.md", "refusal.png", "camvid.png"]
     with (data / "summary.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -103,7 +103,7 @@ def test_evaluation_without_a_network_or_of_unknown_methods_is_refused(tmp_path:
 
 def test_a_report_without_scores_or_with_damaged_maps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MCBNError, match="holds no scores yet; run `mcbn reproduce segmentation"):
-        report.main(tmp_path)
+        report.write(tmp_path)
     (tmp_path / "camvid-mcbn.npz").write_bytes(b"nothing")
     with pytest.raises(MCBNError, match="no whole file of maps"):
         report.load_shown(tmp_path / "camvid-mcbn.npz")
@@ -116,7 +116,7 @@ def test_the_report_shows_the_last_record_of_a_method_and_the_memory_it_took(tmp
     row = {"kind": "scores", "dataset": "camvid", "method": "mcbn", "config": {}}
     first, again = (base | {"peak_mib_at_5": 100.0, "peak_mib_at_50": peak} for peak in (4852.0, 100.0))
     journal.extend(tmp_path / "records.jsonl", [row | {"scores": first}, row | {"scores": again}])
-    report.main(tmp_path)
+    report.write(tmp_path)
     assert "100 MiB at T = 5 and 100 MiB at T = 50" in (tmp_path / "table.md").read_text()
     assert "camvid,mcbn,peak_mib_at_50,100\n" in (tmp_path / "summary.csv").read_text()
     assert "4852" not in (tmp_path / "table.md").read_text() + (tmp_path / "summary.csv").read_text()

@@ -106,7 +106,7 @@ def segmentation(
 
     with one_line_errors(), one_line_warnings():
         run(find_profile(profile, dataset), out, device=device, echo=typer.echo)
-        for path in report.main(out):
+        for path in report.write(out):
             typer.echo(path)
 
 

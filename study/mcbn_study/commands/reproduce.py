@@ -204,7 +204,7 @@ def posteriors(
         else:
             with _one_thread("cpu"):
                 posteriors.run(find_profile(profile), out, regression=regression, datasets=_split(datasets))
-        report.main(out)
+        typer.echo("\n".join(map(str, report.write(out))))
 
 
 @reproduce.command()
@@ -218,7 +218,7 @@ def tables(results: Annotated[Path, typer.Option(help="folder that holds regress
     from mcbn_study.regression import report as regression
 
     with _one_line_errors():
-        regression.main(results)
+        typer.echo("\n".join(map(str, regression.write(results))))
 
 
 def _options(datasets: Sequence[str] | None, device: str, compiled: bool, fused: bool) -> dict[str, Any]:

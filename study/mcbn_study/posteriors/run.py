@@ -1,7 +1,7 @@
 """Families of q(omega) compared on the study's trained networks: the evaluation that the paper left to future work.
 
 Teye et al. 2018, appendix 1.3, give a factorised Gaussian for the batch statistics and draw training batches instead.
-Here every network that the regression study tested predicts with each family (`families` lists them), T draws each.
+Here every network that the regression study tested predicts with each family (`measure` lists them), T draws each.
 linear, gaussian and tuned are also the study's methods mcbn_linear, mcbn_gaussian and mcbn_tuned.
 """
 
@@ -15,7 +15,7 @@ from mcbn.data import NAMES, Regression, load, split
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
-from mcbn_study.posteriors.families import FAMILIES, Measured, Network, choose_batch_size, measure
+from mcbn_study.posteriors.measure import FAMILIES, Measured, Network, choose_batch_size, measure
 from mcbn_study.regression.context import Context
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request

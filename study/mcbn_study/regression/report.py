@@ -1,89 +1,342 @@
 """The regression reproduction as tables and figures: summary.csv, tables.md, tables.tex, figures/*.png."""
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
+from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import journal
-from mcbn_study.journal import Record
-from mcbn_study.regression.fidelity import cost_table, coverage_table, fidelity_tables
+from mcbn_study import journal, paper
+from mcbn_study.estimates import Estimate, Triple, cell, comparison, triple
+from mcbn_study.journal import RECORDS, Record
 from mcbn_study.regression.figures import write_figures
-from mcbn_study.regression.repeats import read_repeats, repeat_tables
-from mcbn_study.regression.summary import Summary, runs, summarise, to_csv
-from mcbn_study.regression.tables import further_tables, paper_tables
+from mcbn_study.regression.summary import METHODS, METRICS, Key, Summary, runs, summarise, summary_csv
 from mcbn_study.sensitivity.report import sensitivity_tables
+from mcbn_study.site.provenance import total_seconds
 from mcbn_study.tables import MISSING, Table, escape_markdown, to_latex, to_markdown
 
 _COMMAND = "mcbn reproduce regression"
+_METHODS = ("mcbn", "mcdo", "mnf")  # of the paper's tables of scores
+_TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets
+_FAR_OUT = 3.0  # times our standard error, over as many runs: a few of theirs decide their mean
+_REPEATED = ("rmse", "crps")
+_INTERVAL = (
+    "Difference: ours minus the paper's, with Welch's 95 % interval from the two means and standard errors"
+    " (25 runs there); printed numbers are rounded, which the interval leaves out."
+)
+_RUNS = "Mean ± standard error over the runs, which are counted as independent, as in the paper."
+_PERCENT = "Percent of the way from constant uncertainty (0) to the optimum (100): higher is better."
+_STARS = (
+    "One-sample t-test against 0, two-sided: * < .05, ** < .01, *** < .001, **** < .0001, ns otherwise. The paper's"
+    " figures are those of its appendix, from which Table 1 of the text differs by rounding; its stars follow from its"
+    " p-values (for Power, PLL, MCBN the text prints **)."
+)
 
 
-def main(results: str | Path = "results") -> None:
-    """Write all tables and figures and print their paths."""
-    print("\n".join(map(str, write(results))))
+class RegressionReport(NamedTuple):
+    """All that the records say, as tables by what they are about, in the order of tables.md."""
+
+    summary: Summary
+    profiles: Sequence[str]
+    fidelity: Sequence[Table]
+    repeats: Sequence[Table]
+    paper: Sequence[Table]
+    sensitivity: Sequence[Table]
+    further: Sequence[Table]
+    costs: Sequence[Table]
+
+    @property
+    def tables(self) -> list[Table]:
+        """List every table."""
+        return [table for group in self[2:] for table in group]
 
 
 def write(results: str | Path = "results") -> list[Path]:
     """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from the records there.
 
-    Reads results/regression/records.jsonl and predictions/, and records.jsonl of results/sensitivity,
-    results/search/<seed> and results/mnf_epochs. What has not been run yet is a dash; no run at all is an error. The
-    same records give the same files.
+    Reads what `read` reads and predictions/. What has not been run yet is a dash; no run at all is an error. The same
+    records give the same files.
     """
-    results = Path(results)
-    out = results / "regression"
-    regression, sensitivity = (
-        journal.read(results / study / "records.jsonl") for study in ("regression", "sensitivity")
-    )
-    tests = runs(regression)
-    varied = runs(sensitivity, kind="sensitivity", also=("batch_size", "n_samples"))
-    if not tests and not varied:
+    out, report = Path(results) / "regression", read(results)
+    if not report.profiles:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
-    summary = summarise(tests)
-    repeats = read_repeats(results / "search")
-    by_epochs = journal.read(results / "mnf_epochs" / "records.jsonl")
-    tables = _tables(summary, repeats, by_epochs, varied, [*regression, *sensitivity])
     written = [
-        write_text(out / "summary.csv", to_csv(summary.values())),
-        write_text(out / "tables.tex", _latex(tables)),
+        write_text(out / "summary.csv", summary_csv(report.summary)),
+        write_text(out / "tables.tex", _latex(report.tables)),
     ]
     figures = write_figures(out / "predictions", out / "figures")
-    profiles = sorted({str(run.get("profile")) for run in [*tests, *varied]})
-    text = _markdown(tables, [figure.relative_to(out) for figure in figures], profiles)
+    text = _markdown(report, [figure.relative_to(out) for figure in figures])
     return [*written, write_text(out / "tables.md", text), *figures]
 
 
-def _tables(
-    summary: Summary,
-    repeats: dict[int, Summary],
-    by_epochs: Sequence[Record],
-    varied: Sequence[Record],
-    everything: Sequence[Record],
-) -> list[Table]:
-    return [
-        *fidelity_tables(summary, list(repeats.values()), by_epochs),
-        *repeat_tables(summary, repeats),
-        *paper_tables(summary),
-        *sensitivity_tables(varied),
-        *further_tables(summary),
-        coverage_table(summary),
-        cost_table(everything),
-    ]
+def read(results: str | Path) -> RegressionReport:
+    """Lay out every table of records.jsonl in regression, sensitivity, search/<seed> and mnf_epochs under a folder."""
+    results = Path(results)
+    recorded = [r for study in ("regression", "sensitivity") for r in journal.read(results / study / RECORDS)]
+    tests, varied = runs(recorded), runs(recorded, kind="sensitivity", also=("batch_size", "n_samples"))
+    summary, repeats = summarise(tests), read_repeats(results / "search")
+    by_epochs = journal.read(results / "mnf_epochs" / RECORDS)
+    return RegressionReport(
+        summary=summary,
+        profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
+        fidelity=fidelity_tables(summary, list(repeats.values()), by_epochs),
+        repeats=repeat_tables(summary, repeats),
+        paper=paper_tables(summary),
+        sensitivity=sensitivity_tables(varied),
+        further=[*further_tables(summary), coverage_table(summary)],
+        costs=[cost_table(recorded)],
+    )
 
 
-def _markdown(tables: Sequence[Table], figures: Sequence[Path], profiles: Sequence[str]) -> str:
+def _markdown(report: RegressionReport, figures: Sequence[Path]) -> str:
     head = [
         "# Regression: ours beside Teye et al. 2018",
         "",
         f"Made from the records by `mcbn reproduce tables`; the records by `{_COMMAND}`. {MISSING} marks what was not"
-        f" run or is not printed in the paper. Profile of the runs: {escape_markdown(', '.join(profiles))}.",
+        f" run or is not printed in the paper. Profile of the runs: {escape_markdown(', '.join(report.profiles))}.",
         "",
     ]
     shown = [f"![{escape_markdown(figure.stem)}]({figure.as_posix()})\n" for figure in figures]
     heading = ["## Figures 1 and 2 (left) of the text, uncertainty-error figures of the appendix\n"] if shown else []
-    return "\n".join([*head, *map(to_markdown, tables), *heading, *shown])
+    return "\n".join([*head, *map(to_markdown, report.tables), *heading, *shown])
 
 
 def _latex(tables: Sequence[Table]) -> str:
     head = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
     return "\n".join([head, *map(to_latex, tables)])
+
+
+def paper_tables(summary: Summary) -> list[Table]:
+    """Lay out the text's Table 1 and the appendix tables of scores; what was not run is a dash."""
+
+    def column(method: str, metric: str, show: str) -> Callable[[str], Triple]:
+        return lambda name: triple(summary.get((name, method, metric)), paper.find(name, method, metric), show)
+
+    each = [(f"{METHODS[m]} {score.upper()}", m, score) for score in ("crps", "pll") for m in _METHODS]
+    tables = [
+        (
+            "Uncertainty quality measured on eight regression datasets",
+            "main_results",
+            [(heading, m, f"{score}_normalized", "stars") for heading, m, score in each],
+            f"Table 1 of the text. {_PERCENT} {_STARS}",
+        ),
+        *(_normalised(score) for score in ("crps", "pll")),
+        (
+            "Raw (unnormalised) CRPS and PLL scores on regression datasets",
+            "rawcrpspll",
+            [(*scored, "error") for scored in each],
+            f"Lower CRPS and higher PLL are better. {_RUNS}",
+        ),
+        (
+            "Prediction accuracy measured by RMSE on regression datasets",
+            "rmse_results",
+            [(METHODS[m], m, "rmse", "error") for m in ("mcbn", "bn", "mcdo", "do", "mnf")],
+            f"Lower is better. {_RUNS}",
+        ),
+    ]
+    return [
+        comparison(title, f"table:{label}", [(head, column(*scored)) for head, *scored in heads], f"{note} {_INTERVAL}")
+        for title, label, heads, note in tables
+    ]
+
+
+def _normalised(score: str) -> tuple[str, str, list[tuple[str, str, str, str]], str]:
+    shown = [(m, show) for m in _METHODS for show in ("error", "p")]
+    heads = [("p-value" if show == "p" else METHODS[m], m, f"{score}_normalized", show) for m, show in shown]
+    title = f"Uncertainty quality measured by normalised {score.upper()} on regression datasets"
+    return title, f"{score}_results", heads, f"{_PERCENT} {_RUNS}"
+
+
+def further_tables(summary: Summary) -> list[Table]:
+    """Lay out MCBN beside what the paper's tables do not hold, constant twins and further methods, where they ran."""
+    printed = {place.method for place in paper.numbers()}
+    tables = []
+    for metric in METRICS:
+        scored = {method for _, method, name in summary if name == metric}
+        if methods := [method for method in METHODS if method in scored - printed]:
+            tables.append(_further(metric, ["mcbn", *methods], summary))
+    return tables
+
+
+def _further(metric: str, methods: Sequence[str], summary: Summary) -> Table:
+    rows = [(describe(d).title, *(cell(summary.get((d, method, metric))) for method in methods)) for d in NAMES]
+    note = f"Ours alone; CUBN and CUDO have the means of MCBN and MCDO with one constant variance. {_RUNS}"
+    header = ("Dataset", *(METHODS[method] for method in methods))
+    return Table(f"Further methods, {METRICS[metric]}", f"table:further_{metric}", header, rows, note)
+
+
+def coverage_table(summary: Summary) -> Table:
+    """Lay out the number of runs behind every cell; a run without a score counts for RMSE alone."""
+    rows = []
+    for name in NAMES:
+        estimates = [summary.get((name, method, "rmse")) for method in METHODS]
+        rows.append((describe(name).title, *(str(e.n) if e else MISSING for e in estimates)))
+    note = "25 runs are 5 splits with 5 seeds each. CUBN and CUDO share the runs of MCBN and MCDO."
+    return Table("Runs", "table:runs", ("Dataset", *METHODS.values()), rows, note)
+
+
+def cost_table(recorded: Iterable[Record]) -> Table:
+    """Sum the recorded seconds per study, kind and device; those that records of one run share count once."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in recorded:
+        key = tuple(str(record.get(name, MISSING)) for name in ("study", "profile", "kind", "device"))
+        groups.setdefault(key, []).append(record)
+    seconds = {key: total_seconds(key[0], group) for key, group in groups.items()}
+    rows = [(*key, str(len(groups[key])), f"{seconds[key]:.0f}") for key in sorted(groups)]
+    rows.append(("Total", "", "", "", str(sum(map(len, groups.values()))), f"{math.fsum(seconds.values()):.0f}"))
+    header = ("Study", "Profile", "Kind", "Device", "Records", "Seconds")
+    note = (
+        "Seconds as recorded, also of what was run again; those that the records of one run share count once. Programs"
+        " that ran side by side on one device count each in full, so the time by the clock is shorter."
+    )
+    return Table("Time and devices", "table:cost", header, rows, note)
+
+
+def read_repeats(folder: Path) -> dict[int, Summary]:
+    """Summarise the repeated searches under a folder, by their seed."""
+    files = {int(path.parent.name): path for path in folder.glob("[0-9]*/records.jsonl")}
+    return {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
+
+
+def repeat_tables(first: Summary, repeats: dict[int, Summary]) -> list[Table]:
+    """Lay out MCBN's errors by seed of the search, with their spread and the paper's means; nothing without repeats."""
+    rows = [row for name in NAMES for row in _repeat_rows(name, {1: first} | repeats)]
+    header = ("Dataset", "", *(f"MCBN {METRICS[metric]}" for metric in _REPEATED))
+    note = (
+        "Cross-validation run again with other seeds of the fold networks (`mcbn reproduce regression --search-seed K"
+        " --out results/search/K`), then 25 test runs each as before. The standard error over 25 runs of one search"
+        " leaves out how far the chosen configuration moves from search to search; the last row of a data set shows"
+        " that spread."
+    )
+    return [Table("The search repeated", "table:repeats", header, rows, note)] if rows else []
+
+
+def _repeat_rows(dataset: str, searches: dict[int, Summary]) -> list[tuple[str, ...]]:
+    keys = [(dataset, "mcbn", metric) for metric in _REPEATED]
+    scored = {seed: [summary[k] for k in keys] for seed, summary in searches.items() if keys[0] in summary}
+    if len(scored) < 2:
+        return []
+    rows = [("", f"search {seed}", *map(cell, estimates)) for seed, estimates in scored.items()]
+    rows[0] = (describe(dataset).title, *rows[0][1:])
+    means = [[e.mean for e in column] for column in zip(*scored.values(), strict=True)]
+    spread = (f"{statistics.mean(m):.3f}, standard deviation {statistics.stdev(m):.3f}" for m in means)
+    rows.append(("", f"mean of {len(scored)} searches", *spread))
+    return [*rows, ("", "paper", *(cell(paper.find(*key)) for key in keys))]
+
+
+class Gap(NamedTuple):
+    """Our mean beside a printed one."""
+
+    key: Key
+    ours: Estimate
+    printed: Estimate
+    excess: float  # ours minus the paper's
+    combined: float  # standard error of the difference: sqrt(e^2 + e_paper^2), as printed
+
+    def within(self, *, rounding: bool = False) -> bool:
+        """Whether ours, an error where lower is better, is at most 2 combined standard errors above the paper's."""
+        return self.excess - (self.printed.half_unit if rounding else 0.0) <= 2 * self.combined
+
+    def differs(self, *, rounding: bool = False) -> bool:
+        """Whether the means are more than 2 combined standard errors apart, in either direction."""
+        return abs(self.excess) - (self.printed.half_unit if rounding else 0.0) > 2 * self.combined
+
+
+def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
+    """Return the gap of every data set that has two runs or more and a printed number."""
+    compared = []
+    for key in ((name, method, metric) for name in NAMES):
+        ours, printed = summary.get(key), paper.find(*key)
+        if ours and printed and ours.standard_error is not None and printed.standard_error is not None:
+            combined = math.hypot(ours.standard_error, printed.standard_error)
+            compared.append(Gap(key, ours, printed, ours.mean - printed.mean, combined))
+    return compared
+
+
+def n_significant(summary: Summary) -> tuple[int, int]:
+    """Count the data sets on which MCBN's normalised CRPS is significantly above 0 (p < .05), and all with two runs."""
+    estimates = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
+    tested = [e for e in estimates if e and e.n > 1]
+    return sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tested), len(tested)
+
+
+def fidelity_tables(summary: Summary, repeats: Sequence[Summary] = (), by_epochs: Sequence[Record] = ()) -> list[Table]:
+    """Count the data sets on which we agree with the paper, then list where we differ.
+
+    repeats: of other searches; by_epochs: records of `mcbn_study.mnf_epochs.run`.
+    """
+    return [_counts(summary), _differences(summary, repeats, by_epochs)]
+
+
+def _counts(summary: Summary) -> Table:
+    rows = []
+    for method, metric in ((method, metric) for metric in ("rmse", "crps") for method in ("mcbn", "mcdo")):
+        compared = gaps(summary, method, metric)
+        strict, lenient = (sum(gap.within(rounding=rounding) for gap in compared) for rounding in (False, True))
+        claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
+        rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
+    n, tested = n_significant(summary)
+    rows.append(("MCBN: normalised CRPS significantly above 0", *_verdict(n, tested, _TARGET_SIGNIFICANT), MISSING))
+    header = ("Claim", "Data sets", "Target", "Met", "Data sets, allowing for rounding")
+    note = (
+        "The paper prints its means to two decimals; the last column grants half a unit of the last printed digit."
+        " A data set counts once it has two runs."
+    )
+    return Table("Fidelity", "table:fidelity", header, rows, note)
+
+
+def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
+    short = "no" if tested == len(NAMES) else "incomplete"
+    return f"{n} of {tested}", f"{target} of {len(NAMES)}", "yes" if n >= target else short
+
+
+def _differences(summary: Summary, repeats: Sequence[Summary], by_epochs: Sequence[Record]) -> Table:
+    compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
+    searches = [summary, *repeats]
+    rows = [(*_describe(gap), _cause(gap, searches, by_epochs)) for gap in compared if gap.differs()]
+    header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is", "Likely cause")
+    note = (
+        "All methods and scores whose means are more than 2 combined standard errors apart, as printed; by rounding:"
+        " apart by no more than that and half a unit of the last printed digit. The search: means with other seeds of"
+        " the fold networks, below. Fewer epochs: our networks of one seed, trained as long, are as far off as the"
+        " paper's (`python -m mcbn_study.mnf_epochs.run`); ours stop where validation says."
+        f" {len(compared)} means are compared: by chance alone some {0.05 * len(compared):.0f} would be as far apart."
+    )
+    title = "Where ours differs from the paper"
+    return Table(title, "table:differences", header, rows or [("none", *[""] * 7)], note)
+
+
+def _describe(gap: Gap) -> tuple[str, ...]:
+    dataset, method, metric = gap.key
+    better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
+    return (METRICS[metric], METHODS[method], describe(dataset).title, *triple(gap.ours, gap.printed), better)
+
+
+def _cause(gap: Gap, searches: Sequence[Summary], by_epochs: Sequence[Record]) -> str:
+    """Name what is known to move a mean as far."""
+    if not gap.differs(rounding=True):
+        return "rounding"
+    means = sorted(summary[gap.key].mean for summary in searches if gap.key in summary)
+    if len(means) > 1:
+        return f"the search: {means[0]:.3g} to {means[-1]:.3g} in {len(means)}"
+    wider = (gap.printed.standard_error or 0.0) / (gap.ours.standard_error or math.inf)
+    if wider >= _FAR_OUT:
+        return f"runs far out there: standard error {wider:.0f} times ours"
+    return _fewer_epochs(*gap.key[:2], by_epochs) or "not found"
+
+
+def _fewer_epochs(dataset: str, method: str, by_epochs: Iterable[Record]) -> str | None:
+    """Say between which numbers of epochs our RMSE passes the printed one."""
+    errors: dict[int, list[float]] = {}
+    for record in by_epochs:
+        if (record["dataset"], record["method"]) == (dataset, method):
+            errors.setdefault(record["epochs"], []).append(record["rmse"])
+    printed = paper.find(dataset, method, "rmse")
+    for (early, high), (late, low) in pairwise((n, statistics.fmean(errors[n])) for n in sorted(errors)):
+        if printed is not None and high >= printed.mean >= low:
+            return f"fewer epochs: ours has RMSE {high:.3g} after {early}, {low:.3g} after {late}"
+    return None

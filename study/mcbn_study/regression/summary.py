@@ -1,16 +1,16 @@
-"""Statistics over runs: one row per data set, method and metric, beside what the paper prints."""
+"""Records as estimates: mean and standard error over the runs of each data set, method and metric."""
 
-import csv
-import io
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from mcbn.data import NAMES
 from mcbn.errors import MCBNError
-from mcbn_study import paper, student
+from mcbn_study import paper
+from mcbn_study.estimates import Estimate, estimate, p_value
 from mcbn_study.journal import Record
+from mcbn_study.tables import to_csv
 
 METHODS = {
     "mcbn": "MCBN",
@@ -33,26 +33,10 @@ METRICS = {
     "pll_normalized": "Normalised PLL (%)",
 }
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
-NAMES_LISTED = 8  # of those that a message complains of
+_NAMES_LISTED = 8  # of those that a message complains of
 _IDENTITY = ("dataset", "method", "split", "seed")
-Values: TypeAlias = dict[tuple[str, str, str], list[float]]  # by data set, method, metric
-
-
-class Row(NamedTuple):
-    """Mean and standard error of a metric over n runs; what does not apply is None."""
-
-    dataset: str
-    method: str
-    metric: str
-    n: int
-    mean: float
-    standard_error: float | None = None
-    p_value: float | None = None  # of a normalised score against 0
-    paper_mean: float | None = None
-    paper_standard_error: float | None = None
-
-
-Summary: TypeAlias = Mapping[tuple[str, str, str], Row]
+Key: TypeAlias = tuple[str, str, str]  # data set, method, metric
+Summary: TypeAlias = Mapping[Key, Estimate]
 
 
 def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] = ()) -> list[Record]:
@@ -61,40 +45,65 @@ def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] =
     Of a run recorded again with the same configuration the last counts, with a warning; with another
     configuration it is an error, as no one can say which was meant.
     """
-    found: dict[tuple[Any, ...], Record] = {}
+    newest: dict[str, Record] = {}
     repeated: list[str] = []
     conflicts: list[str] = []
-    for record in records:
-        if record.get("kind") != kind:
-            continue
-        key = tuple(_field(record, name) for name in (*_IDENTITY, *also))
-        if key in found:
-            same = found[key].get("config_hash") == record.get("config_hash")
-            (repeated if same else conflicts).append(_show(key, also))
-        found[key] = record
-    _refuse(conflicts)
+    for record in (r for r in records if r.get("kind") == kind):
+        dataset, method, split, seed, *rest = (_field(record, name) for name in (*_IDENTITY, *also))
+        settings = "".join(f" {name} {value}" for name, value in zip(also, rest, strict=True))
+        run = f"{dataset} {method} split {split} seed {seed}{settings}"
+        if run in newest:
+            same = newest[run].get("config_hash") == record.get("config_hash")
+            (repeated if same else conflicts).append(run)
+        newest[run] = record
+    if conflicts:
+        raise MCBNError(
+            f"recorded more than once, with different configurations: {_list(conflicts)};"
+            " move the records of one of them to another folder"
+        )
     if repeated:
         warnings.warn(f"mcbn: recorded more than once, the last counts: {_list(repeated)}", stacklevel=2)
-    return list(found.values())
+    return list(newest.values())
 
 
-def summarise(tests: Iterable[Record]) -> dict[tuple[str, str, str], Row]:
-    """Return rows by (data set, method, metric), in that order; what has no run has no row.
+def summarise(tests: Iterable[Record]) -> dict[Key, Estimate]:
+    """Return estimates by (data set, method, metric), in that order; what has no run has none.
 
-    CUBN and CUDO, which have no runs of their own, come from the lines of MCBN and MCDO.
+    CUBN and CUDO, which have no runs of their own, come from the lines of MCBN and MCDO. Normalised scores are tested
+    against 0.
     """
-    values = _collect(tests)
+    values: dict[Key, list[float]] = {}
+    for record in tests:
+        for key, value in _scores(record):
+            if value is not None:
+                values.setdefault(key, []).append(value)
     keys = [(d, m, s) for d in NAMES for m in METHODS for s in METRICS]
-    return {key: _row(*key, values[key]) for key in keys if key in values}
+    return {key: _tested(key, values[key]) for key in keys if key in values}
 
 
-def to_csv(rows: Iterable[Row]) -> str:
-    """Lay out rows as comma-separated values under their column names; empty where a value does not apply."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([_number(value) for value in row] for row in rows)
-    return text.getvalue()
+def _scores(record: Record) -> list[tuple[Key, float | None]]:
+    check_names(record)
+    dataset, method = record["dataset"], record["method"]
+    scores: list[tuple[Key, float | None]] = [((dataset, method, s), score(record, s)) for s in METRICS]
+    if twin := _TWINS.get(method):
+        fields = {"rmse": "rmse", "crps": "crps_constant", "pll": "pll_constant"}
+        scores += [((dataset, twin, metric), score(record, field)) for metric, field in fields.items()]
+    return scores
+
+
+def _tested(key: Key, values: Sequence[float]) -> Estimate:
+    over_runs = estimate(values)
+    return over_runs._replace(p_value=p_value(*over_runs[:3])) if key[2].endswith("_normalized") else over_runs
+
+
+def summary_csv(summary: Summary) -> str:
+    """Lay out estimates as comma-separated values beside the paper's; empty where a value does not apply."""
+    names = ("n", "mean", "standard_error", "p_value", "paper_mean", "paper_standard_error")
+    rows = [
+        (*key, e.n, e.mean, e.standard_error, e.p_value, *(paper.find(*key) or (None, None))[:2])
+        for key, e in summary.items()
+    ]
+    return to_csv(("dataset", "method", "metric", *names), rows, digits=10)
 
 
 def check_names(record: Record) -> None:
@@ -116,32 +125,6 @@ def score(record: Record, name: str) -> float | None:
     return float(value)
 
 
-def _collect(tests: Iterable[Record]) -> Values:
-    values: Values = {}
-    for record in tests:
-        check_names(record)
-        dataset, method = record["dataset"], record["method"]
-        _add(values, dataset, method, {metric: score(record, metric) for metric in METRICS})
-        if method in _TWINS:
-            constant = {metric: score(record, f"{metric}_constant") for metric in ("crps", "pll")}
-            _add(values, dataset, _TWINS[method], {"rmse": score(record, "rmse"), **constant})
-    return values
-
-
-def _add(values: Values, dataset: str, method: str, scores: Mapping[str, float | None]) -> None:
-    for metric, value in scores.items():
-        if value is not None:
-            values.setdefault((dataset, method, metric), []).append(value)
-
-
-def _row(dataset: str, method: str, metric: str, values: Sequence[float]) -> Row:
-    mean, error = student.mean_error(values)
-    p = student.p_value(len(values), mean, error) if metric.endswith("_normalized") else None
-    printed = paper.find(dataset, method, metric)
-    theirs = (printed.mean, printed.standard_error) if printed else (None, None)
-    return Row(dataset, method, metric, len(values), mean, error, p, *theirs)
-
-
 def _field(record: Record, name: str) -> Any:
     if name not in record:
         raise MCBNError(f"a record has no {name!r}: {_shorten(record)}; remove it and run that part again")
@@ -152,27 +135,7 @@ def _shorten(record: Record) -> str:
     return str({name: record[name] for name in ("kind", *_IDENTITY) if name in record})
 
 
-def _show(key: Sequence[Any], also: Sequence[str]) -> str:
-    dataset, method, split, seed, *rest = key
-    extra = "".join(f" {name} {value}" for name, value in zip(also, rest, strict=True))
-    return f"{dataset} {method} split {split} seed {seed}{extra}"
-
-
-def _refuse(conflicts: Sequence[str]) -> None:
-    if conflicts:
-        raise MCBNError(
-            f"recorded more than once, with different configurations: {_list(conflicts)};"
-            " move the records of one of them to another folder"
-        )
-
-
 def _list(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
-    more = [f"and {len(names) - NAMES_LISTED} more"] if len(names) > NAMES_LISTED else []
-    return ", ".join([*names[:NAMES_LISTED], *more])
-
-
-def _number(value: str | float | None) -> str:
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return "" if value is None else str(value)
+    more = [f"and {len(names) - _NAMES_LISTED} more"] if len(names) > _NAMES_LISTED else []
+    return ", ".join([*names[:_NAMES_LISTED], *more])

@@ -1,6 +1,5 @@
 """Summary, tables and pictures of the segmentation study, from its records and the maps it kept."""
 
-import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,16 +10,18 @@ from numpy.typing import NDArray
 
 from mcbn import plots
 from mcbn.errors import MCBNError
-from mcbn.files import replacing, write_text
+from mcbn.files import write_text
 from mcbn_study import journal
-from mcbn_study.data.scenes import SCENE_SETS, Colour, Scenes, SceneSet, load_scenes
-from mcbn_study.journal import Record, read
+from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
+from mcbn_study.journal import Record
+from mcbn_study.png import PHOTOGRAPH, save_figure
 from mcbn_study.tables import markdown, to_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SETS = {"camvid": "CamVid, test split", "voc": "PASCAL-VOC subset, val split"}
 TITLES = {
     "plain": "plain network",
     "paper": "paper's (first 2 BN layers, query in its batch)",
@@ -34,39 +35,39 @@ COLUMNS = (  # of a picture: method and map
     ("mcbn", "variance", "MCBN, all layers:\nsoftmax variance"),
     ("mcbn", "entropy", "MCBN, all layers:\npredictive entropy (nats)"),
 )
-LINES = (  # of the refusal curve: method, map, style
-    ("plain", "entropy", "0.5"),
-    ("paper", "variance", "tab:red"),
-    ("mcbn", "variance", "tab:blue"),
-    ("mcbn", "mutual_information", "tab:cyan"),
-    ("mcbn", "entropy", "tab:purple"),
+LINES = (  # of the refusal curve: method, map, name, colour
+    ("plain", "entropy", "plain", "0.5"),
+    ("paper", "variance", "paper", "tab:red"),
+    ("mcbn", "variance", "MCBN", "tab:blue"),
+    ("mcbn", "mutual_information", "MCBN", "tab:cyan"),
+    ("mcbn", "entropy", "MCBN", "tab:purple"),
 )
 Bytes = NDArray[np.uint8]
+Scores = Mapping[str, Mapping[str, Any]]  # by method, metric
 VOID_COLOUR = (235, 235, 235)
 
 
-def main(out: str | Path) -> list[Path]:
+def write(out: str | Path) -> list[Path]:
     """Write summary.csv, table.md and the figures into the folder of records; return what was written."""
     out = Path(out)
-    records = journal.latest(read(out / "records.jsonl"), ("dataset", "method"))
+    records = journal.latest(journal.read(out / journal.RECORDS), ("dataset", "method"))
     scored = [record for record in records if record["kind"] == "scores"]
     if not scored:
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
-    rows = [[r["dataset"], r["method"], name, _number(value)] for r in scored for name, value in r["scores"].items()]
-    head = ("dataset", "method", "metric", "value")
-    written = [write_text(out / "summary.csv", to_csv(head, rows))]
-    written.append(write_text(out / "table.md", tables(records)))
+    rows = [(r["dataset"], r["method"], name, value) for r in scored for name, value in r["scores"].items()]
+    header = ("dataset", "method", "metric", "value")
     datasets = sorted({record["dataset"] for record in scored})
-    written.append(_save(refusal(scored, datasets), out / "refusal.png"))
+    written = [
+        write_text(out / "summary.csv", to_csv(header, rows, digits=6)),
+        write_text(out / "table.md", tables(records)),
+        save_figure(refusal(scored, datasets), out / "refusal.png", PHOTOGRAPH),
+    ]
     for dataset in datasets:
-        figure = pictures(out / "examples", dataset, _size(scored, dataset))
-        if figure is not None:
-            written.append(_save(figure, out / f"{dataset}.png", (*SCENE_SETS[dataset].colours, VOID_COLOUR)))
+        config = next(r["config"] for r in reversed(scored) if r["dataset"] == dataset)
+        if figure := pictures(out / "examples", dataset, config):
+            colours = (*SCENE_SETS[dataset].colours, VOID_COLOUR)
+            written.append(save_figure(figure, out / f"{dataset}.png", PHOTOGRAPH, colours))
     return written
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def tables(records: Sequence[Record]) -> str:
@@ -79,17 +80,13 @@ def tables(records: Sequence[Record]) -> str:
         "over that inside. Rankings are streamed in histograms of 2^20 levels; no pixel is left out.\n",
     ]
     for dataset in sorted({record["dataset"] for record in records}):
-        own = {r["method"]: r for r in records if r["dataset"] == dataset}
-        text += [f"## {_title(dataset)}\n", _training(own.get("training"))]
-        scored = {method: own[method]["scores"] for method in TITLES if method in own}
+        by_method = {r["method"]: r for r in records if r["dataset"] == dataset}
+        text += [f"## {SETS[dataset]}\n", _training(by_method.get("training"))]
+        scored = {method: by_method[method]["scores"] for method in TITLES if method in by_method}
         if scored:
             text += [_segmentation_table(scored), _map_table(scored), _class_table(scored), _verdict(scored)]
             text += [_memory(scored.get("mcbn", {}))]
-    return "\n".join(part for part in text if part)
-
-
-def _title(dataset: str) -> str:
-    return {"camvid": "CamVid, test split", "voc": "PASCAL-VOC subset, val split"}[dataset]
+    return "\n".join(filter(None, text))
 
 
 def _training(record: Record | None) -> str:
@@ -103,34 +100,28 @@ def _training(record: Record | None) -> str:
     )
 
 
-def _segmentation_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
-    head = ("method", "M", "mIoU", "pixel accuracy", "NLL", "ECE", "ms an image")
+def _segmentation_table(scored: Scores) -> str:
+    digits = {"batch_size": 0, "miou": 2, "pixel_accuracy": 2, "nll": 4, "ece": 4, "milliseconds_per_image": 1}
     rows = [
-        [
-            TITLES[method],
-            f"{s['batch_size']:.0f}" if "batch_size" in s else "",
-            *(f"{s['miou']:.2f}", f"{s['pixel_accuracy']:.2f}", f"{s['nll']:.4f}", f"{s['ece']:.4f}"),
-            f"{s['milliseconds_per_image']:.1f}",
-        ]
+        [TITLES[method], *(f"{s[name]:.{n}f}" if name in s else "" for name, n in digits.items())]
         for method, s in scored.items()
     ]
-    return markdown(head, rows)
+    return markdown(("method", "M", "mIoU", "pixel accuracy", "NLL", "ECE", "ms an image"), rows)
 
 
-def _map_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
+def _map_table(scored: Scores) -> str:
     head = ("method", "map", "error AUROC", "boundary ratio", *(f"refuse {percent} %" for percent in REFUSED))
     rows = []
     for method, s in scored.items():
         for name, title in MAPS.items():
             if f"error_auroc_{name}" in s:
-                kept = [f"{s[f'accuracy_refused_{percent}_{name}']:.2f}" for percent in REFUSED]
-                rows.append(
-                    [method, title, f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}", *kept]
-                )
+                numbers = [f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}"]
+                numbers += [f"{s[f'accuracy_refused_{percent}_{name}']:.2f}" for percent in REFUSED]
+                rows.append([method, title, *numbers])
     return markdown(head, rows)
 
 
-def _class_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
+def _class_table(scored: Scores) -> str:
     names = [name for name in next(iter(scored.values())) if name.startswith("iou_")]
     rows = [
         [name.removeprefix("iou_"), *("" if s[name] is None else f"{s[name]:.1f}" for s in scored.values())]
@@ -140,7 +131,7 @@ def _class_table(scored: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown(("IoU", *scored), rows)
 
 
-def _verdict(scored: Mapping[str, Mapping[str, Any]]) -> str:
+def _verdict(scored: Scores) -> str:
     """Say whether drawing all layers finds errors better than the paper's setting."""
     if not {"paper", "mcbn"} <= scored.keys():
         return ""
@@ -153,9 +144,9 @@ def _memory(scores: Mapping[str, Any]) -> str:
     peaks = {int(name.rpartition("_")[2]): v for name, v in scores.items() if name.startswith("peak_mib_at_")}
     if not peaks:
         return ""
-    parts = " and ".join(f"{peak:.0f} MiB at T = {T}" for T, peak in sorted(peaks.items()))
+    memory = " and ".join(f"{peak:.0f} MiB at T = {T}" for T, peak in sorted(peaks.items()))
     return (
-        f"Peak memory of a prediction of 2 images, beyond what is held before: {parts}. A CUDA graph counts when it is"
+        f"Peak memory of a prediction of 2 images, beyond what is held before: {memory}. A CUDA graph counts when it is"
         " captured, not when it runs again; its size does not depend on T.\n"
     )
 
@@ -164,13 +155,12 @@ def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":
     """Draw accuracy against the share of pixels refused, one panel a data set."""
     figure = plots.new_figure(5.2 * len(datasets) + 0.4, 4.4, dpi=100)
     for ax, dataset in zip(figure.subplots(1, len(datasets), squeeze=False)[0], datasets, strict=True):
-        own = {record["method"]: record["scores"] for record in scored if record["dataset"] == dataset}
-        for method, name, colour in LINES:
-            if f"error_auroc_{name}" in own.get(method, {}):
-                values = [own[method][f"accuracy_refused_{percent}_{name}"] for percent in REFUSED]
-                label = f"{ {'plain': 'plain', 'paper': 'paper', 'mcbn': 'MCBN'}[method] }: {MAPS[name]}"
-                ax.plot(REFUSED, values, marker="o", markersize=4, color=colour, label=label)
-        ax.set(title=_title(dataset), xlabel="most uncertain pixels refused (%)")
+        by_method = {record["method"]: record["scores"] for record in scored if record["dataset"] == dataset}
+        for method, name, label, colour in LINES:
+            if f"error_auroc_{name}" in by_method.get(method, {}):
+                values = [by_method[method][f"accuracy_refused_{percent}_{name}"] for percent in REFUSED]
+                ax.plot(REFUSED, values, marker="o", markersize=4, color=colour, label=f"{label}: {MAPS[name]}")
+        ax.set(title=SETS[dataset], xlabel="most uncertain pixels refused (%)")
         ax.set_ylabel("accuracy of the pixels left (%)")
         ax.grid(alpha=0.3)
         ax.legend(frameon=False, fontsize="small")
@@ -197,10 +187,6 @@ def load_shown(path: Path) -> Shown:
         ) from error
 
 
-def _size(scored: Sequence[Record], dataset: str) -> dict[str, Any]:
-    return next(r["config"] for r in reversed(scored) if r["dataset"] == dataset)
-
-
 def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "Figure | None":
     """Draw rows of image, truth, segmentation and maps, with colour bars and the classes (Figure 2, right).
 
@@ -210,30 +196,34 @@ def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "Figure |
     if not all(path.exists() for path in files.values()):
         return None
     shown = {method: load_shown(path) for method, path in files.items()}
-    kind = SCENE_SETS[dataset]
+    kind, labels = SCENE_SETS[dataset], shown["mcbn"].label
     scenes = _find(kind, config, shown["mcbn"].names)
-    H, W = scenes.y.shape[1:]
-    rows, columns = len(scenes), 3 + len(COLUMNS)
-    width = 2.1 if W > H else 1.75
-    height = width * H / W
-    figure = plots.new_figure(width * columns, rows * (height + 0.06) + 1.5, dpi=100)
-    grid: NDArray[Any] = figure.subplots(rows + 1, columns, squeeze=False, height_ratios=[height] * rows + [0.1])
-    axes, bars = grid[:-1], grid[-1]
+    figure, axes, bars = _frame(*scenes.y.shape)
     x, y = scenes.x.permute(0, 2, 3, 1).numpy(), scenes.y.numpy()
-    for panels, image, truth, label in zip(axes, x, y, shown["mcbn"].label, strict=True):
+    for panels, image, truth, label in zip(axes, x, y, labels, strict=True):
         for ax, picture in zip(panels, (image, paint(truth, kind), paint(label, kind)), strict=False):
             ax.imshow(picture, interpolation="nearest")
     for column, (method, name, _) in enumerate(COLUMNS, 3):
         _draw_maps(axes[:, column].tolist(), bars[column], shown[method].maps[name])
-    heads = ("image", "truth", "segmentation\n(MCBN, all layers)", *(title for _, _, title in COLUMNS))
-    for ax, head in zip(axes[0], heads, strict=True):
-        ax.set_title(head, fontsize="small")
+    _add_classes(figure, kind, np.unique(np.concatenate([y.ravel(), labels.ravel()])).tolist())
+    return figure
+
+
+def _frame(rows: int, H: int, W: int) -> "tuple[Figure, NDArray[Any], NDArray[Any]]":
+    """Make a figure with its panels (rows, columns) under their titles, and the places of colour bars below."""
+    titles = ("image", "truth", "segmentation\n(MCBN, all layers)", *(title for _, _, title in COLUMNS))
+    width = 2.1 if W > H else 1.75
+    height = width * H / W
+    figure = plots.new_figure(width * len(titles), rows * (height + 0.06) + 1.5, dpi=100)
+    grid = figure.subplots(rows + 1, len(titles), squeeze=False, height_ratios=[height] * rows + [0.1])
+    axes, bars = grid[:-1], grid[-1]
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title, fontsize="small")
     for ax in axes.flat:
         ax.set(xticks=[], yticks=[])
     for ax in bars[:3]:
         ax.set_axis_off()
-    _add_classes(figure, kind, np.unique(np.concatenate([y.ravel(), shown["mcbn"].label.ravel()])).tolist())
-    return figure
+    return figure, axes, bars
 
 
 def _find(kind: SceneSet, config: Mapping[str, Any], names: Sequence[str]) -> Scenes:
@@ -268,35 +258,9 @@ def _draw_maps(axes: Sequence["Axes"], bar: "Axes", maps: NDArray[np.float32]) -
 def _add_classes(figure: "Figure", kind: SceneSet, labels: Sequence[int]) -> None:
     from matplotlib.patches import Patch
 
-    entries = [Patch(facecolor=_share(kind.colours[k]), label=kind.classes[k]) for k in labels if k < len(kind.classes)]
+    names = {k: kind.classes[k] for k in labels if k < len(kind.classes)}
+    entries = [Patch(facecolor=f"#{bytes(kind.colours[k]).hex()}", label=name) for k, name in names.items()]
     if kind.void in labels:
-        entries.append(Patch(facecolor=_share(VOID_COLOUR), edgecolor="0.6", label="void, not scored"))
+        entries.append(Patch(facecolor=f"#{bytes(VOID_COLOUR).hex()}", edgecolor="0.6", label="void, not scored"))
     columns = min(len(entries), 6)
     figure.legend(handles=entries, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
-
-
-def _share(colour: Colour) -> tuple[float, float, float]:
-    red, green, blue = colour
-    return red / 255, green / 255, blue / 255
-
-
-def _save(figure: "Figure", path: Path, exact: Sequence[Colour] = ()) -> Path:
-    """Write a PNG of at most 256 colours, so that photographs stay small; these colours are kept as they are."""
-    from PIL import Image  # matplotlib depends on it
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png")
-    full = Image.open(pixels).convert("RGB")
-    few = full.quantize(256 - len(exact), dither=Image.Dither.NONE)
-    palette = np.zeros((256, 3), np.uint8)
-    found = np.array(few.getpalette() or [], np.uint8).reshape(-1, 3)
-    palette[: len(found)] = found
-    index, rgb = np.array(few), np.asarray(full)
-    for place, colour in enumerate(exact, 256 - len(exact)):
-        palette[place] = colour
-        index[(rgb == colour).all(2)] = place
-    image = Image.fromarray(index)
-    image.putpalette(palette.tobytes())
-    with replacing(path) as temporary:
-        image.save(temporary, format="png", optimize=True)
-    return path

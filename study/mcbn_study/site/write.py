@@ -9,12 +9,8 @@ from mcbn.errors import MCBNError
 from mcbn.page.html import Markup, document, element, join, save, table
 from mcbn.progress import tracked
 from mcbn_study import journal
-from mcbn_study.regression.fidelity import coverage_table, fidelity_tables
 from mcbn_study.regression.figures import first_split
-from mcbn_study.regression.repeats import read_repeats
-from mcbn_study.regression.summary import runs, summarise
-from mcbn_study.regression.tables import further_tables, paper_tables
-from mcbn_study.sensitivity.report import sensitivity_tables
+from mcbn_study.regression.report import read as read_regression
 from mcbn_study.site.catalogue import COMMANDS, FURTHER, ITEMS, PAGES, STUDIES, Item
 from mcbn_study.site.folders import find_folders, folder_part, trace_folder
 from mcbn_study.site.interactive import figures_part
@@ -82,17 +78,16 @@ def _read(results: Path, benchmarks: Path) -> Study:
     made["speed"] = trace("speed", speed, COMMANDS["speed"])
     named = find_folders(results)
     made |= {name: trace_folder(results / name) for name in named}
-    summary = summarise(runs(found["regression"]))
-    varied = runs(found["sensitivity"], kind="sensitivity", also=("batch_size", "n_samples"))
+    tables = read_regression(results)
     return Study(
         folder=results,
         benchmarks=benchmarks,
         made=made,
         folders=named,
-        regression=paper_tables(summary),
-        further=[*further_tables(summary), coverage_table(summary)],
-        sensitivity=sensitivity_tables(varied),
-        fidelity=fidelity_tables(summary, list(read_repeats(results / "search").values())),
+        regression=tables.paper,
+        further=tables.further,
+        sensitivity=tables.sensitivity,
+        fidelity=tables.fidelity,
     )
 
 

@@ -1,7 +1,6 @@
 """Who is better than MCBN, said from records."""
 
 from mcbn_study.alternatives import report as alternatives
-from mcbn_study.alternatives import rivals
 from mcbn_study.tables import MISSING
 
 
@@ -16,7 +15,7 @@ def test_the_best_mode_takes_the_time_of_the_modes_it_was_chosen_from():
             {"kind": "cost", "method": m, "seed": 1, "milliseconds": v, "device": "cpu", "hardware": "2 cores"}
             for m, v in milliseconds.items()
         ]
-        rows = alternatives.main_table(rivals.Results(found + costs)).rows
+        rows = alternatives.main_table(alternatives.Results(found + costs)).rows
         return {line[0]: line[-1] for line in rows}
 
     found = [row("mcbn", 1, d, 0.3) for d in ("validation", "test")]
@@ -31,18 +30,20 @@ def test_the_best_mode_takes_the_time_of_the_modes_it_was_chosen_from():
 def test_the_verdict_names_each_rival_and_by_how_much_it_is_better_or_worse():
     found = [row("mcbn", 1, d, 0.3) for d in ("validation", "test")]
     found += [row(m, s, "test", v) for m, s, v in (("plain", 1, 0.4), ("ensemble", None, 0.2), ("laplace", 1, 0.25))]
-    said = rivals.verdict(rivals.Results(found))
+    said = alternatives.verdict(alternatives.Results(found))
     assert (
         "- NLL: better are Last-layer Laplace (by 0.0500); Deep ensemble (by 0.1000). Worse: Softmax (by 0.1000)."
         in said
     )
     found += [row("mcbn", 2, d, 0.5) for d in ("validation", "test")] + [row("laplace", 2, "test", 0.43)]
-    said = rivals.verdict(rivals.Results(found))  # gaps of 0.05 and 0.07, each within its seed
+    said = alternatives.verdict(alternatives.Results(found))  # gaps of 0.05 and 0.07, each within its seed
     assert "- NLL: better are Last-layer Laplace (by 0.0600 ± 0.0100); Deep ensemble (by 0.2000)." in said
     for r in found:
         r["nll"] = 0.1 if r["method"] == "mcbn" else r["nll"]
-    assert "- NLL: no alternative is better. Worse: Softmax (by 0.3000);" in rivals.verdict(rivals.Results(found))
+    assert "- NLL: no alternative is better. Worse: Softmax (by 0.3000);" in alternatives.verdict(
+        alternatives.Results(found)
+    )
     found += [row("thinned_mcbn", 1, d, 0.3) for d in ("validation", "test")] + [row("thinned_plain", 1, "test", 0.2)]
-    said = rivals.verdict(rivals.Results(found))  # each kind of network has its own best mode and rivals
+    said = alternatives.verdict(alternatives.Results(found))  # each kind of network has its own best mode and rivals
     assert said.count("- NLL: no alternative is better.") == 1
     assert said.endswith("- NLL: better are Softmax, dropout network (by 0.1000).")

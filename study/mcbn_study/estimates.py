@@ -1,0 +1,129 @@
+"""A mean over runs, ours or the paper's: its standard error, its test, how it differs, and how a table shows it."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple, TypeAlias
+
+from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
+
+from mcbn.data import NAMES, describe
+from mcbn_study.tables import MISSING, Table
+
+_SIGNIFICANCE = (0.05, 0.01, 0.001, 0.0001)
+Triple: TypeAlias = tuple[str, str, str]  # ours, the paper's, the difference
+
+
+class Estimate(NamedTuple):
+    """A mean over n runs.
+
+    Attributes:
+        standard_error: of the mean; a single run has none.
+        p_value: of the one-sample t-test of mean 0, where that was asked for.
+        decimals: as printed; where None, two digits of the error show, in 2 to 4 decimals.
+    """
+
+    mean: float
+    standard_error: float | None
+    n: int
+    p_value: float | None = None
+    decimals: int | None = None
+
+    @property
+    def half_unit(self) -> float:
+        """Half a unit of the last printed digit: a mean before rounding is that near."""
+        return 0.5 * 10.0 ** -(self.decimals or 0)
+
+
+def estimate(values: Iterable[float], *, scale: float = 1, decimals: int | None = None) -> Estimate:
+    """Mean and standard error sqrt(sum (v - mean)^2 / (n - 1) / n) of scaled values, at least one."""
+    scaled = [scale * value for value in values]
+    n = len(scaled)
+    return Estimate(fmean(scaled), stdev(scaled) / math.sqrt(n) if n > 1 else None, n, None, decimals)
+
+
+def p_value(mean: float, standard_error: float | None, n: int) -> float | None:
+    """Two-sided one-sample t-test of mean 0: t = mean / error with n - 1 degrees of freedom.
+
+    Two-sided because the paper gives stars to scores below 0 too, and its p-values follow so from its means and errors.
+    None where nothing can be said: a single run, or only zeros.
+    """
+    if standard_error is None or (standard_error == 0 and mean == 0):
+        return None
+    return 2 * float(stdtr(n - 1, -abs(mean) / standard_error)) if standard_error else 0.0
+
+
+def welch(ours: Estimate, theirs: Estimate) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the difference of two means, from their standard errors.
+
+    d = mean - mean_2, s^2 = e^2 + e_2^2, d +- t s with df = s^4 / (e^4 / (n - 1) + e_2^4 / (n_2 - 1)). Welch 1947.
+    """
+    difference = ours.mean - theirs.mean
+    a, b = ((e.standard_error or 0.0) ** 2 for e in (ours, theirs))
+    if a + b == 0:
+        return difference, difference
+    df = 1 / ((a / (a + b)) ** 2 / (ours.n - 1) + (b / (a + b)) ** 2 / (theirs.n - 1))
+    half = float(stdtrit(df, 0.975)) * math.sqrt(a + b)
+    return difference - half, difference + half
+
+
+def stars(p_value: float | None) -> str:
+    """Significance as the paper marks it: * < .05, ** < .01, *** < .001, **** < .0001, else ns."""
+    if p_value is None:
+        return ""
+    return "*" * sum(p_value < level for level in _SIGNIFICANCE) or "ns"
+
+
+def cell(estimate: Estimate | None, show: str = "error", *, sign: str = "") -> str:
+    """Show the mean with its "error" or its "stars", or the "p" value; a dash for no estimate; sign "+" for gains."""
+    if estimate is None:
+        return MISSING
+    if show == "p":
+        return MISSING if estimate.p_value is None else f"{estimate.p_value:.2E}"
+    if show == "stars":
+        return f"{estimate.mean:z.2f} {stars(estimate.p_value)}".rstrip()
+    decimals = _decimals(estimate)
+    error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.{decimals}f}"
+    return f"{estimate.mean:{sign}z.{decimals}f}{error}"
+
+
+def mean_cell(values: Collection[float], *, scale: float = 1, decimals: int | None = None, sign: str = "") -> str:
+    """Show the mean of scaled values with its standard error; a dash for no value."""
+    return cell(estimate(values, scale=scale, decimals=decimals) if values else None, sign=sign)
+
+
+def difference(ours: Estimate | None, theirs: Estimate | None) -> str:
+    """Ours minus theirs, with the 95 % interval where both have a standard error; a dash where one is missing."""
+    if ours is None or theirs is None:
+        return MISSING
+    shown = f"{ours.mean - theirs.mean:+z.{_decimals(ours)}f}"
+    if ours.standard_error is None or theirs.standard_error is None:
+        return shown
+    low, high = (f"{end:z.{_decimals(ours)}f}" for end in welch(ours, theirs))
+    return f"{shown} ({low} to {high})"
+
+
+def triple(ours: Estimate | None, theirs: Estimate | None, show: str = "error") -> Triple:
+    """Show ours, the paper's and their difference; `show` as in `cell`."""
+    return cell(ours, show), cell(theirs, show), "" if show == "p" else difference(ours, theirs)
+
+
+def comparison(
+    title: str, label: str, columns: Sequence[tuple[str, Callable[[str], Triple]]], note: str, *, rows: str = ""
+) -> Table:
+    """Lay out three rows a data set: ours, the paper's, the difference; `rows` is the heading over these words.
+
+    columns: a heading, and what gives the triple of a data set.
+    """
+    lines: list[tuple[str, ...]] = []
+    for name in NAMES:
+        ours, theirs, gaps = zip(*(column(name) for _, column in columns), strict=True)
+        lines += [(describe(name).title, "ours", *ours), ("", "paper", *theirs), ("", "difference", *gaps)]
+    return Table(title, label, ("Dataset", rows, *(heading for heading, _ in columns)), lines, note)
+
+
+def _decimals(estimate: Estimate) -> int:
+    if estimate.decimals is not None:
+        return estimate.decimals
+    error = estimate.standard_error
+    return min(4, max(2, 1 - math.floor(math.log10(error)))) if error else 2
