@@ -6,7 +6,7 @@ ZOO_READY := .venv-zoo/.ready
 .PHONY: demo bench zoo test quick check format clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
-	$(BIN)/python -m mcbn.demo --out demo
+	$(BIN)/mcbn demo --out demo
 
 bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
 	$(BIN)/python -m mcbn_benchmarks.speed --out benchmarks/results

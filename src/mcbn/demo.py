@@ -1,24 +1,26 @@
-"""`make demo`: the paper's network on real data, scored against constant uncertainty, two of its figures, a report.
+"""`mcbn demo`: the paper's network on real data, scored against constant uncertainty, two of its figures, a report.
 
 Protocol of Teye et al. 2018, section 4.3, with a small grid searched beforehand: per split, tau comes from a network on
 a validation fold; the scored network is trained on the whole training part; test rows serve for scores alone.
 """
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mcbn import data, metrics, plots
+from mcbn import data, plots
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.noise import constant_tau
 from mcbn.page import write_page
+from mcbn.page.evidence import Spread, spread
+from mcbn.page.scores import regression_scores
 from mcbn.prediction import RegressionPrediction
 from mcbn.progress import Tick, bar
 
@@ -40,44 +42,12 @@ SETTINGS = {"boston": Setting(32, 1e-1, 400), "concrete": Setting(32, 1e-5, 400)
 TOY = Setting(batch_size=20, weight_decay=1e-5, epochs=1500)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Test scores of one split, with what the figure needs."""
+class ScoredSplit(NamedTuple):
+    """The network of one split, what it predicts on the test part, and the columns of the table."""
 
-    rmse: float
-    crps: float
-    pll: float
-    crps_constant: float
-    pll_constant: float
-    crps_normalized: float
-    pll_normalized: float
-    mean: Tensor  # (N,)
-    std: Tensor  # (N,)
-    y: Tensor  # (N,)
-    constant_std: float
     bayes: MCBN[RegressionPrediction]
-
-
-COLUMNS = {
-    "RMSE": "rmse",
-    "CRPS": "crps",
-    "constant": "crps_constant",
-    "normalised %": "crps_normalized",
-    "PLL": "pll",
-    "constant ": "pll_constant",
-    "normalised % ": "pll_normalized",
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the demonstration and print its table."""
-    parser = argparse.ArgumentParser(prog="python -m mcbn.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and report (default: demo)")
-    parser.add_argument("--splits", type=int, default=5, help="train/test splits per data set (default: 5)")
-    parser.add_argument("--epochs", type=int, default=None, help="fewer epochs than the default, for a quick look")
-    parser.add_argument("--seed", type=int, default=0, help="of networks, training and draws (default: 0)")
-    options = parser.parse_args(arguments)
-    run(options.out, splits=options.splits, epochs=options.epochs, seed=options.seed)
+    test: Spread
+    columns: dict[str, float]
 
 
 def run(out: Path, *, splits: int = 5, epochs: int | None = None, seed: int = 0) -> None:
@@ -91,21 +61,21 @@ def run(out: Path, *, splits: int = 5, epochs: int | None = None, seed: int = 0)
     toy = replace(TOY, epochs=epochs or TOY.epochs)
     total = sum(2 * splits * s.epochs for s in settings.values()) + toy.epochs
     with bar("training", total, "epoch") as tick:
-        scores = {
+        scored = {
             name: [score_split(name, number, setting, tick, seed) for number in range(1, splits + 1)]
             for name, setting in settings.items()
         }
-        written = [plot_errors(out, scores), plot_toy(out, toy, tick, seed)]
-    page = write_report(out, "boston", scores["boston"][0])
-    print(table(scores))
-    print(f"{time.perf_counter() - started:.0f} seconds; figures: {', '.join(map(str, written))}")
+        figures = [plot_errors(out, scored), plot_toy(out, toy, tick, seed)]
+    page = write_report(out, "boston", scored["boston"][0])
+    print(table(scored))
+    print(f"{time.perf_counter() - started:.0f} seconds; figures: {', '.join(map(str, figures))}")
     print(f"report of the first split of boston: {page.resolve()} (open it in a browser)")
 
 
-def score_split(name: str, number: int, setting: Setting, tick: Tick, seed: int = 0) -> Scores:
+def score_split(name: str, number: int, setting: Setting, tick: Tick, seed: int = 0) -> ScoredSplit:
     """Tune tau on a validation fold, retrain on the whole training part, score the test part of one split."""
     seed += number
-    x, y = (part.float() for part in data.load(name))
+    x, y = (values.float() for values in data.load(name))
     split = data.split(len(x), number)
     fold = data.folds(split.train)[0]
     x_val, y_val = x[fold.validation], y[fold.validation]
@@ -121,10 +91,6 @@ def train_and_fit(
 ) -> MCBN[RegressionPrediction]:
     """Train the paper's network in original units, then draw its T sets of batch statistics."""
     network = Standardized(RegressionMLP(x.shape[1], hidden, seed=seed), x, y)
-
-    def count(epoch: int) -> None:
-        tick(1)
-
     train_regression(
         network,
         x,
@@ -133,78 +99,69 @@ def train_and_fit(
         epochs=setting.epochs,
         weight_decay=setting.weight_decay,
         seed=seed,
-        on_epoch=count,
+        on_epoch=lambda _: tick(1),
     )
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=setting.batch_size)
 
 
-def score(bayes: MCBN[RegressionPrediction], x: Tensor, y: Tensor, constant: float) -> Scores:
-    """Score MCBN and its constant twin on test data."""
-    pred = bayes.predict(x)
-    crps, pll = metrics.crps_gaussian(pred.mean, pred.variance, y), pred.log_prob(y)
-    crps_constant = metrics.crps_gaussian(pred.mean, torch.full_like(pred.mean, 1 / constant), y)
-    pll_constant = metrics.pll(pred.mean[None], y, constant)
-    crps_best, pll_best = metrics.crps_optimum(pred.mean, y), metrics.pll_optimum(pred.mean, y)
-    return Scores(
-        rmse=metrics.rmse(pred.mean, y).item(),
-        crps=crps.mean().item(),
-        pll=pll.mean().item(),
-        crps_constant=crps_constant.mean().item(),
-        pll_constant=pll_constant.mean().item(),
-        crps_normalized=metrics.normalized(crps, crps_constant, crps_best).item(),
-        pll_normalized=metrics.normalized(pll, pll_constant, pll_best).item(),
-        mean=pred.mean,
-        std=pred.std,
-        y=y,
-        constant_std=constant**-0.5,
-        bayes=bayes,
-    )
+def score(bayes: MCBN[RegressionPrediction], x: Tensor, y: Tensor, constant: float) -> ScoredSplit:
+    """Score MCBN and its twin of constant precision on test data."""
+    test = spread(bayes, x, y, constant_std=constant**-0.5)
+    rows = {row.name: row for row in regression_scores(test)}
+    columns = {"RMSE": rows["RMSE"].ours}
+    for name in ("CRPS", "PLL"):
+        ours, twin, _, normalized = rows[name][2:]
+        columns |= {name: ours, f"{name} constant": twin, f"{name} normalised %": normalized}
+    return ScoredSplit(bayes, test, columns)
 
 
-def table(scores: Mapping[str, Sequence[Scores]]) -> str:
+def table(scored: Mapping[str, Sequence[ScoredSplit]]) -> str:
     """Lay out mean and standard error over the splits; normalised: 0 is constant uncertainty, 100 the optimum."""
+    first = next(iter(scored.values()))
+    titles = [name.split(" ", 1)[-1] for name in first[0].columns]
     lines = ["MCBN against constant uncertainty (lower RMSE and CRPS, higher PLL and normalised scores are better)"]
-    lines.append(f"{'':10}" + "".join(f"{title.strip():>16}" for title in COLUMNS))
-    for name, runs in scores.items():
-        lines.append(f"{name:10}" + "".join(f"{_mean_error(runs, field):>16}" for field in COLUMNS.values()))
-    splits = len(next(iter(scores.values())))
-    return "\n".join([*lines, f"mean +- standard error over {splits} split(s), T = {T}, target units"])
+    lines.append(f"{'':10}" + "".join(f"{title:>16}" for title in titles))
+    for name, splits in scored.items():
+        columns = zip(*(split.columns.values() for split in splits), strict=True)
+        lines.append(f"{name:10}" + "".join(f"{_mean_error(values):>16}" for values in columns))
+    return "\n".join([*lines, f"mean +- standard error over {len(first)} split(s), T = {T}, target units"])
 
 
-def _mean_error(runs: Sequence[Scores], field: str) -> str:
-    values = torch.tensor([getattr(run, field) for run in runs])
-    error = f" +- {values.std().item() / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
-    return f"{values.mean().item():.2f}{error}"
+def _mean_error(values: Sequence[float]) -> str:
+    scores = torch.tensor(values)
+    error = f" +- {scores.std().item() / len(scores) ** 0.5:.2f}" if len(scores) > 1 else ""
+    return f"{scores.mean().item():.2f}{error}"
 
 
-def plot_errors(folder: Path, scores: Mapping[str, Sequence[Scores]]) -> Path:
+def plot_errors(folder: Path, scored: Mapping[str, Sequence[ScoredSplit]]) -> Path:
     """Write the uncertainty-error plot of each data set's first split (paper Figure 2, left)."""
     figure = plots.new_figure(11, 4.2)
-    for ax, (name, runs) in zip(figure.subplots(1, len(scores)), scores.items(), strict=True):
-        plots.uncertainty_error(runs[0].mean, runs[0].std, runs[0].y, constant_std=runs[0].constant_std, ax=ax)
+    for ax, (name, splits) in zip(figure.subplots(1, len(scored)), scored.items(), strict=True):
+        test = splits[0].test
+        plots.uncertainty_error(test.mean, test.std, test.y, constant_std=test.constant_std, ax=ax)
         ax.set_title(f"{data.describe(name).title}, test part of split 1", pad=34)
     figure.savefig(folder / "uncertainty_error.png")
     return folder / "uncertainty_error.png"
 
 
-def write_report(folder: Path, name: str, scores: Scores) -> Path:
+def write_report(folder: Path, name: str, scored: ScoredSplit) -> Path:
     """Write the report of a data set's first split: one HTML file."""
-    x, y = (part.float() for part in data.load(name))
+    x, y = (values.float() for values in data.load(name))
     split, about = data.split(len(x), 1), data.describe(name)
     return write_page(
         folder / "report.html",
-        scores.bayes,
+        scored.bayes,
         x[split.test],
         y[split.test],
         train=x[split.train],
-        constant_std=scores.constant_std,
+        constant_std=scored.test.constant_std,
         title=f"{about.title}, {about.target}: how far can this network be trusted?",
     )
 
 
 def plot_toy(folder: Path, setting: Setting, tick: Tick, seed: int = 0) -> Path:
     """Write the toy figure (paper Figure 1): three hidden layers of 30 units on one-dimensional data."""
-    x, y = (part.float() for part in data.toy())
+    x, y = (values.float() for values in data.toy())
     bayes = train_and_fit(x, y, setting, seed, tick, hidden=(30, 30, 30)).tune((x, y))
     constant = float(constant_tau(bayes.predict(x).mean, y))
     grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1)
@@ -213,7 +170,3 @@ def plot_toy(folder: Path, setting: Setting, tick: Tick, seed: int = 0) -> Path:
     plots.toy(x[:, 0], y, grid[:, 0], pred.mean, pred.std, constant_std=constant**-0.5, ax=figure.subplots())
     figure.savefig(folder / "toy.png")
     return folder / "toy.png"
-
-
-if __name__ == "__main__":
-    main()

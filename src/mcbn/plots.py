@@ -59,7 +59,7 @@ def uncertainty_error(
     alpha = min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
     ax.plot(rank, error, ".", color="0.4", markersize=size, markeredgewidth=0, alpha=alpha, label="absolute error")
     ax.plot(rank, running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
-    _limit_height(ax, rank, error, Z95 * max(_quantile(std, 0.99), constant_std or 0.0))
+    _mark_above(ax, rank, error, bulk_height(error, std, constant_std))
     ax.set_xlim(0, N + 1)
     _finish(ax, "points sorted by predicted std", "absolute error (target units)")
     return ax
@@ -188,11 +188,17 @@ def running_mean(value: Vector, window: int) -> Vector:
     return mean
 
 
-def _limit_height(ax: "Axes", rank: Vector, error: Vector, band: float) -> None:
-    """Scale to the bands and the bulk of the errors; mark and count those far above."""
-    bulk = max(1.08 * band, min(1.5 * _quantile(error, 0.95), 1.05 * float(error.max())))
-    top = max(bulk, 1.05 * float(error[error <= 1.4 * bulk].max()))
-    ax.set_ylim(0, top or 1.0)
+def bulk_height(error: Vector, std: Vector, constant_std: float | None) -> float:
+    """Return the top of an axis for the 95 % bands and the bulk of the errors, not for a few far ones."""
+    far_std, far_error = (np.quantile(v, q, method="lower") for v, q in ((std, 0.99), (error, 0.95)))  # no mixing
+    band = Z95 * max(far_std, constant_std or 0.0)
+    bulk = max(1.08 * band, min(1.5 * far_error, 1.05 * error.max()))
+    return float(max(bulk, 1.05 * error[error <= 1.4 * bulk].max(initial=0.0))) or 1.0
+
+
+def _mark_above(ax: "Axes", rank: Vector, error: Vector, top: float) -> None:
+    """Cut the axis at its top; mark and count the errors above."""
+    ax.set_ylim(0, top)
     above = rank[error > top]
     if len(above) == 0:
         return
@@ -200,10 +206,6 @@ def _limit_height(ax: "Axes", rank: Vector, error: Vector, band: float) -> None:
     marks.set_transform(ax.get_xaxis_transform())  # heights are a share of the axes
     note = f"errors above: {len(above)}, largest {error.max():.3g}"
     ax.text(0.02, 0.955, note, transform=ax.transAxes, ha="left", va="top", fontsize="small", color="0.25")
-
-
-def _quantile(value: Vector, share: float) -> float:
-    return float(np.quantile(value, share, method="lower"))  # "lower": no mixing with the outlier next to it
 
 
 def _finish(ax: "Axes", xlabel: str, ylabel: str) -> None:

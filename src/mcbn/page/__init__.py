@@ -1,5 +1,164 @@
 """One HTML file that shows whether a prediction's uncertainty can be trusted."""
 
-from mcbn.page.write import write_page, write_prediction_page
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.page import charts, evidence, examples, scores
+from mcbn.page.evidence import Spread, Votes
+from mcbn.page.render import number, render, save
 
 __all__ = ["write_page", "write_prediction_page"]
+
+
+def write_page(
+    path: str | Path,
+    bayes: MCBN[Any],
+    x: Any,
+    y: Any,
+    *,
+    train: Any = None,
+    validation: Any = None,
+    constant_std: float | None = None,
+    ignore_index: int | None = None,
+    title: str = "How far can this network be trusted?",
+    units: str = "target units",
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Path:
+    """Predict held-out data and write one self-contained, interactive HTML file about it.
+
+    The page says in words and numbers how errors go with uncertainty; it draws errors against uncertainty (Teye et al.
+    2018, Figure 2), reliability, coverage, risk-coverage and a histogram, shows the most and least certain inputs, and
+    a table against constant uncertainty (regression) or the plain network (classification). It loads nothing from
+    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all, of the
+    pixels of a segmentation a random two million.
+
+    Args:
+        path: the file to write; its folder is made.
+        bayes: a fitted `mcbn.MCBN`, for regression tuned (without tau there is no likelihood, and the page says so).
+        x: held-out inputs; a tensor is predicted block by block, anything else the model takes at once.
+        y: their targets or labels, (N,), (N, 1) or maps (N, H, W); never used to tune anything of `bayes`.
+        train: the data of the fit; with it the page holds `bayes.check(train)`: warnings, and each layer's share.
+        validation: (x, y) on which the constant twin's std is tuned; without it, on the data shown.
+        constant_std: the twin's std where it is known already.
+        ignore_index: a label to leave out, such as the void class of a segmentation.
+        title: heading of the page.
+        units: of the target.
+        names: one name a column of x.
+        classes: one name a class.
+        seed: of the training examples that the checks take.
+
+    Returns:
+        The path.
+    """
+    y = torch.as_tensor(y)
+    if y.ndim == 0:
+        raise MCBNError("y must hold one target an input; got a single number")
+    if isinstance(x, Tensor) and x.ndim == 2:
+        examples.feature_names(x, names)  # refuse wrong names before anything runs
+    if bayes.task == "regression":
+        spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
+        content = _regression(spread, x, units, names)
+        points = population = len(spread.error)
+    else:
+        ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
+        content = _classification(ours, plain, x, names, classes)
+        if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
+            content |= examples.map_examples(bayes, ours, x, y, ignore_index, content["classes"])
+        points, population = len(ours.error), ours.population
+    lead = _lead(bayes, len(y), points, population)
+    diagnosis = None if train is None else evidence.check_draws(bayes, x, train, seed)
+    content |= {"title": title, "lead": lead, "checked": True, "diagnosis": diagnosis}
+    return save(Path(path), render("prediction.html.j2", **content))
+
+
+def write_prediction_page(
+    path: str | Path,
+    prediction: Mapping[str, Any],
+    y: Any,
+    *,
+    x: Any = None,
+    constant_std: float | None = None,
+    title: str = "How far can these predictions be trusted?",
+    units: str = "target units",
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Path:
+    """Write the page about predictions that were made before, such as those of `mcbn predict`, without their network.
+
+    What needs the network is left out: the comparison with the plain one, the share of the network's own variance, and
+    the checks of the draws. The log likelihood of a regression is that of a Gaussian with the given std.
+
+    Args:
+        path: the file to write; its folder is made.
+        prediction: mean and std (N,), or probs (N, K) and, where known, mutual_information (N,).
+        y: targets or labels, (N,).
+        x: the inputs, to show the most and the least certain.
+        constant_std: of the twin; without it, tuned on the data shown.
+        title, units, names, classes: as for `write_page`.
+    """
+    y, vectors = torch.as_tensor(y), {name: torch.as_tensor(values) for name, values in prediction.items()}
+    sizes = {name: len(values) for name, values in vectors.items()}
+    if set(sizes.values()) != {len(y)}:
+        raise MCBNError(f"predictions and targets must be equally many; got {sizes} and {len(y)} targets")
+    if "probs" in vectors:
+        ours = evidence.votes_of(vectors["probs"], y, vectors.get("mutual_information"))
+        content = _classification(ours, None, x, names, classes)
+    elif {"mean", "std"} <= set(vectors):
+        content = _regression(evidence.spread_of(vectors["mean"], vectors["std"], y, constant_std), x, units, names)
+    else:
+        raise MCBNError(f"predictions need mean and std, or probs; got {', '.join(vectors) or 'nothing'}")
+    lead = f"{len(y):,} predictions held against their targets."
+    return save(Path(path), render("prediction.html.j2", title=title, lead=lead, checked=False, **content))
+
+
+def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
+    note = (
+        f"Constant uncertainty has MCBN's means and one std, {number(spread.constant_std)}, {spread.constant_source}."
+        " The bound is what the best std for every single point would reach at these means."
+    )
+    return {
+        "headline": scores.regression_headline(spread),
+        "untuned": spread.log_prob is None,
+        "charts": charts.regression_charts(spread, units),
+        "scores": scores.score_table(scores.regression_scores(spread), "Constant uncertainty", note),
+        "colors": [],
+        "examples": examples.regression_examples(spread, x, names),
+    }
+
+
+def _classification(
+    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str] | None
+) -> dict[str, Any]:
+    n_classes = 1 + int(max(vector.max() for votes in (ours, plain or ours) for vector in (votes.label, votes.truth)))
+    if classes is not None and len(classes) < n_classes:
+        raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
+    labels = [str(classes[k]) if classes else f"class {k}" for k in range(n_classes)]
+    note = "The bound is that of a network that is always right and sure."
+    if plain is not None:
+        note = f"The plain network is the same network in eval mode with its running statistics. {note}"
+    return {
+        "headline": scores.class_headline(ours, plain),
+        "untuned": False,
+        "charts": charts.class_charts(ours, plain),
+        "scores": scores.score_table(scores.class_scores(ours, plain), "Plain network" if plain else None, note),
+        "colors": [],
+        "examples": examples.class_examples(ours, x, names, labels),
+        "classes": labels,
+    }
+
+
+def _lead(bayes: MCBN[Any], inputs: int, points: int, population: int) -> str:
+    posterior = bayes.posterior
+    of = f"{points:,} points of {inputs:,} inputs" if points != inputs else f"{points:,} inputs"
+    if points < population:
+        of = f"{points:,} of the {population:,} points, chosen at random, of {inputs:,} inputs"
+    draws = f"T = {posterior.n_samples} draws of batches of M = {posterior.batch_size}"
+    return f"Monte Carlo batch normalisation on {of} held out: {draws}."

@@ -3,28 +3,31 @@
 A point is one output of one input: a row of a table, an image with its class, a pixel of a segmentation.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mcbn.check.diagnosis import ENOUGH_EXAMPLES, Diagnosis
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import constant_tau
 from mcbn.outputs import as_logits, match_shape, require_labels
-from mcbn.page.curves import Vector
 from mcbn.prediction import entropy
-from mcbn.progress import bar
+from mcbn.progress import bar, counting
 
+Vector: TypeAlias = NDArray[np.float64]
 ROWS = 512  # inputs predicted at a time, at most
 VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
-ON_SHOWN = "tuned on the data shown, which favours the twin"
+VALUES_CHECKED = 2**24  # of all training inputs that the checks run
 MOST_SCORED = 2_000_000  # pixels that scores and curves count; more are drawn from at random
+AS_GIVEN, ON_SHOWN = "as given", "tuned on the data shown, which favours the twin"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,11 @@ class Spread:
     def error(self) -> Vector:
         """Absolute error, (N,)."""
         return np.abs(self.mean - self.y)
+
+    @cached_property
+    def constant_stds(self) -> Vector:
+        """The twin's std at every point, (N,)."""
+        return np.full_like(self.std, self.constant_std)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,29 +104,22 @@ class Votes:
 
 
 def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, constant_std: float | None = None) -> Spread:
-    """Predict held-out regression data part by part."""
-    parts = [_regress(bayes, x_part, y_part) for x_part, y_part in _cut(x, y)]
-    mean, epistemic, variance, target, plain = (_vector([part[i] for part in parts]) for i in range(5))
-    tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
-    source = "as given"
+    """Predict held-out regression data block by block."""
+    blocks = [_regress(bayes, x_block, y_block) for x_block, y_block in _blocks(x, y)]
+    mean, epistemic, variance, target, plain, log_prob = (_vector(values) for values in zip(*blocks, strict=True))
+    if constant_std is not None and not constant_std > 0:
+        raise MCBNError(f"constant_std must be positive, got {constant_std!r}")
+    source = AS_GIVEN
     if constant_std is None:
         constant_std, source = _constant(bayes, validation, mean, target)
-    elif not constant_std > 0:
-        raise MCBNError(f"constant_std must be positive, got {constant_std!r}")
-    return Spread(
-        mean=mean,
-        std=np.sqrt(variance),
-        y=target,
-        epistemic=epistemic,
-        log_prob=_vector([part[5] for part in parts]) if tuned else None,
-        plain=plain,
-        constant_std=constant_std,
-        constant_source=source,
-        inputs=np.repeat(np.arange(len(y)), len(mean) // len(y)),
-    )
+    tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
+    inputs = np.repeat(np.arange(len(y)), len(mean) // len(y))
+    likelihood = log_prob if tuned else None
+    return Spread(mean, np.sqrt(variance), target, epistemic, likelihood, plain, constant_std, source, inputs)
 
 
 def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+    """Return mean, epistemic and total variance, target, plain output, and log likelihood (y where untuned)."""
     pred = bayes.predict(x)
     if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
         raise MCBNError(
@@ -132,57 +133,51 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
 
 def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tuple[float, str]:
     """Tune the twin's one std by CRPS (Teye et al. 2018, Section 4.2): on validation data, else on the data shown."""
-    source = ON_SHOWN
-    if validation is not None:
-        x_val, y_val = _pair(validation)
-        mean = _vector([bayes.predict(x_val).mean])
-        y, source = _vector([y_val]), "tuned on validation data"
-    return _best_constant(mean, y), source
+    if validation is None:
+        return _best_constant(mean, y), ON_SHOWN
+    if not isinstance(validation, tuple | list) or len(validation) != 2:
+        raise MCBNError(f"validation must be a pair (x, y), got {type(validation).__name__}")
+    x_val, y_val = validation
+    tuned = _best_constant(_vector([bayes.predict(x_val).mean]), _vector([torch.as_tensor(y_val)]))
+    return tuned, "tuned on validation data"
 
 
 def _best_constant(mean: Vector, y: Vector) -> float:
     return float(constant_tau(torch.from_numpy(mean), torch.from_numpy(y)).rsqrt())
 
 
-def _pair(data: Any) -> tuple[Any, Tensor]:
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise MCBNError(f"validation must be a pair (x, y), got {type(data).__name__}")
-    return data[0], torch.as_tensor(data[1])
-
-
-def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
-    """Predict held-out classes part by part: MCBN's, and those of the plain network."""
-    ours, plain, first = [], [], 0
-    valid = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (N, ...)
-    population = int(valid.sum())
-    kept = valid.cpu() & _lot(y.shape, MOST_SCORED / max(1, population))
-    for x_part, y_part in _cut(x, y):
-        pred = bayes.predict(x_part)
-        logits = as_logits(bayes.plain(x_part).unsqueeze(0))[0]  # (n, K, ...)
-        of_part = kept[first : first + len(y_part)]
-        y_part = torch.where(valid[first : first + len(y_part)], y_part, 0)
-        ours.append(_vote(pred.probs, y_part, of_part, first, pred.mutual_information))
-        plain.append(_vote(torch.softmax(logits, 1), y_part, of_part, first))
-        first += len(y_part)
-    return _gather(ours, population), _gather(plain, population)
-
-
 def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
     """Take predictions made elsewhere, (N,) each, as Gaussian."""
     if not bool((std > 0).all()):
         raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
-    centre, width, target = (_vector([part]) for part in (mean, std, y))
-    source = "as given"
+    centre, width, target = (_vector([values]) for values in (mean, std, y))
+    source = AS_GIVEN
     if constant_std is None:
         constant_std, source = _best_constant(centre, target), ON_SHOWN
     log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
     return Spread(centre, width, target, None, log_prob, None, constant_std, source, np.arange(len(target)))
 
 
+def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
+    """Predict held-out classes block by block: MCBN's, and those of the plain network."""
+    ours, plain, first = [], [], 0
+    valid = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (N, ...)
+    population = int(valid.sum())
+    kept = valid.cpu() & _lot(y.shape, MOST_SCORED / max(1, population))
+    for x_block, y_block in _blocks(x, y):
+        block = slice(first, first + len(y_block))
+        pred = bayes.predict(x_block)
+        logits = as_logits(bayes.plain(x_block).unsqueeze(0))[0]  # (n, K, ...)
+        labels = torch.where(valid[block], y_block, 0)
+        ours.append(_vote(pred.probs, labels, kept[block], first, pred.mutual_information))
+        plain.append(_vote(torch.softmax(logits, 1), labels, kept[block], first))
+        first += len(y_block)
+    return _gather(ours, population), _gather(plain, population)
+
+
 def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:
     """Take class probabilities (N, K) made elsewhere, with their labels (N,)."""
-    kept = torch.ones(y.shape, dtype=torch.bool)
-    return _gather([_vote(probs, y, kept, 0, information)], len(y))
+    return _gather([_vote(probs, y, torch.ones(y.shape, dtype=torch.bool), 0, information)], len(y))
 
 
 def _lot(shape: torch.Size, share: float) -> Tensor:
@@ -214,10 +209,10 @@ def _vote(
     }
 
 
-def _gather(parts: list[dict[str, Tensor | None]], population: int) -> Votes:
+def _gather(blocks: list[dict[str, Tensor | None]], population: int) -> Votes:
     joined: dict[str, Any] = {}
-    for name in parts[0]:
-        values = [value for part in parts if (value := part[name]) is not None]
+    for name in blocks[0]:
+        values = [value for block in blocks if (value := block[name]) is not None]
         whole = name in ("label", "truth", "inputs")
         joined[name] = (torch.cat(values).cpu().numpy() if whole else _vector(values)) if values else None
     if len(joined["truth"]) == 0:
@@ -225,8 +220,8 @@ def _gather(parts: list[dict[str, Tensor | None]], population: int) -> Votes:
     return Votes(**joined, population=population)
 
 
-def _cut(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """Yield parts of a few hundred rows; inputs that are no tensor go in one part."""
+def _blocks(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield blocks of a few hundred rows; inputs that are no tensor are one block."""
     if len(y) == 0:
         raise MCBNError("the held-out data is empty")
     if not isinstance(x, Tensor):
@@ -236,14 +231,24 @@ def _cut(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
         raise MCBNError(f"x has {len(x)} rows but y {len(y)}")
     rows = max(1, min(ROWS, VALUES // max(1, x[0].numel())))
     with bar("predicting", len(y), "input") as tick:
-        for start in range(0, len(y), rows):
-            yield x[start : start + rows], y[start : start + rows]
-            tick(min(rows, len(y) - start))
+        for x_block, y_block in zip(x.split(rows), y.split(rows), strict=True):
+            yield x_block, y_block
+            tick(len(y_block))
 
 
-def _vector(parts: list[Tensor]) -> Vector:
+def _vector(blocks: Sequence[Tensor]) -> Vector:
     """Join to one float64 vector."""
-    found: Vector = torch.cat([part.detach().reshape(-1) for part in parts]).double().cpu().numpy()
-    if np.isnan(found).any() or np.isposinf(found).any():  # -inf is an honest log likelihood
+    joined: Vector = torch.cat([block.detach().reshape(-1) for block in blocks]).double().cpu().numpy()
+    if np.isnan(joined).any() or np.isposinf(joined).any():  # -inf is an honest log likelihood
         raise MCBNError("the predictions or targets hold NaN or infinity; leave those rows out")
-    return found
+    return joined
+
+
+def check_draws(bayes: MCBN[Any], x: Any, train: Any, seed: int) -> Diagnosis:
+    """Examine the draws against examples of the training data, few where inputs are as large as those of `x`."""
+    size = x[0].numel() if isinstance(x, Tensor) else 1
+    n_examples = max(1, min(ENOUGH_EXAMPLES, VALUES_CHECKED // size))
+    names = bayes.engine.network.accepted_keys()
+    with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, names, tick):
+        warnings.filterwarnings("ignore", message="mcbn:")  # what they say stands on the page
+        return bayes.check(train, n_examples=n_examples, seed=seed)

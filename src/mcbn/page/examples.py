@@ -4,7 +4,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.page.curves import Vector
-from mcbn.page.html import Markup, element, table
+from mcbn.model import MCBN
+from mcbn.page.evidence import Spread, Vector, Votes
+from mcbn.page.render import number
 
 COUNT = 6  # of each kind
 MOST_PIXELS = 192  # a side; larger pictures are thinned
@@ -22,53 +23,95 @@ Pixels = NDArray[np.uint8]
 _COLORS = 12  # of classes in a map, before they repeat
 
 
-def is_image(x: Any) -> bool:
-    """Tell whether inputs are pictures: (N, 1 or 3, H, W)."""
-    return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) >= 4
+class Tile(NamedTuple):
+    """One picture, as the address of its data."""
+
+    address: str
+    name: str = ""
+    alt: str = ""
 
 
-def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+class Card(NamedTuple):
+    """An input as pictures: itself, and maps of it where there are any."""
+
+    tiles: list[Tile]
+    caption: str
+
+
+class Examples(NamedTuple):
+    """Inputs under one heading: cards where they are pictures, else rows of a table."""
+
+    heading: str
+    cards: list[Card]
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[str | float]] = ()
+
+
+def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> list[Examples]:
+    """Show the inputs with the widest and the narrowest predictive distributions."""
+    groups = []
+    for heading, chosen in ends(spread.std, spread.inputs):
+        points = [np.flatnonzero(spread.inputs == i) for i in chosen]
+        vectors = (spread.mean, spread.std, spread.y, spread.error)
+        values = [[float(vector[p].mean()) for p in points] for vector in vectors]
+        captions = [
+            f"input {i}: {number(m, 3)} ± {number(s, 3)}, target {number(t, 3)}"
+            for i, m, s, t in zip(chosen, *values[:3], strict=True)
+        ]
+        columns = dict(zip(("mean", "std", "target", "|error|"), values, strict=True))
+        groups.append(_group(heading, x, chosen, captions, columns, names))
+    return groups
+
+
+def class_examples(votes: Votes, x: Any, names: Sequence[str] | None, classes: Sequence[str]) -> list[Examples]:
+    """Show the inputs with the highest and the lowest entropy, their answers and the truth."""
+    groups = []
+    for heading, chosen in ends(votes.entropy, votes.inputs):
+        points = [int(np.flatnonzero(votes.inputs == i)[0]) for i in chosen]
+        answer, truth = ([classes[vector[p]] for p in points] for vector in (votes.label, votes.truth))
+        confidence, entropy = ([float(vector[p]) for p in points] for vector in (votes.confidence, votes.entropy))
+        captions = [
+            f"input {i}: {a} ({c:.0%}), {'right' if a == b else f'in truth {b}'}, entropy {number(e, 3)}"
+            for i, a, b, c, e in zip(chosen, answer, truth, confidence, entropy, strict=True)
+        ]
+        columns = {"answer": answer, "truth": truth, "confidence": confidence, "entropy": entropy}
+        groups.append(_group(heading, x, chosen, captions, columns, names))
+    return groups
+
+
+def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
     """Return the inputs of highest and of lowest mean uncertainty over their points, the extreme first."""
     count = np.bincount(inputs)
     known = np.flatnonzero(count)
     mean = np.bincount(inputs, weights=uncertainty)[known] / count[known]
     order = known[np.argsort(mean, kind="stable")]
-    return order[::-1][:COUNT], order[:COUNT]
+    return [("Least certain", order[::-1][:COUNT]), ("Most certain", order[:COUNT])]
 
 
-def pictures(
-    x: Tensor, chosen: Sequence[int], captions: Sequence[str], maps: Sequence[dict[str, Pixels]] = ()
-) -> Markup:
-    """Show inputs as pictures, with maps beside them where there are any."""
-    cards = []
-    for place, (i, caption) in enumerate(zip(chosen, captions, strict=True)):
-        tiles = {"input": grayscale_or_color(x[i]), **(maps[place] if maps else {})}
-        cards.append(
-            element("figure", element("div", *_tiles(tiles, int(i)), class_="tiles"), element("figcaption", caption))
-        )
-    return element("div", *cards, class_="examples wide" if maps else "examples")
-
-
-def _tiles(tiles: dict[str, Pixels], i: int) -> list[Markup]:
-    alone = len(tiles) == 1
-    shown = []
-    for name, pixels in tiles.items():
-        image = element("img", src=data_address(pixels), alt=f"input {i}" if alone else f"{name} of input {i}")
-        shown.append(element("div", image, "" if alone else name, class_="tile"))
-    return shown
-
-
-def rows(
-    x: Any, chosen: Sequence[int], columns: Mapping[str, Sequence[str] | Sequence[float]], names: Sequence[str] | None
-) -> Markup:
-    """Show inputs as rows: the prediction, then up to 30 features where x is a table."""
+def _group(
+    heading: str,
+    x: Any,
+    chosen: NDArray[np.int64],
+    captions: Sequence[str],
+    columns: Mapping[str, Sequence[str] | Sequence[float]],
+    names: Sequence[str] | None,
+) -> Examples:
+    """Show inputs as pictures, else as rows: the prediction, then up to 30 features where x is a table."""
+    if is_image(x):
+        tiles = [Tile(data_address(to_pixels(x[i])), alt=f"input {i}") for i in chosen]
+        return Examples(heading, [Card([tile], caption) for tile, caption in zip(tiles, captions, strict=True)])
     header = ["input", *columns]
-    body: list[list[str | float]] = [[str(i), *(c[k] for c in columns.values())] for k, i in enumerate(chosen)]
+    rows: list[list[str | float]] = [[str(i), *(c[k] for c in columns.values())] for k, i in enumerate(chosen)]
     if isinstance(x, Tensor) and x.ndim == 2:
         header += feature_names(x, names)[:MOST_COLUMNS]
-        for line, i in zip(body, chosen, strict=True):
-            line += [float(v) for v in x[i, :MOST_COLUMNS]]
-    return table(header, body)
+        for row, i in zip(rows, chosen, strict=True):
+            row += [float(v) for v in x[i, :MOST_COLUMNS]]
+    return Examples(heading, [], header, rows)
+
+
+def is_image(x: Any) -> bool:
+    """Tell whether inputs are pictures: (N, 1 or 3, H, W)."""
+    return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) >= 4
 
 
 def feature_names(x: Tensor, names: Sequence[str] | None) -> list[str]:
@@ -80,13 +123,47 @@ def feature_names(x: Tensor, names: Sequence[str] | None) -> list[str]:
     return [str(name) for name in names]
 
 
-def grayscale_or_color(x: Tensor) -> Pixels:
+def map_examples(
+    bayes: MCBN[Any], votes: Votes, x: Tensor, y: Tensor, ignore_index: int | None, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Show segmented inputs with truth, answer and entropy beside them, and tell what the colors mean."""
+    top = float(np.log(bayes.plain(x[:1]).shape[1]))  # the entropy of knowing nothing
+    void = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
+    truth = y.where(~void, -1)
+    groups = [
+        Examples(heading, _map_cards(bayes, votes, x, truth, chosen.tolist(), top))
+        for heading, chosen in ends(votes.entropy, votes.inputs)
+    ]
+    present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}
+    names = present if ignore_index is None else present | {-1: "left out"}
+    colors = [Tile(data_address(label_colors(np.full((2, 2), k))), name) for k, name in names.items()]
+    scale = heat(np.linspace(0, top, 64)[None], top)
+    return {"examples": groups, "colors": [*colors, Tile(data_address(scale), f"entropy, 0 to {top:.2f} nats")]}
+
+
+def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen: list[int], top: float) -> list[Card]:
+    pred = bayes.predict(x[chosen])
+    cards = []
+    for i, label, entropy in zip(chosen, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
+        maps = {
+            "input": to_pixels(x[i]),
+            "truth": label_colors(truth[i].reshape(label.shape).cpu().numpy()),
+            "answer": label_colors(label.numpy()),
+            "entropy": heat(entropy.numpy(), top),
+        }
+        tiles = [Tile(data_address(pixels), name, f"{name} of input {i}") for name, pixels in maps.items()]
+        points = votes.inputs == i
+        mean, wrong = number(votes.entropy[points].mean(), 3), votes.error[points].mean()
+        cards.append(Card(tiles, f"input {i}: mean entropy {mean}, {wrong:.1%} of pixels wrong"))
+    return cards
+
+
+def to_pixels(x: Tensor) -> Pixels:
     """Bring one picture (C, H, W) of any scale to bytes (H, W) or (H, W, 3)."""
-    thin = max(1, -(-max(x.shape[1:]) // MOST_PIXELS))
-    values = x.detach().cpu().double()[:, ::thin, ::thin]
+    values = _thin(x.detach().cpu().double().movedim(0, -1))  # (H, W, C)
     low, high = values.min(), values.max()
     scaled = ((values - low) / (high - low if high > low else 1) * 255).round().to(torch.uint8)
-    pixels: Pixels = (scaled[0] if len(scaled) == 1 else scaled.movedim(0, -1)).numpy()
+    pixels: Pixels = (scaled[..., 0] if scaled.shape[-1] == 1 else scaled).numpy()
     return pixels
 
 
@@ -108,18 +185,6 @@ def label_colors(labels: NDArray[np.int64]) -> Pixels:
     return pixels
 
 
-def color_key(names: Mapping[int, str], top: float) -> Markup:
-    """Tell what the colors of maps mean: one swatch a class, and the scale of the entropy from 0 to `top`."""
-    patch = np.ones((2, 2), dtype=np.int64)
-    shown = [(label_colors(patch * number), name, "") for number, name in names.items()]
-    shown.append((heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats", "scale"))
-    items = [
-        element("li", element("img", src=data_address(pixels), alt="", class_=kind or None), name)
-        for pixels, name, kind in shown
-    ]
-    return element("ul", *items, class_="colors")
-
-
 def _thin(values: Any) -> Any:
     step = max(1, -(-max(values.shape[:2]) // MOST_PIXELS))
     return values[::step, ::step]
@@ -133,12 +198,10 @@ def data_address(pixels: Pixels) -> str:
 def png(pixels: Pixels) -> bytes:
     """Encode (H, W) grayscale or (H, W, 3) color as PNG (RFC 2083)."""
     H, W = pixels.shape[:2]
-    kind = 0 if pixels.ndim == 2 else 2
     lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))
-    header = struct.pack(">IIBBBBB", W, H, 8, kind, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", W, H, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 6)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in chunks
+    )

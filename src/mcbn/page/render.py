@@ -1,0 +1,91 @@
+"""Pages from templates, in which text cannot become markup; numbers as they are shown."""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from mcbn.errors import MCBNError
+from mcbn.files import write_text
+
+MISSING = "\N{EN DASH}"
+
+
+def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] = (), **content: Any) -> str:
+    """Fill in a template of the `assets` of a package, which may extend those of this one; `scripts` lie beside it.
+
+    Everything is escaped where it enters, as text, attribute or embedded data.
+    """
+    sources = [_asset("mcbn.page", "chart.js"), *(_asset(package, name) for name in scripts)]
+    page = environment(package).get_template(template)
+    return page.render(style=_asset("mcbn.page", "page.css"), sources=sources, **content)
+
+
+@cache
+def environment(package: str = "mcbn.page") -> Environment:
+    """Make the environment for the templates of a package and of this one."""
+    loaders = [PackageLoader(name, "assets") for name in dict.fromkeys((package, "mcbn.page"))]
+    made = Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"number": number, "percent": percent, "sha256": _digest}
+    made.tests["finite"] = math.isfinite
+    made.policies["json.dumps_function"] = _to_json
+    return made
+
+
+@cache
+def _asset(package: str, name: str) -> str:
+    return resources.files(package).joinpath("assets", name).read_text("utf-8")
+
+
+def _digest(source: str) -> str:
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def _to_json(value: Any, **_: Any) -> str:
+    """Write compact JSON; what is not finite becomes null."""
+    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Show a number with so many significant digits; what is not finite is a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value and (abs(value) >= 1e6 or abs(value) < 1e-4):
+        return f"{value:.{digits - 2}e}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, decimals)}f}"
+
+
+def percent(share: float, decimals: int = 0) -> str:
+    """Show a share of one in percent; what is not finite is a dash."""
+    return f"{share:.{decimals}%}" if math.isfinite(share) else MISSING
+
+
+def rounded(values: Iterable[float], digits: int = 4) -> list[float]:
+    """Keep so many significant digits: what an eye can tell apart, in a third of the bytes."""
+    return [float(f"{value:.{digits}g}") for value in values]
+
+
+def save(path: Path, text: str) -> Path:
+    """Write a document, whole or not at all."""
+    try:
+        return write_text(path, text)
+    except OSError as error:
+        raise MCBNError(f"cannot write {path} ({error.strerror or error}); choose another place") from error
