@@ -15,7 +15,7 @@ from torch import nn
 import mcbn
 from mcbn import networks
 from mcbn.page import write_page
-from mcbn_study.playground import open_server
+from mcbn_study.playground.server import Playground
 from mcbn_study.site.write import site
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'mcbn[test]'")
@@ -185,7 +185,7 @@ def test_site_opens_without_an_error_and_its_links_work(watch, tmp_path: Path):
 
 @pytest.fixture
 def playground() -> Iterator[str]:
-    with open_server() as server:
+    with Playground() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server.address

@@ -10,7 +10,7 @@ import pytest
 import mcbn
 from command_line import CLASSES, FIT, MODEL, MODULE, arrays, assert_refused, invoke, network
 from mcbn import metrics
-from mcbn.page import html
+from mcbn.page import templates
 from workplace import NAMES, run, write_csv
 
 REPORT = ("report", "--posterior", "csv.mcbn", *MODEL)
@@ -29,7 +29,7 @@ def test_a_page_from_a_model_file_and_a_table() -> None:
     text = words("page.html")
     bayes = mcbn.MCBN.load("csv.mcbn", network())  # what the page should say, in Python
     x, y = arrays("test.npz")
-    assert f"RMSE lower {html.number(metrics.rmse(bayes.predict(x).mean, y).item())}" in text
+    assert f"RMSE lower {templates.number(metrics.rmse(bayes.predict(x).mean, y).item())}" in text
     assert "Where the uncertainty comes from" in text
     assert "as given" in text  # the constant twin is that of the fit
     assert "euro" in Path("page.html").read_text()
@@ -174,7 +174,7 @@ def test_the_site_by_command(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "regression.html").is_file()
 
 
-@pytest.mark.parametrize("place", ["mcbn.page.write.document", "os.replace"])
+@pytest.mark.parametrize("place", ["mcbn.page.render", "os.replace"])
 def test_ctrl_c_leaves_no_half_page(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

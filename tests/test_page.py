@@ -1,9 +1,11 @@
 """The report of a regression: what it says, what it escapes, what it refuses."""
 
-import json
+import base64
+import hashlib
 import re
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 import mcbn
 from kinds import make
 from mcbn import metrics, networks
-from mcbn.page import evidence, html, scores, write_page
+from mcbn.page import charts, evidence, scores, templates, write_page
 from pages import EVIL, Reader, assert_offline
 from untouched import untouched
 
@@ -44,7 +46,7 @@ def test_regression_page_holds_every_part_and_true_numbers(fitted, tmp_path: Pat
     assert dots["y"] == pytest.approx(error[order].tolist(), rel=1e-3)
     band = chart["series"][0]
     assert band["y"] == pytest.approx((1.95996 * pred.std[order]).tolist(), rel=1e-3)
-    assert html.number(metrics.rmse(pred.mean, y[300:]).item()) in text
+    assert templates.number(metrics.rmse(pred.mean, y[300:]).item()) in text
     for heading in ("Least certain", "Most certain", "Checks of the draws", "Where the uncertainty comes from"):
         assert heading in text
     assert all(block["alt"] for block in page.blocks.values())
@@ -69,7 +71,7 @@ def known(low: float, high: float) -> evidence.Spread:
 def test_headline_compares_the_tenths(low, high, sentence):
     found = scores.regression_headline(known(low, high))
     assert found.sentence == sentence
-    assert found.facts[0].startswith(f"Mean absolute error: {html.number(low, 3)} in the most certain tenth")
+    assert found.facts[0].startswith(f"Mean absolute error: {templates.number(low, 3)} in the most certain tenth")
 
 
 def test_constant_twin_follows_the_validation_data(fitted):
@@ -222,15 +224,33 @@ def test_unwritable_path_leaves_nothing(fitted, tmp_path: Path):
         write_page(tmp_path / "file" / "page.html", bayes, x[300:], y[300:])
 
 
-def test_text_is_escaped_unless_it_is_markup():
-    assert html.element("p", "<b>", html.element("i", "&")) == "<p>&lt;b&gt;<i>&amp;</i></p>"
-    assert html.element("a", "x", title='"<', class_="k") == '<a title="&quot;&lt;" class="k">x</a>'
-    assert "</script" not in html.data_block("d", {"a": "</script>"})[:-9]
-    assert json.loads(re.sub("<[^>]*>", "", html.data_block("d", [float("nan"), 1.5]))) == [None, 1.5]
+def test_text_is_escaped_in_cells_attributes_and_data():
+    blocks = templates.environment().get_template("blocks.html.j2").module
+    assert "<td>&lt;b&gt;</td>" in blocks.table(["<i>"], [["<b>"]])
+    assert "&lt;i&gt;</button>" in blocks.table(["<i>"], [["<b>"]])
+    figure = blocks.figure(charts.Chart('"><b>', "<i>", "&", {"a": "</script>", "b": [float("nan"), 1.5]}))
+    assert figure.count("</script") == 1
+    page = Reader(figure)
+    assert page.blocks == {'"><b>': {"a": "</script>", "b": [None, 1.5]}}
+    assert "".join(page.words).strip() == "<i>&"
+
+
+def test_the_policy_names_every_script_by_its_hash():
+    page = templates.render("base.html.j2", title="t", lead="")
+    policy = next(attributes["content"] for _, attributes in Reader(page).tags if "http-equiv" in attributes)
+    scripts = re.findall("(?s)<script>(.*?)</script>", page)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(scripts) == 1
+    assert policy.endswith(f"connect-src 'none'; script-src 'sha256-{hashes[0]}'")
+
+
+def test_a_template_that_lacks_its_content_is_refused():
+    with pytest.raises(jinja2.UndefinedError, match="'title' is undefined"):
+        templates.render("base.html.j2", lead="")
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0.0, "0"), (1234.5678, "1,235"), (0.012345, "0.01235"), (2e-7, "2.00e-07")]
 )
 def test_numbers_keep_four_digits(value, shown):
-    assert html.number(value) == shown
+    assert templates.number(value) == shown

@@ -10,7 +10,7 @@ from torch import nn
 
 import mcbn
 from mcbn import metrics
-from mcbn.page import checks, evidence, examples, scores, write_page
+from mcbn.page import evidence, examples, scores, write_page
 from pages import EVIL, Reader, assert_offline
 
 
@@ -155,7 +155,7 @@ def test_of_too_many_pixels_a_random_part_is_scored_and_the_page_says_so(tmp_pat
 def test_images_are_predicted_a_few_at_a_time(monkeypatch):
     _, x, y = segmented()
     monkeypatch.setattr(evidence, "VALUES", 3 * 3 * 12 * 12)
-    sizes = [len(part) for part, _ in evidence._cut(x, y)]
+    sizes = [len(part) for part, _ in evidence._blocks(x, y)]
     assert sizes == [3] * 6 + [2]
 
 
@@ -163,7 +163,7 @@ def test_checks_of_large_inputs_take_few_examples_and_the_page_says_so(tmp_path:
     bayes, x, y = segmented()
     full = write_page(tmp_path / "full.html", bayes, x, y, train=x).read_text()
     assert "Compared with" not in full
-    monkeypatch.setattr(checks, "VALUES", 7 * 3 * 12 * 12)
+    monkeypatch.setattr(evidence, "VALUES_CHECKED", 7 * 3 * 12 * 12)
     text = write_page(tmp_path / "page.html", bayes, x, y, train=x).read_text()
     assert "Compared with 8 of the 20 training examples, chosen at random." in text  # two batches of 4
 

@@ -8,7 +8,7 @@ import torch
 from numpy.random import default_rng
 
 from mcbn import metrics
-from mcbn.page import curves
+from mcbn.page import charts, scores
 
 N = 137
 
@@ -23,13 +23,13 @@ def points():
 def test_tenths_are_means_of_the_extremes(points):
     std, error = points
     ordered = [e for _, e in sorted(zip(std, error, strict=True))]
-    assert curves.tenths(std, error) == pytest.approx((np.mean(ordered[:13]), np.mean(ordered[-13:])))
-    assert curves.tenths(np.array([1.0]), np.array([3.0])) == (3.0, 3.0)
+    assert scores.tenths(std, error) == pytest.approx((np.mean(ordered[:13]), np.mean(ordered[-13:])))
+    assert scores.tenths(np.array([1.0]), np.array([3.0])) == (3.0, 3.0)
 
 
 def test_risk_coverage_is_the_mean_loss_of_the_most_certain(points):
     std, error = points
-    curve = curves.risk_coverage(std, error)
+    curve = scores.risk_coverage(std, error)
     for k in (1, 10, N):
         kept = sorted(zip(std, error, strict=True))[:k]
         assert curve.x[k - 1] == pytest.approx(k / N)
@@ -38,15 +38,15 @@ def test_risk_coverage_is_the_mean_loss_of_the_most_certain(points):
 
 def test_risk_coverage_ignores_the_order_of_ties():
     uncertainty, loss = np.array([1.0, 0.0, 1.0, 0.0]), np.array([5.0, 1.0, 7.0, 3.0])
-    there = curves.risk_coverage(uncertainty, loss)
-    back = curves.risk_coverage(uncertainty[::-1], loss[::-1])
+    there = scores.risk_coverage(uncertainty, loss)
+    back = scores.risk_coverage(uncertainty[::-1], loss[::-1])
     assert there.x.tolist() == back.x.tolist() == [0.5, 1.0]
     assert there.y.tolist() == back.y.tolist() == [2.0, 4.0]
 
 
 def test_interval_coverage_counts_points_inside(points):
     std, error = points
-    curve = curves.interval_coverage(error, std)
+    curve = scores.interval_coverage(error, std)
     for level in (0.1, 0.5, 0.95):
         z = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item()
         assert curve.y[round(100 * level)] == np.mean(error <= z * std)
@@ -56,12 +56,12 @@ def test_interval_coverage_counts_points_inside(points):
 def test_interval_coverage_of_a_gaussian_is_the_level():
     random, n = default_rng(1), 20_000
     std = random.uniform(0.5, 2, n)
-    curve = curves.interval_coverage(np.abs(random.normal(0, std)), std)
+    curve = scores.interval_coverage(np.abs(random.normal(0, std)), std)
     assert np.abs(curve.y - curve.x).max() < 4 * 0.5 / math.sqrt(n)
 
 
 def test_no_spread_covers_exact_predictions_only():
-    curve = curves.interval_coverage(np.array([0.0, 1.0]), np.zeros(2))
+    curve = scores.interval_coverage(np.array([0.0, 1.0]), np.zeros(2))
     assert (curve.y[0], curve.y[99], curve.y[100]) == (0.5, 0.5, 1.0)
 
 
@@ -70,7 +70,7 @@ def test_set_coverage_builds_the_smallest_sets():
     probs = random.dirichlet(np.ones(5), N)
     y = random.integers(0, 5, N)
     above = np.array([p[p > p[k]].sum() for p, k in zip(probs, y, strict=True)])
-    curve = curves.set_coverage(above)
+    curve = scores.set_coverage(above)
     for level in (0.3, 0.8):
         inside = []
         for p, k in zip(probs, y, strict=True):
@@ -84,7 +84,7 @@ def test_reliability_bins_give_the_calibration_error():
     random = default_rng(3)
     probs = random.dirichlet(np.ones(4), N)
     y = random.integers(0, 4, N)
-    bins = curves.reliability(probs.max(1), (probs.argmax(1) == y).astype(float))
+    bins = scores.reliability(probs.max(1), (probs.argmax(1) == y).astype(float))
     error = np.abs(bins.observed - bins.predicted) @ bins.size / N
     assert bins.size.sum() == N
     assert error == pytest.approx(metrics.ece(torch.from_numpy(probs), torch.from_numpy(y)).item())
@@ -92,7 +92,7 @@ def test_reliability_bins_give_the_calibration_error():
 
 def test_spread_reliability_averages_tenths(points):
     std, error = points
-    bins = curves.spread_reliability(std, error)
+    bins = scores.spread_reliability(std, error)
     assert bins.size.sum() == N
     assert bins.size.max() - bins.size.min() <= 1
     first = sorted(zip(std, error, strict=True))[: bins.size[0]]
@@ -102,16 +102,16 @@ def test_spread_reliability_averages_tenths(points):
 
 def test_histograms_are_shares_of_each_group(points):
     std, error = points
-    edges, good, bad = curves.histograms(std, error <= np.median(error))
+    edges, good, bad = scores.histograms(std, error <= np.median(error))
     assert len(edges) == len(good) + 1
     assert good.sum() == pytest.approx(1)
     assert bad.sum() == pytest.approx(1)
-    assert curves.histograms(std, np.ones(N, bool))[2].sum() == 0
+    assert scores.histograms(std, np.ones(N, bool))[2].sum() == 0
 
 
 def test_thinning_keeps_the_order_and_depends_on_the_seed():
-    assert curves.thin(5, 10).tolist() == [0, 1, 2, 3, 4]
-    chosen = curves.thin(1000, 10)
+    assert charts.thin(5, 10).tolist() == [0, 1, 2, 3, 4]
+    chosen = charts.thin(1000, 10)
     assert len(set(chosen)) == 10
     assert (np.diff(chosen) > 0).all()
-    assert chosen.tolist() == curves.thin(1000, 10).tolist() != curves.thin(1000, 10, seed=1).tolist()
+    assert chosen.tolist() == charts.thin(1000, 10).tolist() != charts.thin(1000, 10, seed=1).tolist()

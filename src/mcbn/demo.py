@@ -91,6 +91,10 @@ def train_and_fit(
 ) -> MCBN[RegressionPrediction]:
     """Train the paper's network in original units, then draw its T sets of batch statistics."""
     network = Standardized(RegressionMLP(x.shape[1], hidden, seed=seed), x, y)
+
+    def count(epoch: int) -> None:
+        tick(1)
+
     train_regression(
         network,
         x,
@@ -99,7 +103,7 @@ def train_and_fit(
         epochs=setting.epochs,
         weight_decay=setting.weight_decay,
         seed=seed,
-        on_epoch=lambda _: tick(1),
+        on_epoch=count,
     )
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=setting.batch_size)
 

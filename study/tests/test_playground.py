@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from mcbn import data, metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.playground import open_server
 from mcbn_study.playground.learner import UNITS, Learner, Settings, read_points
+from mcbn_study.playground.server import Playground
 from untouched import generators
 
 
@@ -46,7 +46,7 @@ def trained(points) -> Learner:
 
 @pytest.fixture
 def server():
-    with open_server() as found:
+    with Playground() as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield found
@@ -145,9 +145,9 @@ def test_requests_from_elsewhere_are_refused(server):
 
 def test_a_port_in_use_is_refused(server):
     with pytest.raises(MCBNError, match="choose another port"):
-        open_server(server.server_address[1])
+        Playground(server.server_address[1])
     with pytest.raises(MCBNError, match="choose another port"):
-        open_server(70_000)
+        Playground(70_000)
 
 
 def test_the_command_says_in_a_line_that_the_port_is_taken(server):

@@ -12,15 +12,14 @@ from typer.testing import CliRunner
 
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn.page import examples
+from mcbn.page import examples, templates
 from mcbn_study import paper
 from mcbn_study.commands.reproduce import reproduce
 from mcbn_study.site.catalogue import COMMANDS, ITEMS, PAGES
 from mcbn_study.site.commands import report
-from mcbn_study.site.folders import find_folders
-from mcbn_study.site.parts import markdown_part
+from mcbn_study.site.markdown import read_blocks
 from mcbn_study.site.provenance import total_seconds, trace
-from mcbn_study.site.write import site
+from mcbn_study.site.write import find_folders, site
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +67,7 @@ def test_index_names_every_table_and_figure_of_the_paper(built: Path):
     for item in ITEMS:
         assert item.where in text
         assert item.what in text
+    assert "20 tables and figures 20 are reproduced whole" in text
     printed = {number.table for number in paper.numbers()}
     assert printed <= {item.anchor for item in ITEMS}
 
@@ -149,12 +149,13 @@ def test_time_shared_by_records_is_counted_once():
 
 
 def test_markdown_of_the_studies_becomes_tables_and_is_escaped(tmp_path: Path):
-    path = tmp_path / "table.md"
-    path.write_text(
+    blocks = read_blocks(
         "# Top\n\nAbout `x` <i> and **so** on,\nsee [there](http://nowhere.org)\n\n"
-        "## Sub\n| a | b | c |\n|---|--:|---|\n| <b>1</b> | 2 | w\\_x \\| y &lt; z |\n\n- one\n- two\n"
+        "## Sub\n| a | b | c |\n|---|--:|---|\n| <b>1</b> | 2 | w\\_x \\| y &lt; z |\n\n- one\n- two\n",
+        tmp_path,
     )
-    text = markdown_part(path, "T", "t", "c")
+    shown = templates.environment("mcbn_study.site").get_template("shown.html.j2").module
+    text = str(shown.markdown(list(blocks)))
     assert '<td>&lt;b&gt;1&lt;/b&gt;</td><td>2</td><td class="text">w_x | y &lt; z</td>' in text
     assert "About <code>x</code> &lt;i&gt; and <strong>so</strong> on, see there</p>" in text
     assert "<li>one</li><li>two</li>" in text

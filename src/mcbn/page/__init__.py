@@ -11,7 +11,7 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page import charts, evidence, examples, scores
 from mcbn.page.evidence import Spread, Votes
-from mcbn.page.render import number, render, save
+from mcbn.page.templates import number, render, save
 
 __all__ = ["write_page", "write_prediction_page"]
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mcbn.page import scores
 from mcbn.page.evidence import Spread, Vector, Votes
-from mcbn.page.render import number, rounded
 from mcbn.page.scores import Bins, Curve
+from mcbn.page.templates import number, rounded
 from mcbn.plots import Z50, Z95, bulk_height, running_mean
 
 Spec: TypeAlias = dict[str, Any]
@@ -106,21 +106,21 @@ def uncertainty_error(
     """
     order, rank, nodes, window = _ranked(std)
     N, heights = len(order), error[order]
-    series = [
-        {**_series("band", "95 % interval", color, rank, Z95 * std[order]), "deep": False},
-        {**_series("band", "50 % interval", color, rank, Z50 * std[order]), "deep": True},
-        _series("dots", "absolute error", "gray", rank, heights),
-        _series("line", f"running mean of {window}", "ink", rank[nodes], running_mean(heights, window)[nodes]),
+    drawn = [
+        {**series("band", "95 % interval", color, rank, Z95 * std[order]), "deep": False},
+        {**series("band", "50 % interval", color, rank, Z50 * std[order]), "deep": True},
+        series("dots", "absolute error", "gray", rank, heights),
+        series("line", f"running mean of {window}", "ink", rank[nodes], running_mean(heights, window)[nodes]),
     ]
     if constant_std is not None:
         for z, name in ((Z50, "constant 50 %"), (Z95, "constant 95 %")):
-            series.append(_series("line", name, "red", [1, N], [z * constant_std] * 2, dash=True))
+            drawn.append(series("line", name, "red", [1, N], [z * constant_std] * 2, dash=True))
     names = np.arange(len(std)) if inputs is None else inputs
     return {
         "alt": _describe_errors(std, error, "absolute error"),
-        "x": _axis("points, from certain to uncertain", N + 1),
-        "y": _axis(f"absolute error ({units})", bulk_height(heights, std, constant_std), flag=True),
-        "series": series,
+        "x": axis("points, from certain to uncertain", N + 1),
+        "y": axis(f"absolute error ({units})", bulk_height(heights, std, constant_std), flag=True),
+        "series": drawn,
         "titles": [f"input {names[i]}, std {number(std[i])}" for i in order],
         "nearest": "xy",
     }
@@ -136,13 +136,13 @@ def error_rate(votes: Votes) -> Spec:
     dots = np.where(votes.error[order] > 0, 0.95, 0.03) * top + jitter * top
     return {
         "alt": _describe_errors(votes.entropy, votes.error, "share of wrong answers"),
-        "x": _axis("points, from certain to uncertain", N + 1),
-        "y": _axis("share of wrong answers", top, percent=True),
+        "x": axis("points, from certain to uncertain", N + 1),
+        "y": axis("share of wrong answers", top, percent=True),
         "series": [
-            {**_series("dots", "answers", "gray", rank, dots), "quiet": True, "lead": True},
-            _series("line", f"running share of {window}", "blue", rank[nodes], rate),
-            _series("line", "promised: 1 - confidence", "ink", rank[nodes], promised, dash=True),
-            _series("line", "over all", "red", [1, N], [float(votes.error.mean())] * 2, dash=True),
+            {**series("dots", "answers", "gray", rank, dots), "quiet": True, "lead": True},
+            series("line", f"running share of {window}", "blue", rank[nodes], rate),
+            series("line", "promised: 1 - confidence", "ink", rank[nodes], promised, dash=True),
+            series("line", "over all", "red", [1, N], [float(votes.error.mean())] * 2, dash=True),
         ],
         "titles": [
             f"input {votes.inputs[i]}: {'wrong' if votes.error[i] else 'right'}, entropy {number(votes.entropy[i], 3)}"
@@ -187,8 +187,8 @@ def coverage(ours: Curve, twin: Curve | None, twin_name: str, what: str) -> Spec
     lines = [_line(twin_name, "red", twin, dash=True)] if twin else []
     return {
         "alt": f"{what}: at the level 95 %, {ours.y[95]:.1%} of points are inside{beside}.",
-        "x": _axis("level", 1, percent=True),
-        "y": _axis("share inside", 1, percent=True),
+        "x": axis("level", 1, percent=True),
+        "y": axis("share inside", 1, percent=True),
         "series": [_line("MCBN", "blue", ours), *lines, DIAGONAL],
     }
 
@@ -199,8 +199,8 @@ def class_reliability(ours: Bins, twin: Bins | None) -> Spec:
     plain = [_line("plain network", "red", Curve(*twin[:2]), dash=True)] if twin else []
     return {
         "alt": f"Reliability: accuracy and confidence are {ours.gap:.1%} apart{beside}.",
-        "x": _axis("confidence", 1, percent=True),
-        "y": _axis("accuracy", 1, percent=True),
+        "x": axis("confidence", 1, percent=True),
+        "y": axis("accuracy", 1, percent=True),
         "series": [*_bins(ours), *plain, DIAGONAL],
         "titles": [f"confidence {p:.1%}, {n:,} points" for p, n in zip(ours.predicted, ours.size, strict=True)],
     }
@@ -215,8 +215,8 @@ def std_reliability(bins: Bins, units: str) -> Spec:
     )
     return {
         "alt": f"Reliability of the std, by tenths. {ends}.",
-        "x": _axis(f"predicted std ({units})", top),
-        "y": _axis("root mean squared error", top),
+        "x": axis(f"predicted std ({units})", top),
+        "y": axis("root mean squared error", top),
         "series": [*_bins(bins), {**DIAGONAL, "x": [0, top], "y": [0, top]}],
         "titles": [f"std {number(p)}, {n:,} points" for p, n in zip(bins.predicted, bins.size, strict=True)],
     }
@@ -230,14 +230,14 @@ def risk(uncertainty: Vector, loss: Vector, twin: Vector | None, label: str, *, 
     if twin is not None:
         lines.append(_line("by the plain network's", "red", _few(scores.risk_coverage(twin, loss)), dash=True))
     color = "red" if twin is None else "gray"
-    lines.append(_series("line", "constant: no order", color, [0, 1], [overall] * 2, dash=True))
+    lines.append(series("line", "constant: no order", color, [0, 1], [overall] * 2, dash=True))
     lines.append(_line("best possible order", "green", best, dash=True))
     half = float(ours.y[np.searchsorted(ours.x, 0.5).clip(max=len(ours.x) - 1)])
     shown = (f"{half:.1%}", f"{overall:.1%}") if percent else (number(half), number(overall))
     return {
         "alt": f"Risk-coverage: {label} is {shown[0]} on the more certain half and {shown[1]} on all points.",
-        "x": _axis("share of points kept, the most certain first", 1, percent=True),
-        "y": _axis(label, 1.12 * max(overall, float(np.quantile(ours.y, 0.98))) or 1.0, percent=percent),
+        "x": axis("share of points kept, the most certain first", 1, percent=True),
+        "y": axis(label, 1.12 * max(overall, float(np.quantile(ours.y, 0.98))) or 1.0, percent=percent),
         "series": lines,
     }
 
@@ -247,35 +247,37 @@ def histogram(uncertainty: Vector, good: NDArray[np.bool_], names: tuple[str, st
     edges, first, second = scores.histograms(uncertainty, good)
     groups = (uncertainty[good], uncertainty[~good])
     medians = [number(float(np.median(group)), 3) if len(group) else "none" for group in groups]
-    series = [
+    drawn = [
         {"name": name, "kind": "bars", "color": color, "x": rounded(edges, 6), "y": rounded(share)}
         for name, color, share in zip(names, ("blue", "red"), (first, second), strict=True)
     ]
     return {
         "alt": f"Histogram of {label}: median {medians[0]} where {names[0]}, {medians[1]} where {names[1]}.",
-        "x": {"label": label, "min": float(edges[0]), "max": float(edges[-1])},
-        "y": _axis("share of the group", 1.08 * float(max(first.max(), second.max())), percent=True),
-        "series": series,
+        "x": axis(label, float(edges[-1]), float(edges[0])),
+        "y": axis("share of the group", 1.08 * float(max(first.max(), second.max())), percent=True),
+        "series": drawn,
         "titles": [f"{label} {number(a, 3)} to {number(b, 3)}" for a, b in itertools.pairwise(edges)],
     }
 
 
-def _axis(label: str, top: float, **flags: bool) -> Spec:
-    return {"label": label, "min": 0, "max": top, **flags}
+def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:
+    """Describe an axis; flags are `percent` and `flag`, which marks what lies above it."""
+    return {"label": label, "min": low, "max": top, **flags}
 
 
-def _series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> Spec:
+def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> Spec:
+    """Describe one series: a band, a line, dots or bars."""
     return {"name": name, "kind": kind, "color": color, "dash": dash, "x": rounded(x, 6), "y": rounded(y)}
 
 
 def _line(name: str, color: str, curve: Curve, *, dash: bool = False) -> Spec:
-    return _series("line", name, color, curve.x, curve.y, dash=dash)
+    return series("line", name, color, curve.x, curve.y, dash=dash)
 
 
 def _bins(ours: Bins) -> list[Spec]:
     return [
-        _series("dots", "MCBN, bins", "blue", ours.predicted, ours.observed),
-        _series("line", "MCBN", "blue", ours.predicted, ours.observed),
+        series("dots", "MCBN, bins", "blue", ours.predicted, ours.observed),
+        series("line", "MCBN", "blue", ours.predicted, ours.observed),
     ]
 
 

@@ -231,9 +231,9 @@ def _blocks(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
         raise MCBNError(f"x has {len(x)} rows but y {len(y)}")
     rows = max(1, min(ROWS, VALUES // max(1, x[0].numel())))
     with bar("predicting", len(y), "input") as tick:
-        for x_block, y_block in zip(x.split(rows), y.split(rows), strict=True):
-            yield x_block, y_block
-            tick(len(y_block))
+        for start in range(0, len(y), rows):
+            yield x[start : start + rows], y[start : start + rows]
+            tick(min(rows, len(y) - start))
 
 
 def _vector(blocks: Sequence[Tensor]) -> Vector:

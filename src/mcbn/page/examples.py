@@ -14,7 +14,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page.evidence import Spread, Vector, Votes
-from mcbn.page.render import number
+from mcbn.page.templates import number
 
 COUNT = 6  # of each kind
 MOST_PIXELS = 192  # a side; larger pictures are thinned

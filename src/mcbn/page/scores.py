@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.page.evidence import Spread, Vector, Votes
-from mcbn.page.render import number
+from mcbn.page.templates import number
 
 LEVELS = np.linspace(0, 1, 101)
 
@@ -79,7 +79,7 @@ def set_coverage(mass_above: Vector) -> Curve:
 
 
 def reliability(confidence: Vector, right: Vector, n_bins: int = 15) -> Bins:
-    """Mean confidence and accuracy in equal-width bins (b / n, (b + 1) / n] (Guo et al. 2017), but for the empty ones."""
+    """Mean confidence and accuracy in bins (b / n, (b + 1) / n] that are not empty (Guo et al. 2017)."""
     edges = np.linspace(0, 1, n_bins + 1)
     return _average(np.searchsorted(edges[1:-1], confidence, side="left"), confidence, right, n_bins)
 
@@ -145,12 +145,12 @@ def regression_scores(spread: Spread) -> list[Score]:
         rows.append(Score("RMSE of the plain network", "lower", plain, math.nan, 0.0, math.nan))
     rows.append(_score("CRPS", "lower", *_crps(spread), metrics.crps_optimum(mean, y).numpy()))
     if spread.log_prob is not None:
-        twin = metrics.pll(mean[None], y, spread.constant_std**-2).numpy()
-        repeat = len(twin) // len(spread.log_prob)  # maps: an input's joint likelihood is shared evenly by its points
-        ours = np.repeat(spread.log_prob / repeat, repeat)
-        rows.append(_score("PLL", "higher", ours, twin, metrics.pll_optimum(mean, y).numpy()))
-    inside = (_coverage(spread.error, std) for std in (spread.std, spread.constant_stds))
-    return [*rows, Score("Share inside the 95 % interval", "near 0.95", *inside, 0.95, math.nan)]
+        constant = metrics.pll(mean[None], y, spread.constant_std**-2).numpy()
+        n_each = len(y) // len(spread.log_prob)  # maps: an input's joint likelihood is shared evenly by its points
+        log_prob = np.repeat(spread.log_prob / n_each, n_each)
+        rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
+    ours, twin = (_coverage(spread.error, std) for std in (spread.std, spread.constant_stds))
+    return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
 def _crps(spread: Spread) -> tuple[Vector, Vector]:

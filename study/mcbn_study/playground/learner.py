@@ -16,6 +16,7 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
 from mcbn.noise import constant_tau, tau_by_crps
+from mcbn.page.templates import rounded
 
 HIDDEN = (30, 30, 30)
 RANGE = 7.0  # points and grid lie in -RANGE..RANGE, both ways
@@ -88,27 +89,23 @@ class Learner:
         at_points = bayes.predict(x)
         tau = float(tau_by_crps(at_points.mean, at_points.epistemic, y)) / UNITS**2
         constant = float(constant_tau(at_points.mean, y)) / UNITS**2
-        used = tau if settings.tau is None else settings.tau
+        tau = tau if settings.tau is None else settings.tau
         grid = torch.linspace(-RANGE, RANGE, GRID)[:, None]  # (G, 1)
         pred = bayes.predict(grid / UNITS)
         epistemic = pred.epistemic[:, 0] * UNITS**2  # (G,)
         return {
             "x": [round(v, 3) for v in grid[:, 0].tolist()],
-            "mean": _short(pred.mean[:, 0] * UNITS),
-            "epistemic_std": _short(epistemic.sqrt()),
-            "std": _short((epistemic + 1 / used).sqrt()),
+            "mean": rounded((pred.mean[:, 0] * UNITS).tolist()),
+            "epistemic_std": rounded(epistemic.sqrt().tolist()),
+            "std": rounded((epistemic + 1 / tau).sqrt().tolist()),
             "constant_std": constant**-0.5,
-            "tau": used,
+            "tau": tau,
         }
 
 
 def _columns(points: Tensor) -> tuple[Tensor, Tensor]:
     scaled = points / UNITS
     return scaled[:, :1], scaled[:, 1:]
-
-
-def _short(values: Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in values.tolist()]
 
 
 def read_points(value: object) -> Tensor:

@@ -7,16 +7,14 @@ import webbrowser
 from collections import OrderedDict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from typing import Any
 
 import torch
 
 from mcbn import data
 from mcbn.errors import MCBNError
-from mcbn.page.html import data_block, document, element
+from mcbn.page.templates import render
 from mcbn_study.playground.learner import MOST_POINTS, RANGE, Learner, Settings, read_points
-from mcbn_study.playground.view import body
 
 HOST = "127.0.0.1"
 MOST_BYTES = 64 * 1024
@@ -25,7 +23,10 @@ TRAIN_SECONDS = 0.25  # a call: several bands a second, so that one sees it lear
 
 
 class Playground(ThreadingHTTPServer):
-    """Serves the page, and trains one network for each open page; one call trains at a time."""
+    """Serves the page on 127.0.0.1, and trains one network for each open page; one call trains at a time.
+
+    Port 0 is any free one; `serve_forever` runs it.
+    """
 
     daemon_threads = True
 
@@ -88,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page."""
-        if not self._own_host():
+        if not self._from_here():
             self._send(HTTPStatus.FORBIDDEN, b"unknown host", "text/plain")
         elif self.path == "/":
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
@@ -102,17 +103,17 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self._fail(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BYTES} bytes")
         text = self.rfile.read(int(length))
-        if not self._own_host() or self.headers.get_content_type() != "application/json":
+        if not self._from_here() or self.headers.get_content_type() != "application/json":
             return self._fail(HTTPStatus.FORBIDDEN, "only the playground's own page may ask")
         if self.path != "/bands":
             return self._fail(HTTPStatus.NOT_FOUND, "not found")
         try:
-            found = self.server.answer(json.loads(text))
+            bands = self.server.answer(json.loads(text))
         except (MCBNError, ValueError) as error:
             return self._fail(HTTPStatus.BAD_REQUEST, str(error))
-        return self._send(HTTPStatus.OK, json.dumps(found).encode(), "application/json")
+        return self._send(HTTPStatus.OK, json.dumps(bands).encode(), "application/json")
 
-    def _own_host(self) -> bool:
+    def _from_here(self) -> bool:
         """Refuse other names for this address: a page elsewhere could point its name at it."""
         port = self.server.server_address[1]
         return self.headers.get("Host") in (f"{HOST}:{port}", f"localhost:{port}")
@@ -138,33 +139,16 @@ class Handler(BaseHTTPRequestHandler):
 def _page() -> str:
     x, y = data.toy(40)
     points = [[round(a, 3), round(b, 3)] for a, b in zip(x[:, 0].tolist(), y.tolist(), strict=True)]
-    settings = Settings()
-    first = {
-        "points": points,
-        "range": RANGE,
-        "most": MOST_POINTS,
-        "batch_size": settings.batch_size,
-        "n_samples": settings.n_samples,
-    }
-    lead = element("p", "The toy problem of Teye et al. 2018, Figure 1, as you change it.", class_="muted")
-    return document(
-        "MCBN playground",
-        body(settings),
-        data_block("playground-data", first),
-        lead=lead,
-        scripts=[resources.files(__package__).joinpath("playground.js").read_text("utf-8")],
-        connect="'self'",
+    limits = {"points": points, "range": RANGE, "most": MOST_POINTS}
+    first = limits | {"batch_size": Settings.batch_size, "n_samples": Settings.n_samples}
+    return render(
+        "playground.html.j2", package=__package__, scripts=["playground.js"], title="MCBN playground", first=first
     )
-
-
-def open_server(port: int = 0) -> Playground:
-    """Bind the playground to 127.0.0.1; port 0 is any free one. `serve_forever` runs it."""
-    return Playground(port)
 
 
 def main(port: int = 0, *, browser: bool = True) -> None:
     """Serve the playground until Ctrl-C, and open it in the browser."""
-    with open_server(port) as server:
+    with Playground(port) as server:
         print(f"playground at {server.address} (Ctrl-C stops it)", flush=True)
         if browser:
             webbrowser.open(server.address)

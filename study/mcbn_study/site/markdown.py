@@ -1,88 +1,83 @@
-"""The Markdown that studies write, as HTML: headings, paragraphs, tables, lists, pictures; everything else is text."""
+"""The Markdown that studies leave in folders, as blocks for templates: headings, tables, lists, pictures, text."""
 
+import base64
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from mcbn.page.html import Markup, element, join, table
-from mcbn_study.site.pictures import image_part
+from markupsafe import Markup
 
-MOST_OPEN = 12  # lines of a list that is shown without a click
 _PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)\s]+)\)")
 _INLINE = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<bold>.+?)\*\*|\[(?P<text>[^\]]+)\]\([^)]*\)")
 
 
-def to_html(text: str, folder: Path | None = None) -> Markup:
-    """Turn Markdown into HTML; pictures it names are embedded from `folder`, links keep their words alone."""
-    return join(_block(block.splitlines(), folder) for block in re.split(r"\n\s*\n", text.strip()) if block.strip())
+def read_blocks(text: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the blocks of Markdown; pictures it names are embedded from `folder`, links keep their words alone."""
+    for lines in (block.splitlines() for block in re.split(r"\n\s*\n", text.strip())):
+        while lines and (heading := re.match(r"\s*(#+)\s+(.*)", lines[0])):
+            yield {"kind": "heading", "level": "h2" if len(heading[1]) <= 2 else "h3", "text": _inline(heading[2])}
+            del lines[0]
+        if lines:
+            yield _read_block(lines, folder)
 
 
-def pictures_of(text: str) -> dict[str, str]:
-    """Return the files of the pictures that Markdown names, with their alternative texts."""
-    return {found["file"]: found["alt"] for found in _PICTURE.finditer(text)}
+def pictures_of(text: str) -> set[str]:
+    """Return the files of the pictures that Markdown names."""
+    return {named["file"] for named in _PICTURE.finditer(text)}
 
 
-def _block(lines: Sequence[str], folder: Path | None) -> Markup:
+def embed(path: Path, alt: str) -> dict[str, str]:
+    """Hold a PNG in an address of its own, with the words that stand for it."""
+    return {"address": "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), "alt": alt}
+
+
+def _read_block(lines: Sequence[str], folder: Path) -> dict[str, Any]:
     first = lines[0].strip()
-    if heading := re.match(r"(#+)\s+(.*)", first):
-        shown = element("h2" if len(heading[1]) <= 2 else "h3", *_inline(heading[2]))
-        return join([shown, _block(lines[1:], folder)]) if len(lines) > 1 else shown
     if first.startswith("|"):
-        return _table(lines)
+        return _read_table(lines)
     if first.startswith(("- ", "* ")):
-        return _list(lines)
-    if (named := _PICTURE.fullmatch(first)) and folder and (folder / named["file"]).is_file():
-        return image_part(folder / named["file"], _plain(named["alt"]))
-    return element("p", *_inline(" ".join(line.strip() for line in lines)), class_="muted")
+        points = re.split(r"(?m)^[-*] ", "\n".join(lines))[1:]
+        return {"kind": "list", "points": [_inline(" ".join(point.split())) for point in points]}
+    if (named := _PICTURE.fullmatch(first)) and (folder / named["file"]).is_file():
+        return {"kind": "picture", **embed(folder / named["file"], _plain(named["alt"]))}
+    return {"kind": "paragraph", "text": _inline(" ".join(line.strip() for line in lines))}
 
 
-def _table(lines: Sequence[str]) -> Markup:
+def _read_table(lines: Sequence[str]) -> dict[str, Any]:
+    """Return header, rows of equal length, and the columns that hold words (beside the first, which always does)."""
     header, _, *rows = [_cells(line) for line in lines if line.strip().startswith("|")]
-    width = len(header)
-    even = [[*row, *[""] * (width - len(row))][:width] for row in rows]
-    return table([_plain(head) for head in header], even, text=_texts(header, even))
-
-
-def _texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Name the columns that hold words; the first always does."""
-    columns = range(1, len(header))
-    return [c for c in columns if not any(re.match(r"[-+]?[\d.,]*\d", row[c]) for row in rows if row[c])]
+    even = [[*row, *[""] * (len(header) - len(row))][: len(header)] for row in rows]
+    words = [
+        column
+        for column in range(1, len(header))
+        if not any(re.match(r"[-+]?[\d.,]*\d", row[column]) for row in even if row[column])
+    ]
+    return {"kind": "table", "header": header, "rows": even, "words": words}
 
 
 def _cells(line: str) -> list[str]:
     cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
-    return [join(_inline(cell.strip())) for cell in cells]
+    return [_inline(cell.strip()) for cell in cells]
 
 
-def _list(lines: Sequence[str]) -> Markup:
-    points: list[str] = []
-    for line in lines:
-        if line.startswith(("- ", "* ")):
-            points.append(line[2:])
-        elif points:
-            points[-1] += f" {line.strip()}"
-    shown = element("ul", *(element("li", *_inline(point)) for point in points), class_="muted")
-    if len(points) <= MOST_OPEN:
-        return shown
-    return element("details", element("summary", f"{len(points)} further values"), shown)
+def _inline(text: str) -> Markup:
+    pieces, end = [], 0
+    for marked in _INLINE.finditer(text):
+        pieces += [_plain(text[end : marked.start()]), _markup(marked)]
+        end = marked.end()
+    return Markup().join([*pieces, _plain(text[end:])])
 
 
-def _inline(text: str) -> list[str]:
-    parts: list[str] = []
-    end = 0
-    for found in _INLINE.finditer(text):
-        parts.append(_plain(text[end : found.start()]))
-        if found["code"]:
-            parts.append(element("code", found["code"]))
-        else:
-            parts.append(element("strong", _plain(found["bold"])) if found["bold"] else _plain(found["text"]))
-        end = found.end()
-    return [*parts, _plain(text[end:])]
+def _markup(marked: re.Match[str]) -> str:
+    if marked["code"]:
+        return Markup("<code>{}</code>").format(marked["code"])
+    if marked["bold"]:
+        return Markup("<strong>{}</strong>").format(_plain(marked["bold"]))
+    return _plain(marked["text"])
 
 
 def _plain(text: str) -> str:
     """Take back the escapes of Markdown; the result is escaped as HTML where it enters a page."""
-    if isinstance(text, Markup):
-        return text
     return html.unescape(re.sub(r"\\([\\`*_{}\[\]|~#$<>&])", r"\1", text))

@@ -8,7 +8,7 @@ from mcbn_study.journal import Record
 from mcbn_study.site.catalogue import STUDIES
 from mcbn_study.tables import MISSING
 
-_OWN = (*STUDIES, "speed")  # studies whose records are known
+_KNOWN = (*STUDIES, "speed")  # studies whose records are known
 # Records that carry the seconds of a whole run, which they share: what tells one run from another.
 _SHARED: dict[str, Callable[[Record], Any]] = {
     "selection": lambda record: (record.get("cell"), record.get("seconds")),  # a cell may have been run twice
@@ -28,6 +28,11 @@ class Provenance(NamedTuple):
     commits: tuple[str, ...]
 
     @property
+    def counted(self) -> str:
+        """Say how many records there are."""
+        return f"{self.records:,} record{'' if self.records == 1 else 's'}"
+
+    @property
     def time(self) -> str:
         """Show the seconds as people say them."""
         if not self.records:
@@ -41,15 +46,12 @@ def trace(study: str, records: Sequence[Record], command: str) -> Provenance:
     """Collect hardware, seconds and commits of a study's records; a time shared by many is counted once."""
     hardware = sorted({str(record.get("hardware") or record.get("device") or "unknown") for record in records})
     commits = sorted({str(record.get("commit") or "unknown")[:12] for record in records})
-    options = _options(records)
-    return Provenance(
-        f"{command}{options}", ", ".join(hardware), total_seconds(study, records), len(records), tuple(commits)
-    )
+    seconds, command = total_seconds(study, records), command + _options(records)
+    return Provenance(command, ", ".join(hardware), seconds, len(records), tuple(commits))
 
 
-def _options(records: Iterable[Record]) -> str:
+def _options(records: Sequence[Record]) -> str:
     """Options that the records tell of: the profile, and a GPU."""
-    records = list(records)
     profiles = {str(record["profile"]) for record in records if record.get("profile")}
     devices = {str(record.get("device")) for record in records if record.get("profile")}
     profile = f" --profile {profiles.pop()}" if len(profiles) == 1 else ""
@@ -59,17 +61,17 @@ def _options(records: Iterable[Record]) -> str:
 def total_seconds(study: str, records: Iterable[Record]) -> float:
     """Sum the seconds of records, once for those that share a run."""
     shared: dict[Any, float] = {}
-    own = []
+    alone = []
     for record in records:
         kind = str(record.get("kind") or study)
         seconds = float(record.get("seconds") or 0.0)
         if kind == _CLOCK:
             run = kind, *(record.get(name) for name in ("method", "seed", "config_hash"))
             shared[run] = max(seconds, shared.get(run, 0.0))
-        elif study not in _OWN:  # all records of one run bear its seconds, to the digit
+        elif study not in _KNOWN:  # all records of one run bear its seconds, to the digit
             shared[kind, record.get("seed"), seconds] = seconds
         elif kind in _SHARED:
             shared[kind, _SHARED[kind](record)] = seconds
         else:
-            own.append(seconds)
-    return math.fsum([*own, *shared.values()])
+            alone.append(seconds)
+    return math.fsum([*alone, *shared.values()])

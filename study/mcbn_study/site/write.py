@@ -1,39 +1,32 @@
 """The reproduction as a static site: every table and figure of the paper, ours beside the paper's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page.html import Markup, document, element, join, save, table
+from mcbn.page.charts import Chart, axis, series, uncertainty_error
+from mcbn.page.templates import render, rounded, save
+from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
 from mcbn_study import journal
-from mcbn_study.regression.figures import first_split
+from mcbn_study.regression.figures import SHAPES, first_split, load_arrays
+from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
-from mcbn_study.site.catalogue import COMMANDS, FURTHER, ITEMS, PAGES, STUDIES, Item
-from mcbn_study.site.folders import find_folders, folder_part, trace_folder
-from mcbn_study.site.interactive import figures_part
-from mcbn_study.site.parts import markdown_part, missing_sets, not_run, provenance_part, table_part
-from mcbn_study.site.pictures import image_part
+from mcbn_study.regression.summary import METHODS
+from mcbn_study.site.catalogue import COMMANDS, FOLDERS, FURTHER, ITEMS, PAGES, STUDIES, Item
+from mcbn_study.site.markdown import embed, pictures_of, read_blocks
 from mcbn_study.site.provenance import Provenance, trace
 from mcbn_study.tables import MISSING, Table
 
-TABLES = "mcbn reproduce tables"
 WHOLE, PARTLY = "complete", "Not run yet: "
-
-
-class Study(NamedTuple):
-    """All that the site shows, read from a folder of results."""
-
-    folder: Path
-    benchmarks: Path
-    made: Mapping[str, Provenance]
-    folders: Mapping[str, str]  # shown as they are, with their titles
-    regression: Sequence[Table]
-    further: Sequence[Table]
-    sensitivity: Sequence[Table]
-    fidelity: Sequence[Table]
+COLORS = {"mcbn": "blue", "mnf": "violet", "mcdo": "red", "ensemble": "green"}  # as in Figure 2, which has these first
+ANCHORS = {"cifar10": "table:cifar_results"}  # of a folder's tables; the paper's own label where it has one
+Content = dict[str, Any]
 
 
 def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None = None) -> list[Path]:
@@ -45,166 +38,247 @@ def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None 
     run yet; a folder without any record is an error. Nothing is trained, and no page loads anything from elsewhere.
     """
     results = Path(results)
-    study = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
-    if not study.folders and not any(found.records for found in study.made.values()):
+    reproduction = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
+    if not reproduction.folders and not any(made.records for made in reproduction.made.values()):
         raise MCBNError(
             f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder"
         )
-    pages = PAGES | {f"{name}.html": title for name, title in study.folders.items()}
-    return [
-        save(Path(out) / name, _page(name, _body(name, study), pages))
-        for name in tracked(pages, "writing pages", "page")
-    ]
+    pages = PAGES | {f"{name}.html": title for name, title in reproduction.folders.items()}
+    files = []
+    for page in tracked(pages, "writing pages", "page"):
+        template, content = _content(page.removesuffix(".html"), reproduction)
+        title = "Monte Carlo batch normalisation, reproduced" if page == "index.html" else pages[page]
+        text = render(f"{template}.html.j2", package=__package__, title=title, page=page, pages=pages, **content)
+        files.append(save(Path(out) / page, text))
+    return files
 
 
-def _body(page: str, study: Study) -> list[Markup]:
-    makers = {
-        "index.html": _index,
-        "regression.html": _regression,
-        "figures.html": _figures,
-        "sensitivity.html": _sensitivity,
-        "statistics.html": _statistics,
-        "theory.html": _theory,
-        "speed.html": _speed,
-    }
-    name = page.removesuffix(".html")
-    return makers[page](study) if page in makers else folder_part(study.folder / name, study.made[name])
+class Reproduction(NamedTuple):
+    """All that the site shows, read from a folder of results."""
+
+    folder: Path
+    benchmarks: Path
+    made: Mapping[str, Provenance]
+    folders: Mapping[str, str]  # shown as they are, with their titles
+    tables: RegressionReport
+
+    @property
+    def predictions(self) -> Path:
+        """Where the regression study saves what its networks predict."""
+        return self.folder / "regression" / "predictions"
 
 
-def _read(results: Path, benchmarks: Path) -> Study:
-    found = {study: journal.read(results / study / "records.jsonl") for study in STUDIES}
-    made = {study: trace(study, found[study], COMMANDS[study]) for study in STUDIES}
-    speed = [r for name in ("cpu", "cuda") for r in journal.read(benchmarks / f"{name}.jsonl")]
-    made["speed"] = trace("speed", speed, COMMANDS["speed"])
-    named = find_folders(results)
-    made |= {name: trace_folder(results / name) for name in named}
-    tables = read_regression(results)
-    return Study(
-        folder=results,
-        benchmarks=benchmarks,
-        made=made,
-        folders=named,
-        regression=tables.paper,
-        further=tables.further,
-        sensitivity=tables.sensitivity,
-        fidelity=tables.fidelity,
-    )
+def _read(results: Path, benchmarks: Path) -> Reproduction:
+    records = {study: journal.read(results / study / journal.RECORDS) for study in STUDIES}
+    records["speed"] = [r for name in ("cpu", "cuda") for r in journal.read(benchmarks / f"{name}.jsonl")]
+    made = {study: trace(study, found, COMMANDS[study]) for study, found in records.items()}
+    folders = find_folders(results)
+    made |= {name: _trace_folder(results / name) for name in folders}
+    return Reproduction(results, benchmarks, made, folders, read_regression(results))
 
 
-def _page(name: str, body: Sequence[Markup], pages: Mapping[str, str]) -> str:
-    links = [
-        element("a", title, href=page, aria_current="page" if page == name else None) for page, title in pages.items()
-    ]
-    title = "Monte Carlo batch normalisation, reproduced" if name == "index.html" else pages[name]
-    lead = element("p", "Teye, Azizpour and Smith, ICML 2018: ours beside the paper's.", class_="muted")
-    return document(title, *body, lead=lead, nav=join(links))
+def find_folders(results: Path) -> dict[str, str]:
+    """Return the folders that have something to show, with their titles: the known ones first, then any other."""
+    present = sorted(path.name for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
+    titles = FOLDERS | {name: _words(name) for name in present if name not in (*FOLDERS, *STUDIES)}
+    shown = {path.parent.name for pattern in ("*/*.md", "*/*.png") for path in results.glob(pattern)}
+    return {name: title for name, title in titles.items() if name in shown}
 
 
-def _index(study: Study) -> list[Markup]:
-    header = ("Where", "What", "Ours", "Made by", "Hardware", "Time of the study")
-    note = "Every table and figure of the paper. Ours stands beside the paper's, with the difference, behind each link."
-    items = [*ITEMS, *_further(study)]
-    rows = [_entry(item, study) for item in items]
-    states = [row[2] for item, row in zip(items, rows, strict=True) if item.where != FURTHER]
-    whole, partly = states.count(WHOLE), sum(state.startswith(PARTLY) for state in states)
-    sentence = (
-        f"Of the paper's {len(states)} tables and figures {whole} are reproduced whole, {partly} but for some data"
-        f" sets, and {len(states) - whole - partly} are not run yet."
-    )
-    return [
-        element("p", sentence, class_="headline"),
-        table(header, rows, caption=note, text=(1, 2, 3, 4, 5)),
-        *(table_part(found) for found in study.fidelity),
-    ]
+def _words(name: str) -> str:
+    text = name.replace("_", " ").replace("-", " ")
+    return text[:1].upper() + text[1:]
 
 
-def _further(study: Study) -> list[Item]:
-    """List the folders that no table or figure of the paper stands for."""
-    printed = {item.study for item in ITEMS}
-    return [
-        Item(FURTHER, title, name, f"{name}.html", "top")
-        for name, title in study.folders.items()
-        if name not in printed
-    ]
-
-
-def _entry(item: Item, study: Study) -> list[str]:
-    made = study.made.get(item.study)
-    toy = study.folder / "regression" / "predictions" / "toy.npz"
-    there = item.study == "data" or (toy.exists() if item.study == "toy" else bool(made and made.records))
-    there = there or item.study in study.folders
-    if not there:
-        state = f"Not run yet. The paper: {item.printed or 'see there'}"
-        return [item.where, item.what, state, element("code", COMMANDS[item.study]), MISSING, MISSING]
-    link = element("a", item.what, href=f"{item.page}#{item.anchor}")
-    command = made.command if made else COMMANDS.get(item.study, MISSING)
-    shown = element("code", command) if command != MISSING else Markup(MISSING)
-    return [
-        item.where,
-        link,
-        _state(item, study),
-        shown,
-        made.hardware or MISSING if made else MISSING,
-        made.time if made else MISSING,
-    ]
-
-
-def _state(item: Item, study: Study) -> str:
-    found = next((t for t in [*study.regression, *study.sensitivity] if t.label == item.anchor), None)
-    missing = missing_sets(found) if found else []
-    if not missing and item.study == "regression":
-        missing = [describe(name).title for name in NAMES if not first_split(_predictions(study), name, item.anchor)]
-    return f"{PARTLY}{', '.join(missing)}" if missing else WHOLE
-
-
-def _regression(study: Study) -> list[Markup]:
-    made = provenance_part(study.made["regression"], TABLES)
-    return [made, *(table_part(t) for t in [*study.regression, _sizes(), *study.further])]
-
-
-def _figures(study: Study) -> list[Markup]:
-    return figures_part(_predictions(study), study.made["regression"])
+def _trace_folder(folder: Path) -> Provenance:
+    """Collect what the records of a folder tell; a command among them counts more than ours."""
+    records = [record for path in sorted(folder.glob("*.jsonl")) for record in journal.read(path)]
+    command = next((str(record["command"]) for record in reversed(records) if record.get("command")), None)
+    return trace(folder.name, records, command or COMMANDS.get(folder.name, f"mcbn reproduce {folder.name}"))
 
 
 def _sizes() -> Table:
-    rows = tuple((describe(n).title, f"{describe(n).n:,}", str(describe(n).q), describe(n).target) for n in NAMES)
+    sets = [describe(name) for name in NAMES]
+    rows = [(dataset.title, f"{dataset.n:,}", str(dataset.q), dataset.target) for dataset in sets]
     note = (
         "N rows and Q inputs are the paper's; every file is checked against them, and by its sha256, when it is loaded."
     )
     return Table("Regression dataset summary", "table:datasets", ("Dataset", "N", "Q", "Target"), rows, note)
 
 
-def _sensitivity(study: Study) -> list[Markup]:
-    made = provenance_part(study.made["sensitivity"], TABLES)
-    return [made, *(table_part(t) for t in study.sensitivity)]
+def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
+    """Return the template of a page and what it shows."""
+    made, tables = reproduction.made.get(page), reproduction.tables
+    if page == "regression":
+        return "tables", {"made": made, "tables": _grouped([*tables.paper, _sizes(), *tables.further])}
+    if page == "sensitivity":
+        return "tables", {"made": made, "tables": _grouped(tables.sensitivity)}
+    makers = {
+        "index": _index,
+        "figures": _figures,
+        "statistics": _statistics,
+        "theory": _theory,
+        "speed": _speed,
+    }
+    if page in makers:
+        return makers[page](reproduction)
+    return "folder", {"made": made, **_folder(reproduction.folder / page)}
 
 
-def _predictions(study: Study) -> Path:
-    return study.folder / "regression" / "predictions"
+def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequence[str]]]]]:
+    """Give with each table its groups of rows for ours, the paper's and the difference; none where it has none."""
+    grouped = []
+    for table in tables:
+        starts = [i for i, row in enumerate(table.rows) if row[0]]
+        groups = [table.rows[start:end] for start, end in pairwise([*starts, len(table.rows)])]
+        grouped.append((table, groups if any(row[1] == "paper" for row in table.rows) else []))
+    return grouped
 
 
-def _statistics(study: Study) -> list[Markup]:
-    folder = study.folder / "statistics"
-    parts = [provenance_part(study.made["statistics"])]
-    for kind, title in (("mean", "means"), ("std", "standard deviations")):
-        parts.append(element("h2", f"Distribution of batch {title}", id=kind))
-        images = sorted(folder.glob(f"{kind}-layer*.png"))
-        parts += [image_part(p, f"Batch {title}, {p.stem.partition('-')[2]}, by epoch and batch size") for p in images]
-        parts += [] if images else [not_run(COMMANDS["statistics"])]
-    return [*parts, markdown_part(folder / "table.md", "Tests", "table", COMMANDS["statistics"])]
+class Entry(NamedTuple):
+    """One line of the index."""
+
+    item: Item
+    run: bool
+    state: str
+    command: str
+    hardware: str
+    time: str
 
 
-def _theory(study: Study) -> list[Markup]:
-    titles = {"objective": "Gradients of Eq. (1) and Eq. (2)", "regularizer": "Training with the KL regulariser"}
-    parts = []
-    for name, title in titles.items():
-        parts.append(markdown_part(study.folder / name / "table.md", title, name, COMMANDS[name]))
-        parts.append(provenance_part(study.made[name]))
-    return parts
+def _index(reproduction: Reproduction) -> tuple[str, Content]:
+    printed = {item.study for item in ITEMS}
+    folders = {name: title for name, title in reproduction.folders.items() if name not in printed}
+    further = [Item(FURTHER, title, name, f"{name}.html", "top") for name, title in folders.items()]
+    entries = [_entry(item, reproduction) for item in (*ITEMS, *further)]
+    states = [entry.state for entry in entries if entry.item.where != FURTHER]
+    return "index", {
+        "total": len(states),
+        "whole": states.count(WHOLE),
+        "partly": sum(state.startswith(PARTLY) for state in states),
+        "entries": entries,
+        "fidelity": _grouped(reproduction.tables.fidelity),
+    }
 
 
-def _speed(study: Study) -> list[Markup]:
-    return [
-        markdown_part(study.benchmarks / f"{name}.md", f"Speed on {title}", name, COMMANDS["speed"])
-        for name, title in (("cpu", "a CPU"), ("cuda", "a GPU"))
+def _entry(item: Item, reproduction: Reproduction) -> Entry:
+    made = reproduction.made.get(item.study) or trace(item.study, [], COMMANDS.get(item.study, ""))
+    toy = item.study == "toy" and (reproduction.predictions / "toy.npz").exists()
+    run = toy or item.study == "data" or bool(made.records) or item.study in reproduction.folders
+    state = _state(item, reproduction) if run else f"Not run yet. The paper: {item.printed or 'see there'}"
+    return Entry(item, run, state, made.command, made.hardware or MISSING, made.time)
+
+
+def _state(item: Item, reproduction: Reproduction) -> str:
+    tables = {table.label: table for table in (*reproduction.tables.paper, *reproduction.tables.sensitivity)}
+    missing = []
+    if item.anchor in tables:
+        ours = [row for row in tables[item.anchor].rows if row[1] == "ours"]
+        missing = [row[0] for row in ours if all(cell == MISSING for cell in row[2:])]
+    elif item.study == "regression":
+        predictions = reproduction.predictions
+        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, item.anchor)]
+    return f"{PARTLY}{', '.join(missing)}" if missing else WHOLE
+
+
+def _figures(reproduction: Reproduction) -> tuple[str, Content]:
+    """Show Figure 1, then the uncertainty-error plots of every method that has predictions, the paper's first."""
+    predictions, methods = reproduction.predictions, []
+    for method in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS)):
+        files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
+        charts = [_error_chart(method, name, file) for name, file in files.items()]
+        absent = [describe(name).title for name in NAMES if name not in files]
+        methods.append({"name": method, "title": METHODS[method], "absent": absent, "charts": charts})
+    toy = predictions / "toy.npz"
+    return "figures", {
+        "made": reproduction.made["regression"],
+        "toy": _toy_chart(toy) if toy.exists() else None,
+        "toy_command": COMMANDS["toy"],
+        "methods": [method for method in methods if method["charts"]],
+    }
+
+
+def _error_chart(method: str, name: str, file: Path) -> Chart:
+    arrays = load_arrays(file, SHAPES)
+    error, std, constant = arrays["error"][0], arrays["std"][0], float(arrays["constant_std"][0])
+    title = f"{describe(name).title}, split {file.stem.rpartition('-')[2]}"
+    if not (np.isfinite(error).all() and np.isfinite(std).all()):
+        return Chart(f"{method}-{name}", title, "Not finite: the run diverged.", {})
+    twin = constant if np.isfinite(constant) else None
+    spec = uncertainty_error(std, np.abs(error), constant_std=twin, color=COLORS.get(method, "blue"))
+    return Chart(f"{method}-{name}", title, "", spec)
+
+
+def _toy_chart(file: Path) -> Chart:
+    names = ("x_train", "y_train", "x_grid", "mean", "std")
+    arrays = load_arrays(file, {**dict.fromkeys(names, 1), "constant_std": 0})
+    x, mean, std, constant = (arrays[name] for name in ("x_grid", "mean", "std", "constant_std"))
+    order = np.argsort(arrays["x_train"])
+    bands = [
+        {**series("band", f"{level} interval", "blue", x, mean + z * std), "low": rounded(mean - z * std), "deep": deep}
+        for level, z, deep in (("95 %", Z95, False), ("50 %", Z50, True))
     ]
+    edges = [
+        series("line", f"constant 95 %, {way}", "red", x, mean + z * float(constant), dash=True)
+        for way, z in (("above", Z95), ("below", -Z95))
+    ]
+    points = series("dots", "training points", "ink", arrays["x_train"][order], arrays["y_train"][order])
+    spec = {
+        "alt": "Toy problem: the MCBN bands are narrow on the points and widen in the gap and beyond both ends.",
+        "x": axis("x", float(x.max()), float(x.min())),
+        "y": axis("y", float((mean + Z95 * std).max()), float((mean - Z95 * std).min())),
+        "series": [*bands, series("line", "mean", "blue", x, mean), *edges, {**points, "quiet": True}],
+    }
+    return Chart("toy-chart", "MCBN and constant uncertainty", "", spec)
+
+
+def _statistics(reproduction: Reproduction) -> tuple[str, Content]:
+    folder, histograms = reproduction.folder / "statistics", []
+    for kind, title in (("mean", "means"), ("std", "standard deviations")):
+        files = sorted(folder.glob(f"{kind}-layer*.png"))
+        alt = "Batch {}, {}, by epoch and batch size"
+        images = [embed(file, alt.format(title, file.stem.partition("-")[2])) for file in files]
+        histograms.append((kind, title, images))
+    tests = _document(folder / "table.md", "Tests", "table", COMMANDS["statistics"])
+    return "statistics", {"made": reproduction.made["statistics"], "histograms": histograms, "tests": tests}
+
+
+def _document(path: Path, title: str, anchor: str, command: str) -> Content:
+    """Read a Markdown file as the studies write them, to show under a heading of ours."""
+    blocks = list(read_blocks(path.read_text("utf-8"), path.parent)) if path.exists() else None
+    return {"title": title, "anchor": anchor, "command": command, "blocks": blocks}
+
+
+def _theory(reproduction: Reproduction) -> tuple[str, Content]:
+    titles = {"objective": "Gradients of Eq. (1) and Eq. (2)", "regularizer": "Training with the KL regulariser"}
+    documents = [
+        (_document(reproduction.folder / name / "table.md", title, name, COMMANDS[name]), reproduction.made[name])
+        for name, title in titles.items()
+    ]
+    return "documents", {"documents": documents}
+
+
+def _speed(reproduction: Reproduction) -> tuple[str, Content]:
+    titles = {"cpu": "Speed on a CPU", "cuda": "Speed on a GPU"}
+    documents = [
+        (_document(reproduction.benchmarks / f"{name}.md", title, name, COMMANDS["speed"]), None)
+        for name, title in titles.items()
+    ]
+    return "documents", {"documents": documents}
+
+
+def _folder(folder: Path) -> Content:
+    """Show the tables of a folder, then the pictures that they do not name."""
+    files = sorted(folder.glob("*.md"), key=lambda path: (path.stem != "table", path.stem))
+    texts = [file.read_text("utf-8") for file in files]
+    named = {file for text in texts for file in pictures_of(text)}
+    pictures = [*sorted(folder.glob("*.png")), *sorted(folder.glob("figures/*.png"))]
+    summary = folder / "summary.csv"
+    lines = summary.read_text("utf-8").splitlines() if summary.is_file() else []
+    return {
+        "folder": folder.name,
+        "anchor": ANCHORS.get(folder.name, "tables"),
+        "blocks": [block for text in texts for block in read_blocks(text, folder)],
+        "images": [embed(p, _words(p.stem)) for p in pictures if str(p.relative_to(folder)) not in named],
+        "n_rows": sum(map(bool, lines)) - 1 if lines else None,
+    }
