@@ -1,14 +1,17 @@
 """What is the user's stays as it is: network, generators and earlier results, also after an exception."""
 
 import copy
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import mcbn
 from kinds import KINDS, make
+from mcbn import algorithm
 from untouched import untouched
 
 
@@ -95,3 +98,38 @@ def test_fit_uses_the_weights_of_the_moment() -> None:
         model[6].bias.add_(5)
     late = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     assert torch.equal(early.fit(x, n_samples=5, batch_size=8).predict(x).mean, late.predict(x).mean)
+
+
+class Rewriting(nn.Module):
+    """Assigns to its input object, the idiom of graph networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, data: SimpleNamespace) -> Tensor:
+        data.x = torch.relu(self.norm(self.first(data.x)))
+        return self.last(data.x)
+
+
+def test_networks_that_assign_to_their_input_object() -> None:
+    net, x = Rewriting().double(), torch.randn(16, 6).double()
+    for _ in range(100):
+        net(SimpleNamespace(x=x))
+    rows = DataLoader(x, batch_size=16, collate_fn=lambda rows: SimpleNamespace(x=torch.stack(rows)))
+    with pytest.warns(UserWarning, match="every draw is the same"):
+        bayes = mcbn.MCBN(net.eval(), "regression").fit(rows, n_samples=3)
+    draw = algorithm.record(net, SimpleNamespace(x=x))
+    torch.testing.assert_close(bayes.posterior.mean["norm"][0], draw[0][0], rtol=1e-10, atol=1e-10)
+    query = SimpleNamespace(x=torch.randn(4, 6).double())
+    before = query.x.clone()
+    expected = algorithm.replay(net, draw, copy.deepcopy(query))
+    torch.testing.assert_close(bayes.sample(query), expected.expand(3, 4, 1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(bayes.plain(query), net(copy.deepcopy(query)))
+    assert torch.equal(query.x, before)
+
+
+def test_inputs_that_cannot_be_copied_are_refused() -> None:
+    query = SimpleNamespace(x=torch.randn(4, 6), lock=threading.Lock())
+    with pytest.raises(mcbn.MCBNError, match=r"SimpleNamespace cannot be copied .*pass its tensors"):
+        mcbn.MCBN(Rewriting().eval(), "regression").plain(query)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import mcbn
-from kinds import make
+from kinds import make, settle
 from mcbn.metrics import pll
 from mcbn.moments import Moments
 
@@ -150,3 +150,26 @@ def test_moments_hold_no_more_than_a_few_outputs(regression: tuple[mcbn.MCBN, Te
         moments.add(torch.randn(1, 10, 3))
     held = sum(t.numel() for t in vars(moments).values() if isinstance(t, Tensor))
     assert held == 3 * 30
+
+
+def test_targets_in_another_layout_are_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+    x = torch.randn(16, 1, 6, 6)
+    settle(net, x)
+    bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=4, batch_size=8)
+    y = bayes.plain(x) + 0.1 * torch.randn(16, 2, 6, 6)
+    bayes.tune((x, y))
+    with pytest.raises(mcbn.MCBNError, match=r"\(16, 6, 6, 2\) do not fit .*axes are in another order"):
+        bayes.tune((x, y.permute(0, 2, 3, 1)))
+    with pytest.raises(mcbn.MCBNError, match="axes are in another order"):
+        bayes.predict(x).log_prob(y.permute(0, 2, 3, 1))
+
+
+def test_log_prob_remembers_the_inputs_it_was_asked_for(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = 4.0
+    y, buffer = bayes.plain(x), x.clone()
+    prediction = bayes.predict(buffer)
+    expected = prediction.log_prob(y)
+    buffer.normal_()  # the caller reads the next batch into the same memory
+    assert torch.equal(prediction.log_prob(y), expected)

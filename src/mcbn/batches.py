@@ -1,5 +1,6 @@
 """Batches of any structure: pick what goes to the network, move it, describe it in errors."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,24 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree
 
 
+def copied(tree: Any) -> Any:
+    """Copy inputs for a network that may change them: every tensor, and every object that could hold one."""
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        values = [copied(value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    if isinstance(tree, (Tensor, np.ndarray, *PLAIN)):
+        return map_tensors(torch.clone, tree)
+    try:
+        return copy.deepcopy(tree)
+    except Exception as error:
+        raise MCBNError(
+            f"an input of type {type(tree).__name__} cannot be copied ({type(error).__name__}: {error}), and networks "
+            "may change what they are given: pass its tensors, or give it a __deepcopy__"
+        ) from error
+
+
 def tensors_of(tree: Any) -> list[Tensor]:
     """List every tensor of a nest, in order."""
     if isinstance(tree, Tensor):
@@ -47,15 +66,19 @@ def outline(tree: Any) -> Any:
         return tuple((key, outline(value)) for key, value in tree.items())
     if isinstance(tree, tuple | list):
         return (type(tree).__name__, *(outline(value) for value in tree))
-    return tree if isinstance(tree, PLAIN) else type(tree)
+    return (type(tree), tree if isinstance(tree, PLAIN) else None)  # 1, 1.0 and True compare equal
 
 
 def key_of(inputs: Any) -> Any:
-    """Identify what a written-down pass depends on: structure, shapes, dtypes, device, autocast and TF32."""
+    """Identify what a trace depends on: structure, shapes, layouts, dtypes, device, autocast and TF32."""
     tensors = tensors_of(inputs)
-    kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
+    kinds = tuple((tuple(t.shape), _stride(t), t.dtype, t.device) for t in tensors)
     autocast = tuple(_autocast(t.device.type) for t in tensors[:1])
     return outline(inputs), kinds, autocast, tf32()
+
+
+def _stride(tensor: Tensor) -> tuple[int, ...] | None:
+    return tensor.stride() if tensor.layout is torch.strided else None
 
 
 def _autocast(device: str) -> torch.dtype | None:

@@ -80,7 +80,7 @@ class MCBNCallback(Callback):
         def predict_step(batch: Any, *_: Any, **__: Any) -> Any:
             picked = batches.pick_inputs(batch, bayes.inputs, keys)
             with torch.inference_mode(False):  # method="linear" needs gradients, which the trainer turns off
-                return bayes.predict(batches.map_tensors(torch.clone, picked), **options)
+                return bayes.predict(batches.copied(picked), **options)
 
         self._own = vars(pl_module).get("predict_step")
         vars(pl_module)["predict_step"] = self._ours = predict_step

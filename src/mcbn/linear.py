@@ -177,7 +177,7 @@ class Linearizer:
         mean = {name: part.unsqueeze(0) for name, (part, _) in centres.items()}  # one draw: the average
         var = {name: part.square().unsqueeze(0) for name, (_, part) in centres.items()}
         with torch.no_grad(), Gather(Posterior(mean, var, self.posterior.batch_size)) as mode:
-            self.network(batches.map_tensors(torch.clone, inputs))
+            self.network(batches.copied(inputs))
         scales = {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
         return torch.cat([scales.get(n, torch.zeros_like(part)) for n, (part, _) in centres.items() for _ in range(2)])
 

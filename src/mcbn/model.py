@@ -199,7 +199,7 @@ class MCBN(Generic[P]):
         def predict_batch(inputs: Any) -> Any:
             if self.task == "classification":
                 return moments.classification(samples(inputs), tau, **options)
-            again = None if is_stream(x) else partial(samples, inputs)  # a loader's batches are not kept
+            again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept
             if method == "linear" and not return_samples:
                 linear = self.linearizer(inputs, T)
                 return moments.gaussian(linear.mean, linear.projected, tau, T, covariance=covariance, draws=again)

@@ -158,7 +158,7 @@ class Network:
 
     def run_copy(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs: the network may change them in place."""
-        return self(batches.map_tensors(torch.clone, inputs))
+        return self(batches.copied(inputs))
 
     def __call__(self, inputs: Any) -> Tensor:
         """Run the network on prepared inputs and pick its output tensor."""

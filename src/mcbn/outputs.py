@@ -58,11 +58,16 @@ def spread(tau: Tensor, mean: Tensor) -> Tensor:
 
 def match_shape(y: Tensor, mean: Tensor) -> Tensor:
     """Bring regression targets to the outputs' shape; (N,) and (N, 1) stand for each other, nothing else does."""
-    if y.shape != mean.shape and y.numel() == mean.numel() and y.shape[:1] == mean.shape[:1]:
+    if y.shape[:1] == mean.shape[:1] and _without_ones(y) == _without_ones(mean):
         y = y.reshape(mean.shape)
     if y.shape != mean.shape:
-        raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}")
+        hint = "; axes are in another order" if sorted(y.shape) == sorted(mean.shape) else ""
+        raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}{hint}")
     return y.to(mean)
+
+
+def _without_ones(values: Tensor) -> list[int]:
+    return [size for size in values.shape[1:] if size != 1]
 
 
 def require_labels(y: Tensor, probs: Tensor) -> Tensor:

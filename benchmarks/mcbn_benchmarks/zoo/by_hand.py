@@ -70,7 +70,7 @@ def hand_made(case: Case, rows: Any) -> tuple[Any, dict[str, tuple[Tensor, Tenso
         module.register_forward_pre_hook(look(name))
     inputs = batch(case, rows)
     with torch.no_grad():
-        output = call(model, batches.map_tensors(torch.clone, inputs))
+        output = call(model, batches.copied(inputs))
     return inputs, seen, output
 
 
@@ -81,5 +81,5 @@ def plain_loop(bayes: MCBN[Any], query: Any) -> Tensor:
     outputs = []
     for t in range(bayes.posterior.n_samples):
         with statistics.Replay(*bayes.posterior.draw(t)):
-            outputs.append(network(batches.map_tensors(torch.clone, query)))
+            outputs.append(network(batches.copied(query)))
     return torch.stack(outputs)

@@ -63,7 +63,7 @@ class MCDropout(Predictor):
         for t in range(n_samples):
             state = int(np.random.SeedSequence([self.seed, t]).generate_state(1, np.uint64)[0])
             with isolated_random(state), SharedMasks(state) as mode:
-                output = self._network(batches.map_tensors(torch.clone, inputs))
+                output = self._network(batches.copied(inputs))
             if mode.calls == 0:
                 raise MCBNError(_none_found(self._network.module))
             yield output.unsqueeze(0)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from mcbn import batches
@@ -56,7 +55,7 @@ class DeepEnsemble(Predictor):
             raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
         first: Tensor | None = None
         for position, member in enumerate(self._members[:n_samples]):
-            output = member(batches.map_tensors(torch.clone, member.prepare(inputs))).to(self.network.device)
+            output = member(batches.copied(member.prepare(inputs))).to(self.network.device)
             first = output if first is None else first
             if output.shape != first.shape:
                 raise MCBNError(

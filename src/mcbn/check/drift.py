@@ -152,7 +152,7 @@ def shift(network: Network, recorded: Recorded) -> Shift | None:
 def _outputs(network: Network, x: Any, mode: Replay) -> Tensor:
     """Run a batch; inputs and positions become rows, (N, D)."""
     with torch.no_grad(), isolated_random(0), mode:  # one seed: what is random in the network is so alike
-        output = network(batches.map_tensors(torch.clone, x)).double()
+        output = network(batches.copied(x)).double()
     return output.reshape(-1, 1) if output.ndim < 2 else output.movedim(1, -1).flatten(0, -2)
 
 

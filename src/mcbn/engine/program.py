@@ -130,7 +130,7 @@ def follow(
     """Write down one draw on copies of the inputs: the trace, whether the network changes its inputs, its output."""
     if not batches.is_plain(inputs):
         raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
-    copies = batches.map_tensors(torch.clone, inputs)
+    copies = batches.copied(inputs)
     tensors = batches.tensors_of(copies)
     mode = Trace(network, mean, var, tensors)
     versions = [t._version for t in tensors]

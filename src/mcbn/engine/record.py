@@ -118,7 +118,7 @@ class Recorder:
 
     def _plain(self, x: Any) -> Statistics:
         with statistics.Record(self.chosen) as mode:
-            self.network(batches.map_tensors(torch.clone, x))  # the network may change its inputs in place
+            self.network(batches.copied(x))  # the network may change its inputs in place
         return self._seen(mode)
 
     def _seen(self, mode: statistics.Record) -> Statistics:
@@ -130,7 +130,7 @@ class Recorder:
         self._programs[shape] = None
         if not batches.is_plain(x) or len(self._programs) > PROGRAMS_KEPT:
             return self._plain(x)
-        copies = batches.map_tensors(torch.clone, x)
+        copies = batches.copied(x)
         tensors = batches.tensors_of(copies)
         versions = [t._version for t in tensors]
         trace = TraceRecord(self.network, self.chosen, tensors)

@@ -108,7 +108,7 @@ class Engine:
     def _replay(self, inputs: Any, t: int) -> Tensor:
         """Run one draw through the network's own code, on a copy: the network may change its inputs in place."""
         with Replay(*self.posterior.draw(t)):
-            return self.network(batches.map_tensors(torch.clone, inputs))
+            return self.network(batches.copied(inputs))
 
     def _plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | AsItIs:
         """Look up how inputs of this shape run, or find out."""
