@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mcbn.errors import MCBNError
-from mcbn_study.networks.resnet import CLASSES, IMAGE, standardize
+from mcbn_study.data.cifar import CIFAR10_SHAPE, require_images
+from mcbn_study.networks.resnet import standardize
 
 PADDING = 2  # pixels on each side: 36 x 36, of which 32 x 32 are cropped (authors' code)
 OFFSETS = 2 * PADDING + 1
-SIZE = IMAGE[-1]
+SIZE = CIFAR10_SHAPE[-1]
 
 
 class Choices(NamedTuple):
@@ -24,16 +25,9 @@ class Choices(NamedTuple):
     left: Tensor
     flip: Tensor
 
-
-def require_images(x: Tensor, y: Tensor) -> None:
-    """Refuse images that are no bytes of CIFAR's size, and labels outside its classes."""
-    if x.dtype != torch.uint8 or x.shape[1:] != IMAGE or len(x) != len(y) or not len(x):
-        raise MCBNError(
-            f"images must be bytes (N, 3, 32, 32) with as many labels; got {tuple(x.shape)}, {str(x.dtype)[6:]}, "
-            f"and {len(y)} labels"
-        )
-    if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < CLASSES:
-        raise MCBNError(f"labels must be whole numbers 0..{CLASSES - 1}; got {y.min().item()}..{y.max().item()}")
+    def to(self, device: torch.device | str) -> "Choices":
+        """Move to a device."""
+        return Choices(*(tensor.to(device) for tensor in self))
 
 
 def pad(images: Tensor) -> Tensor:
@@ -67,10 +61,8 @@ def fresh_choices(n: int, batch_size: int, count: int, generator: np.random.Gene
     """Choose `count` independent batches of M distinct images, (count, M)."""
     if batch_size > n:
         raise MCBNError(f"a batch of {batch_size} distinct images cannot be drawn from {n}")
-    rows = np.empty((count, batch_size), np.int64)
-    for i in range(count):
-        rows[i] = generator.choice(n, batch_size, replace=False, shuffle=False)
-    return _with_crops(rows, generator)
+    rows = [generator.choice(n, batch_size, replace=False, shuffle=False) for _ in range(count)]
+    return _with_crops(np.stack(rows), generator)
 
 
 def _with_crops(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]], generator: np.random.Generator) -> Choices:
@@ -87,7 +79,7 @@ class Augmented(Dataset[Tensor]):
     """
 
     def __init__(self, images: Tensor) -> None:
-        require_images(images, torch.zeros(len(images), dtype=torch.int64))
+        require_images(images, CIFAR10_SHAPE)
         self.padded = pad(images)
 
     def __len__(self) -> int:
@@ -105,5 +97,4 @@ class Augmented(Dataset[Tensor]):
 
     def batch(self, chosen: Choices) -> Tensor:
         """Return the chosen images, cropped, flipped and standardised, (B, 3, 32, 32)."""
-        device = self.padded.device
-        return standardize(crop(self.padded, Choices(*(part.to(device) for part in chosen))))
+        return standardize(crop(self.padded, chosen.to(self.padded.device)))

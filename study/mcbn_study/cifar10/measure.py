@@ -1,31 +1,100 @@
 """What is measured on a trained network: Table 2, a sweep over M, and fresh batches beside shared draws."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mcbn import batch_norm
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift
+from mcbn.engine.record import Recorder, Statistics
+from mcbn.errors import MCBNError
+from mcbn.layers import stochastic_layers
 from mcbn.model import MCBN
-from mcbn_study.cifar10.augmentation import Augmented, require_images
-from mcbn_study.cifar10.per_query import per_query
-from mcbn_study.cifar10.profile import Profile
-from mcbn_study.cifar10.scores import Scored, curve, log_likelihood, score, set_means, standard_error
-from mcbn_study.data.cifar import Images
+from mcbn.network import Network
+from mcbn.prediction import entropy
+from mcbn_study.cifar10.augmentation import Augmented, Choices, fresh_choices
+from mcbn_study.cifar10.profile import CifarProfile, Split
+from mcbn_study.data.cifar import Images, require_labelled
 from mcbn_study.machine import synchronize
 from mcbn_study.networks.resnet import standardize
+from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standard_error
 
 AT_ONCE = 250  # images of one call
+MOST_SETS = 8  # of draws, for scores other than PLL
+BATCHES = 128  # made at once, of fresh ones
+ROWS = 1024  # (image, draw) pairs in one pass
 Row = dict[str, Any]
 
 
-class Inputs(NamedTuple):
-    """Images brought to the network's scale, (N, 3, 32, 32), and their classes, on one device."""
+@dataclass(frozen=True)
+class Scored:
+    """Scores by name, standard errors of some of them, and how many disjoint sets of T draws they are means of."""
 
-    x: Tensor
-    y: Tensor
+    n_samples: int | None
+    n_sets: int
+    scores: dict[str, float]
+    errors: dict[str, float] = field(default_factory=dict)
+
+
+def score(probs: Tensor, y: Tensor) -> dict[str, float]:
+    """Score draws of class probabilities (T, N, K), averaged over the draws; of one draw, as a plain network's.
+
+    pll is the mean log of the averaged softmax (Teye et al. 2018, section 4.4, Table 2). auroc_*: how well wrong labels
+    are found by entropy, by 1 - max_k p_k, and by mutual information; absent where no label, or every one, is wrong.
+    """
+    mean = probs.mean(0)  # (N, K)
+    wrong, total, values = mean.argmax(1) != y, entropy(mean, 1), class_scores(mean, y)
+    values["auroc_entropy"] = error_auroc(total, wrong)
+    values["auroc_max_probability"] = values["error_auroc"]
+    if len(probs) > 1:
+        values["auroc_mutual_information"] = error_auroc(total - entropy(probs, 2).mean(0), wrong)
+    return {name: value for name, value in values.items() if value is not None and "error" not in name}
+
+
+def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Scored]:
+    """Score MCBN at several T from one series of draws, logits (D, N, K).
+
+    At each T the series is cut into D // T disjoint sets; PLL is the mean over all of them, with its standard error
+    s / sqrt(sets), other scores over the first eight. Where every T divides D and the next T, PLL cannot fall as T
+    grows: log (p + q) / 2 >= (log p + log q) / 2.
+    """
+    probs = torch.softmax(logits.double(), 2)
+    return [_at(probs, y, T) for T in sizes if len(probs) >= T]
+
+
+def _at(probs: Tensor, y: Tensor, n_samples: int) -> Scored:
+    sets = set_means(probs, n_samples)  # (S, N, K)
+    pll = log_likelihood(sets, y).mean(1)  # (S,)
+    several = [score(draws, y) for draws in torch.split(probs, n_samples)[: min(len(sets), MOST_SETS)]]
+    names = [name for name in several[0] if all(name in one for one in several)]
+    values = {name: torch.tensor([one[name] for one in several], dtype=torch.float64) for name in names} | {"pll": pll}
+    errors = {name: standard_error(v) for name, v in values.items() if len(v) > 1}
+    return Scored(n_samples, len(sets), {name: float(v.mean()) for name, v in values.items()}, errors)
+
+
+def set_means(probs: Tensor, n_samples: int) -> Tensor:
+    """Average probabilities (D, N, K) over D // T successive sets of T draws: (D // T, N, K)."""
+    n_sets = len(probs) // n_samples
+    return probs[: n_sets * n_samples].reshape(n_sets, n_samples, *probs.shape[1:]).mean(1)
+
+
+def difference(fresh: Tensor, shared: Tensor, y: Tensor) -> tuple[float, float]:
+    """Return PLL of fresh batches (T, N, K) minus that of shared draws (D, N, K), and its standard error.
+
+    d_n = log p_n - mean_s log p_sn over the S = D // T sets of shared draws; the error has a part from the images,
+    paired, and one from the sets, whose errors are common to all images: sqrt(var_n(d) / N + var_s(PLL_s) / S).
+    """
+    fresh_probs, shared_probs = (torch.softmax(logits.double(), 2) for logits in (fresh, shared))
+    by_set = log_likelihood(set_means(shared_probs, len(fresh)), y)  # (S, N)
+    gap = log_likelihood(fresh_probs.mean(0), y) - by_set.mean(0)  # (N,)
+    sets_error = standard_error(by_set.mean(1)) if len(by_set) > 1 else 0.0
+    return float(gap.mean()), float((standard_error(gap) ** 2 + sets_error**2) ** 0.5)
 
 
 class Evaluation:
@@ -35,81 +104,67 @@ class Evaluation:
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        profile: Profile,
-        *,
-        train: Images,
-        validation: Images,
-        test: Images,
-        seed: int,
-        device: str = "cpu",
+        self, network: nn.Module, profile: CifarProfile, images: Split, *, seed: int, device: str = "cpu"
     ) -> None:
-        for part in (train, validation, test):
-            require_images(*part)
+        train, validation, test = map(require_labelled, images)
         self.network, self.profile, self.seed = network.to(device).eval(), profile, seed
         self.train = Augmented(train.x.to(device))
-        self.parts = {
-            name: Inputs(standardize(part.x.to(device)), part.y.to(device))
-            for name, part in (("validation", validation), ("test", test))
+        self.images = {  # standardised
+            name: Images(standardize(x.to(device)), y.to(device))
+            for name, (x, y) in (("validation", validation), ("test", test))
         }
 
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
         yield from self._plain()
-        logits, seconds = self._draws(self.profile.batch_size, self.profile.n_draws, "test")
-        yield from self._curve(logits, seconds)
+        logits, seconds = self._sample(self.profile.batch_size, self.profile.n_draws)
+        for scored in curve(logits, self.images["test"].y, self.profile.n_samples):
+            yield self._row("mcbn", "test", self.profile.batch_size, scored, seconds)  # seconds of all draws
         yield from self._sweep()
         yield from self._queries(logits)
 
     def _plain(self) -> Iterator[Row]:
-        for part, (x, y) in self.parts.items():
+        for part, (x, y) in self.images.items():
             started = time.perf_counter()
             with torch.no_grad():
-                logits = torch.cat([self.network(piece) for piece in torch.split(x, AT_ONCE)])
+                logits = torch.cat([self.network(images) for images in torch.split(x, AT_ONCE)])
             scored = Scored(None, 1, score(torch.softmax(logits.double(), 1)[None], y))
             yield self._row("plain", part, None, scored, time.perf_counter() - started)
-
-    def _curve(self, logits: Tensor, seconds: float) -> Iterator[Row]:
-        """Score the draws at each T; seconds are those of all draws."""
-        for scored in curve(logits, self.parts["test"].y, self.profile.n_samples):
-            yield self._row("mcbn", "test", self.profile.batch_size, scored, seconds)
 
     def _sweep(self) -> Iterator[Row]:
         """Score each M on validation and test images; test scores at the M of training stand in the curve."""
         T = self.profile.sweep_samples
         for M in self.profile.batch_sizes:
             bayes = self._fit(M, T)
-            for part in ("validation", "test"):
+            for part, (x, y) in self.images.items():
                 if part == "test" and self.profile.batch_size == M and T in self.profile.n_samples:
                     continue
                 started = time.perf_counter()
-                logits = sample(bayes, self.parts[part].x)
-                (scored,) = curve(logits, self.parts[part].y, [T])
+                (scored,) = curve(_sample_all(bayes, x), y, [T])
                 yield self._row("mcbn", part, M, scored, time.perf_counter() - started)
 
     def _queries(self, logits: Tensor) -> Iterator[Row]:
         """Compare fresh batches for each image with shared draws of M - 1 and of M images, on the same images."""
         M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
-        x, y = (tensor[:N] for tensor in self.parts["test"])
+        x, y = (tensor[:N] for tensor in self.images["test"])
         started = time.perf_counter()
         with exact():
-            own = per_query(self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
-        synchronize(own.device.type)
+            fresh = per_query(self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
+        synchronize(fresh.device.type)
         seconds = time.perf_counter() - started
-        alike, alike_seconds = self._draws(M - 1, self.profile.n_draws, "test", N)
-        gap, error = difference(own, alike, y)
-        scores = score(torch.softmax(own.double(), 2), y) | {"pll_minus_shared": gap}
+        shared, shared_seconds = self._sample(M - 1, self.profile.n_draws, N)
+        gap, error = difference(fresh, shared, y)
+        scores = score(torch.softmax(fresh.double(), 2), y) | {"pll_minus_shared": gap}
         yield self._row("mcbn_per_query", "query", M, Scored(T, 1, scores, {"pll_minus_shared": error}), seconds)
-        (scored,) = curve(alike, y, [T])
-        yield self._row("mcbn_shared", "query", M - 1, scored, alike_seconds)
+        (scored,) = curve(shared, y, [T])
+        yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
         (scored,) = curve(logits[:, :N], y, [T])
         yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
 
-    def _draws(self, batch_size: int, n_samples: int, part: str, n: int | None = None) -> tuple[Tensor, float]:
-        """Return logits (T, N, K) of the first n images of a part, and the seconds of fit and predictions."""
+    def _sample(self, batch_size: int, n_samples: int, n: int | None = None) -> tuple[Tensor, float]:
+        """Return logits (T, N, K) of the first n test images, and the seconds of fit and predictions."""
         started = time.perf_counter()
-        logits = sample(self._fit(batch_size, n_samples), self.parts[part].x[:n])
+        logits = _sample_all(self._fit(batch_size, n_samples), self.images["test"].x[:n])
         synchronize(logits.device.type)
         return logits, time.perf_counter() - started
 
@@ -119,31 +174,80 @@ class Evaluation:
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
     def _row(self, method: str, part: str, batch_size: int | None, scored: Scored, seconds: float | None) -> Row:
-        n_images = self.profile.query_images if part == "query" else len(self.parts[part].y)
+        n_images = self.profile.query_images if part == "query" else len(self.images[part].y)
         row = {"method": method, "seed": self.seed, "part": part, "n_images": n_images, "batch_size": batch_size}
         return row | asdict(scored) | {"seconds": seconds and round(seconds, 3)}
 
 
-def sample(bayes: MCBN[Any], x: Tensor) -> Tensor:
+def _sample_all(bayes: MCBN[Any], x: Tensor) -> Tensor:
     """Return logits (T, N, K) of many images."""
-    return torch.cat([bayes.sample(part) for part in torch.split(x, AT_ONCE)], 1)
-
-
-def difference(own: Tensor, shared: Tensor, y: Tensor) -> tuple[float, float]:
-    """Return PLL of fresh batches (T, N, K) minus that of shared draws (D, N, K), and its standard error.
-
-    d_n = log p_n - mean_s log p_sn over the S = D // T sets of shared draws; the error has a part from the images,
-    paired, and one from the sets, whose errors are common to all images: sqrt(var_n(d) / N + var_s(PLL_s) / S).
-    """
-    T = len(own)
-    probs, others = (torch.softmax(logits.double(), 2) for logits in (own, shared))
-    mine = log_likelihood(probs.mean(0), y)  # (N,)
-    theirs = log_likelihood(set_means(others, T), y)  # (S, N)
-    images = standard_error(mine - theirs.mean(0))
-    sets = standard_error(theirs.mean(1)) if len(theirs) > 1 else 0.0
-    return float((mine - theirs.mean(0)).mean()), float((images**2 + sets**2) ** 0.5)
+    return torch.cat([bayes.sample(images) for images in torch.split(x, AT_ONCE)], 1)
 
 
 def exact() -> Any:
     """Record statistics in full single precision: torch's default for convolutions on a GPU is TF32."""
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+
+
+@torch.no_grad()
+def per_query(
+    network: nn.Module, images: Augmented, x: Tensor, *, n_samples: int, batch_size: int, seed: int
+) -> Tensor:
+    """The authors' estimator: logits (T, N, K) of x (N, 3, 32, 32), each image and pass with a batch of its own.
+
+    `MCBN` shares T draws among all images (Algorithm 1). Here image n has T draws of its own: M - 1 augmented training
+    images; the place of the image itself is left free, it does not enter the statistics (authors' code). Both estimate
+    the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M of the
+    passes. Statistics are recorded as `MCBN.fit` records them, several batches in a pass; each row of a pass over x
+    then has its own scale and shift.
+
+    Args:
+        network: trained; it is copied, and not changed.
+        images: training images.
+        x: standardised images to predict for.
+        n_samples: T.
+        batch_size: M; M - 1 training images make a batch.
+        seed: of the batches.
+    """
+    if batch_size < 2 or n_samples < 1 or not len(x):
+        raise MCBNError(
+            f"per_query needs batch_size >= 2 (M - 1 training images), n_samples >= 1 and images to predict for; got "
+            f"{batch_size}, {n_samples} and {len(x)}"
+        )
+    copy = Network(network)
+    batch_norm.watch(copy.module)
+    queries = copy.prepare(x).repeat_interleave(n_samples, 0)  # (N T, 3, 32, 32)
+    batches = fresh_batches(images, batch_size - 1, len(queries), seed)
+    first = next(batches)
+    recorder = Recorder(copy, stochastic_layers(copy, copy.prepare(first), None))
+    groups = list(recorder.all(chain([first], batches)))  # statistics of a few batches each
+    drawn = {name: [torch.cat(values) for values in zip(*(g[name] for g in groups), strict=True)] for name in groups[0]}
+    logits = []
+    for start in range(0, len(queries), ROWS):
+        rows = slice(start, start + ROWS)
+        with RowStatistics({name: (mean[rows], var[rows]) for name, (mean, var) in drawn.items()}):
+            logits.append(copy(queries[rows]))
+    return torch.cat(logits).reshape(len(x), n_samples, -1).transpose(0, 1)
+
+
+def fresh_batches(images: Augmented, batch_size: int, count: int, seed: int) -> Iterator[Tensor]:
+    """Yield independent augmented batches (M, 3, 32, 32); batch b depends on (seed, b) alone."""
+    for start in range(0, count, BATCHES):
+        generator = np.random.Generator(np.random.Philox(key=[seed, start]))
+        chosen = fresh_choices(len(images), batch_size, BATCHES, generator)  # (BATCHES, M) each
+        used = Choices(*(tensor[: count - start].flatten() for tensor in chosen))
+        yield from torch.split(images.batch(used), batch_size)
+
+
+class RowStatistics(BatchNormMode):
+    """Normalise every row by statistics of its own, (B, C) each."""
+
+    def __init__(self, drawn: Statistics) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Normalise with biased variances, as recorded."""
+        scale, shift = scale_and_shift(*self.drawn[call.name], call.weight, call.bias, call.eps)  # (B, C) each
+        scale, shift = (values.reshape(*values.shape, *(1,) * (call.x.ndim - 2)) for values in (scale, shift))
+        return torch.addcmul(shift, call.x, scale)

@@ -1,13 +1,28 @@
 """How the network is trained and what is measured: the paper's protocol, and a small likeness of it."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn_study.data.cifar import Images, cifar10
+
+N_IMAGES, N_VALIDATION, SPLIT_SEED = 50_000, 2_000, 2018
+
+
+class Split(NamedTuple):
+    """Images to train on, to choose by, and to test on."""
+
+    train: Images
+    validation: Images
+    test: Images
 
 
 @dataclass(frozen=True)
-class Profile:
+class CifarProfile:
     """Teye et al. 2018, section 4.3 and the authors' code, unless a line says otherwise."""
 
     name: str = "paper"
@@ -34,9 +49,19 @@ class Profile:
         fields = asdict(self)
         return {name: fields[name] for name in names} | {"rates": [list(pair) for pair in self.rates]}
 
+    def load(self) -> Split:
+        """Read the images; those to train on and to validate on are disjoint, the first so many of each."""
+        images, test, (train, validation) = cifar10("train"), cifar10("test"), held_out()
+        train, validation = train[: self.n_train], validation[: self.n_validation]
+        return Split(
+            Images(images.x[train], images.y[train]),
+            Images(images.x[validation], images.y[validation]),
+            Images(test.x[: self.n_test], test.y[: self.n_test]),
+        )
 
-PAPER = Profile()
-QUICK = Profile(
+
+PAPER = CifarProfile()
+QUICK = CifarProfile(
     name="quick",
     depth=8,
     steps=200,
@@ -53,9 +78,19 @@ QUICK = Profile(
 )
 
 
-def find_profile(name: str) -> Profile:
+def find_profile(name: str) -> CifarProfile:
     """Return a profile by its name."""
     for profile in (PAPER, QUICK):
         if profile.name == name:
             return profile
     raise MCBNError(f"there is no profile {name!r}; take paper or quick")
+
+
+def held_out() -> tuple[Tensor, Tensor]:
+    """Return the indices of the 48,000 images to train on and of the 2,000 to validate on, each sorted.
+
+    One fixed random choice for all seeds. Differs: the paper trains on all 50,000 and keeps none to choose by.
+    """
+    order = np.random.Generator(np.random.Philox(key=SPLIT_SEED)).permutation(N_IMAGES)
+    validation, train = np.sort(order[:N_VALIDATION]), np.sort(order[N_VALIDATION:])
+    return torch.from_numpy(train), torch.from_numpy(validation)

@@ -1,24 +1,44 @@
-"""Training of one network, or of several at once, to networks in eval mode; goes on where it stopped."""
+"""Training of ResNet, one network or several at once; goes on where it stopped. Networks as files.
 
+One step goes from raw bytes to new weights; on a GPU one step of all networks is one CUDA graph.
+"""
+
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from mcbn.engine.capture import capture
+from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn_study.cifar10.augmentation import require_images
-from mcbn_study.cifar10.profile import Profile
-from mcbn_study.cifar10.trainer import Epoch, Together, Trainer
-from mcbn_study.data.cifar import Images
+from mcbn.randomness import isolated_random
+from mcbn_study.cifar10.augmentation import Choices, crop, epoch_choices, pad
+from mcbn_study.cifar10.profile import CifarProfile
+from mcbn_study.data.cifar import Images, require_labelled
+from mcbn_study.journal import read_tensors, write_tensors
 from mcbn_study.machine import fastest_convolutions
-from mcbn_study.networks.resnet import CifarResNet
+from mcbn_study.networks.resnet import CifarResNet, standardize
 
+FORMAT = "mcbn-cifar-resnet-1"
 CHECKPOINT_SECONDS = 60.0
 
 
-class Trained(NamedTuple):
+class Epoch(NamedTuple):
+    """How training stands after an epoch: means over its steps, seconds since the beginning."""
+
+    number: int
+    steps: int  # in all
+    loss: float
+    accuracy: float
+    seconds: float
+
+
+class TrainedNetwork(NamedTuple):
     """A trained network, in eval mode, and its epochs."""
 
     network: CifarResNet
@@ -26,103 +46,256 @@ class Trained(NamedTuple):
 
 
 def train(
-    profile: Profile,
-    images: Images,
-    *,
-    seed: int,
-    dropout: float = 0.0,
-    device: str = "cpu",
-    checkpoint: Path | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    watch: Callable[[Epoch], None] = lambda epoch: None,
-) -> Trained:
-    """Train ResNet by SGD with momentum; the loss is cross-entropy + weight_decay / 2 * ||W||^2.
-
-    W are the weights of convolutions and of the linear layer; neither gamma, beta nor bias decays (authors' code).
-    Everything random depends on (seed, epoch), so that an interrupted training goes on as if nothing had happened.
-
-    Args:
-        profile: the schedule.
-        images: what to train on, bytes.
-        seed: of initial weights, order, crops, flips and dropout.
-        dropout: rate in each unit.
-        device: cpu or cuda.
-        checkpoint: file to keep the state in on the way and to go on from; it is removed in the end.
-        checkpoint_seconds: how often, at the end of an epoch.
-        watch: is told of every epoch.
-    """
-    (trained,) = train_together(
-        profile,
-        images,
-        seeds=[seed],
-        dropout=dropout,
-        device=device,
-        checkpoints=[] if checkpoint is None else [checkpoint],
-        checkpoint_seconds=checkpoint_seconds,
-        watch=lambda seed, epoch: watch(epoch),
-    )
-    return trained
-
-
-def train_together(
-    profile: Profile,
+    profile: CifarProfile,
     images: Images,
     *,
     seeds: Sequence[int],
     dropout: float = 0.0,
     device: str = "cpu",
-    parallel: bool = True,
     checkpoints: Sequence[Path] = (),
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
-) -> list[Trained]:
-    """Train a network a seed, all at the same step; small ones leave most of a GPU idle when alone.
+) -> list[TrainedNetwork]:
+    """Train a network a seed by SGD with momentum, all at the same step: small ones leave most of a GPU idle alone.
 
-    Each network is the one of `train`, except for the masks of dropout on a GPU: there one generator makes those of
-    all of them, so that they depend on which networks are trained together.
+    The loss is cross-entropy + weight_decay / 2 * ||W||^2; W are the weights of convolutions and of the linear layer,
+    neither gamma, beta nor bias decays (authors' code). Everything random depends on (seed, epoch), so that an
+    interrupted training goes on as if nothing had happened, and each network is the one it is when trained alone;
+    except for the masks of dropout on a GPU: there one generator makes those of all networks.
 
     Args:
-        profile, images, dropout, device, checkpoint_seconds: as for `train`.
-        seeds: one network each.
-        parallel: let the networks overlap on a GPU; else their steps follow each other.
-        checkpoints: a file a network, or none.
+        profile: the schedule.
+        images: what to train on, bytes.
+        seeds: one network each; of initial weights, order, crops, flips and dropout.
+        dropout: rate in each unit.
+        device: cpu or cuda.
+        checkpoints: a file a network to keep its state in and to go on from, removed in the end; or none.
+        checkpoint_seconds: how often, at the end of an epoch.
         watch: is told of every epoch of every seed.
     """
-    require_images(*images)
+    require_labelled(images)
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
     kept = started = time.perf_counter()
     with fastest_convolutions(), torch.enable_grad():
         trainers = [Trainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
-        together = Together(trainers, parallel=parallel)
-        epochs = _resume(trainers, checkpoints)
-        before = epochs[0][-1].seconds if epochs[0] else 0.0
+        together = Together(trainers)
+        _resume(trainers, checkpoints)
+        before = trainers[0].epochs[-1].seconds if trainers[0].epochs else 0.0
         while trainers[0].steps_done < profile.steps:
-            means = together.epoch()
+            together.epoch()
             now = time.perf_counter()
-            steps, seconds = trainers[0].steps_done, round(before + now - started, 3)
-            for seen, (loss, accuracy) in zip(epochs, means, strict=True):
-                seen.append(Epoch(len(seen), steps, loss, accuracy, seconds))
-            if checkpoints and steps < profile.steps and now - kept >= checkpoint_seconds:
-                for trainer, path, seen in zip(trainers, checkpoints, epochs, strict=True):
-                    trainer.keep(path, seen)
+            for trainer in trainers:
+                trainer.finish_epoch(round(before + now - started, 3))
+            if checkpoints and trainers[0].steps_done < profile.steps and now - kept >= checkpoint_seconds:
+                for trainer, path in zip(trainers, checkpoints, strict=True):
+                    trainer.keep(path)
                 kept = now
-            for seed, seen in zip(seeds, epochs, strict=True):
-                watch(seed, seen[-1])
+            for trainer in trainers:
+                watch(trainer.seed, trainer.epochs[-1])
     for path in checkpoints:
         path.unlink(missing_ok=True)
-    return [Trained(trainer.network.eval(), seen) for trainer, seen in zip(trainers, epochs, strict=True)]
+    return [TrainedNetwork(trainer.network.eval(), trainer.epochs) for trainer in trainers]
 
 
-def _resume(trainers: Sequence[Trainer], checkpoints: Sequence[Path]) -> list[list[Epoch]]:
+def learning_rate(profile: CifarProfile, step: int) -> float:
+    """Return the rate of a step, counted from 0: that of the last boundary reached."""
+    return next(rate for start, rate in reversed(profile.rates) if step >= start)
+
+
+class Trainer:
+    """A network, its optimiser, and a step over fixed memory: images, the epoch's choices, the place in it."""
+
+    def __init__(self, profile: CifarProfile, images: Images, *, seed: int, dropout: float, device: str) -> None:
+        self.profile, self.seed = profile, seed
+        self.epochs: list[Epoch] = []
+        self.steps = range(0)  # of the epoch under way
+        self.settings: dict[str, Any] = profile.training | {"seed": seed, "dropout": dropout, "images": len(images.x)}
+        self.padded, self.y = pad(images.x).to(device), images.y.to(device)
+        network = CifarResNet(profile.depth, dropout=dropout, seed=seed).to(device)
+        self.network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.rate = torch.tensor(learning_rate(profile, 0), device=device)
+        self.optimizer = _optimizer(self.network, self.rate, profile)
+        self.choices = self._choose(0).to(device)  # (S, M) each
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the epoch
+        self.sums = torch.zeros(2, device=device)  # of loss and accuracy over the steps of an epoch
+
+    @property
+    def steps_done(self) -> int:
+        """Steps behind it."""
+        return self.epochs[-1].steps if self.epochs else 0
+
+    def begin_epoch(self) -> None:
+        """Get ready for an epoch: `steps` are its steps, or those that are left of the training."""
+        number, per_epoch = len(self.epochs), len(self.choices.rows)
+        for tensor, values in zip(self.choices, self._choose(number), strict=True):
+            tensor.copy_(values)
+        self.place.zero_()
+        self.sums.zero_()
+        self.steps = range(self.steps_done, min((number + 1) * per_epoch, self.profile.steps))
+
+    def epoch_random(self) -> Any:
+        """Return a context in which dropout draws what belongs to the epoch that comes."""
+        return isolated_random(self.seed * 1_000_003 + len(self.epochs))
+
+    def set_rate(self, step: int) -> None:
+        """Set the learning rate of a step, where it is not set already."""
+        rate = learning_rate(self.profile, step)
+        if step == self.steps_done or rate != learning_rate(self.profile, step - 1):
+            self.rate.fill_(rate)
+
+    def step(self) -> None:
+        """Take one step; nothing in it waits for the device."""
+        chosen = Choices(*(tensor.index_select(0, self.place)[0] for tensor in self.choices))  # (M,) each
+        x = standardize(crop(self.padded, chosen)).contiguous(memory_format=torch.channels_last)
+        y = self.y[chosen.rows]
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.network(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        with torch.no_grad():
+            self.sums += torch.stack([loss, (logits.argmax(1) == y).float().mean()])
+            self.place.add_(1).remainder_(len(self.choices.rows))  # runs before a capture may exceed an epoch
+
+    def finish_epoch(self, seconds: float) -> None:
+        """Note mean loss and accuracy of the steps taken since the epoch began."""
+        loss, accuracy = (self.sums / len(self.steps)).tolist()
+        if not loss < float("inf"):
+            raise MCBNError(f"training diverged before step {self.steps.stop}: the mean loss of the epoch is {loss}")
+        self.epochs.append(Epoch(len(self.epochs), self.steps.stop, loss, accuracy, seconds))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a step changes, themselves."""
+        momenta = {n: self.optimizer.state[p]["momentum_buffer"] for n, p in self.network.named_parameters()}
+        state = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        return state | {f"momentum.{name}": tensor for name, tensor in momenta.items()}
+
+    @torch.no_grad()
+    def put_back(self, state: Mapping[str, Tensor]) -> None:
+        """Fill the tensors that a step changes."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+    def keep(self, path: Path) -> None:
+        """Write the state after an epoch."""
+        metadata = {"settings": json.dumps(self.settings), "epochs": json.dumps(self.epochs)}
+        write_tensors(path, self.state(), {"format": FORMAT, **metadata})
+
+    def resume(self, path: Path) -> None:
+        """Go on from a state that the same settings gave."""
+        state, metadata = _read(path)
+        if json.loads(metadata.get("settings", "{}")) != self.settings:
+            raise MCBNError(f"{path} is of a training with other settings; remove it, or use another folder with --out")
+        if {n: t.shape for n, t in self.state().items()} != {n: t.shape for n, t in state.items()}:
+            raise MCBNError(f"{path} does not fit the network it names; remove it to train from the beginning")
+        self.put_back(state)
+        self.epochs = [Epoch(*values) for values in json.loads(metadata["epochs"])]
+
+    def _choose(self, epoch: int) -> Choices:
+        return epoch_choices(len(self.y), self.profile.batch_size, self.seed, epoch)
+
+
+def _optimizer(network: CifarResNet, rate: Tensor, profile: CifarProfile) -> torch.optim.SGD:
+    """Make SGD whose rate is a tensor, so that a captured step follows it, and whose momenta exist from the start."""
+    decayed = [p for p in network.parameters() if p.ndim > 1]
+    others = [p for p in network.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": profile.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=profile.momentum, fused=True)
+    for parameter in network.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _resume(trainers: Sequence[Trainer], checkpoints: Sequence[Path]) -> None:
     """Go on from checkpoints where there are any; networks at different steps cannot go on together."""
-    epochs = [
-        trainer.resume(path) if path.exists() else []
-        for trainer, path in zip(trainers, checkpoints, strict=bool(checkpoints))
-    ]
+    for trainer, path in zip(trainers, checkpoints, strict=bool(checkpoints)):
+        if path.exists():
+            trainer.resume(path)
     reached = [trainer.steps_done for trainer in trainers]
     if len(set(reached)) > 1:
         raise MCBNError(
             f"the networks stopped at different steps, {reached}, and cannot go on together; train them one by one"
         )
-    return epochs or [[] for _ in trainers]
+
+
+class Together:
+    """Several networks of one profile at the same step; on a GPU each has a branch of one CUDA graph."""
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.trainers = trainers
+        on_gpu, branches = trainers[0].padded.is_cuda, len(trainers) if len(trainers) > 1 else 0
+        self.streams = [torch.cuda.Stream() for _ in range(branches)] if on_gpu else []  # type: ignore[no-untyped-call]
+        self.replay = capture(self._step, around=self._putting_back()) if on_gpu else None
+
+    def epoch(self) -> None:
+        """Take the steps of an epoch."""
+        if self.replay is None:
+            for trainer in self.trainers:
+                self._run([trainer], trainer.step)
+        else:
+            self._run(self.trainers, self.replay)
+
+    @staticmethod
+    def _run(trainers: Sequence[Trainer], take_step: Callable[[], None]) -> None:
+        for trainer in trainers:
+            trainer.begin_epoch()
+        with trainers[0].epoch_random():
+            for step in trainers[0].steps:
+                for trainer in trainers:
+                    trainer.set_rate(step)
+                take_step()
+
+    def _step(self) -> None:
+        """Take one step of every network, each on its own stream where there are any."""
+        main = torch.cuda.current_stream()
+        for trainer, stream in zip(self.trainers, self.streams or [main] * len(self.trainers), strict=True):
+            if stream is not main:
+                stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                trainer.step()
+        for stream in self.streams:
+            main.wait_stream(stream)
+
+    @contextmanager
+    def _putting_back(self) -> Iterator[None]:
+        """Put back what the steps inside change."""
+        before = [{name: tensor.clone() for name, tensor in t.state().items()} for t in self.trainers]
+        with isolated_random(self.trainers[0].seed):
+            yield
+        for trainer, state in zip(self.trainers, before, strict=True):
+            trainer.put_back(state)
+            trainer.optimizer.zero_grad(set_to_none=True)
+
+
+def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> Path:
+    """Write a trained network; `facts` on its training go into the file's metadata as JSON."""
+    metadata = {"depth": str(network.depth), "dropout": repr(network.dropout), "facts": json.dumps(dict(facts))}
+    return write_tensors(path, network.state_dict(), {"format": FORMAT, **metadata})
+
+
+def load_network(path: Path) -> CifarResNet:
+    """Read a trained network, in eval mode on the CPU; depth and dropout rate stand in the file."""
+    tensors, metadata = _read(path)
+    network = CifarResNet(int(metadata["depth"]), dropout=float(metadata["dropout"]), seed=0)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise MCBNError(f"{path} does not fit the network it names: {error}") from error
+    return network.eval()
+
+
+def network_facts(path: Path) -> dict[str, Any]:
+    """Read what was noted on a network's training: profile, seed, seconds, device."""
+    facts: dict[str, Any] = json.loads(_read(path)[1]["facts"])
+    return facts
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and text; a file that is cut off, damaged or of another kind raises MCBNError."""
+    if not path.is_file():
+        raise MCBNError(f"there is no network {path}; train it with `mcbn reproduce cifar10`")
+    tensors, metadata = read_tensors(path, "remove it and train again")
+    if metadata.get("format") != FORMAT:
+        raise MCBNError(f"{path} holds no network of `mcbn reproduce cifar10` (format {metadata.get('format')!r})")
+    return tensors, metadata

@@ -20,6 +20,7 @@ from mcbn.progress import bar, tracked
 from mcbn_study.data.tar import unpack
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_SHAPE = (3, 32, 32)
 CIFAR10_FOLDER = "cifar-10-batches-bin"  # as the official archive unpacks
 CIFAR10_MD5 = {
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -66,6 +67,32 @@ def find_cifar10(folder: str | os.PathLike[str] | None = None) -> Path:
         looked = " nor ".join(map(str, places(folder)))
         raise MCBNError(f"no {CIFAR10_FOLDER} in {looked}: run `mcbn data cifar10`, or set MCBN_DATA_DIR to its parent")
     return place / CIFAR10_FOLDER
+
+
+def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Refuse what is not RGB bytes (N, 3, H, W), of a size where one is given."""
+    received = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+    wanted = f"(N, {', '.join(map(str, shape))})" if shape else "(N, 3, H, W)"
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise MCBNError(
+            f"images must be RGB bytes, uint8 of shape {wanted}; got {received}: convert mode and layout first"
+        )
+    if shape is not None and tuple(images.shape[1:]) != shape:
+        raise MCBNError(f"the network takes images {wanted}; got {received}: resize or crop them first")
+    return images
+
+
+def require_labelled(images: Images) -> Images:
+    """Refuse images that are no bytes of CIFAR's size, and labels that are not one of its classes for each."""
+    x, y = images
+    require_images(x, CIFAR10_SHAPE)
+    if len(x) != len(y) or not len(x):
+        raise MCBNError(f"images need as many labels, at least one; got {len(x)} images and {len(y)} labels")
+    if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < len(CIFAR10_CLASSES):
+        raise MCBNError(
+            f"labels must be whole numbers 0..{len(CIFAR10_CLASSES) - 1}; got {y.min().item()}..{y.max().item()}"
+        )
+    return images
 
 
 def check_records(path: Path) -> str | None:

@@ -1,0 +1,40 @@
+"""Scores of class probabilities that the experiments on images share."""
+
+from typing import Any
+
+from torch import Tensor
+
+from mcbn import metrics
+
+
+def class_scores(probs: Tensor, y: Tensor) -> dict[str, Any]:
+    """Score class probabilities (N, K), in double precision.
+
+    pll: mean_n log p_n(y_n) (Teye et al. 2018, section 4.4), pll_error its standard error over the images;
+    error_auroc: how well 1 - max_k p_k finds the wrong labels, None where no label, or every one, is wrong.
+    """
+    probs, y = probs.double(), y.to(probs.device)
+    log_p = log_likelihood(probs, y)
+    return {
+        "pll": float(log_p.mean()),
+        "pll_error": standard_error(log_p),
+        "accuracy": float(metrics.accuracy(probs, y)),
+        "ece": float(metrics.ece(probs, y)),
+        "brier": float(metrics.brier(probs, y)),
+        "error_auroc": error_auroc(1 - probs.amax(1), probs.argmax(1) != y),
+    }
+
+
+def log_likelihood(probs: Tensor, y: Tensor) -> Tensor:
+    """Log probability of the labels: probs (..., N, K), y (N,) give (..., N); finite where a probability is 0."""
+    return probs.gather(-1, y.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1).clamp(min=1e-300).log()
+
+
+def error_auroc(doubt: Tensor, wrong: Tensor) -> float | None:
+    """How well a doubt (N,) tells wrong labels from right ones; None where no label, or every one, is wrong."""
+    return float(metrics.auroc(doubt, wrong)) if 0 < int(wrong.sum()) < len(wrong) else None
+
+
+def standard_error(values: Tensor) -> float:
+    """s / sqrt(n)."""
+    return float(values.double().std() / len(values) ** 0.5)
