@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mcbn_study.cifar10.saved import save_network
 from torch import nn
 from typer.testing import CliRunner
 
@@ -22,7 +23,6 @@ from mcbn_study.alternatives.corruptions import SEVERITIES, mixture
 from mcbn_study.alternatives.images import load_foreign, require_images
 from mcbn_study.alternatives.inputs import Data, load_networks, questions
 from mcbn_study.cifar10.augmentation import Augmented
-from mcbn_study.cifar10.saved import save_network
 from mcbn_study.data.cifar import Images
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks.resnet import CifarResNet, standardize

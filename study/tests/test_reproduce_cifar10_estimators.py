@@ -12,9 +12,8 @@ import mcbn
 from cifar import TINY, images, trained
 from kinds import norms_in_training
 from mcbn_study.cifar10.augmentation import Augmented
-from mcbn_study.cifar10.measure import Evaluation, difference
-from mcbn_study.cifar10.per_query import fresh_batches, per_query
-from mcbn_study.cifar10.scores import curve, score
+from mcbn_study.cifar10.measure import Evaluation, curve, difference, fresh_batches, per_query, score
+from mcbn_study.cifar10.profile import Split
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import standardize
 
@@ -130,9 +129,8 @@ def test_difference_of_estimators_is_paired() -> None:
 
 
 def evaluate(seed: int = 0) -> list[dict]:
-    data, other = images(), images(20, seed=8)
-    parts = {"train": data, "validation": images(10, seed=7), "test": other}
-    return list(Evaluation(trained(), TINY, **parts, seed=seed).rows())
+    data = Split(train=images(), validation=images(10, seed=7), test=images(20, seed=8))
+    return list(Evaluation(trained(), TINY, data, seed=seed).rows())
 
 
 def test_evaluation_measures_every_method_once() -> None:
@@ -159,4 +157,4 @@ def test_evaluation_measures_every_method_once() -> None:
 def test_evaluation_refuses_labels_outside_the_classes() -> None:
     bad = Images(images().x, images().y + 5)
     with pytest.raises(mcbn.MCBNError, match="labels must be"):
-        Evaluation(trained(), TINY, train=images(), validation=images(), test=bad, seed=0)
+        Evaluation(trained(), TINY, Split(images(), images(), bad), seed=0)

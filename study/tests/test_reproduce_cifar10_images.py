@@ -18,7 +18,7 @@ from mcbn_study.cifar10.augmentation import (
     fresh_choices,
     pad,
 )
-from mcbn_study.cifar10.parts import held_out
+from mcbn_study.cifar10.profile import held_out
 from mcbn_study.networks.resnet import standardize
 
 

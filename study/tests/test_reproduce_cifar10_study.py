@@ -9,9 +9,10 @@ import torch
 import mcbn
 import mcbn_study.journal
 from cifar import TINY, same
+from mcbn_study.cifar10 import profile
 from mcbn_study.cifar10 import run as study
 from mcbn_study.cifar10.profile import find_profile
-from mcbn_study.cifar10.saved import load_network
+from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import Images, find_cifar10
 
 
@@ -20,7 +21,7 @@ def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     few = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8, generator=generator)
     large = Images(few[torch.arange(50_000) % 50], torch.arange(50_000) % 10)
-    monkeypatch.setattr(study, "cifar10", lambda part: large)
+    monkeypatch.setattr(profile, "cifar10", lambda part: large)
 
 
 STUDY = dataclasses.replace(TINY, steps=40, rates=((0, 0.05), (15, 1e-4)), n_train=40, n_validation=10, n_test=20)
@@ -58,13 +59,13 @@ def test_study_with_dropout_trains_and_leaves_measuring_to_others(
 def test_seeds_of_a_study_can_be_trained_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_study(monkeypatch)
     short = dataclasses.replace(STUDY, steps=6)
-    first = study.train_one(short, tmp_path / "networks", seed=2, dropout=0.1)
+    first = study.train_networks(short, tmp_path / "networks", seeds=[2], dropout=0.1)[0]
     before = first.read_bytes()
     path = study.run(short, tmp_path, seeds=[1, 2, 3], dropout=0.1, together=True)
     assert first.read_bytes() == before  # what is there is not trained again
     facts = {r["seed"]: r["together"] for r in mcbn_study.journal.read(path)}
     assert facts == {1: 2, 2: 1, 3: 2}
-    alone = study.train_one(short, tmp_path / "alone", seed=3, dropout=0.1)
+    alone = study.train_networks(short, tmp_path / "alone", seeds=[3], dropout=0.1)[0]
     assert same(load_network(alone), load_network(tmp_path / "networks" / "resnet8-dropout-seed3.safetensors"))
 
 
@@ -72,7 +73,7 @@ def test_study_refuses_networks_of_other_settings_and_impossible_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_study(monkeypatch)
-    study.train_one(STUDY, tmp_path / "networks", seed=1)
+    study.train_networks(STUDY, tmp_path / "networks", seeds=[1])
     with pytest.raises(mcbn.MCBNError, match="other settings"):
         study.run(dataclasses.replace(STUDY, steps=3), tmp_path, seeds=[1])
     for seeds in ([], [1, 1], [-1]):

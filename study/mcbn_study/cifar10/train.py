@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from mcbn.engine.capture import capture
 from torch import Tensor
 
+from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 from mcbn_study.cifar10.augmentation import Choices, crop, epoch_choices, pad
