@@ -31,8 +31,7 @@ from mcbn import metrics
 from mcbn.files import write_text
 from mcbn.posterior import Posterior
 from mcbn_study import journal
-from mcbn_study.alternatives.images import require_images
-from mcbn_study.data.cifar import cifar10
+from mcbn_study.data.cifar import cifar10, require_images
 from mcbn_study.foreign.run import Augmented, load_resnet, normalise
 from mcbn_study.tables import markdown
 

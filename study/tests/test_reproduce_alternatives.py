@@ -10,20 +10,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from mcbn_study.cifar10.saved import save_network
 from torch import nn
 from typer.testing import CliRunner
 
 from mcbn import metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives import laplace, report, samplers, scores
+from mcbn_study.alternatives import measure, methods, report
 from mcbn_study.alternatives import run as study
 from mcbn_study.alternatives.corruptions import SEVERITIES, mixture
-from mcbn_study.alternatives.images import load_foreign, require_images
-from mcbn_study.alternatives.inputs import Data, load_networks, questions
+from mcbn_study.alternatives.inputs import load_foreign, load_networks, questions
 from mcbn_study.cifar10.augmentation import Augmented
-from mcbn_study.data.cifar import Images
+from mcbn_study.cifar10.profile import Split
+from mcbn_study.cifar10.train import save_network
+from mcbn_study.data.cifar import Images, require_images
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks.resnet import CifarResNet, standardize
 
@@ -38,7 +38,7 @@ def images(n, seed=0):
     return Images(x, torch.randint(0, 10, (n,), generator=generator))
 
 
-DATA = Data(images(48, 1), images(10, 2), images(10, 3))
+DATA = Split(images(48, 1), images(10, 2), images(10, 3))
 
 
 @pytest.fixture(scope="module")
@@ -79,47 +79,45 @@ def test_the_temperature_is_the_best_of_a_grid():
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(3, 200, 5, generator=generator)
     y = torch.where(torch.rand(200, generator=generator) < 0.6, logits.mean(0).argmax(1), 0)
-    tau = scores.temperature(logits, y)
+    tau = measure.temperature(logits, y)
     grid = [math.exp(step / 100) for step in range(-300, 101)]
-    losses = [float(metrics.nll(scores.probabilities(logits, t), y)) for t in grid]
+    losses = [float(metrics.nll(measure.probabilities(logits, t), y)) for t in grid]
     best = grid[losses.index(min(losses))]
     assert tau == pytest.approx(best, rel=0.02)
-    assert float(metrics.nll(scores.probabilities(logits, tau), y)) <= min(losses) + 1e-9
+    assert float(metrics.nll(measure.probabilities(logits, tau), y)) <= min(losses) + 1e-9
 
 
 def test_probabilities_are_averaged_over_draws_never_logits():
     logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
     naive = torch.stack([torch.stack([(2.0 * row).double().softmax(0) for row in draw]) for draw in logits]).mean(0)
-    torch.testing.assert_close(scores.probabilities(logits, 2.0), naive)
+    torch.testing.assert_close(measure.probabilities(logits, 2.0), naive)
 
 
 def test_aurocs_count_pairs():
     probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
     y = torch.tensor([0, 1, 0, 0])  # the second and the last are wrong; doubts 0.1, 0.4, 0.5, 0.2
     pairs = [(0.4, 0.1), (0.4, 0.5), (0.2, 0.1), (0.2, 0.5)]
-    assert scores.score(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
+    assert measure.score(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
     other = torch.tensor([[0.55, 0.45], [0.99, 0.01]], dtype=torch.float64)
     wins = sum(max(a) < max(b) for a in other.tolist() for b in probs.tolist())  # two classes: doubt goes with entropy
-    assert scores.outside(probs, other)["ood_auroc"] == pytest.approx(wins / 8)
-    assert scores.score(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
+    assert measure.ood_auroc(probs, other) == pytest.approx(wins / 8)
+    assert measure.score(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
 
 
 def test_the_ensemble_is_the_mean_of_its_members(networks):
     found = load_networks(networks)
     members = list(found.plain.values())
     material = make_material(found)
-    logits = samplers.make("ensemble", replace(material, members=members))(DATA.test.x)
+    logits = methods.make("ensemble", replace(material, members=members))(DATA.test.x)
     with torch.no_grad():
         each = [member(standardize(DATA.test.x)).double().softmax(1) for member in members]
-    torch.testing.assert_close(scores.probabilities(logits), (each[0] + each[1]) / 2, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(measure.probabilities(logits), (each[0] + each[1]) / 2, rtol=1e-4, atol=1e-6)
 
 
 def make_material(found):
     train = study.Augmented(DATA.train.x)
     network, thinned = found.plain[1], found.thinned[1]
-    return samplers.Material(
-        network, standardize, train, DATA.train, DATA.validation, thinned=thinned, n_samples=4, batch_size=8
-    )
+    return methods.Material(network, train, DATA.train, DATA.validation, thinned=thinned, n_samples=4, batch_size=8)
 
 
 @pytest.mark.slow
@@ -130,7 +128,7 @@ def test_each_sampler_gives_its_draws_and_leaves_the_network_alone(networks):
     counts = {"plain": 1, "mcbn": 4, "mcbn_linear": 4, "mcbn_gaussian": 4, "mcbn_tuned": 4, "mcbn_joint": 4}
     counts["dropout"] = 4
     for method, T in counts.items():
-        sampler = samplers.make(method, material)
+        sampler = methods.make(method, material)
         logits = sampler(DATA.test.x)
         assert logits.shape == (T, 10, 10)
         assert torch.equal(logits, sampler(DATA.test.x))
@@ -139,31 +137,31 @@ def test_each_sampler_gives_its_draws_and_leaves_the_network_alone(networks):
     assert all(torch.equal(before[name], value) for name, value in material.network.state_dict().items())
     with torch.no_grad():
         plain = material.network(standardize(DATA.test.x))
-    torch.testing.assert_close(samplers.make("plain", material)(DATA.test.x)[0], plain)
+    torch.testing.assert_close(methods.make("plain", material)(DATA.test.x)[0], plain)
 
 
 def test_methods_on_the_dropout_network_are_those_of_that_network(networks):
     found = load_networks(networks)
-    tasks = study._tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], [1], 4, 8)
-    logits = {method: samplers.make(method, material)(DATA.test.x) for method, material, _ in tasks}
+    tasks = study.tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], [1], 4, 8)
+    logits = {method: methods.make(method, material)(DATA.test.x) for method, material, _ in tasks}
     with torch.no_grad():
         thinned = found.thinned[1](standardize(DATA.test.x))
     torch.testing.assert_close(logits["thinned_plain"][0], thinned)
     assert not torch.allclose(logits["thinned_plain"], logits["plain"])
-    own = samplers.Material(found.thinned[1], standardize, study.Augmented(DATA.train.x), DATA.train, DATA.validation)
-    alone = samplers.make("mcbn", replace(own, n_samples=4, batch_size=8, seed=1))(DATA.test.x)
+    own = methods.Material(found.thinned[1], study.Augmented(DATA.train.x), DATA.train, DATA.validation)
+    alone = methods.make("mcbn", replace(own, n_samples=4, batch_size=8, seed=1))(DATA.test.x)
     torch.testing.assert_close(logits["thinned_mcbn"], alone)
 
 
 def test_the_tuned_batch_size_has_the_least_validation_nll(networks):
     material = make_material(load_networks(networks))
-    posterior, y = material.mcbn().posterior, DATA.validation.y
+    posterior, y = material.bayes.posterior, DATA.validation.y
     losses = {}
     for M in (2, 4, 8, 16, 32, 64, 128):
-        twin = samplers._with(material, posterior.at_batch_size(M))
+        twin = material.bayes.with_posterior(posterior.at_batch_size(M))
         probs = twin.predict(standardize(DATA.validation.x), n_samples=1).probs
         losses[M] = float(metrics.nll(probs, y))
-    assert samplers.best_batch_size(material) == min(losses, key=losses.get)
+    assert methods.best_batch_size(material) == min(losses, key=losses.get)
 
 
 @pytest.mark.slow
@@ -173,18 +171,18 @@ def test_batch_size_and_temperature_are_chosen_together(networks):
         network.last.weight *= 20  # surer than it is right, so that tau matters
         y = torch.multinomial((network(x) / 4).softmax(1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
     material = replace(make_material(load_networks(networks)), network=network, validation=Images(DATA.validation.x, y))
-    posterior = material.mcbn().posterior
+    posterior = material.bayes.posterior
     losses = {}
     for M in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        logits = samplers._with(material, posterior.at_batch_size(M)).sample(x, n_samples=1)  # T / 4
-        probs = scores.probabilities(logits, scores.temperature(logits, y))
+        logits = material.bayes.with_posterior(posterior.at_batch_size(M)).sample(x, n_samples=1)  # T / 4
+        probs = measure.probabilities(logits, measure.temperature(logits, y))
         losses[M] = float(metrics.nll(probs, y))
-    sampler = samplers.make("mcbn_joint", material)
+    sampler = methods.make("mcbn_joint", material)
     assert material.chosen["mcbn_joint"] == min(losses, key=losses.get)
-    twin = samplers._with(material, posterior.at_batch_size(material.chosen["mcbn_joint"]))
+    twin = material.bayes.with_posterior(posterior.at_batch_size(material.chosen["mcbn_joint"]))
     assert torch.equal(sampler(DATA.test.x), twin.sample(standardize(DATA.test.x)))
-    assert material.mcbn().posterior is posterior  # the other modes keep their draws
-    assert material.mcbn().tau == 1
+    assert material.bayes.posterior is posterior  # the other modes keep their draws
+    assert material.bayes.tau == 1
 
 
 @pytest.mark.slow
@@ -221,8 +219,8 @@ def test_what_is_finished_is_not_measured_again(finished, networks, foreign, mon
     kept = [line for line in lines if not {"method": "mcbn", "seed": 2}.items() <= json.loads(line).items()]
     (finished / "records.jsonl").write_text("\n".join(kept) + "\n")
     made = []
-    real = samplers.make
-    monkeypatch.setattr(samplers, "make", lambda method, material: made.append(method) or real(method, material))
+    real = methods.make
+    monkeypatch.setattr(methods, "make", lambda method, material: made.append(method) or real(method, material))
     study.run(networks, finished, foreign=foreign, methods=QUICK, data=DATA, **SETTINGS)
     assert made == ["mcbn"]
 
@@ -274,7 +272,7 @@ def test_bad_input_is_named(networks, foreign, tmp_path):
     with pytest.raises(MCBNError, match=r"there is no .*none.npz; make it with"):
         study.run(networks, tmp_path, foreign=tmp_path / "none.npz", **options)
     grey = Images(DATA.test.x[:, :1], DATA.test.y)
-    with pytest.raises(MCBNError, match=r"bytes .*\(N, 3, .*got .*1, 32, 32\)"):
+    with pytest.raises(MCBNError, match=r"bytes.*\(N, 3, .*got .*1, 32, 32\)"):
         study.run(networks, tmp_path, methods=["plain"], **(options | {"data": DATA._replace(test=grey)}))
     wrong = Images(DATA.test.x, torch.arange(1, 11))
     with pytest.raises(MCBNError, match=r"0\.\.9; got 1\.\.10"):
@@ -327,9 +325,9 @@ def no_laplace(monkeypatch):
 def test_laplace_names_its_extra_and_is_left_out_where_it_is_missing(no_laplace, networks):
     found = load_networks(networks)
     with pytest.raises(MCBNError, match=r"needs laplace-torch .*pip install 'mcbn\[laplace\]'"):
-        study._choose(["laplace"], found)
+        study.choose(["laplace"], found)
     with pytest.warns(UserWarning, match=r"laplace is left out: .*mcbn\[laplace\]"):
-        assert study._choose([], found) == [m for m in samplers.METHODS if m != "laplace"]
+        assert study.choose([], found) == [m for m in methods.METHODS if m != "laplace"]
 
 
 @pytest.mark.slow
@@ -338,10 +336,12 @@ def test_last_layer_laplace_is_laplace_torch_on_the_whole_network(networks):
     pytest.importorskip("laplace", reason="laplace-torch is not installed")
     network = load_networks(networks).plain[1]
     x, y = standardize(DATA.train.x), DATA.train.y
-    ours = laplace.LastLayer(network, [x[:20], x[20:]], y)
+    ours = methods.LastLayer(network, [x[:20], x[20:]], y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = laplace.require()(network, "classification", subset_of_weights="last_layer", hessian_structure="kron")
+        theirs = methods.require_laplace()(
+            network, "classification", subset_of_weights="last_layer", hessian_structure="kron"
+        )
         theirs.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=48))
         theirs.optimize_prior_precision(method="marglik")
         expected = theirs(standardize(DATA.test.x), pred_type="glm", link_approx="probit")
@@ -350,7 +350,7 @@ def test_last_layer_laplace_is_laplace_torch_on_the_whole_network(networks):
 
 def test_a_network_without_a_linear_layer_has_no_last_layer():
     with pytest.raises(MCBNError, match="Conv2d has no linear layer"):
-        laplace.last_linear(nn.Conv2d(3, 3, 1))
+        methods.last_linear(nn.Conv2d(3, 3, 1))
 
 
 def test_questions_cover_test_corrupted_and_foreign_images(foreign):

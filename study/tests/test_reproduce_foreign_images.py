@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives import foreign_images
-from mcbn_study.alternatives.images import load_foreign
+from mcbn_study.alternatives import inputs
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def archives(tmp_path, monkeypatch):
 
 
 def test_squares_show_no_object_and_come_from_all_photographs(archives):
-    found = foreign_images.photographs("voc/val.zip", foreign_images.VOC_ALLOWED, n=6, seed=0)
+    found = inputs.photographs("voc/val.zip", inputs.VOC_ALLOWED, n=6, seed=0)
     assert found.shape == (6, 3, 32, 32)
     assert found.max() <= 20  # nothing of the white half
     assert sorted(found[:, 0, 0, 0].tolist()) == [0, 0, 10, 10, 20, 20]
@@ -41,19 +40,19 @@ def test_squares_show_no_object_and_come_from_all_photographs(archives):
 
 @pytest.mark.slow
 def test_the_sets_are_written_and_read(archives, tmp_path):
-    path = foreign_images.build(tmp_path / "foreign.npz", n=5)
-    sets = load_foreign(path)
+    path = inputs.build_foreign(tmp_path / "foreign.npz", n=5)
+    sets = inputs.load_foreign(path)
     assert {name: tuple(q.x.shape) for name, q in sets.items()} == dict.fromkeys(
         ("voc", "camvid", "digits"), (5, 3, 32, 32)
     )
-    again = load_foreign(foreign_images.build(tmp_path / "again.npz", n=5))
+    again = inputs.load_foreign(inputs.build_foreign(tmp_path / "again.npz", n=5))
     assert all(torch.equal(sets[name].x, again[name].x) for name in sets)
 
 
 def test_digits_are_enlarged_and_grey():
     from sklearn.datasets import load_digits
 
-    found = foreign_images.digits(n=4, seed=0)
+    found = inputs.digits(n=4, seed=0)
     assert (found[:, 0] == found[:, 2]).all()
     small = found[:, 0, ::4, ::4].astype(float) * 16 / 255  # (4, 8, 8)
     originals = load_digits().images
@@ -64,21 +63,19 @@ def test_digits_are_enlarged_and_grey():
 
 def test_what_is_missing_is_named(archives, tmp_path, monkeypatch):
     with pytest.raises(MCBNError, match="no square of 96 pixels without an object"):
-        foreign_images.photographs("voc/val.zip", (3,), n=1, seed=0)
+        inputs.photographs("voc/val.zip", (3,), n=1, seed=0)
     with pytest.raises(MCBNError, match=r"no voc/none.zip in MCBN_DATA_DIR"):
-        foreign_images.photographs("voc/none.zip", (0,), n=1, seed=0)
+        inputs.photographs("voc/none.zip", (0,), n=1, seed=0)
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
-        if name.startswith(("PIL", "sklearn")):
+        if name.startswith("sklearn"):
             raise ImportError(name)
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MCBNError, match=r"pip install 'mcbn\[data\]'"):
-        foreign_images.photographs("voc/val.zip", (0,), n=1, seed=0)
     with pytest.raises(MCBNError, match=r"pip install 'mcbn\[sklearn\]'"):
-        foreign_images.digits(n=1, seed=0)
+        inputs.digits(n=1, seed=0)
     monkeypatch.delenv("MCBN_DATA_DIR")
     with pytest.raises(MCBNError, match=r"MCBN_DATA_DIR \(not set\)"):
-        foreign_images.photographs("voc/val.zip", (0,), n=1, seed=0)
+        inputs.photographs("voc/val.zip", (0,), n=1, seed=0)

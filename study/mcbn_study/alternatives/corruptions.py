@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives.images import require_images
+from mcbn_study.data.cifar import require_images
 
 SEVERITIES = (1, 2, 3, 4, 5)
 NOISE = (0.0, 0.03, 0.06, 0.09, 0.13, 0.18)  # standard deviation, of 1 = white

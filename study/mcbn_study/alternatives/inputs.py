@@ -1,31 +1,60 @@
-"""What the comparison is made of: trained networks, CIFAR-10, and the sets of images to ask about."""
+"""What the comparison is made of: trained networks, and the sets of images to ask about.
 
+Foreign images are of no CIFAR-10 class: background of photographs, street scenes without vehicles, handwritten digits.
+Photographs come from the VOC and CamVid archives of $MCBN_DATA_DIR. Their labels, one a pixel, pick squares that show
+no object: those of VOC would often be a cat, dog or horse, which the networks know.
+"""
+
+import io
+import os
+import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn.files import replacing
 from mcbn_study.alternatives.corruptions import SEVERITIES, mixture
-from mcbn_study.alternatives.images import Queries, load_foreign
-from mcbn_study.cifar10.augmentation import require_images
-from mcbn_study.cifar10.parts import held_out
-from mcbn_study.cifar10.saved import load_network, network_facts
-from mcbn_study.data.cifar import Images, cifar10
+from mcbn_study.cifar10.train import load_network, network_facts
+from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.networks.resnet import CifarResNet
 
+SIDE = CIFAR10_SHAPE[-1]
+CROP = 96  # pixels a side before shrinking
+TRIES = 20  # squares looked at in one photograph
+CAMVID_ALLOWED = (0, 1, 2, 3, 4, 5, 6, 7)  # sky, building, pole, road, pavement, tree, sign, fence
+VOC_ALLOWED = (0,)  # background
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-class Networks(NamedTuple):
+
+class CifarNetworks(NamedTuple):
     """Trained networks by seed: as the paper has them, and with dropout."""
 
     plain: dict[int, CifarResNet]
     thinned: dict[int, CifarResNet]
 
 
-class Data(NamedTuple):
-    """Images as they are stored."""
+class Queries(NamedTuple):
+    """Images x (N, 3, H, W), bytes, and their classes y (N,), None where they belong to no class."""
 
-    train: Images
-    validation: Images
-    test: Images
+    x: Tensor
+    y: Tensor | None
+
+
+def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
+    """Load every network of a folder; which seed it has stands in its file."""
+    networks = CifarNetworks({}, {})
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        network = load_network(path)
+        kind = networks.thinned if network.dropout > 0 else networks.plain
+        kind[int(network_facts(path)["seed"])] = network.to(device)
+    if not networks.plain:
+        raise MCBNError(f"{folder} holds no network without dropout; train them with `mcbn reproduce cifar10`")
+    return networks
 
 
 def questions(test: Images, foreign: str | Path | None, *, n_test: int | None, n_corrupted: int) -> dict[str, Queries]:
@@ -37,27 +66,70 @@ def questions(test: Images, foreign: str | Path | None, *, n_test: int | None, n
     return sets | (load_foreign(foreign) if foreign is not None else {})
 
 
-def require_data(data: Data) -> Data:
-    """Refuse images the networks do not take, and labels outside the classes."""
-    for part in data:
-        require_images(*part)
-    return data
+def load_foreign(path: str | Path) -> dict[str, Queries]:
+    """Read the sets of foreign images that `build_foreign` wrote."""
+    if not Path(path).is_file():
+        raise MCBNError(f"there is no {path}; make it with mcbn_study.alternatives.inputs.build_foreign")
+    with np.load(path) as arrays:
+        sets = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    return {name: Queries(require_images(x, CIFAR10_SHAPE), None) for name, x in sets.items()}
 
 
-def load_data() -> Data:
-    """Load CIFAR-10: the images trained on, the held-out ones, the test images."""
-    train, test = cifar10("train"), cifar10("test")
-    kept, held = held_out()
-    return Data(Images(train.x[kept], train.y[kept]), Images(train.x[held], train.y[held]), test)
+def build_foreign(path: str | Path, *, n: int = 500, seed: int = 0) -> Path:
+    """Write the sets "voc", "camvid" and "digits", n images (3, 32, 32) each at most, as one npz.
+
+    Needs scikit-learn, and the archives `voc/val.zip` and `camvid/test.zip` in $MCBN_DATA_DIR.
+    """
+    sets = {
+        "voc": photographs("voc/val.zip", VOC_ALLOWED, n=n, seed=seed),
+        "camvid": photographs("camvid/test.zip", CAMVID_ALLOWED, n=n, seed=seed),
+        "digits": digits(n=n, seed=seed),
+    }
+    with replacing(Path(path)) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **sets)  # type: ignore[arg-type]
+    return Path(path)
 
 
-def load_networks(folder: str | Path, device: str = "cpu") -> Networks:
-    """Load every network of a folder; which seed it has stands in its file."""
-    found = Networks({}, {})
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        network = load_network(path)
-        kind = found.thinned if network.dropout > 0 else found.plain
-        kind[int(network_facts(path)["seed"])] = network.to(device)
-    if not found.plain:
-        raise MCBNError(f"{folder} holds no network without dropout; train them with `mcbn reproduce cifar10`")
-    return found
+def digits(*, n: int, seed: int) -> Bytes:
+    """Return scikit-learn's 8x8 digits, enlarged to (n, 3, 32, 32), grey."""
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise MCBNError("handwritten digits come with scikit-learn; pip install 'mcbn[sklearn]'") from error
+    small = load_digits().images * (255 / 16)  # (1797, 8, 8)
+    chosen = np.random.default_rng(seed).permutation(len(small))[:n]
+    large = small[chosen].repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)
+    return np.repeat(large[:, None], 3, 1)
+
+
+def photographs(archive: str, allowed: tuple[int, ...], *, n: int, seed: int) -> Bytes:
+    """Cut squares whose every pixel has an allowed label from the photographs in turn; (n, 3, 32, 32)."""
+    folder = os.environ.get("MCBN_DATA_DIR")
+    path = Path(folder or ".").expanduser() / archive
+    if not folder or not path.is_file():
+        raise MCBNError(f"no {archive} in MCBN_DATA_DIR ({folder or 'not set'}); set it to the folder that holds it")
+    generator, squares = np.random.default_rng(seed), list[Bytes]()
+    with zipfile.ZipFile(path) as file:
+        names = [name for name in file.namelist() if name.startswith("images/")]
+        for name in (name for _ in range(TRIES) for name in generator.permutation(names).tolist()):
+            square = _square(file, name, allowed, generator)
+            squares += [] if square is None else [square]
+            if len(squares) == n:
+                break
+    if not squares:
+        raise MCBNError(f"{archive} holds no square of {CROP} pixels without an object")
+    return np.stack(squares)
+
+
+def _square(file: zipfile.ZipFile, name: str, allowed: tuple[int, ...], generator: np.random.Generator) -> Bytes | None:
+    """Return the first of some random squares that shows nothing but what is allowed, shrunk to (3, 32, 32)."""
+    image = Image.open(io.BytesIO(file.read(name))).convert("RGB")
+    label = np.asarray(Image.open(io.BytesIO(file.read(name.replace("images/", "labels/").replace(".jpg", ".png")))))
+    height, width = label.shape
+    for _ in range(TRIES if min(height, width) >= CROP else 0):
+        top, left = int(generator.integers(height - CROP + 1)), int(generator.integers(width - CROP + 1))
+        if np.isin(label[top : top + CROP, left : left + CROP], allowed).all():
+            square = image.crop((left, top, left + CROP, top + CROP))
+            shrunk = square.resize((SIDE, SIDE), resample=Image.Resampling.BOX)  # averages the area
+            return np.asarray(shrunk, dtype=np.uint8).transpose(2, 0, 1)
+    return None

@@ -1,28 +1,27 @@
 """The comparison: every method on the networks of every seed and the same images, one record a score."""
 
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives import laplace, samplers, scores
-from mcbn_study.alternatives.images import Queries
-from mcbn_study.alternatives.inputs import Data, Networks, load_data, load_networks, questions, require_data
-from mcbn_study.alternatives.samplers import METHODS, THINNED, Material, Sampler
+from mcbn_study.alternatives import methods as catalogue
+from mcbn_study.alternatives.inputs import CifarNetworks, load_networks, questions
+from mcbn_study.alternatives.measure import measure
+from mcbn_study.alternatives.methods import METHODS, THINNED, Material
 from mcbn_study.cifar10.augmentation import Augmented
+from mcbn_study.cifar10.profile import PAPER, Split
+from mcbn_study.data.cifar import require_labelled
 from mcbn_study.journal import Journal
-from mcbn_study.networks.resnet import standardize
+from mcbn_study.machine import timed
 
 TIMED = {"cuda": 1250, "cpu": 50}  # images
 ON_THINNED = {"dropout", *THINNED}  # methods of the networks trained with dropout
 EVERY = None  # in place of a seed: of the ensemble
-Row = dict[str, Any]
 
 
 def run(
@@ -37,15 +36,14 @@ def run(
     batch_size: int = 32,
     n_test: int | None = None,
     n_corrupted: int = 1250,
-    data: Data | None = None,
+    data: Split | None = None,
 ) -> Path:
     """Measure the methods on every seed; append to `out`/records.jsonl, going on after an interruption.
 
     Args:
         networks: folder of the networks that `mcbn reproduce cifar10` trained, with and without dropout.
         out: folder of records.
-        foreign: npz of foreign images (`mcbn_study.alternatives.foreign_images.build`); none are asked about
-            without it.
+        foreign: npz of foreign images (`inputs.build_foreign`); none are asked about without it.
         device: "cpu" or "cuda".
         methods: of `METHODS`; all that can be had by default, with a warning for each that cannot.
         seeds: of the networks; all by default. The ensemble always has all of them.
@@ -55,12 +53,11 @@ def run(
         n_corrupted: how many of these are also corrupted, at each severity.
         data: images; CIFAR-10 by default.
     """
-    found, data = load_networks(networks, device), load_data() if data is None else require_data(data)
+    trained, data = load_networks(networks, device), require_split(data)
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
     sizes = {name: len(queries.x) for name, queries in sets.items()}
-    config = {"n_samples": n_samples, "batch_size": batch_size, "images": sizes}
-    journal = Journal(out, config, device)
-    for method, material, seed in _tasks(found, data, _choose(methods, found), seeds, n_samples, batch_size):
+    journal = Journal(out, {"n_samples": n_samples, "batch_size": batch_size, "images": sizes}, device)
+    for method, material, seed in tasks(trained, data, choose(methods, trained), seeds, n_samples, batch_size):
         if not _measured(journal, method, seed, ("validation", *sets)):
             journal.add(row | {"method": method, "seed": seed} for row in measure(method, material, sets))
     return journal.path
@@ -74,108 +71,77 @@ def time_methods(
     methods: Sequence[str] = (),
     n_samples: int = 128,
     batch_size: int = 32,
-    data: Data | None = None,
+    data: Split | None = None,
 ) -> Path:
     """Time each method on the networks of the first seed, alone on its machine; append to `out`/records.jsonl.
 
     setup_seconds is what it takes to get ready: for MCBN the draws, for its other modes what comes on top of them.
     """
-    found, data = load_networks(networks, device), load_data() if data is None else require_data(data)
+    trained, data = load_networks(networks, device), require_split(data)
     x = data.test.x[: TIMED[torch.device(device).type]]
-    config = {"n_samples": n_samples, "batch_size": batch_size, "n": len(x)}
-    journal, first = Journal(out, config, device), [min(found.plain)]
-    for method, material, seed in _tasks(found, data, _choose(methods, found), first, n_samples, batch_size):
-        started = time.perf_counter()
-        sampler = samplers.make(method, material)
-        setup = time.perf_counter() - started
-        seconds = _seconds(sampler, x)
+    journal = Journal(out, {"n_samples": n_samples, "batch_size": batch_size, "n": len(x)}, device)
+    first = [min(trained.plain)]
+    for method, material, seed in tasks(trained, data, choose(methods, trained), first, n_samples, batch_size):
+        sampler, setup = timed(lambda m=method, made_of=material: catalogue.make(m, made_of))  # type: ignore[misc]
+        for _ in range(2):  # the first time to warm up; a number is fetched: the clock stops when the work is done
+            _, seconds = timed(lambda ask=sampler: ask(x).sum().item())  # type: ignore[misc]
         row = {"kind": "cost", "method": method, "seed": seed, "setup_seconds": setup}
         journal.add([row | {"milliseconds": 1000 * seconds / len(x)}])
     return journal.path
 
 
-def _seconds(sampler: Sampler, x: torch.Tensor) -> float:
-    """Run twice, the first time to warm up; a number is fetched, so that the clock stops when the work is done."""
-    for _ in range(2):
-        started = time.perf_counter()
-        sampler(x).sum().item()
-    return time.perf_counter() - started
+def require_split(data: Split | None) -> Split:
+    """Return CIFAR-10 where nothing is given; refuse images the networks do not take, and labels of no class."""
+    return PAPER.load() if data is None else Split(*map(require_labelled, data))
 
 
-def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Iterator[Row]:
-    """Score one method on every set of images, with tau = 1 and with tau tuned on the validation images."""
-    started = time.perf_counter()
-    sampler = samplers.make(method, material)
-    held = sampler(material.validation.x)  # (T, N, K)
-    taus = {False: 1.0, True: scores.temperature(held, material.validation.y)}
-    inside: dict[bool, torch.Tensor] = {}
-    for name, queries in {"validation": Queries(*material.validation), **sets}.items():
-        logits = held if name == "validation" else sampler(queries.x)
-        for tempered, tau in taus.items():
-            probs = scores.probabilities(logits, tau)  # (N, K)
-            row: Row = {"kind": "score", "data": name, "n": len(probs), "tempered": tempered, "tau": tau}
-            if queries.y is not None:
-                row |= scores.score(probs, queries.y)
-            if name == "test":
-                inside[tempered] = probs
-            elif name != "validation":
-                row |= scores.outside(inside[tempered], probs)
-            chosen = material.chosen.get(THINNED.get(method, method))
-            yield row | {"chosen_batch_size": chosen, "seconds": time.perf_counter() - started}
-
-
-def _choose(methods: Sequence[str], found: Networks) -> list[str]:
+def choose(methods: Sequence[str], trained: CifarNetworks) -> list[str]:
     """Return the methods to measure: those asked for, which must be possible, or all that are."""
-    for method in methods:
+    possible = []
+    for method in methods or METHODS:
         if method not in METHODS:
             raise MCBNError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-        _require(method, found)
-    if methods:
-        return list(methods)
-    possible = []
-    for method in METHODS:
         try:
-            _require(method, found)
-        except MCBNError as error:
-            warnings.warn(f"mcbn: {method} is left out: {error}", stacklevel=3)
-        else:
+            _require(method, trained)
             possible.append(method)
+        except MCBNError as error:
+            if methods:
+                raise
+            warnings.warn(f"mcbn: {method} is left out: {error}", stacklevel=3)
     return possible
 
 
-def _require(method: str, found: Networks) -> None:
+def _require(method: str, trained: CifarNetworks) -> None:
     if method == "laplace":
-        laplace.require()
-    if method in ON_THINNED and not found.thinned:
+        catalogue.require_laplace()
+    if method in ON_THINNED and not trained.thinned:
         raise MCBNError(f"{method} needs networks trained with dropout, of which there is none")
-    if method == "ensemble" and len(found.plain) < 2:
-        raise MCBNError(f"an ensemble needs the networks of at least 2 seeds; there are {len(found.plain)}")
+    if method == "ensemble" and len(trained.plain) < 2:
+        raise MCBNError(f"an ensemble needs the networks of at least 2 seeds; there are {len(trained.plain)}")
 
 
-def _tasks(
-    found: Networks, data: Data, methods: Sequence[str], seeds: Sequence[int], n_samples: int, batch_size: int
+def tasks(
+    trained: CifarNetworks, data: Split, methods: Sequence[str], seeds: Sequence[int], n_samples: int, batch_size: int
 ) -> Iterator[tuple[str, Material, int | None]]:
     """Yield what is to be measured: each method of a seed with what it is made of, then the ensemble."""
-    device = next(iter(found.plain.values())).last.weight.device
+    device = next(iter(trained.plain.values())).last.weight.device
     train = Augmented(data.train.x.to(device))
-    base = Material(nn.Identity(), standardize, train, data.train, data.validation, n_samples=n_samples)
-    for seed in seeds or sorted(found.plain):
-        if seed not in found.plain:
-            raise MCBNError(f"there is no network of seed {seed}; there are {sorted(found.plain)}")
-        network, thinned = found.plain[seed], found.thinned.get(seed)
-        material = replace(
-            base, network=network, thinned=thinned, batch_size=batch_size, seed=seed, fitted={}, chosen={}
-        )
-        on_thinned = material if thinned is None else replace(material, network=thinned, fitted={}, chosen={})
+    base = Material(nn.Identity(), train, data.train, data.validation, n_samples=n_samples, batch_size=batch_size)
+    for seed in seeds or sorted(trained.plain):
+        if seed not in trained.plain:
+            raise MCBNError(f"there is no network of seed {seed}; there are {sorted(trained.plain)}")
+        thinned = trained.thinned.get(seed)
+        material = replace(base, network=trained.plain[seed], thinned=thinned, seed=seed)
+        on_thinned = material if thinned is None else replace(material, network=thinned)
         for method in methods:
             if method != "ensemble" and (method not in ON_THINNED or thinned is not None):
                 yield method, on_thinned if method in THINNED else material, seed
     if "ensemble" in methods:
-        members = [found.plain[seed] for seed in sorted(found.plain)]
+        members = [trained.plain[seed] for seed in sorted(trained.plain)]
         yield "ensemble", replace(base, network=members[0], members=members), EVERY
 
 
 def _measured(journal: Journal, method: str, seed: int | None, sets: Sequence[str]) -> bool:
     """Tell whether the records hold every set, validation too, twice each: without and with temperature."""
-    run: Row = {"kind": "score", "method": method, "seed": seed}
-    return all(journal.has(**run, data=name, tempered=tempered) for name in sets for tempered in (False, True))
+    key = {"kind": "score", "method": method, "seed": seed}
+    return all(journal.has(**key, data=name, tempered=tempered) for name in sets for tempered in (False, True))

@@ -63,12 +63,12 @@ def alternatives(
     """
     from mcbn_study.alternatives import report
     from mcbn_study.alternatives import run as alternatives
-    from mcbn_study.alternatives.foreign_images import build
+    from mcbn_study.alternatives.inputs import build_foreign
 
     with one_line_errors():
         if measure:
             if foreign is not None and not foreign.is_file():
-                build(foreign)
+                build_foreign(foreign)
             chosen = _split(methods)
             alternatives.run(
                 networks,

@@ -1,0 +1,218 @@
+"""What a user could pick, each in one form: images in, logits of T draws out.
+
+Probabilities are 1/T sum_t softmax(tau * logits_t), tau = 1 or tuned on the validation images (Guo et al. 2017); with
+the plain network, T = 1, that is temperature scaling.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from mcbn import noise
+from mcbn.baselines import DeepEnsemble, MCDropout
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.prediction import ClassificationPrediction
+from mcbn.randomness import isolated_random
+from mcbn_study.data.cifar import Images
+from mcbn_study.networks.resnet import standardize
+
+Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
+MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")
+THINNED = {"thinned_plain": "plain", "thinned_mcbn": "mcbn", "thinned_joint": "mcbn_joint"}  # on MC dropout's network
+METHODS = ("plain", *MCBN_METHODS, "dropout", *THINNED, "laplace", "ensemble")
+AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
+LAPLACE_AT_ONCE = 1000
+TUNING_SHARE = 4  # the search for M uses a quarter of the draws
+JOINT = tuple(2.0**power for power in range(-2, 8))  # times M of the fit; at the end the draws are nearly one network
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the methods are made of, for one seed."""
+
+    network: nn.Module
+    train: Dataset[Tensor]  # standardised, augmented as in training
+    clean: Images  # the same images as they are
+    validation: Images
+    members: Sequence[nn.Module] = ()  # of the ensemble
+    thinned: nn.Module | None = None  # trained with dropout, for MC dropout
+    n_samples: int = 128  # T
+    batch_size: int = 32  # M
+    seed: int = 0
+    chosen: dict[str, int] = field(default_factory=dict, init=False)  # M by method, where it was tuned
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return next(self.network.parameters()).device
+
+    def prepare(self, x: Tensor) -> Iterator[Tensor]:
+        """Standardise images, as many as run at once."""
+        return (standardize(images.to(self.device)) for images in torch.split(x, AT_ONCE[self.device.type]))
+
+    @cached_property
+    def bayes(self) -> MCBN[ClassificationPrediction]:
+        """MCBN fitted on augmented training batches; one fit serves all its methods."""
+        bayes = MCBN(self.network, "classification")
+        return bayes.fit(self.train, n_samples=self.n_samples, batch_size=self.batch_size, seed=self.seed)
+
+    def sample(self, run: Sampler, x: Tensor) -> Tensor:
+        """Run standardised images a few at a time, (T, N, K)."""
+        with torch.no_grad():
+            return torch.cat([run(images).float().to(self.device) for images in self.prepare(x)], 1)
+
+
+def make(method: str, material: Material) -> Sampler:
+    """Make a method ready to be asked."""
+    return partial(material.sample, _MAKERS[THINNED.get(method, method)](material))
+
+
+def _plain(material: Material) -> Sampler:
+    return lambda x: material.network(x).unsqueeze(0)
+
+
+def _mcbn(material: Material) -> Sampler:
+    return material.bayes.sample
+
+
+def _mcbn_linear(material: Material) -> Sampler:
+    def run(x: Tensor) -> Tensor:
+        samples = material.bayes.predict(x, method="linear", return_samples=True).samples
+        assert samples is not None
+        return samples
+
+    return run
+
+
+def _mcbn_gaussian(material: Material) -> Sampler:
+    return material.bayes.with_posterior(material.bayes.posterior.as_gaussian(seed=material.seed)).sample
+
+
+def _mcbn_tuned(material: Material) -> Sampler:
+    material.chosen["mcbn_tuned"] = best_batch_size(material)
+    return material.bayes.with_posterior(material.bayes.posterior.at_batch_size(material.chosen["mcbn_tuned"])).sample
+
+
+def best_batch_size(material: Material) -> int:
+    """Choose the M of least validation NLL at tau = 1: the posterior is rescaled, nothing is drawn anew."""
+    drawn, count = material.bayes.posterior, max(1, material.n_samples // TUNING_SHARE)
+    y = material.validation.y.to(material.device)
+    losses = {}
+    for M in noise.candidates("auto", drawn.batch_size):
+        run = partial(material.bayes.with_posterior(drawn.at_batch_size(M)).sample, n_samples=count)
+        log_p = torch.log_softmax(material.sample(run, material.validation.x).double(), 2)  # (T, N, K)
+        losses[M] = -torch.logsumexp(log_p, 0).gather(1, y[:, None]).mean().item()
+    return min(losses, key=losses.__getitem__)
+
+
+def _mcbn_joint(material: Material) -> Sampler:
+    """Choose M together with tau, by `MCBN.tune`; tau itself is fitted again to all draws where they are scored."""
+    twin = copy.copy(material.bayes)
+    x = torch.cat(list(material.prepare(material.validation.x)))
+    pairs = TensorDataset(x, material.validation.y.to(x.device))
+    sizes = [max(2, round(factor * material.batch_size)) for factor in JOINT]
+    count = max(1, material.n_samples // TUNING_SHARE)
+    twin.tune(DataLoader(pairs, AT_ONCE[x.device.type]), n_samples=count, batch_sizes=sizes)
+    material.chosen["mcbn_joint"] = twin.posterior.batch_size
+    return twin.sample
+
+
+def _dropout(material: Material) -> Sampler:
+    assert material.thinned is not None
+    method = MCDropout(material.thinned, "classification").fit(n_samples=material.n_samples, seed=material.seed)
+    return method.sample
+
+
+def _laplace(material: Material) -> Sampler:
+    posterior = LastLayer(material.network, material.prepare(material.clean.x), material.clean.y)
+    return lambda x: posterior(x).unsqueeze(0)
+
+
+def _ensemble(material: Material) -> Sampler:
+    return DeepEnsemble(material.members, "classification").sample
+
+
+_MAKERS: dict[str, Callable[[Material], Sampler]] = {
+    "plain": _plain,
+    "mcbn": _mcbn,
+    "mcbn_linear": _mcbn_linear,
+    "mcbn_gaussian": _mcbn_gaussian,
+    "mcbn_tuned": _mcbn_tuned,
+    "mcbn_joint": _mcbn_joint,
+    "dropout": _dropout,
+    "laplace": _laplace,
+    "ensemble": _ensemble,
+}
+
+
+def require_laplace() -> Any:
+    """Return laplace-torch's `Laplace`, or say which extra brings it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its back ends use deprecated parts of torch
+            from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise MCBNError(
+            f"last-layer Laplace needs laplace-torch ({error}); pip install 'mcbn[laplace]', or leave `laplace` out of "
+            "the methods"
+        ) from error
+    return Laplace
+
+
+class LastLayer:
+    """Last-layer Laplace by laplace-torch (Daxberger et al. 2021): the last linear layer has a Gaussian posterior.
+
+    The layer's inputs are computed once and its posterior fitted on them, which is last-layer Laplace exactly: nothing
+    before the layer is random. Kronecker-factored curvature, prior precision by marginal likelihood, probit
+    approximation: laplace-torch's own defaults.
+
+    Args:
+        network: ends in a linear layer; runs where it is, the layer itself on the CPU.
+        x: prepared training images (N, ...), in parts.
+        y: their classes (N,).
+    """
+
+    def __init__(self, network: nn.Module, x: Iterable[Tensor], y: Tensor) -> None:
+        self.network, self.layer = network, last_linear(network)
+        features = torch.cat([self.features(images) for images in x])  # (N, F)
+        loader = DataLoader(TensorDataset(features, y.cpu()), batch_size=LAPLACE_AT_ONCE)
+        head, settings = copy.deepcopy(self.layer).cpu(), {"subset_of_weights": "all", "hessian_structure": "kron"}
+        with isolated_random(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.posterior = require_laplace()(head, "classification", **settings)
+            self.posterior.fit(loader)
+            self.posterior.optimize_prior_precision(method="marglik")
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the last layer is given, (N, F), on the CPU."""
+        seen: list[Tensor] = []
+        hook = self.layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        try:
+            self.network(x)
+        finally:
+            hook.remove()
+        return seen[0].cpu()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return log probabilities, (N, K)."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            probs: Tensor = self.posterior(self.features(x), pred_type="glm", link_approx="probit")
+        return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log()
+
+
+def last_linear(network: nn.Module) -> nn.Linear:
+    """Find the last linear layer of a network."""
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise MCBNError(f"{type(network).__name__} has no linear layer, so no last-layer Laplace")
+    return layers[-1]
