@@ -6,9 +6,9 @@ import torch
 from mcbn_study.data.scenes import CAMVID, Scenes
 from mcbn_study.networks.segnet import SegNet
 from mcbn_study.segmentation import augmentation
-from mcbn_study.segmentation.profile import Profile
+from mcbn_study.segmentation.profile import SceneProfile
 
-TINY = Profile(
+TINY = SceneProfile(
     "tiny",
     "camvid",
     "test",

@@ -31,8 +31,8 @@ def test_profiles_hold_the_settings_of_the_paper() -> None:
 
 
 def test_examples_are_spread_evenly() -> None:
-    assert study.examples(233, 4) == [29, 87, 145, 203]
-    assert study.examples(2, 4) == [0, 1]
+    assert estimators.examples(233, 4) == [29, 87, 145, 203]
+    assert estimators.examples(2, 4) == [0, 1]
 
 
 @pytest.fixture
@@ -80,11 +80,11 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
 @UNSETTLED
 def test_predictions_of_the_study_are_those_of_mcbn(data: Path) -> None:
     study.train_network(TINY, data)
-    evaluation = study.Evaluation(TINY, data / "networks" / "camvid.safetensors", "cpu")
+    evaluation = estimators.SceneEvaluation(TINY, data / "networks" / "camvid.safetensors", "cpu")
     _, shown = evaluation.score("mcbn")
     assert len(evaluation.bayes.posterior.layers) == 25
     assert evaluation.bayes.posterior.batch_size == TINY.batch_size
-    row = study.examples(3, 2)[0]
+    row = estimators.examples(3, 2)[0]
     pred = evaluation.bayes.predict(augmentation.normalize(evaluation.test.x[row : row + 1]), n_samples=TINY.n_samples)
     assert np.array_equal(shown["label"][0], pred.label[0].numpy())
     largest = float(shown["entropy_scale"])

@@ -12,7 +12,7 @@ from torch import nn
 from mcbn import MCBNError
 from mcbn_study.data.scenes import CAMVID
 from mcbn_study.networks.segnet import SegNet
-from mcbn_study.segmentation import augmentation, saved
+from mcbn_study.segmentation import augmentation
 from mcbn_study.segmentation import train as training
 from segmented import TINY, scenes
 from untouched import generators
@@ -112,7 +112,7 @@ def test_training_resumes_to_the_very_same_network(tmp_path: Path) -> None:
     own, val = scenes(7), scenes(2, seed=9)
     whole = training.train(TINY, own, val, tmp_path / "whole.pt")
 
-    def stop(run: training.Run) -> None:
+    def stop(run: training.TrainingRun) -> None:
         if run.epoch == 2:
             raise StopError
 
@@ -154,13 +154,13 @@ def test_divergence_is_an_error(tmp_path: Path) -> None:
 def test_saved_networks_come_back_up_to_half_precision(tmp_path: Path) -> None:
     network = SegNet(11, widths=TINY.widths, seed=5)
     network(torch.randn(2, 3, 36, 48))  # moves the running statistics
-    saved.save_network(network, TINY, tmp_path / "n.safetensors")
-    found = saved.load_network(TINY, 11, tmp_path / "n.safetensors").state_dict()
+    training.save_network(network, TINY, tmp_path / "n.safetensors")
+    found = training.load_network(TINY, tmp_path / "n.safetensors").state_dict()
     for name, value in network.state_dict().items():
         expected = value.half().float() if value.ndim == 4 else value
         assert torch.equal(found[name], expected), name
     with pytest.raises(MCBNError, match="trained with other settings"):
-        saved.load_network(replace(TINY, epochs=4), 11, tmp_path / "n.safetensors")
+        training.load_network(replace(TINY, epochs=4), tmp_path / "n.safetensors")
     (tmp_path / "n.safetensors").write_bytes(b"nothing")
-    with pytest.raises(MCBNError, match="no network of this study"):
-        saved.load_network(TINY, 11, tmp_path / "n.safetensors")
+    with pytest.raises(MCBNError, match=r"is no whole safetensors file.*remove it to train anew"):
+        training.load_network(TINY, tmp_path / "n.safetensors")

@@ -1,21 +1,33 @@
-"""Ways to segment: the plain network, draws shared by all images, and the paper's, each image in its own batch."""
+"""Ways to segment, and their scores: the plain network, draws shared by all images, and the paper's.
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+In the paper's way each image stands in batches of its own.
+"""
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mcbn import batch_norm as statistics
-from mcbn import moments as streaming
-from mcbn import prediction
+from mcbn import batch_norm, moments, prediction
 from mcbn.errors import MCBNError
 from mcbn.layers import stochastic_layers
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import ClassificationPrediction
-from mcbn_study.segmentation.augmentation import normalize
+from mcbn_study.data.scenes import Scenes
+from mcbn_study.machine import synchronize, timed
+from mcbn_study.segmentation.augmentation import normalize, training_batches
+from mcbn_study.segmentation.profile import SceneProfile
+from mcbn_study.segmentation.scores import PixelScores
+from mcbn_study.segmentation.train import load_network
 
+AT_ONCE = 8  # images of one prediction
+MEMORY_IMAGES = 2
 PAPER_LAYERS = 2  # "the first 2 blocks only": Teye et al. 2018, Section 4.5
 
 
@@ -54,7 +66,7 @@ def query_inside(network: nn.Module, pool: Tensor, *, batch_size: int, n_samples
     if batch_size < 2:
         raise MCBNError(f"a batch holds the image and at least one training image; got batch_size={batch_size}")
     inner = Network(network, None)
-    statistics.watch(inner.module)
+    batch_norm.watch(inner.module)
     generator, dtype = torch.Generator().manual_seed(seed), next(network.parameters()).dtype
     chosen = stochastic_layers(inner, normalize(pool[:1]).to(dtype), PAPER_LAYERS)
 
@@ -68,19 +80,19 @@ def query_inside(network: nn.Module, pool: Tensor, *, batch_size: int, n_samples
     @torch.no_grad()
     def predict(x: Tensor) -> Segmented:
         tau = torch.ones(())
-        return with_maps(prediction.join([streaming.classification(passes(image), tau) for image in torch.split(x, 1)]))
+        return with_maps(prediction.join([moments.classification(passes(image), tau) for image in torch.split(x, 1)]))
 
     return predict
 
 
-class QueryInside(statistics.Record):
+class QueryInside(batch_norm.Record):
     """Normalise the chosen layers by the batch; after the last of them only the first image, the query, goes on.
 
     Exact where nothing goes around the chosen layers and all that follows treats images one by one, as in SegNet,
     whose first two lie before the first pooling.
     """
 
-    def answer(self, call: statistics.BatchNormCall) -> Tensor:
+    def answer(self, call: batch_norm.BatchNormCall) -> Tensor:
         """Normalise this call, and drop the companions when they are needed no more."""
         output = super().answer(call)
         done = call.layer in self.chosen and len(self.mean) == len(self.chosen)
@@ -95,3 +107,115 @@ def with_maps(pred: ClassificationPrediction) -> Segmented:
         "entropy": pred.entropy,
     }
     return Segmented(pred.probs, maps)
+
+
+class SceneEvaluation:
+    """One trained network and the images it is tried on."""
+
+    def __init__(self, profile: SceneProfile, weights: Path, device: str) -> None:
+        self.profile, self.device = profile, device
+        self.train, self.test = profile.load("train").to(device), profile.load(profile.test_part).to(device)
+        network = load_network(profile, weights)
+        self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def score(self, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the record of a method and the arrays to draw."""
+        started = time.perf_counter()
+        estimator, extra = self._prepare(method)
+        scores, shown, predicting = measure(estimator, self.test, examples(len(self.test), self.profile.examples))
+        seconds = round(time.perf_counter() - started, 2)
+        values = scores.result() | extra | {"milliseconds_per_image": 1000 * predicting / len(self.test)}
+        finite = {name: value if np.isfinite(value) else None for name, value in values.items()}
+        row = {"kind": "scores", "dataset": self.profile.dataset, "method": method, "seconds": seconds}
+        return row | {"scores": finite}, shown
+
+    def _prepare(self, method: str) -> tuple[Estimator, dict[str, float]]:
+        M, T = self.profile.batch_size, self.profile.n_samples
+        if method == "plain":
+            return plain(self.network), {}
+        if method == "paper":
+            inside = query_inside(self.network, self.train.x, batch_size=M, n_samples=T, seed=self.profile.seed)
+            return inside, {"batch_size": M}
+        if method == "mcbn":
+            return shared_draws(self.bayes, T), {"batch_size": M} | self._peak_memory()
+        return self._tuned()
+
+    @cached_property
+    def bayes(self) -> MCBN[ClassificationPrediction]:
+        """MCBN of all layers, on batches of images made as in training."""
+        T = max(self.profile.n_samples, *self.profile.memory_samples)
+        batches = training_batches(self.train, self.profile.batch_size, T, seed=self.profile.seed)
+        return MCBN(self.network, "classification").fit(batches, n_samples=T, seed=self.profile.seed)
+
+    def _tuned(self) -> tuple[Estimator, dict[str, float]]:
+        """Choose M by the log likelihood of the validation part; draws are stretched, training images not needed."""
+        val, T = self.profile.load("val").to(self.device), self.profile.n_samples
+        by_size = {
+            M: shared_draws(self.bayes.with_posterior(self.bayes.posterior.at_batch_size(M)), T)
+            for M in self.profile.tuned_batch_sizes
+        }
+        losses = {M: measure(estimator, val, []).scores.nll() for M, estimator in by_size.items()}
+        best = min(losses, key=lambda M: losses[M])
+        return by_size[best], {"batch_size": float(best)} | {f"val_nll_at_{M}": loss for M, loss in losses.items()}
+
+    def _peak_memory(self) -> dict[str, float]:
+        """Measure by how many MiB memory grows in a prediction at few and at many draws, on a GPU."""
+        if self.device != "cuda":
+            return {}
+        x, peaks = normalize(self.test.x[:MEMORY_IMAGES]), {}
+        self.bayes.predict(x, n_samples=self.profile.memory_samples[0])  # finds how to run: not to be counted
+        for T in self.profile.memory_samples:
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            self.bayes.predict(x, n_samples=T)
+            torch.cuda.synchronize()
+            peaks[f"peak_mib_at_{T}"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        return peaks
+
+
+class MeasuredScenes(NamedTuple):
+    """Scores over all images, labels and maps of a few, and the seconds that predicting took."""
+
+    scores: PixelScores
+    shown: dict[str, Any]
+    seconds: float
+
+
+def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> MeasuredScenes:
+    """Predict all images, a few at a time."""
+    scores, kept, seconds = PixelScores(scenes.classes, scenes.void), dict[str, list[Tensor]](), 0.0
+
+    def predict(x: Tensor) -> Segmented:
+        segmented = estimator(x)
+        synchronize(x.device.type)
+        return segmented
+
+    for start in range(0, len(scenes), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        (probs, maps), taken = timed(lambda rows=rows: predict(scenes.x[rows]))  # type: ignore[misc]
+        seconds += taken
+        scores.add(probs, maps, scenes.y[rows])
+        for row in (i - start for i in shown if start <= i < start + AT_ONCE):
+            kept.setdefault("label", []).append(probs[row].argmax(0).byte().cpu())
+            for name, values in maps.items():
+                kept.setdefault(name, []).append(values[row].float().cpu())
+    names = {"names": np.array([scenes.names[i] for i in shown])}
+    return MeasuredScenes(scores, names | dict(_quantised(kept)), seconds)
+
+
+def examples(n: int, count: int) -> list[int]:
+    """Choose images to show without looking at them: the middles of equal stretches."""
+    return sorted({int((i + 0.5) * n / count) for i in range(count)})
+
+
+def _quantised(kept: dict[str, list[Tensor]]) -> Iterator[tuple[str, Any]]:
+    """Store maps in 256 steps up to their largest value, kept beside them."""
+    for name, images in kept.items():
+        values = torch.stack(images)
+        if name == "label":
+            yield name, values.numpy()
+        else:
+            largest = values.max().clamp(min=1e-12)
+            yield name, (255 * values / largest).round().byte().numpy()
+            yield f"{name}_scale", np.float32(largest.item() / 255)

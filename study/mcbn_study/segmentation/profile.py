@@ -9,7 +9,7 @@ from mcbn_study.networks.segnet import WIDTHS
 
 
 @dataclass(frozen=True)
-class Profile:
+class SceneProfile:
     """Sizes of training and evaluation on one set; None: all images, or their own size."""
 
     name: str
@@ -46,16 +46,16 @@ _TRIED = (2, 5, 10, 20, 40)
 _QUICK: dict[str, Any] = {"name": "quick", "epochs": 6, "widths": (16, 24, 32, 32, 32), "n_samples": 5, "limit": 36}
 PROFILES = {
     # M: Teye et al. 2018, Section 4.5
-    ("paper", "camvid"): Profile("paper", "camvid", "test", 10, 200, tuned_batch_sizes=_TRIED),
-    ("paper", "voc"): Profile("paper", "voc", "val", 36, 200, examples=6),
-    ("quick", "camvid"): Profile(
+    ("paper", "camvid"): SceneProfile("paper", "camvid", "test", 10, 200, tuned_batch_sizes=_TRIED),
+    ("paper", "voc"): SceneProfile("paper", "voc", "val", 36, 200, examples=6),
+    ("quick", "camvid"): SceneProfile(
         **_QUICK, dataset="camvid", test_part="test", batch_size=6, tuned_batch_sizes=(3, 6), size=(90, 120)
     ),
-    ("quick", "voc"): Profile(**_QUICK, dataset="voc", test_part="val", batch_size=6, size=(96, 96), examples=6),
+    ("quick", "voc"): SceneProfile(**_QUICK, dataset="voc", test_part="val", batch_size=6, size=(96, 96), examples=6),
 }
 
 
-def find_profile(name: str, dataset: str) -> Profile:
+def find_profile(name: str, dataset: str) -> SceneProfile:
     """Look a profile up."""
     if (name, dataset) not in PROFILES:
         known = sorted({each[0] for each in PROFILES}), sorted({each[1] for each in PROFILES})

@@ -1,6 +1,7 @@
 """Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights; resumes from its checkpoint.
 
-The last network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way.
+The last network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way. Its file
+has convolutions in half precision, so that it stays small.
 """
 
 import math
@@ -18,20 +19,20 @@ from torch import Tensor, nn
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
-from mcbn_study.journal import digest
+from mcbn_study.journal import digest, read_tensors, write_tensors
 from mcbn_study.networks.segnet import SegNet
 from mcbn_study.segmentation.augmentation import epoch_views, normalize, show
-from mcbn_study.segmentation.profile import Profile
+from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import confusion, mean_iou
 
 AT_ONCE = 8  # images of one pass without gradients
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """A training run on its way: the network, its optimiser, and what was seen so far."""
 
-    network: nn.Module
+    network: SegNet
     optimizer: torch.optim.Optimizer
     epoch: int = 0  # epochs done
     seconds: float = 0.0
@@ -40,14 +41,14 @@ class Run:
 
 
 def train(
-    profile: Profile,
+    profile: SceneProfile,
     scenes: Scenes,
     val: Scenes | None,
     checkpoint: Path,
     *,
     device: str = "cpu",
-    on_epoch: Callable[[Run], None] | None = None,
-) -> Run:
+    on_epoch: Callable[[TrainingRun], None] | None = None,
+) -> TrainingRun:
     """Train for the epochs of the profile, going on from the checkpoint where there is one.
 
     Args:
@@ -65,7 +66,7 @@ def train(
     optimizer = torch.optim.AdamW(
         network.parameters(), profile.learning_rate, weight_decay=profile.weight_decay, fused=device == "cuda"
     )
-    run = _resume(Run(network, optimizer), profile, checkpoint, device)
+    run = _resume(TrainingRun(network, optimizer), profile, checkpoint, device)
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
     while run.epoch < profile.epochs:
@@ -92,7 +93,7 @@ def learning_rate(step: int, steps: int, *, peak: float, warm_up: float) -> floa
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-def class_weights(profile: Profile, scenes: Scenes) -> Tensor:
+def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
     """Return the weights of the classes in the loss, (K,): the published ones, or median over frequency, softened.
 
     w_k = (median_j f_j / f_k)^p, f_k = pixels of k / pixels of the images that show k (Eigen and Fergus 2015, used by
@@ -134,7 +135,7 @@ def precision(device: str) -> AbstractContextManager[Any]:
     return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
 
 
-def _one_epoch(run: Run, profile: Profile, scenes: Scenes, weight: Tensor, device: str) -> float:
+def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
     """Take the steps of one epoch; return the mean loss."""
     run.network.train()
     drawn = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
@@ -160,7 +161,7 @@ def _one_epoch(run: Run, profile: Profile, scenes: Scenes, weight: Tensor, devic
     return mean
 
 
-def _save(run: Run, profile: Profile, path: Path) -> None:
+def _save(run: TrainingRun, profile: SceneProfile, path: Path) -> None:
     """Write everything the next step depends on, whole or not at all."""
     state = {
         "settings": digest(profile.settings()),
@@ -172,15 +173,15 @@ def _save(run: Run, profile: Profile, path: Path) -> None:
         torch.save(state, temporary)
 
 
-def _resume(run: Run, profile: Profile, path: Path, device: str) -> Run:
+def _resume(run: TrainingRun, profile: SceneProfile, path: Path, device: str) -> TrainingRun:
     if not path.exists():
         return run
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-        found = state["settings"]
+        settings = state["settings"]
     except Exception as error:  # a foreign file can fail in any way
         raise MCBNError(f"{path} is no checkpoint of this training ({error}); remove it to start anew") from error
-    if found != digest(profile.settings()):
+    if settings != digest(profile.settings()):
         raise MCBNError(
             f"{path} was made with other settings; remove it to start anew, or use another folder with --out"
         )
@@ -189,3 +190,29 @@ def _resume(run: Run, profile: Profile, path: Path, device: str) -> Run:
     for name, value in state["progress"].items():
         setattr(run, name, value)
     return run
+
+
+def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
+    """Write the weights with the digest of the settings that made them."""
+    state = {name: value.half() if value.ndim == 4 else value for name, value in network.state_dict().items()}
+    write_tensors(path, state, _metadata(profile))
+
+
+def load_network(profile: SceneProfile, path: Path) -> SegNet:
+    """Read the weights of exactly these settings, in eval mode."""
+    network = SegNet(len(SCENE_SETS[profile.dataset].classes), widths=profile.widths, seed=profile.seed)
+    tensors, metadata = read_tensors(path, "remove it to train anew")
+    if metadata != _metadata(profile):
+        raise MCBNError(
+            f"{path} was trained with other settings ({metadata.get('profile')}); remove it, or use another "
+            "folder with --out"
+        )
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise MCBNError(f"{path} is no network of this study ({error}); remove it to train anew") from error
+    return network.eval()
+
+
+def _metadata(profile: SceneProfile) -> dict[str, str]:
+    return {"dataset": profile.dataset, "profile": profile.name, "settings": digest(profile.settings())}
