@@ -5,7 +5,6 @@ Photographs come from the VOC and CamVid archives of $MCBN_DATA_DIR. Their label
 no object: those of VOC would often be a cat, dog or horse, which the networks know.
 """
 
-import io
 import os
 import zipfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from mcbn.files import replacing
 from mcbn_study.alternatives.corruptions import SEVERITIES, mixture
 from mcbn_study.cifar10.train import load_network, network_facts
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
+from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.networks.resnet import CifarResNet
 
 SIDE = CIFAR10_SHAPE[-1]
@@ -110,9 +110,9 @@ def photographs(archive: str, allowed: tuple[int, ...], *, n: int, seed: int) ->
         raise MCBNError(f"no {archive} in MCBN_DATA_DIR ({folder or 'not set'}); set it to the folder that holds it")
     generator, squares = np.random.default_rng(seed), list[Bytes]()
     with zipfile.ZipFile(path) as file:
-        names = [name for name in file.namelist() if name.startswith("images/")]
+        names = list_pairs(file)
         for name in (name for _ in range(TRIES) for name in generator.permutation(names).tolist()):
-            square = _square(file, name, allowed, generator)
+            square = _square(*open_pair(file, name), allowed, generator)
             squares += [] if square is None else [square]
             if len(squares) == n:
                 break
@@ -121,15 +121,13 @@ def photographs(archive: str, allowed: tuple[int, ...], *, n: int, seed: int) ->
     return np.stack(squares)
 
 
-def _square(file: zipfile.ZipFile, name: str, allowed: tuple[int, ...], generator: np.random.Generator) -> Bytes | None:
+def _square(image: Image.Image, label: Bytes, allowed: tuple[int, ...], generator: np.random.Generator) -> Bytes | None:
     """Return the first of some random squares that shows nothing but what is allowed, shrunk to (3, 32, 32)."""
-    image = Image.open(io.BytesIO(file.read(name))).convert("RGB")
-    label = np.asarray(Image.open(io.BytesIO(file.read(name.replace("images/", "labels/").replace(".jpg", ".png")))))
     height, width = label.shape
     for _ in range(TRIES if min(height, width) >= CROP else 0):
         top, left = int(generator.integers(height - CROP + 1)), int(generator.integers(width - CROP + 1))
         if np.isin(label[top : top + CROP, left : left + CROP], allowed).all():
-            square = image.crop((left, top, left + CROP, top + CROP))
+            square = image.convert("RGB").crop((left, top, left + CROP, top + CROP))
             shrunk = square.resize((SIDE, SIDE), resample=Image.Resampling.BOX)  # averages the area
             return np.asarray(shrunk, dtype=np.uint8).transpose(2, 0, 1)
     return None

@@ -206,6 +206,17 @@ def _decode(raw: bytes, mode: str, where: str) -> Bytes:
     return pixels
 
 
+def list_pairs(file: zipfile.ZipFile) -> list[str]:
+    """Name the images of a zip, in the order of the file."""
+    return [Path(name).stem for name in file.namelist() if name.startswith("images/")]
+
+
+def open_pair(file: zipfile.ZipFile, name: str) -> tuple[Image.Image, Bytes]:
+    """Open an image of a zip, and read its labels (H, W); a palette image gives its numbers."""
+    with Image.open(io.BytesIO(file.read(f"labels/{name}.png"))) as labels:
+        return Image.open(io.BytesIO(file.read(f"images/{name}.jpg"))), np.array(labels)
+
+
 def check_pairs(name: str, part: str, path: Path) -> str | None:
     """Say what is wrong with a zip of a set; None where it is the known file or holds the same labels."""
     different = disagreement(path, KNOWN[name, part])
@@ -223,11 +234,9 @@ def digest_labels(file: zipfile.ZipFile) -> str:
     """Return the sha256 over name, height, width and label pixels of every pair, in the order of names.txt."""
     digest = hashlib.sha256()
     for name in tracked(file.read("names.txt").decode().split(), "checking labels", "image"):
-        with Image.open(io.BytesIO(file.read(f"labels/{name}.png"))) as image:
-            labels = np.array(image)  # a palette image gives its numbers
-        with Image.open(io.BytesIO(file.read(f"images/{name}.jpg"))) as image:
-            if image.size != labels.shape[::-1]:
-                raise MCBNError(f"image {name} is not of the size of its labels")
+        image, labels = open_pair(file, name)
+        if image.size != labels.shape[::-1]:
+            raise MCBNError(f"image {name} is not of the size of its labels")
         digest.update(f"{name} {labels.shape[0]} {labels.shape[1]}\n".encode() + labels.tobytes())
     return digest.hexdigest()
 
