@@ -161,7 +161,7 @@ def test_a_checkpoint_of_other_settings_or_damaged_is_refused(tmp_path: Path) ->
     with pytest.raises(mcbn.MCBNError, match="other settings"):
         train_one(TINY, images(), seed=2, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(mcbn.MCBNError, match=r"unfinished\.safetensors is no whole safetensors file .*remove it"):
+    with pytest.raises(mcbn.MCBNError, match=r"unfinished\.safetensors is not a whole .*remove what is there"):
         train_one(TINY, images(), seed=1, checkpoint=path)
 
 
@@ -200,9 +200,9 @@ def test_files_that_hold_no_such_network_are_refused(tmp_path: Path) -> None:
     path = save_network(CifarResNet(8, seed=0), tmp_path / "net.safetensors", {})
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(mcbn.MCBNError, match="is no whole safetensors file"):
+    with pytest.raises(mcbn.MCBNError, match="is not a whole safetensors file"):
         load_network(path)
-    with pytest.raises(mcbn.MCBNError, match=r"there is no network .*none\.safetensors"):
+    with pytest.raises(mcbn.MCBNError, match=r"there is no file .*none\.safetensors"):
         load_network(tmp_path / "none.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(mcbn.MCBNError, match="holds no network"):

@@ -162,5 +162,5 @@ def test_saved_networks_come_back_up_to_half_precision(tmp_path: Path) -> None:
     with pytest.raises(MCBNError, match="trained with other settings"):
         training.load_network(replace(TINY, epochs=4), tmp_path / "n.safetensors")
     (tmp_path / "n.safetensors").write_bytes(b"nothing")
-    with pytest.raises(MCBNError, match=r"is no whole safetensors file.*remove it to train anew"):
+    with pytest.raises(MCBNError, match=r"is not a whole safetensors file.*remove it to train anew"):
         training.load_network(TINY, tmp_path / "n.safetensors")

@@ -6,7 +6,7 @@ One step goes from raw bytes to new weights; on a GPU one step of all networks i
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
+from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.cifar10.augmentation import Choices, crop, epoch_choices, pad
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.data.cifar import Images, require_labelled
-from mcbn_study.journal import read_tensors, write_tensors
 from mcbn_study.machine import fastest_convolutions
 from mcbn_study.networks.resnet import CifarResNet, standardize
 
@@ -219,6 +218,20 @@ def _resume(trainers: Sequence[Trainer], checkpoints: Sequence[Path]) -> None:
         )
 
 
+def capture(function: Callable[[], None], *, around: AbstractContextManager[Any]) -> Callable[[], None]:
+    """Capture a function as a CUDA graph and return what runs it again; `around` puts back what warm-ups change."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with around, torch.cuda.stream(stream):
+        for _ in range(3):  # kernels are chosen and loaded
+            function()
+        torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
 class Together:
     """Several networks of one profile at the same step; on a GPU each has a branch of one CUDA graph."""
 
@@ -271,7 +284,8 @@ class Together:
 def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> Path:
     """Write a trained network; `facts` on its training go into the file's metadata as JSON."""
     metadata = {"depth": str(network.depth), "dropout": repr(network.dropout), "facts": json.dumps(dict(facts))}
-    return write_tensors(path, network.state_dict(), {"format": FORMAT, **metadata})
+    write_tensors(path, network.state_dict(), {"format": FORMAT, **metadata})
+    return path
 
 
 def load_network(path: Path) -> CifarResNet:
@@ -293,9 +307,7 @@ def network_facts(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors and text; a file that is cut off, damaged or of another kind raises MCBNError."""
-    if not path.is_file():
-        raise MCBNError(f"there is no network {path}; train it with `mcbn reproduce cifar10`")
-    tensors, metadata = read_tensors(path, "remove it and train again")
+    tensors, metadata = read_tensors(path, hint="remove what is there and train it with `mcbn reproduce cifar10`")
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} holds no network of `mcbn reproduce cifar10` (format {metadata.get('format')!r})")
     return tensors, metadata

