@@ -10,9 +10,8 @@ import torch
 from inputs import by_row, regressor, write_tables
 from mcbn import scale
 from mcbn.ray import prediction
-from mcbn.scale.folder import Folder, read_results
 from mcbn.scale.job import plan
-from mcbn.scale.outcome import Outcome
+from mcbn.scale.work import Folder, Outcome, read_results
 
 OPTIONS = {"key": "id", "batch_size": 32, "part_rows": 64}
 

@@ -1,9 +1,10 @@
-"""Ray itself: imported where it is needed, connected to within a time limit."""
+"""Ray itself: imported where it is needed, connected to within a time limit, and given an MCBN as bytes."""
 
 import importlib
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mcbn.errors import MCBNError
+from mcbn.model import MCBN
 
 CONNECT_SECONDS = 10.0
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
@@ -92,3 +94,39 @@ def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
     gpus = int(resources.get("GPU", 0))
     most = gpus or max(1, int(resources.get("CPU", 1)) // threads)
     return asked or most, 1 if gpus else 0
+
+
+def pack(bayes: MCBN[Any], *more: Any) -> bytes:
+    """Serialise an MCBN and more; classes and functions of the user's own files go by value, not by name.
+
+    Other machines may lack those files, and a worker does not start where the user did.
+    """
+    cloudpickle = require_ray("ray.cloudpickle")
+    parts = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
+    parts += [getattr(part, name, None) for part in more for name in ("dataset", "collate_fn", "reader")]
+    parts += [getattr(part, "transform", None) for part in parts]
+    registered = [sys.modules[name] for name in {_module_of(part) for part in parts} if _is_own(name)]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps((bayes, *more))  # type: ignore[no-any-return]
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def unpack(payload: bytes) -> Any:
+    """Restore what `pack` wrote, as a tuple."""
+    return require_ray("ray.cloudpickle").loads(payload)
+
+
+def _module_of(part: Any) -> str:
+    """Name the module of a function or class, or of an object's class."""
+    return str(getattr(part, "__module__", None) or type(part).__module__)
+
+
+def _is_own(name: str) -> bool:
+    """Tell whether a module is a file of the user's, which other machines need not have, and no installed package."""
+    package, path = name.split(".")[0], str(getattr(sys.modules.get(name), "__file__", None) or "")
+    installed = package in ("__main__", "torch", "mcbn") or package in sys.stdlib_module_names
+    return bool(path) and not installed and "site-packages" not in path and "dist-packages" not in path

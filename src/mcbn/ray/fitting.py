@@ -11,8 +11,7 @@ from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior
-from mcbn.ray.cluster import connected, workers_of
-from mcbn.ray.packing import pack, unpack
+from mcbn.ray.cluster import connected, pack, unpack, workers_of
 
 B = TypeVar("B", bound=MCBN[Any])
 

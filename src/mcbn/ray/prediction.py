@@ -1,7 +1,12 @@
-"""Prediction on Ray: parts of the input, worked on by actors that hold the network and its posterior."""
+"""Prediction on Ray: parts of the input, worked on by actors that hold the network and its posterior.
 
+The rows of a `ray.data.Dataset` become files first: batches depend on their order alone, and a job can be resumed.
+"""
+
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +15,18 @@ import torch
 
 from mcbn import batches
 from mcbn.errors import MCBNError
+from mcbn.files import replacing
 from mcbn.model import MCBN
-from mcbn.ray import actors, stream
-from mcbn.ray.cluster import connected, require_ray, workers_of
-from mcbn.ray.packing import pack, unpack
-from mcbn.ray.spool import spooled
-from mcbn.scale.folder import Folder
+from mcbn.ray.cluster import connected, pack, require_ray, unpack, workers_of
+from mcbn.ray.pools import run_actors, run_data
+from mcbn.scale.inputs import Part
 from mcbn.scale.job import Job, on_device, plan
-from mcbn.scale.outcome import Outcome, Summary
-from mcbn.scale.parts import Part
-from mcbn.scale.work import work
+from mcbn.scale.work import Folder, Outcome, Summary, require_free, work
+from mcbn.tables.formats import pyarrow
 
-POOLS = {"data": stream.run, "actors": actors.run}
+POOLS = {"data": run_data, "actors": run_actors}
+SPOOL, COMPLETE = ".input", "complete"
+FILE_ROWS = 2**20  # of a data set, in one file
 
 
 def predict(
@@ -67,11 +72,8 @@ def predict(
         job = plan(inputs, bayes, out=out, **options)
         with connected(address) as ray:
             folder = Folder(job, resume=again)
-            for outcome in _outcomes(ray, job, folder.missing(), bayes, workers, threads, pool):
-                folder.add(outcome)
-                if on_part is not None:
-                    on_part(outcome)
-            return folder.finish()
+            outcomes = _outcomes(ray, job, folder.missing(), bayes, workers, threads, pool)
+            return folder.collect(outcomes, on_part)
 
 
 def _outcomes(
@@ -83,9 +85,9 @@ def _outcomes(
     workers, gpus = workers_of(ray, threads, asked)
     payload = ray.put(pack(on_device(bayes, torch.device("cpu")), replace(job, parts=())))
     arguments, resources = ([payload], threads), {"num_cpus": threads, "num_gpus": gpus}
-    run = POOLS[pool]
+    items = [part.to_json() for part in parts]
     try:
-        for text in run(ray, Worker, arguments, resources, [p.to_json() for p in parts], min(workers, len(parts))):
+        for text in POOLS[pool](ray, Worker, arguments, resources, items, min(workers, len(items))):
             yield Outcome.from_json(text)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
@@ -115,3 +117,51 @@ class Worker:
         outcome = replace(work(self.job, self.bayes, Part.from_json(text)), waited=waited)
         self.ended = time.perf_counter()
         return outcome.to_json()
+
+
+@contextmanager
+def spooled(dataset: Any, out: str | Path, resume: bool, options: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Give inputs as files, and whether the folder may hold something: what is no data set goes as it is.
+
+    The files are removed once the job is done, and kept where it is interrupted.
+    """
+    require_free(Path(out), resume)
+    if not hasattr(dataset, "iter_batches"):
+        yield dataset, resume
+        return
+    folder = Path(out) / SPOOL
+    if not (folder / COMPLETE).exists():
+        _write(dataset, folder, options)
+    yield folder, True
+    shutil.rmtree(folder)
+
+
+def _write(dataset: Any, folder: Path, options: dict[str, Any]) -> None:
+    """Write the rows in their order; Ray reads ahead meanwhile."""
+    _, parquet = pyarrow(folder)
+    key = options.get("key") or ()
+    wanted = [*([key] if isinstance(key, str) else key), *(options.get("columns") or ())]
+    if not key:
+        raise MCBNError("name the key column(s) of the data set by key=: nothing else tells its rows apart")
+    names = list(dataset.schema().names)
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise MCBNError(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    size = options.get("part_rows") or FILE_ROWS
+    with _in_order(dataset):
+        for number, table in enumerate(dataset.iter_batches(batch_size=size, batch_format="pyarrow")):
+            with replacing(folder / f"rows-{number:06d}.parquet") as temporary:
+                parquet.write_table(table, temporary)
+    (folder / COMPLETE).touch()
+
+
+@contextmanager
+def _in_order(dataset: Any) -> Iterator[None]:
+    """Have the data set give its rows in order, whoever reads them first."""
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        yield
+    finally:
+        options.preserve_order = before

@@ -5,8 +5,6 @@ works on it or when. The rounding of a row depends on the batch it is computed i
 for bit whatever the number of workers, and equal to that of `mcbn predict` on the file alone.
 """
 
-from mcbn.scale.folder import BAD_FILES, read_results
-from mcbn.scale.local import predict
-from mcbn.scale.outcome import Summary
+from mcbn.scale.work import BAD_FILES, Summary, predict, read_results
 
 __all__ = ["BAD_FILES", "Summary", "predict", "read_results"]

@@ -15,20 +15,10 @@ from mcbn import saving
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
-from mcbn.scale.parts import Inputs, Part, cut_images, cut_tables, list_files
-from mcbn.scale.reading import Reader
+from mcbn.scale.inputs import Inputs, Part, Reader, cut_images, cut_tables, list_files
 from mcbn.tables import Layout
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Options:
-    """How every part is predicted."""
-
-    method: str = "sample"
-    n_samples: int | None = None
-    coverage: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,9 @@ class Job:
     folder: Path
     parts: tuple[Part, ...]
     reader: Reader
-    options: Options
+    method: str
+    n_samples: int | None
+    coverage: float
     settings: dict[str, Any]  # what the results depend on, to be told from another job
 
     @property
@@ -78,16 +70,15 @@ def plan(
     cut = cut_tables if reader.is_table else cut_images
     parts = tuple(cut(files, reader.batch_rows, part_rows))
     _require_fits(bayes, reader, parts[0])
-    options = Options(method, n_samples, coverage)
     settings = {
         "format": FORMAT,
         "network and posterior": identify(bayes),
         "inputs": _digest([[label, path.stat().st_size] for label, path in files.items()]),
         "parts": _digest([[part.name, part.start, part.stop] for part in parts]),
         "reading": reader.describe(),
-        "options": vars(options),
+        "options": {"method": method, "n_samples": n_samples, "coverage": coverage},
     }
-    return Job(Path(out).resolve(), parts, reader, options, settings)
+    return Job(Path(out).resolve(), parts, reader, method, n_samples, coverage, settings)
 
 
 def _require_fits(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
@@ -112,8 +103,8 @@ def identify(bayes: MCBN[Any]) -> str:
     """Hash all that predictions depend on: weights, draws, tau."""
     drawn = bayes.posterior
     digest = hashlib.sha256(json.dumps(saving.fingerprint(bayes.engine.network.module)).encode())
-    for part in (drawn.mean, drawn.var, {"tau": bayes.noise_precision}):
-        for name, value in part.items():
+    for tensors in (drawn.mean, drawn.var, {"tau": bayes.noise_precision}):
+        for name, value in tensors.items():
             digest.update(
                 name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             )

@@ -1,4 +1,8 @@
-"""One part predicted and written: a parquet file that appears whole or not at all."""
+"""The parts of a job at work, and their folder: parquet files that appear whole or not at all, and a record of the end.
+
+`job.json` says what the results depend on; one parquet file a part; `manifest.json` appears when all parts are done,
+`bad_files.jsonl` beside it names every input that was left out, with the reason.
+"""
 
 import errno
 import json
@@ -6,23 +10,53 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mcbn.errors import MCBNError
+from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn.scale.job import Job
-from mcbn.scale.outcome import BAD, DONE, STOPPED, Outcome
-from mcbn.scale.parts import Part
-from mcbn.scale.reading import Batch, reason
+from mcbn.scale.inputs import AsText, Batch, Inputs, Part, reason
+from mcbn.scale.job import Job, plan
 from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
 
+JOB, MANIFEST, BAD_FILES = "job.json", "manifest.json", "bad_files.jsonl"
+DONE, BAD, STOPPED = "done", "bad", "stopped"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MARK = b"mcbn"  # metadata of a part's file
+
+
+@dataclass(frozen=True)
+class Outcome(AsText):
+    """One part: its rows are in a file, or its input cannot be read, or nothing can be written."""
+
+    part: str
+    status: str
+    rows: int = 0
+    batches: int = 0
+    seconds: float = 0.0  # of the whole part
+    predicting: float = 0.0  # of these, in the network
+    waited: float = 0.0  # by its worker, since the part before
+    bad: Sequence[dict[str, Any]] = ()  # inputs left out: file, rows, reason
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished job."""
+
+    folder: Path
+    rows: int
+    parts: int
+    resumed: int  # parts that were there before
+    bad_files: tuple[dict[str, Any], ...]
+    seconds: float
+    outcomes: tuple[Outcome, ...] = field(repr=False, default=())  # of the parts of this run
 
 
 class UnreadableError(Exception):
@@ -37,8 +71,7 @@ def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     try:
         return _Writing(job, bayes, part).run()
     except UnreadableError as error:
-        rows = [part.start, part.stop]
-        bad = {"file": part.labels[0], "rows": rows, "reason": str(error)}
+        bad = {"file": part.labels[0], "rows": [part.start, part.stop], "reason": str(error)}
         return Outcome(part.name, BAD, bad=(bad,), reason=str(error))
     except OSError as error:
         if error.errno not in FULL:
@@ -46,24 +79,19 @@ def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
         return Outcome(part.name, STOPPED, reason=f"{error.strerror}: {job.folder}")
 
 
-def path_of(job: Job, name: str) -> Path:
-    """Name the file of a part's results."""
-    return job.folder / f"{name}.parquet"
-
-
 def finished(job: Job, name: str) -> Outcome | None:
     """Read what became of a part from its file; None where there is none of this job."""
-    path = path_of(job, name)
+    path = job.folder / f"{name}.parquet"
     if not path.exists():
         return None
     arrow, parquet = pyarrow(path)
     try:
-        found = json.loads((parquet.read_schema(path).metadata or {})[MARK])
+        mark = json.loads((parquet.read_schema(path).metadata or {})[MARK])
     except (KeyError, ValueError, arrow.ArrowInvalid):
         raise MCBNError(f"{path} is not a result of this job; move it away, or give another folder") from None
-    if found["job"] != job.id:
+    if mark["job"] != job.id:
         raise MCBNError(f"{path} is the result of another job; give another folder")
-    return Outcome.from_json(found["outcome"])
+    return Outcome.from_json(mark["outcome"])
 
 
 class _Writing:
@@ -80,17 +108,9 @@ class _Writing:
         tables = [self._table(batch) for batch in self._batches() if len(batch.rows)]
         if not tables:
             reasons = self.bad or [{"file": self.part.labels[0], "reason": "it holds no rows"}]
-            return Outcome(self.part.name, BAD, bad=tuple(reasons), reason=str(reasons[0]["reason"]))
-        seconds = time.perf_counter() - started
-        outcome = Outcome(
-            self.part.name,
-            DONE,
-            rows=self.rows,
-            batches=self.batches,
-            seconds=seconds,
-            predicting=self.predicting,
-            bad=tuple(self.bad),
-        )
+            return Outcome(self.part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
+        times = {"seconds": time.perf_counter() - started, "predicting": self.predicting}
+        outcome = Outcome(self.part.name, DONE, rows=self.rows, batches=self.batches, bad=self.bad, **times)
         self._write(tables, outcome)
         return outcome
 
@@ -110,11 +130,11 @@ class _Writing:
     def _table(self, batch: Batch) -> Any:
         """Predict a batch: file and row, then the keys, then the results, as columns."""
         arrow, _ = pyarrow(self.job.folder)
-        options, started = self.job.options, time.perf_counter()
+        started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where one is an error, the engine takes another way, of other rounding
-            pred = self.bayes.predict(batch.x, method=options.method, n_samples=options.n_samples)
-        columns = as_columns(arrays_of(pred, options.coverage))
+            prediction = self.bayes.predict(batch.x, method=self.job.method, n_samples=self.job.n_samples)
+        columns = as_columns(arrays_of(prediction, self.job.coverage))
         self.predicting += time.perf_counter() - started
         self.rows, self.batches = self.rows + len(batch.rows), self.batches + 1
         clash = [name for name in batch.keys if name in columns]
@@ -133,13 +153,142 @@ class _Writing:
         temporary = self.job.folder / f".{self.part.name}.{uuid.uuid4().hex}.tmp"
         try:
             parquet.write_table(table, temporary)
-            _sync(temporary)
-            os.replace(temporary, path_of(self.job, self.part.name))
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())  # a name without content on disk would count as finished
+            os.replace(temporary, self.job.folder / f"{self.part.name}.parquet")
         finally:
             temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Have the file on disk before it gets its name: a name without content would count as finished."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+class Folder:
+    """Collects what becomes of the parts of a job."""
+
+    def __init__(self, job: Job, *, resume: bool) -> None:
+        self.job, self.started = job, time.perf_counter()
+        _open(job, resume)
+        before = [finished(job, part.name) for part in job.parts] if resume else []
+        self.outcomes = {outcome.part: outcome for outcome in before if outcome is not None}
+        self.resumed = len(self.outcomes)
+
+    def missing(self) -> list[Part]:
+        """List the parts still to be done; those whose input could not be read are tried again."""
+        return [part for part in self.job.parts if part.name not in self.outcomes]
+
+    def collect(self, outcomes: Iterable[Outcome], on_part: Callable[[Outcome], object] | None) -> Summary:
+        """Take note of every part as it comes to something, and end the job."""
+        for outcome in outcomes:
+            self.add(outcome)
+            if on_part is not None:
+                on_part(outcome)
+        return self.finish()
+
+    def add(self, outcome: Outcome) -> None:
+        """Take note of a part; a full disk ends the job."""
+        if outcome.status == STOPPED:
+            raise MCBNError(
+                f"cannot write results ({outcome.reason}); {len(self.outcomes)} of {len(self.job.parts)} parts are "
+                "done: make room and go on with resume=True (--resume)"
+            )
+        self.outcomes[outcome.part] = outcome
+
+    def finish(self) -> Summary:
+        """Write manifest and list of bad files; every part must have come to something."""
+        lost = [part.name for part in self.missing()]
+        if lost:
+            raise MCBNError(
+                f"{len(lost)} parts came to nothing, the first {lost[0]}; go on with resume=True (--resume)"
+            )
+        outcomes = [self.outcomes[part.name] for part in self.job.parts]
+        bad = tuple(entry for outcome in outcomes for entry in outcome.bad)
+        rows = sum(outcome.rows for outcome in outcomes)
+        listed = [{"part": o.part, "status": o.status, "rows": o.rows} for o in outcomes]
+        write_text(self.job.folder / BAD_FILES, "".join(json.dumps(entry) + "\n" for entry in bad))
+        manifest = {"job": self.job.id, "rows": rows, "bad_files": len(bad), "parts": listed}
+        write_text(self.job.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        done = sum(outcome.status == DONE for outcome in outcomes)
+        if not done:
+            raise MCBNError(
+                f"not one input file could be read; {self.job.folder / BAD_FILES} says why: {bad[0]['reason']}"
+            )
+        seconds = time.perf_counter() - self.started
+        return Summary(self.job.folder, rows, done, self.resumed, bad, seconds, tuple(outcomes))
+
+
+def require_free(folder: Path, resume: bool) -> list[str]:
+    """Refuse a folder with something in it, unless a job is to be gone on with; return what it holds."""
+    if folder.exists() and not folder.is_dir():
+        raise MCBNError(f"{folder} is a file; results go to a folder")
+    there = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if there and not resume:
+        raise MCBNError(
+            f"{folder} is not empty (it holds {there[0]}); name another folder, or go on with resume=True (--resume)"
+        )
+    return there
+
+
+def _open(job: Job, resume: bool) -> None:
+    """Refuse a folder of something else; leave one that holds this job's settings and no rests of killed workers."""
+    folder = job.folder
+    there = require_free(folder, resume)
+    before = folder / JOB
+    if before.exists():
+        _require_same(json.loads(before.read_text()), job)
+    elif visible := [name for name in there if not name.startswith(".")]:
+        raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
+    write_text(before, json.dumps(job.settings, indent=1) + "\n")
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for rest in folder.glob(".*.tmp"):
+        rest.unlink(missing_ok=True)
+
+
+def _require_same(before: dict[str, Any], job: Job) -> None:
+    now = json.loads(json.dumps(job.settings))
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise MCBNError(
+                f"{job.folder} belongs to another job: its {name} was {before.get(name)!r}, is {now.get(name)!r} now; "
+                "go on with the same inputs, network, posterior and options, or name another folder"
+            )
+
+
+def read_results(folder: str | Path) -> Any:
+    """Read all results of a finished job as one arrow table, in the order of the input."""
+    folder = Path(folder)
+    arrow, parquet = pyarrow(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError as error:
+        raise MCBNError(f"{folder} holds no finished job; go on with resume=True (--resume)") from error
+    names = [part["part"] for part in manifest["parts"] if part["status"] == DONE]
+    tables = [parquet.read_table(folder / f"{name}.parquet") for name in names]
+    return arrow.concat_tables([table.replace_schema_metadata() for table in tables]).unify_dictionaries()
+
+
+def predict(
+    inputs: Inputs,
+    bayes: MCBN[Any],
+    *,
+    out: str | Path,
+    resume: bool = False,
+    on_part: Callable[[Outcome], object] | None = None,
+    **options: Any,
+) -> Summary:
+    """Predict tables or images, part by part, into a folder of parquet files.
+
+    The results hold the columns `file` and `row`, those named by `key`, and what `mcbn predict` writes. A file that
+    cannot be read is listed in `bad_files.jsonl` of the folder and left out whole.
+
+    Args:
+        inputs: a csv or parquet file, an image, a folder of either kind, or a list of such.
+        bayes: a fitted MCBN.
+        out: folder of the results; empty, or with `resume`.
+        resume: go on with a job that was interrupted; finished parts are kept.
+        on_part: called with the outcome of each part.
+        options: key (columns to pass on), columns (inputs of the network by name, in its order; by default all that
+            are no key or target), target (columns to leave out), transform (of a PIL image to a tensor; by default RGB
+            in [0, 1]), batch_size (inputs in one pass; part of the result's rounding), part_rows (of a parquet file or
+            images in one part, rounded up to whole batches), method, n_samples and coverage (as `mcbn predict`).
+    """
+    job = plan(inputs, bayes, out=out, **options)
+    folder = Folder(job, resume=resume)
+    return folder.collect((work(job, bayes, part) for part in folder.missing()), on_part)

@@ -1,9 +1,13 @@
-"""A pool of actors fed one item at a time; what a lost actor had is given out again."""
+"""Two pools of actors that work on items one at a time: our own, and that of Ray Data, which its dashboard shows."""
 
+import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from mcbn.ray.cluster import require_ray
 
 TRIES = 4  # of one item, or of starting one actor, before its loss is an error
 PATIENCE = 60.0  # seconds without any actor before a warning
@@ -18,7 +22,7 @@ class _Seat(NamedTuple):
     item: str | None = None
 
 
-def run(
+def run_actors(
     ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
 ) -> Iterator[str]:
     """Yield what `kind(*arguments).work(item)` returns for every item once, in the order they end.
@@ -96,3 +100,44 @@ class _Pool:
         """Free what the actors hold; none outlives the job."""
         for seat in (*self.seats.values(), *self.idle):
             self.ray.kill(seat.actor)
+
+
+def run_data(
+    ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
+) -> Iterator[str]:
+    """Yield what `kind(*arguments).work(item)` returns for every item once, in the order they end; as `run_actors`."""
+    data = require_ray("ray.data")
+    listed = data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
+    listed.context.enable_progress_bars = False  # the context of this data set alone
+    listed.context.execution_options.preserve_order = False
+    done = listed.map_batches(
+        _Mapper,
+        batch_size=1,
+        compute=data.ActorPoolStrategy(size=size),
+        fn_constructor_args=(kind, arguments),
+        num_cpus=resources["num_cpus"],
+        num_gpus=resources["num_gpus"] or None,
+    )
+    with _quiet():
+        for row in done.iter_rows():
+            yield row["answer"]
+
+
+class _Mapper:
+    def __init__(self, kind: type, arguments: Sequence[Any]) -> None:
+        self.worker = kind(*arguments)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        return {"answer": [self.worker.work(str(item)) for item in batch["item"]]}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave the terminal to the caller: Ray Data reports every plan it runs."""
+    logger = logging.getLogger("ray.data")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,10 +1,11 @@
-"""Parts read in batches whose edges depend on the files alone."""
+"""Input files cut into parts, and parts read in batches, by the files alone: a part is what one worker predicts."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -12,11 +13,110 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.scale.parts import Part
 from mcbn.tables import Layout, find_inputs, find_targets, listing, rows_of_block
 from mcbn.tables.formats import Array, CsvTable, ParquetTable
 
-Bad = dict[str, Any]
+TABLES = (".csv", ".parquet")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+SPLIT_BYTES = 2**20  # parquet files from here on are opened to be cut
+PARTS = 64  # wanted of a job: enough to share out evenly
+LEAST = 2  # batches of a part: opening a row group in its middle costs as much as reading several
+PART_ROWS = 2**20  # at most
+PART_IMAGES = 2**11
+Inputs = str | Path | Sequence[str | Path]
+
+
+class AsText:
+    """A dataclass of plain values that travels as text."""
+
+    def to_json(self: Any) -> str:
+        """Write as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Part(AsText):
+    """Rows start to stop of one table, or some images of a list."""
+
+    name: str  # of the file with its results
+    files: Sequence[str]  # paths
+    labels: Sequence[str]  # the same, as results call them
+    start: int = 0  # row of the table, or place of the first image in the list of all
+    stop: int | None = None  # None: to the end
+
+
+def list_files(inputs: Inputs) -> dict[str, Path]:
+    """List the tables, or the images, of files and folders: label -> path, sorted by label."""
+    places = [Path(inputs)] if isinstance(inputs, str | Path) else [Path(place) for place in inputs]
+    files: dict[str, Path] = {}
+    for label, path in (pair for place in places for pair in _under(place)):
+        if files.setdefault(label, path) != path:
+            raise MCBNError(f"two input files are called {label!r}: {files[label]} and {path}; rename one")
+    names = ", ".join(map(str, places))
+    if not files:
+        raise MCBNError(f"there are no tables ({', '.join(TABLES)}) or images in {names}")
+    if len({path.suffix.lower() in TABLES for path in files.values()}) == 2:
+        raise MCBNError(f"{names} holds both tables and images; name the ones to predict")
+    return dict(sorted(files.items()))
+
+
+def _under(place: Path) -> Iterator[tuple[str, Path]]:
+    if place.is_dir():
+        files = (path for path in place.rglob("*") if path.suffix.lower() in TABLES + IMAGES and path.is_file())
+        yield from ((path.relative_to(place).as_posix(), path.resolve()) for path in files)
+    elif place.is_file():
+        if place.suffix.lower() not in TABLES + IMAGES:
+            raise MCBNError(f"{place} must end in {', '.join(TABLES)} or be an image, or a folder of such files")
+        yield place.name, place.resolve()
+    else:
+        raise MCBNError(f"there is no file or folder {place}")
+
+
+def cut_tables(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
+    """Make a part of every table, several of a large parquet file: each of a whole number of batches."""
+    counts = {label: _count(path, part_rows) for label, path in files.items()}
+    step = _step(sum(count or 0 for count in counts.values()), batch_rows, part_rows, PART_ROWS)
+    parts = []
+    for number, (label, path) in enumerate(files.items()):
+        for piece, (start, stop) in enumerate(_edges(counts[label], step)):
+            parts.append(Part(f"part-{number:06d}-{piece:05d}", [str(path)], [label], start, stop))
+    return parts
+
+
+def _count(path: Path, part_rows: int | None) -> int | None:
+    """Count the rows of a table that is to be cut; None for one that stays whole."""
+    if path.suffix.lower() != ".parquet" or (part_rows is None and path.stat().st_size < SPLIT_BYTES):
+        return None
+    try:
+        return ParquetTable(path).count()
+    except (MCBNError, OSError):  # whoever works on it says what is wrong with it
+        return None
+
+
+def _edges(rows: int | None, step: int) -> list[tuple[int, int | None]]:
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)] if rows else [(0, None)]
+
+
+def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
+    """Choose the rows of a part by the inputs alone, so that a job can be gone on with on other machines."""
+    wanted = asked or max(LEAST * batch_rows, min(most, -(-rows // PARTS)))
+    return -(-wanted // batch_rows) * batch_rows  # up to whole batches
+
+
+def cut_images(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
+    """Make parts of a whole number of batches each, in the order of the labels."""
+    labels, step = list(files), _step(len(files), batch_rows, part_rows, PART_IMAGES)
+    parts = []
+    for number, start in enumerate(range(0, len(labels), step)):
+        chosen = labels[start : start + step]
+        paths = [str(files[label]) for label in chosen]
+        parts.append(Part(f"part-{number:06d}-00000", paths, chosen, start, start + len(chosen)))
+    return parts
 
 
 class Batch(NamedTuple):
@@ -26,7 +126,7 @@ class Batch(NamedTuple):
     labels: list[str]  # file of each, or the one of all
     rows: Array  # row in the file, or place in the list of images, (n,)
     keys: Mapping[str, Any]  # columns passed on
-    bad: tuple[Bad, ...] = ()  # images left out
+    bad: Sequence[dict[str, Any]] = ()  # images left out
 
 
 @dataclass(frozen=True)
@@ -54,15 +154,14 @@ class Reader:
         """Look at the first readable file: refuse missing columns, choose the batch size."""
         if batch_size is not None:
             batches.require_int("batch_size", batch_size, 1)
-        is_table = next(iter(files.values())).suffix.lower() in (".csv", ".parquet")
-        if not is_table:
+        if next(iter(files.values())).suffix.lower() not in TABLES:
             shape, size = _first_image(files, transform)
             return cls(False, batch_size or rows_of_block(size), transform=transform, shape=shape)
         table = _first_table(files)
         _, inputs, targets = _columns(table, keys, layout, target)
         names = tuple(table.names[c] for c in inputs) if table.names else None
-        found = Layout(layout.columns or names, len(inputs), layout.target)
-        return cls(True, batch_size or rows_of_block(8 * (len(inputs) + len(targets))), keys, found, target)
+        layout = Layout(layout.columns or names, len(inputs), layout.target)
+        return cls(True, batch_size or rows_of_block(8 * (len(inputs) + len(targets))), keys, layout, target)
 
     def describe(self) -> dict[str, Any]:
         """Return what results depend on, as JSON has it."""
@@ -103,7 +202,7 @@ class Reader:
                     bad.append({"file": label, "reason": reason(error)})
             x = torch.stack([image for image, _, _ in good]) if good else torch.empty(0, *self.shape)
             rows = np.array([place for _, _, place in good], dtype=np.int64)
-            yield Batch(x, [label for _, label, _ in good], rows, {}, tuple(bad))
+            yield Batch(x, [label for _, label, _ in good], rows, {}, bad)
 
 
 def _columns(
@@ -113,9 +212,9 @@ def _columns(
     missing = [name for name in keys if name not in (table.names or ())]
     if missing:
         raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
-    own = [(table.names or ()).index(name) for name in keys]
+    key_columns = [(table.names or ()).index(name) for name in keys]
     targets = find_targets(table, target, layout)
-    return own, find_inputs(table, [*targets, *own], layout), targets
+    return key_columns, find_inputs(table, [*targets, *key_columns], layout), targets
 
 
 def open_table(path: Path) -> CsvTable | ParquetTable:
