@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcbn import data
-from mcbn.data import sources
+from mcbn.data import regression
 from mcbn.errors import MCBNError
 
 ROWS = "1 2 3\n4 5 6\n\n"  # a published file in miniature, blank last line included
@@ -37,7 +37,7 @@ def tiny(monkeypatch):
     """`load("yacht")` expects the two rows of ROWS, from no folder and no cache of this machine."""
     sha256 = hashlib.sha256(ROWS.encode()).hexdigest()
     dataset = dataclasses.replace(data.describe("yacht"), n=2, q=2, sha256=sha256)
-    monkeypatch.setattr(sources, "describe", lambda name: dataset)
+    monkeypatch.setattr(regression, "describe", lambda name: dataset)
     monkeypatch.delenv("MCBN_DATA_DIR", raising=False)
     monkeypatch.delenv("MCBN_CACHE_DIR", raising=False)
     return dataset
@@ -64,7 +64,7 @@ def server(tmp_path, monkeypatch):
         httpd.root, httpd.requested = root, []
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        monkeypatch.setattr(sources, "BASE_URL", f"http://127.0.0.1:{httpd.server_port}")
+        monkeypatch.setattr(regression, "BASE_URL", f"http://127.0.0.1:{httpd.server_port}")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield httpd
         httpd.shutdown()
@@ -123,7 +123,7 @@ def test_embedded_file_has_the_recorded_sha256(name):
 @pytest.mark.parametrize("name", ["boston", "concrete"])
 def test_embedded_needs_neither_folder_nor_network(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(sources, "_download", None)
+    monkeypatch.setattr(regression, "_download", None)
     dataset, (x, y) = data.describe(name), data.load(name)
     assert x.shape == (dataset.n, dataset.q)
     assert y.shape == (dataset.n,)
@@ -140,7 +140,7 @@ def test_embedded_equals_published_file_value_for_value(name, published):
 
 
 def test_damaged_package_data_is_caught_by_its_shape(monkeypatch):
-    monkeypatch.setattr(sources, "_read_embedded", lambda dataset: b"a,b\n1,2\n")
+    monkeypatch.setattr(regression, "_read_embedded", lambda dataset: b"a,b\n1,2\n")
     with pytest.raises(MCBNError, match=r"shape \(506, 14\), the file has \(1, 2\)"):
         data.load("boston")
 
@@ -150,7 +150,7 @@ def test_damaged_package_data_is_caught_by_its_shape(monkeypatch):
 
 @pytest.mark.parametrize("name", data.NAMES)
 def test_all_eight_load_from_the_published_files(name, published, monkeypatch):
-    monkeypatch.setattr(sources, "_download", None)
+    monkeypatch.setattr(regression, "_download", None)
     dataset, (x, y) = data.describe(name), data.load(name)
     assert x.shape == (dataset.n, dataset.q)
     assert y.shape == (dataset.n,)
@@ -205,7 +205,7 @@ def test_wrong_download_is_refused_and_leaves_nothing(tiny, server, tmp_path):
     with pytest.raises(MCBNError) as caught:
         data.load("yacht", cache_dir=tmp_path / "cache")
     found = hashlib.sha256(b"7 8 9\n7 8 9\n").hexdigest()
-    for part in (sources.BASE_URL, tiny.sha256, found, "set MCBN_DATA_DIR"):
+    for part in (regression.BASE_URL, tiny.sha256, found, "set MCBN_DATA_DIR"):
         assert part in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -217,12 +217,12 @@ def test_missing_page_says_what_was_tried(tiny, server, tmp_path):
 
 def test_unreachable_host_says_what_to_do(tiny, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:  # a port that answers no longer
-        monkeypatch.setattr(sources, "BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(regression, "BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     with pytest.raises(MCBNError) as caught:
         data.load("yacht", cache_dir=tmp_path / "cache")
-    for part in (str(tmp_path), sources.BASE_URL, tiny.sha256, "set MCBN_DATA_DIR"):
+    for part in (str(tmp_path), regression.BASE_URL, tiny.sha256, "set MCBN_DATA_DIR"):
         assert part in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all; the folder of those that can be had again."""
+"""Files that appear whole or not at all; the folders of the user's data and of what can be had again."""
 
 import os
 import tempfile
@@ -34,6 +34,15 @@ def require_folder(path: Path) -> None:
 
 def cache_folder() -> Path:
     """Return where downloads and compiled kernels are kept: $MCBN_CACHE_DIR, else mcbn in the user's cache folder."""
-    given = os.environ.get("MCBN_CACHE_DIR")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given).expanduser() if given else base / "mcbn"
+    return _folder_named("MCBN_CACHE_DIR") or base / "mcbn"
+
+
+def local_folder() -> Path | None:
+    """Return the folder of local copies of data, $MCBN_DATA_DIR; None where it is not set."""
+    return _folder_named("MCBN_DATA_DIR")
+
+
+def _folder_named(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value).expanduser() if value else None

@@ -25,6 +25,15 @@ class RegressionMLP(nn.Sequential):
     Teye et al. 2018, Section 4.3: two hidden layers of 50 units, 100 for Protein. Weights and output bias are
     truncated normal, std 0.1; gamma starts at 1 and beta at 0, both trained like any other BN layer's.
     `seed` leaves the global generator alone; without it weights come from that, as PyTorch's layers do.
+
+    Args:
+        n_inputs: Q.
+        hidden: units of each hidden layer.
+        n_outputs: D.
+        seed: of the weights.
+
+    >>> RegressionMLP(13, (50, 50), seed=0)(torch.randn(32, 13)).shape
+    torch.Size([32, 1])
     """
 
     def __init__(
@@ -47,7 +56,10 @@ class Standardized(nn.Module):
     f(x) = y_mean + y_std network((x - x_mean) / x_std), with mean and population std of the training part
     (a constant column: std 1). Teye et al. 2018, Section 4.3. So tau and all scores are in units of y.
 
-    network (N, Q) -> (N, D); x (N, Q) and y (N,) or (N, D) the training part. Outputs are shaped like y.
+    Args:
+        network: (N, Q) -> (N, D).
+        x: inputs of the training part, (N, Q).
+        y: its targets, (N,) or (N, D); outputs are shaped like them.
     """
 
     x_mean: Tensor
@@ -82,6 +94,10 @@ class StandardizedInputs(nn.Module):
     """A network that sees standardised inputs; its outputs, such as logits, stay as they are.
 
     f(x) = network((x - x_mean) / x_std), with mean and std as in `Standardized`.
+
+    Args:
+        network: (N, Q) -> any outputs.
+        x: inputs of the training part, (N, Q).
     """
 
     x_mean: Tensor
@@ -122,11 +138,26 @@ def train_regression(
     loss = 1/2 mean_B (f(x) - y)^2 + lambda sum_l 1/2 ||W_l||^2, weight matrices only, B a batch of M rows.
     Teye et al. 2018, Section 4.3. A `Standardized` network is trained in standardised units.
 
-    x (N, Q), y (N,) or (N, D). Each epoch cuts a new permutation into batches, without the last partial one;
-    M above N means N. Learning rate 1e-3 and batch size 32, the least it tried, are the paper's; it selects
-    `epochs` (up to 2000) and `weight_decay` (1e-1 to 1e-15) by cross-validation; our defaults are starts.
-    `seed` orders the rows; the global generator is untouched. `on_epoch(epoch)`, counted from 1, is called in
-    eval mode after each epoch and ends training by returning True. On a CPU, one thread is fastest at 50 units.
+    Each epoch cuts a new permutation into batches, without the last partial one. Learning rate 1e-3 and batch size 32,
+    the least it tried, are the paper's; it selects epochs (up to 2000) and weight decay (1e-1 to 1e-15) by
+    cross-validation; our defaults are starts. On a CPU, one thread is fastest at 50 units.
+
+    Args:
+        network: (N, Q) -> (N, D), such as `RegressionMLP`, or that network `Standardized`.
+        x: inputs, (N, Q).
+        y: targets, (N,) or (N, D).
+        batch_size: M; above N it means N.
+        epochs: passes over the rows.
+        weight_decay: lambda.
+        learning_rate: of Adam.
+        seed: of the order of the rows; the global generator is untouched.
+        on_epoch: called with the epoch, from 1, in eval mode after each; ends training by returning True.
+
+    >>> x, y = torch.randn(64, 3), torch.randn(64)
+    >>> network = Standardized(RegressionMLP(3, seed=0), x, y)
+    >>> train_regression(network, x, y, epochs=2)
+    >>> network(x).shape
+    torch.Size([64])
     """
     _check_training(network, x, y, batch_size=batch_size, epochs=epochs)
     inner = network

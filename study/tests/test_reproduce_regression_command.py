@@ -46,7 +46,7 @@ def test_no_gpu_is_said(tmp_path, monkeypatch):
 def test_no_data_says_where_to_put_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path / "empty"))
     monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("mcbn.data.sources.BASE_URL", "http://127.0.0.1:9")  # the port that discards: nobody answers
+    monkeypatch.setattr("mcbn.data.regression.BASE_URL", "http://127.0.0.1:9")  # the port that discards: nobody answers
     result = command("regression", "--datasets", "yacht", "--methods", "mcbn", "--out", str(tmp_path / "new"))
     assert result.exit_code == 2
     assert "MCBN_DATA_DIR" in result.output

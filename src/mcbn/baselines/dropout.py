@@ -36,6 +36,10 @@ class MCDropout(Predictor):
         task: "regression", or "classification" (one label an input, or one a pixel).
         inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
         output: which tensor of the network's result counts: key, index or function.
+
+    >>> network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1)).eval()
+    >>> MCDropout(network, "regression").fit(n_samples=20, seed=0).sample(torch.randn(5, 3)).shape
+    torch.Size([20, 5, 1])
     """
 
     def __init__(self, model: nn.Module, task: str, *, inputs: batches.Picker = None, output: Output = None) -> None:
@@ -63,7 +67,7 @@ class MCDropout(Predictor):
         for t in range(n_samples):
             state = int(np.random.SeedSequence([self.seed, t]).generate_state(1, np.uint64)[0])
             with isolated_random(state), SharedMasks(state) as mode:
-                output = self._network(batches.copied(inputs))
+                output = self._network.run_copy(inputs)
             if mode.calls == 0:
                 raise MCBNError(_none_found(self._network.module))
             yield output.unsqueeze(0)

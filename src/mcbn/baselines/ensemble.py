@@ -24,6 +24,11 @@ class DeepEnsemble(Predictor):
         task: "regression", or "classification" (one label an input, or one a pixel).
         inputs: what of a batch goes to the networks: key, index, list of them, or function of the batch.
         output: which tensor of a network's result counts: key, index or function.
+
+    >>> import torch
+    >>> ensemble = DeepEnsemble([nn.Linear(3, 1) for _ in range(5)], "regression")
+    >>> ensemble.predict(torch.randn(4, 3)).epistemic.shape
+    torch.Size([4, 1])
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class DeepEnsemble(Predictor):
             raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
         first: Tensor | None = None
         for position, member in enumerate(self._members[:n_samples]):
-            output = member(batches.copied(member.prepare(inputs))).to(self.network.device)
+            output = member.run_copy(member.prepare(inputs)).to(self.network.device)
             first = output if first is None else first
             if output.shape != first.shape:
                 raise MCBNError(

@@ -1,4 +1,4 @@
-"""What every baseline shares: the verbs of `mcbn.MCBN`, given a way to run draws."""
+"""What every baseline shares: the verbs of `mcbn.MCBN`, given a way to run draws. And the constant twin of any."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mcbn import batches, moments, noise, prediction
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
 from mcbn.network import Network, is_stream
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 
@@ -105,3 +107,58 @@ class Predictor(ABC):
 
     def _count(self, n_samples: int | None) -> int:
         return self.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
+
+
+class ConstantUncertainty(Predictor):
+    """The mean over T passes of a predictor, with the constant variance 1/tau (Teye et al. 2018, Section 4.2).
+
+    p(y | x) = N(1/T sum_t f_t(x), 1/tau). Only the variance differs from the wrapped predictor's, so comparing the two
+    scores tells what the draws know about the error. CUBN is `ConstantUncertainty(mcbn.MCBN(...))`, CUDO that of
+    `MCDropout`. tau is this object's own, tuned by validation CRPS; the wrapped predictor keeps its own.
+
+    Args:
+        base: a regression `mcbn.MCBN` or baseline, fitted or to be fitted.
+
+    >>> from mcbn.baselines import ConstantUncertainty, MCDropout
+    >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)).eval()
+    >>> x, y = torch.randn(40, 3), torch.randn(40, 1)
+    >>> constant = ConstantUncertainty(MCDropout(network, "regression")).tune((x, y))
+    >>> constant.predict(x).variance.unique().numel()
+    1
+    """
+
+    def __init__(self, base: MCBN[Any] | Predictor) -> None:
+        if not isinstance(base, MCBN | Predictor):
+            raise MCBNError(f"ConstantUncertainty wraps mcbn.MCBN or a baseline, got {type(base).__name__}")
+        if base.task != "regression":
+            raise MCBNError(f"a constant variance is for regression; the wrapped predictor does {base.task}")
+        super().__init__(base.task, inputs=base.inputs)
+        self.base = base
+
+    def fit(self, *data: Any, **options: Any) -> Self:
+        """Fit the wrapped predictor."""
+        self.base.fit(*data, **options)
+        self.inputs = self.base.inputs
+        return self
+
+    @property
+    def n_samples(self) -> int:  # type: ignore[override]
+        """T of the wrapped predictor: passes behind the mean."""
+        return self.base.posterior.n_samples if isinstance(self.base, MCBN) else self.base.n_samples
+
+    @property
+    def network(self) -> Network:
+        """The network that runs."""
+        return self.base.engine.network if isinstance(self.base, MCBN) else self.base.network
+
+    def plain(self, x: Any) -> Tensor:
+        """Return what the deterministic network says, (N, ...)."""
+        return self.base.plain(x)
+
+    def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
+        """Yield the mean over the wrapped predictor's draws as the only one, (1, N, ...)."""
+        mean: Tensor = self.base.predict(inputs, n_samples=n_samples).mean
+        yield mean.unsqueeze(0)
+
+    def __repr__(self) -> str:
+        return f"ConstantUncertainty({self.base!r}, tau={self.tau})"

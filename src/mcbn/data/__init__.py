@@ -1,9 +1,7 @@
 """The paper's regression sets, its splits and folds, and a 1-D toy set."""
 
-from mcbn.data.catalog import NAMES, Dataset, Regression, describe
-from mcbn.data.sources import load
+from mcbn.data.regression import NAMES, Dataset, Regression, describe, load, toy
 from mcbn.data.splits import Fold, Split, folds, split
-from mcbn.data.toy import toy
 from mcbn.plugins import moved_names
 
 __all__ = [

@@ -57,6 +57,9 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
     Arguments:
         train: distinct row indices, such as `Split.train`.
         k: number of folds, 2 up to n.
+
+    >>> [len(fold.validation) for fold in folds(split(506, 1).train)]
+    [81, 81, 81, 81, 81]
     """
     if train.ndim != 1 or train.dtype != torch.int64:
         raise MCBNError(
@@ -67,13 +70,12 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
     generator = np.random.RandomState(FOLD_SEED)
     order = train.cpu().numpy().copy()
     generator.shuffle(order)
-    parts = np.array_split(order, k)
-    result = []
-    for i, validation in enumerate(parts):
-        rest = np.sort(np.concatenate(parts[:i] + parts[i + 1 :]))
+    validations, cut = np.array_split(order, k), []
+    for i, validation in enumerate(validations):
+        rest = np.sort(np.concatenate(validations[:i] + validations[i + 1 :]))
         generator.shuffle(rest)
-        result.append(Fold(_to_tensor(rest, train), _to_tensor(validation, train)))
-    return result
+        cut.append(Fold(_to_tensor(rest, train), _to_tensor(validation, train)))
+    return cut
 
 
 def _to_tensor(indices: np.ndarray[tuple[int, ...], np.dtype[np.int64]], like: Tensor) -> Tensor:

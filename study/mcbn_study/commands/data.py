@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from mcbn.cli.session import Debug, session
-from mcbn.data import NAMES, catalog, folders, sources
+from mcbn.data import NAMES, describe, load
+from mcbn.data.regression import locate
 from mcbn.errors import MCBNError
+from mcbn.files import cache_folder, local_folder
 from mcbn_study.data import archives
 
 Name = Annotated[str | None, typer.Argument(help="cifar10, camvid, voc, or a regression set; without one, a list")]
@@ -57,17 +59,17 @@ def _get_images(name: str, source: str | None, out: Path | None) -> str:
 
 
 def _get_regression(name: str) -> str:
-    dataset = catalog.describe(name)
-    x, _ = sources.load(name)
+    dataset = describe(name)
+    x, _ = load(name)
     rows, columns = x.shape
-    where = sources.locate(dataset)
+    where = locate(dataset)
     return f"{name}: {dataset.title}, {rows:,} rows of {columns} inputs, target {dataset.target}; checked\n  {where}"
 
 
 def _list_sets() -> str:
     lines = [
-        f"MCBN_DATA_DIR  {folders.local_folder() or 'not set'}",
-        f"cache          {folders.cache_folder()}",
+        f"MCBN_DATA_DIR  {local_folder() or 'not set'}",
+        f"cache          {cache_folder()}",
         "",
         f"{'name':<10}{'size':>9}  where",
     ]
@@ -76,7 +78,7 @@ def _list_sets() -> str:
         lines.append(f"{name:<10}{f'{images.size} MB':>9}  {found or MISSING}")
         lines += [] if found else [f"{'':<21}{source.name}: {source.what}" for source in images.sources]
     for name in NAMES:
-        dataset = catalog.describe(name)
-        where = sources.locate(dataset) or MISSING
+        dataset = describe(name)
+        where = locate(dataset) or MISSING
         lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {where}")
     return "\n".join([*lines, "", "`mcbn data NAME` gets a missing set and checks its files."])

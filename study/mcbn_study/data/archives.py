@@ -7,8 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mcbn.data import folders
+from mcbn.data.download import find
 from mcbn.errors import MCBNError
+from mcbn.files import cache_folder
 from mcbn_study.data import cifar, scenes
 
 Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
@@ -72,7 +73,7 @@ IMAGE_SETS = {
 
 def find_image_set(name: str) -> Path | None:
     """Return the folder, $MCBN_DATA_DIR or the cache, that holds all files of a set."""
-    return folders.find(tuple(describe_images(name).files))
+    return find(tuple(describe_images(name).files))
 
 
 def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[str] | None = None) -> Path:
@@ -86,8 +87,8 @@ def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[st
         folder: look and put the files there; by default $MCBN_DATA_DIR and the cache, and the cache.
     """
     wanted = describe_images(name)
-    target = Path(folder) if folder is not None else folders.cache_folder()
-    found = folders.find(tuple(wanted.files), folder) if source is None else None
+    target = Path(folder) if folder is not None else cache_folder()
+    found = find(tuple(wanted.files), folder) if source is None else None
     wrong = found and find_damage(wanted, found)
     if found and not wrong:
         return found

