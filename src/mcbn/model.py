@@ -55,7 +55,8 @@ class MCBN(Generic[P]):
 
     Example:
         >>> import mcbn, torch
-        >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+        >>> norm = torch.nn.BatchNorm1d(8, momentum=None)
+        >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), norm, torch.nn.Linear(8, 1))
         >>> x = torch.randn(64, 3)
         >>> _ = network(x)  # training would have set the running statistics
         >>> bayes = mcbn.MCBN(network, "regression").fit(x, n_samples=20, batch_size=32)

@@ -81,8 +81,8 @@ _SHA256 = {
 }
 _EMBEDDED, _WIDE = ("boston", "concrete"), ("protein",)
 _DATASETS = {
-    name: Dataset(name, *facts, file, _SHA256[file], 100 if name in _WIDE else 50, name in _EMBEDDED)
-    for name, *facts, file in _FACTS
+    name: Dataset(name, title, n, q, target, file, _SHA256[file], 100 if name in _WIDE else 50, name in _EMBEDDED)
+    for name, title, n, q, target, file in _FACTS
 }
 NAMES = tuple(_DATASETS)
 

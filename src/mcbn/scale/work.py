@@ -109,8 +109,8 @@ class _Writing:
         if not tables:
             reasons = self.bad or [{"file": self.part.labels[0], "reason": "it holds no rows"}]
             return Outcome(self.part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
-        times = {"seconds": time.perf_counter() - started, "predicting": self.predicting}
-        outcome = Outcome(self.part.name, DONE, rows=self.rows, batches=self.batches, bad=self.bad, **times)
+        seconds = (time.perf_counter() - started, self.predicting)
+        outcome = Outcome(self.part.name, DONE, self.rows, self.batches, *seconds, bad=self.bad)
         self._write(tables, outcome)
         return outcome
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from mcbn.data.folders import local_folder
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from mcbn.data.folders import local_folder
 from mcbn.errors import MCBNError
 from mcbn_study.data.cifar import require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
