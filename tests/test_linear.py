@@ -187,7 +187,7 @@ def test_network_that_cannot_be_written_down_is_run_as_it_is() -> None:
     bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=20, batch_size=16)
     preds = [bayes.predict(x, method="linear") for _ in range(3)]
     differentiate = bayes.linearizer.expansion(x, 20).differentiate
-    assert set(differentiate._ways.values()) == {differentiate.plain}
+    assert set(differentiate.methods.values()) == {differentiate.plain}
     assert all(torch.equal(preds[0].epistemic, pred.epistemic) for pred in preds)
 
 

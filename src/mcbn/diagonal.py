@@ -136,7 +136,7 @@ class Observe(Record):
     def run(self, network: Network, x: Any) -> None:
         """Run one batch, which must reach the layers that those before it reached."""
         with self:
-            network(batches.copied(x))  # it may change its inputs in place
+            network.run_copy(x)
         if set(self.mean) != set(self.populations):
             name = sorted(set(self.mean) ^ set(self.populations))[0]
             raise MCBNError(
@@ -194,7 +194,7 @@ class Averaged:
     def add(self, network: Network, x: Any) -> None:
         """Run one batch."""
         with _Watch(self, batches.size_of(x)):
-            network(batches.copied(x))  # it may change its inputs in place
+            network.run_copy(x)
 
     def moments(self, name: str) -> StatisticMoments:
         """Model the statistics of one layer's batches."""

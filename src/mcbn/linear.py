@@ -57,11 +57,11 @@ class Linearised(NamedTuple):
     @property
     def projected(self) -> Tensor:
         """J C^1/2, (N, D, S'): its squares sum to the variance."""
-        blocks = torch.split(self.jacobian, [part.shape[1] for part in self.factors], 2) if self.factors else ()
-        parts = [block @ factor.T for block, factor in zip(blocks, self.factors, strict=True)]
+        blocks = torch.split(self.jacobian, [factor.shape[1] for factor in self.factors], 2) if self.factors else ()
+        columns = [block @ factor.T for block, factor in zip(blocks, self.factors, strict=True)]
         if self.diagonal is not None:
-            parts.append(self.jacobian * self.diagonal.sqrt())
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+            columns.append(self.jacobian * self.diagonal.sqrt())
+        return columns[0] if len(columns) == 1 else torch.cat(columns, 2)
 
     def draws(self) -> Iterator[Tensor]:
         """Yield the linearised output of every draw, (t, N, ...) a chunk."""
@@ -116,18 +116,23 @@ class Linearizer:
 
     @torch.inference_mode(False)  # gradients are taken, wherever this is called
     def __call__(self, inputs: Any, n_samples: int) -> Linearised:
-        """Expand the output of each input on its own in the statistics of the first draws."""
+        """Expand the output of each input on its own in the statistics of the first draws.
+
+        Args:
+            inputs: N prepared inputs, as the network takes them.
+            n_samples: T, at least 2 of drawn statistics.
+        """
         inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t.detach(), inputs)
         expansion = self.expansion(inputs, n_samples)
-        blocks = [expansion.differentiate(part)[1] for part in _blocks(inputs, expansion.deviations.shape[1])]
-        K = expansion.chosen.n_samples
+        blocks = [expansion.differentiate(block)[1] for block in _blocks(inputs, expansion.deviations.shape[1])]
         jacobian = blocks[0] if len(blocks) == 1 else torch.cat(blocks)  # (N, D, S)
+        K, dtype = expansion.chosen.n_samples, jacobian.dtype
         with torch.no_grad():
-            parts = [part.to(jacobian.dtype).sum(0) for part in expansion.engine.outputs(inputs, K)]  # (N, ...) each
-            shift = jacobian.flatten(0, 1) @ expansion.offset.to(jacobian.dtype)  # (N D,)
-            mean = functools.reduce(torch.add, parts) / K - shift.reshape(parts[0].shape)
-        deviations, *factors = (part.to(jacobian.dtype) for part in (expansion.deviations, *expansion.factors))
-        diagonal = None if expansion.diagonal is None else expansion.diagonal.to(jacobian.dtype)
+            sums = [chunk.to(dtype).sum(0) for chunk in expansion.engine.outputs(inputs, K)]  # (N, ...) each
+            shift = jacobian.flatten(0, 1) @ expansion.offset.to(dtype)  # (N D,)
+            mean = functools.reduce(torch.add, sums) / K - shift.reshape(sums[0].shape)
+        deviations, *factors = (value.to(dtype) for value in (expansion.deviations, *expansion.factors))
+        diagonal = None if expansion.diagonal is None else expansion.diagonal.to(dtype)
         return Linearised(mean, jacobian, deviations, tuple(factors), diagonal)
 
     def expansion(self, inputs: Any, n_samples: int) -> Expansion:
@@ -136,54 +141,41 @@ class Linearizer:
             raise MCBNError(
                 f"method='linear' needs a covariance, so at least 2 draws; got {n_samples}: fit more of them"
             )
-        found = self._expansions.get(n_samples)
-        if found is None:
+        expansion = self._expansions.get(n_samples)
+        if expansion is None:
             with self._lock:
-                found = self._expand(inputs, n_samples)
-                keep(self._expansions, n_samples, found, EXPANSIONS_KEPT)
-        return found
+                expansion = self._expand(inputs, n_samples)
+                keep(self._expansions, n_samples, expansion, EXPANSIONS_KEPT)
+        return expansion
 
     def _expand(self, inputs: Any, T: int) -> Expansion:
         """Take moments of the first T draws; those of a Gaussian as they are."""
-        drawn, model = self.posterior, self.posterior.gaussian
-        channels = {name: part.shape[1] for name, part in drawn.mean.items()}
+        model, seed = self.posterior.gaussian, self.posterior.seed
         if model is None:
-            mean, var = _rows(drawn.mean, slice(T)), _rows(drawn.var, slice(T))
-            rows = join(mean, var)  # (T, S)
+            candidates = self.posterior.rows(slice(T))
+            rows = join(candidates.mean, candidates.var)  # (T, S)
             centre = rows.mean(0)
-            deviations = rows - centre
+            deviations, diagonal = rows - centre, None
             factors: tuple[Tensor, ...] = (torch.linalg.qr(deviations, mode="r").R / math.sqrt(T),)
-            diagonal = None
         else:
-            mean, var = model.statistics(CANDIDATES, drawn.seed)
-            rows, centre, factors, diagonal = join(mean, var), model.location, model.factors, model.diagonal
-            deviations = model.deviations(T, drawn.seed).to(centre)  # for class probabilities
-        centres, away = split(centre, channels), rows[:CANDIDATES] - centre
+            candidates = Posterior(*model.statistics(CANDIDATES, seed), self.posterior.batch_size)
+            rows, centre = join(candidates.mean, candidates.var), model.location
+            deviations = model.deviations(T, seed).to(centre)  # for class probabilities
+            factors, diagonal = model.factors, model.diagonal
+        centres, away = split(centre, self.posterior.channels), rows[:CANDIDATES] - centre
         chosen = representative(away * self._units(inputs, centres), REPRESENTATIVES)
-        few = Posterior(_rows(mean, chosen), _rows(var, chosen), drawn.batch_size)
-        return Expansion(
-            centres,
-            deviations,
-            factors,
-            diagonal,
-            few,
-            away[chosen].mean(0),
-            Engine(self.network, few),
-            Differentiator(self.network, centres),
-        )
+        few, offset = candidates.rows(chosen), away[chosen].mean(0)
+        engine, differentiate = Engine(self.network, few), Differentiator(self.network, centres)
+        return Expansion(centres, deviations, factors, diagonal, few, offset, engine, differentiate)
 
     def _units(self, inputs: Any, centres: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
         """Return |gamma| / sigma of every statistic, (S,): how much it moves its channel; 0 where it is not used."""
-        mean = {name: part.unsqueeze(0) for name, (part, _) in centres.items()}  # one draw: the average
-        var = {name: part.square().unsqueeze(0) for name, (_, part) in centres.items()}
+        mean = {name: centre.unsqueeze(0) for name, (centre, _) in centres.items()}  # one draw: the average
+        var = {name: std.square().unsqueeze(0) for name, (_, std) in centres.items()}
         with torch.no_grad(), Gather(Posterior(mean, var, self.posterior.batch_size)) as mode:
-            self.network(batches.copied(inputs))
+            self.network.run_copy(inputs)
         scales = {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
-        return torch.cat([scales.get(n, torch.zeros_like(part)) for n, (part, _) in centres.items() for _ in range(2)])
-
-
-def _rows(part: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:
-    return {name: value[index] for name, value in part.items()}
+        return torch.cat([scales.get(name, torch.zeros_like(m)) for name, (m, _) in centres.items() for _ in range(2)])
 
 
 def representative(deviations: Tensor, count: int) -> list[int]:
@@ -193,10 +185,10 @@ def representative(deviations: Tensor, count: int) -> list[int]:
     g_ij = (d_i^T d_j)^2 the k-th is the one of least (2 sum_chosen g_jc + g_jj) / k^2 - 2/k mean_t g_jt.
     """
     kernel = (deviations @ deviations.T).double().square()  # (T, T)
-    own, target = kernel.diagonal(), kernel.mean(1)
+    alone, target = kernel.diagonal(), kernel.mean(1)
     chosen: list[int] = []
     for k in range(1, min(count, len(kernel)) + 1):
-        loss = (2 * kernel[:, chosen].sum(1) + own) / k**2 - 2 / k * target  # (T,)
+        loss = (2 * kernel[:, chosen].sum(1) + alone) / k**2 - 2 / k * target  # (T,)
         loss[chosen] = torch.inf
         chosen.append(int(loss.argmin()))
     return chosen

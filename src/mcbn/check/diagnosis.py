@@ -306,7 +306,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         return {}, "one draw has no variance"
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
-            output = network(batches.copied(x))
+            output = network.run_copy(x)
         channels = {name: value.shape[1] for name, value in posterior.mean.items()}
         D, most = output.numel() // len(output), SHARE_EXAMPLES
         if D > MOST_OUTPUTS:

@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mcbn import batches
 from mcbn.batch_norm import Replay
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
@@ -152,7 +151,7 @@ def shift(network: Network, recorded: Recorded) -> Shift | None:
 def _outputs(network: Network, x: Any, mode: Replay) -> Tensor:
     """Run a batch; inputs and positions become rows, (N, D)."""
     with torch.no_grad(), isolated_random(0), mode:  # one seed: what is random in the network is so alike
-        output = network(batches.copied(x)).double()
+        output = network.run_copy(x).double()
     return output.reshape(-1, 1) if output.ndim < 2 else output.movedim(1, -1).flatten(0, -2)
 
 

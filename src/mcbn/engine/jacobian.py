@@ -1,44 +1,79 @@
 """Outputs and their gradients by batch-norm statistics, input by input.
 
-Batch norm with statistics (mu, sigma) is h * scale + shift. Every input gets a scale and a shift of its own, all equal,
-so that one backward pass an output gives the gradients of all inputs; those by the statistics follow from
+Batch norm with statistics (mu, sigma) is y = h * scale + shift, with scale = gamma / sqrt(sigma^2 + eps) and
+shift = beta - mu scale. Every input gets a scale and a shift of its own, all equal, so that one backward pass an output
+gives the gradients of all inputs. With g = df/dy, summed over the positions of a channel,
 
-    df/dmu = -scale df/dshift,    df/dsigma = slope (df/dscale - mu df/dshift),    slope = dscale/dsigma.
+    df/dshift = sum g,    df/dscale = sum g h,    slope = dscale/dsigma = -gamma sigma (sigma^2 + eps)^-3/2,
+    df/dmu = -scale df/dshift,    df/dsigma = slope (df/dscale - mu df/dshift).
+
+g comes from autograd, through the network's own code or through its program, or from a program that holds both
+directions (`_Reversal`): rules are there for what multilayer perceptrons with one output are made of, where autograd
+itself costs most (two layers of 50 units, one input: 80 us, by autograd 570). `mcbn.export` takes the same derivatives
+(`Point`) of its own graph.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, fx
 
 from mcbn import batches
-from mcbn.batch_norm import BatchNormCall, BatchNormMode
-from mcbn.engine import reverse
-from mcbn.engine import rewrite as rewriting
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift, statistics_dtype
+from mcbn.engine import rewrite
+from mcbn.engine.graphs import as_code
 from mcbn.engine.program import follow
-from mcbn.engine.reverse import Point
 from mcbn.engine.run import keep
-from mcbn.engine.trace import Trace
+from mcbn.engine.trace import Trace, UntraceableError, batch_norm
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 
 MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
-WAYS_KEPT = 16
+METHODS_KEPT = 16
+SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
+RESHAPES: tuple[Any, ...] = (torch.squeeze, torch.Tensor.squeeze, torch.flatten, torch.Tensor.flatten)
 Centres = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
 Leaves = dict[str, tuple[Tensor, Tensor]]  # call name -> scale and shift of every input, each (N, C)
 Run = Callable[[Any, int], tuple[Tensor, Leaves]]  # inputs and their number -> output, leaves
-Way = Callable[[Any], tuple[Tensor, Tensor]]  # inputs -> output, Jacobian
+Method = Callable[[Any], tuple[Tensor, Tensor]]  # inputs -> output (N, ...), Jacobian (N, D, S)
+
+
+class Point(NamedTuple):
+    """One batch-norm call at given statistics, each (C,)."""
+
+    scale: Tensor
+    shift: Tensor
+    slope: Tensor  # dscale/dsigma
+    minus_mean: Tensor
+    minus_scale: Tensor
+
+    @classmethod
+    def of(cls, call: BatchNormCall, mean: Tensor, std: Tensor) -> "Point":
+        """Work out a call at a mean and a standard deviation."""
+        var, dtype = std.square(), statistics_dtype(call.x)
+        scale, shift = scale_and_shift(mean, var, call.weight, call.bias, call.eps)
+        slope = -scale * std / (var + call.eps)
+        return cls(*(value.detach().to(dtype) for value in (scale, shift, slope, -mean, -scale)))
+
+    def leaves(self, N: int) -> tuple[Tensor, Tensor]:
+        """Return scale and shift for each of N inputs, (N, C), that gradients can be taken for."""
+        return self.scale.expand(N, -1).requires_grad_(), self.shift.expand(N, -1).requires_grad_()
+
+    def by_statistics(self, by_scale: Tensor, by_shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn gradients (..., C) by scale and shift into those by mean and standard deviation."""
+        return by_shift * self.minus_scale, torch.addcmul(by_scale, by_shift, self.minus_mean).mul_(self.slope)
 
 
 class Differentiator:
-    """Differentiates one network at one set of statistics; a pass that comes again is written down."""
+    """Differentiates one network at one set of statistics; for a shape that comes again it finds the fastest method."""
 
     def __init__(self, network: Network, centres: Centres) -> None:
         self.network, self.centres = network, centres
         self.points: dict[str, Point] = {}
-        self._ways: dict[Any, Way | None] = {}  # by shape of the inputs; None: seen once
+        self.methods: dict[Any, Method | None] = {}  # by shape of the inputs; None: seen once
         self._lock = threading.Lock()
         self._one_by_one = False  # inputs were seen not to reach each other's outputs
 
@@ -46,50 +81,82 @@ class Differentiator:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
         key = batches.key_of(inputs)
         with self._lock:
-            seen, way = key in self._ways, self._ways.get(key)
+            seen, method = key in self.methods, self.methods.get(key)
             if not seen:
-                keep(self._ways, key, None, WAYS_KEPT)
+                keep(self.methods, key, None, METHODS_KEPT)
         if not seen:
             return self.plain(inputs)
-        if way is None:
-            way = self._fastest(inputs)
+        if method is None:
+            method = self.fastest(inputs)
             with self._lock:
-                keep(self._ways, key, way, WAYS_KEPT)
-        return way(inputs)
+                keep(self.methods, key, method, METHODS_KEPT)
+        return method(inputs)
 
     def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Differentiate the network's own code."""
-        return self._differentiate(inputs, self._plain)
 
-    def _fastest(self, inputs: Any) -> Way:
-        """Write the pass down where that can be done and gives the same numbers."""
+        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
+            with PerExample(self.centres, N) as mode:
+                output = self.network.run_copy(inputs)  # (N, ...)
+            self.points |= mode.points
+            return output, mode.leaves
+
+        return self._differentiate(inputs, run)
+
+    def fastest(self, inputs: Any) -> Method:
+        """Choose the first method that can be had for inputs of this shape and gives the numbers of `plain`."""
         expected = self.plain(inputs)
-        for write in (self._reversed, self._write_down):
+        for prepare in (self.reversal, self.program):
             try:
-                way = write(inputs)
-                if _close(way(inputs), expected):
-                    return way
+                method = prepare(inputs)
+                if all(map(_agree, method(inputs), expected)):
+                    return method
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # whatever a foreign network does while watched, it can still be run as it is
                 continue
         return self.plain
 
+    def reversal(self, inputs: Any) -> Method:
+        """Trace the pass and write its gradient down behind it."""
+        mode, changed = self._trace(inputs)
+        both = _Reversal(mode, {name: self.points[name] for name in self.centres}).program()
+
+        def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                output, gradient = both.forward(*_fresh(inputs, changed))
+            return output, gradient.unsqueeze(1)
+
+        return differentiate
+
+    def program(self, inputs: Any) -> Method:
+        """Trace the pass for autograd, what no statistics reach apart."""
+        mode, changed = self._trace(inputs)
+        shared, each, order = rewrite.split(mode, rewrite.depends_on_draw(mode.graph), normalize_each)
+
+        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
+            with torch.no_grad():
+                values = shared.forward(*_fresh(inputs, changed))
+            leaves = {name: self.points[name].leaves(N) for name in order}
+            output: Tensor = each.forward(*values, *(leaf for pair in leaves.values() for leaf in pair))
+            return output, leaves
+
+        return lambda inputs: self._differentiate(inputs, run)
+
+    def _trace(self, inputs: Any) -> tuple[Trace, bool]:
+        """Trace the pass at the centre; tell whether the network changes its inputs."""
+        mean = {name: centre for name, (centre, _) in self.centres.items()}
+        var = {name: std**2 for name, (_, std) in self.centres.items()}
+        with torch.no_grad():
+            mode, changed, _ = follow(self.network, mean, var, inputs)
+        return mode, changed
+
     def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
+        """Take one backward pass an output."""
         N = batches.size_of(inputs)
         with torch.enable_grad():
             output, leaves = run(inputs, N)
-            if output.shape[:1] != (N,):
-                raise MCBNError(
-                    f"the network gives {tuple(output.shape)} for {N} inputs, not one row an input, so outputs have no "
-                    "gradient per input; use method='sample'"
-                )
-            flat = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)  # (N, D)
-            if flat.shape[1] > MOST_OUTPUTS:
-                raise MCBNError(
-                    "method='linear' takes one backward pass an output and this network has "
-                    f"{flat.shape[1]} for each input; use method='sample'"
-                )
+            flat = _outputs(output, N)  # (N, D)
             try:
                 self._require_one_by_one(flat, leaves)
                 rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
@@ -107,8 +174,8 @@ class Differentiator:
             return
         weights = torch.arange(1, D + 1, dtype=flat.dtype, device=flat.device).expand(N // 2, D)  # so that none cancel
         sources = [leaf for pair in leaves.values() for leaf in pair]
-        found = torch.autograd.grad(flat[: N // 2], sources, weights, retain_graph=True, materialize_grads=True)
-        if any(bool((part[N // 2 :].abs() > 1e-6 * part.abs().max()).any()) for part in found):
+        gradients = torch.autograd.grad(flat[: N // 2], sources, weights, retain_graph=True, materialize_grads=True)
+        if any(bool((gradient[N // 2 :].abs() > 1e-6 * gradient.abs().max()).any()) for gradient in gradients):
             raise MCBNError(
                 "the output of an input depends on the inputs beside it, so it has no gradient by its own statistics "
                 "alone; use method='sample'"
@@ -120,55 +187,39 @@ class Differentiator:
         N, D = flat.shape
         chosen = torch.eye(D, dtype=flat.dtype, device=flat.device)[d].expand(N, D)
         sources = [leaf for pair in leaves.values() for leaf in pair]
-        found = iter(torch.autograd.grad(flat, sources, chosen, retain_graph=d < D - 1, materialize_grads=True))
-        by_call = {name: self.points[name].by_statistics(next(found), next(found)) for name in leaves}
-        parts: list[Tensor] = []
+        gradients = iter(torch.autograd.grad(flat, sources, chosen, retain_graph=d < D - 1, materialize_grads=True))
+        by_call = {name: self.points[name].by_statistics(next(gradients), next(gradients)) for name in leaves}
+        columns: list[Tensor] = []
         for name, (mean, _) in self.centres.items():
-            parts += by_call.get(name) or (flat.new_zeros(N, len(mean)),) * 2  # zero: these inputs do not reach it
-        return torch.cat(parts, 1)
+            columns += by_call.get(name) or (flat.new_zeros(N, len(mean)),) * 2  # zero: these inputs do not reach it
+        return torch.cat(columns, 1)
 
-    def _plain(self, inputs: Any, N: int) -> tuple[Tensor, Leaves]:
-        """Run the network's own code."""
-        with PerExample(self.centres, N) as mode:
-            output = self.network(batches.map_tensors(lambda t: t.detach().clone(), inputs))  # (N, ...)
-        self.points |= mode.points
-        return output, mode.leaves
 
-    def _write_down(self, inputs: Any) -> Way:
-        """Make a list of operations of the pass, what no statistics reach apart."""
-        mode, changed = self._follow(inputs)
-        depends = rewriting.depends_on_draw(mode.graph)
-        shared, each, order = rewriting.split(mode, depends, normalize_each)
+def _outputs(output: Tensor, N: int) -> Tensor:
+    """Lay the outputs of each input side by side, (N, D)."""
+    if output.shape[:1] != (N,):
+        raise MCBNError(
+            f"the network gives {tuple(output.shape)} for {N} inputs, not one row an input, so outputs have no "
+            "gradient per input; use method='sample'"
+        )
+    flat = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)
+    if flat.shape[1] > MOST_OUTPUTS:
+        raise MCBNError(
+            f"method='linear' takes one backward pass an output and this network has {flat.shape[1]} for each input; "
+            "use method='sample'"
+        )
+    return flat
 
-        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
-            tensors = batches.tensors_of(inputs)
-            with torch.no_grad():
-                values = shared.forward(*([t.clone() for t in tensors] if changed else tensors))
-            leaves = {name: self.points[name].leaves(N) for name in order}
-            output: Tensor = each.forward(*values, *(leaf for pair in leaves.values() for leaf in pair))
-            return output, leaves
 
-        return lambda inputs: self._differentiate(inputs, run)
+def _fresh(inputs: Any, changed: bool) -> list[Tensor]:
+    """List the tensors of the inputs, copies of them where the pass changes its inputs."""
+    tensors = batches.tensors_of(inputs)
+    return [t.clone() for t in tensors] if changed else tensors
 
-    def _reversed(self, inputs: Any) -> Way:
-        """Make a list of operations of the pass and of its gradient."""
-        mode, changed = self._follow(inputs)
-        written = reverse.write_down(mode, {name: self.points[name] for name in self.centres})
 
-        def run(inputs: Any) -> tuple[Tensor, Tensor]:
-            tensors = batches.tensors_of(inputs)
-            with torch.no_grad():
-                output, gradient = written.forward(*([t.clone() for t in tensors] if changed else tensors))
-            return output, gradient.unsqueeze(1)
-
-        return run
-
-    def _follow(self, inputs: Any) -> tuple[Trace, bool]:
-        """Trace the pass at the centre; tell whether the network changes its inputs."""
-        means, variances = {n: m for n, (m, _) in self.centres.items()}, {n: s**2 for n, (_, s) in self.centres.items()}
-        with torch.no_grad():
-            mode, changed, _ = follow(self.network, means, variances, inputs)
-        return mode, changed
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    tolerance = (1e-9 if expected.dtype == torch.float64 else 1e-3) * expected.abs().max().clamp(min=1e-6)
+    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all())
 
 
 class PerExample(BatchNormMode):
@@ -202,10 +253,92 @@ def normalize_each(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(shift, x.to(scale.dtype), scale).to(x.dtype)
 
 
-def _close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Compare two ways to the same numbers, up to rounding."""
-    for a, b in zip(found, expected, strict=True):
-        tolerance = (1e-9 if b.dtype == torch.float64 else 1e-3) * b.abs().max().clamp(min=1e-6)
-        if a.shape != b.shape or not bool(((a - b).abs() <= tolerance).all()):
-            return False
-    return True
+class _Reversal:
+    """A copy of a traced pass with its operations backwards behind it; `UntraceableError` where a rule is missing.
+
+    A batch norm hands df/dh = scale g on to what it normalised.
+    """
+
+    def __init__(self, mode: Trace, points: Mapping[str, Point]) -> None:
+        self.mode, self.points, self.graph = mode, points, fx.Graph()
+        self.depends = rewrite.depends_on_draw(mode.graph)
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.gradients: dict[fx.Node, fx.Node] = {}  # of the output, by the result of each operation
+        self.columns: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> gradient by its mean and by its std
+
+    def program(self) -> fx.GraphModule:
+        """Return inputs -> outputs (N, ...), gradient (N, S), S running over mean, then std, of the points."""
+        *nodes, last = self.mode.graph.nodes
+        result = last.all_input_nodes[0]
+        if result.meta["shape"].numel() != result.meta["shape"][0]:
+            raise UntraceableError("more than one output")
+        for node in nodes:
+            if node.meta.get("changed") and (
+                node.target not in rewrite.RELUS or len(node.all_input_nodes[0].users) > 1
+            ):
+                raise UntraceableError("a value that others may read is changed in place")
+            self.copies[node] = self._forward(node)
+        like = next(iter(self.points.values())).scale
+        self.gradients[result] = self._constant(torch.ones(result.meta["shape"], dtype=like.dtype, device=like.device))
+        for node in reversed(nodes):
+            if node in self.gradients:
+                self._backward(node, self.gradients[node])
+        if set(self.columns) != set(self.points):
+            raise UntraceableError("a call is not reached")
+        columns = [column for name in self.points for column in self.columns[name]]
+        self.graph.output((self.copies[result], self._call(torch.cat, columns, 1)))
+        return as_code(self.mode.root, self.graph)
+
+    def _forward(self, node: fx.Node) -> fx.Node:
+        if node.target is not batch_norm:
+            return self.graph.node_copy(node, lambda source: self.copies[source])
+        x, name = node.args
+        if len(node.meta["shape"]) != 2:
+            raise UntraceableError("channels are not the last axis")
+        point = self.points[str(name)]
+        return self._call(torch.addcmul, self._constant(point.shift), self._copy(x), self._constant(point.scale))
+
+    def _backward(self, node: fx.Node, g: fx.Node) -> None:
+        """Hand the gradient of a node on to what it was computed from."""
+        x, shapes = node.args[0], [source.meta["shape"] for source in node.all_input_nodes if source in self.depends]
+        if node.target is batch_norm:
+            self._send(x, lambda: self._call(torch.mul, g, self._constant(self.points[str(node.args[1])].scale)))
+            self._keep(str(node.args[1]), self._copy(x), g)
+        elif node.target is F.linear and len(node.meta["shape"]) == 2:
+            self._send(x, lambda: self._call(torch.mm, g, self._copy(node.args[1])))
+        elif node.target in rewrite.RELUS:
+            self._send(x, lambda: self._call(torch.ops.aten.threshold_backward.default, g, self.copies[node], 0))
+        elif node.target in RESHAPES:
+            self._send(x, lambda: self._call(torch.reshape, g, tuple(shapes[0])))
+        elif node.target in rewrite.ADDITIONS and not node.kwargs and all(s == node.meta["shape"] for s in shapes):
+            for source in node.args:
+                self._send(source, lambda: g)
+        elif node.target in SCALINGS and shapes == [node.meta["shape"]]:
+            for source, other in (node.args, node.args[::-1]):
+                self._send(source, lambda other=other: self._call(torch.mul, g, self._copy(other)))
+        else:
+            raise UntraceableError(f"no rule for {node.target}")
+
+    def _keep(self, name: str, x: Any, g: fx.Node) -> None:
+        """Write down df/dmu = -scale g and df/dsigma = (slope h - slope mu) g of a call."""
+        point = self.points[name]
+        offset, slope = self._constant(point.minus_mean * point.slope), self._constant(point.slope)
+        by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, x, slope))
+        self.columns[name] = self._call(torch.mul, g, self._constant(point.minus_scale)), by_std
+
+    def _send(self, source: Any, gradient: Callable[[], fx.Node]) -> None:
+        """Add a gradient to what a node has received, where draws reach it."""
+        if isinstance(source, fx.Node) and source in self.depends:
+            known, more = self.gradients.get(source), gradient()
+            self.gradients[source] = more if known is None else self._call(torch.add, known, more)
+
+    def _copy(self, value: Any) -> Any:
+        return self.copies[value] if isinstance(value, fx.Node) else value
+
+    def _call(self, function: Any, *arguments: Any) -> fx.Node:
+        return self.graph.call_function(function, arguments)
+
+    def _constant(self, value: Tensor) -> fx.Node:
+        name = f"reverse{len(self.graph.nodes)}"
+        self.mode.root.register_buffer(name, value)
+        return self.graph.get_attr(name)

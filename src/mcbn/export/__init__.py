@@ -121,7 +121,7 @@ def _predictor(
 ) -> nn.Module:
     """Put network, draws and moments together."""
     with Gather(engine.posterior) as mode:
-        output = engine.network(batches.copied(inputs))  # (N, ...)
+        output = engine.network.run_copy(inputs)  # (N, ...)
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
     summary = _summary(bayes, output)
@@ -173,7 +173,7 @@ def _linear(
     rows = [part.expand(D * N, -1).contiguous() for part in centres]
     jacobian = gradients.write_down_gradient(written, crossing, rows)
     with Gather(expansion.chosen) as mode:
-        engine.network(batches.copied(inputs))
+        engine.network.run_copy(inputs)
     chosen = [part for name in names for part in mode.drawn[name]]  # (K, C) each
     return LinearPredictor(written, jacobian, expansion, chosen, summary, n_outputs=D)
 

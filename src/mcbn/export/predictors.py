@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
-from mcbn.engine.reverse import Point
+from mcbn.engine.jacobian import Point
 from mcbn.export.passes import Pass, spread_rows
 from mcbn.linear import Expansion
 from mcbn.outputs import as_float, as_logits

@@ -1,4 +1,4 @@
-"""Gradients written down without autograd equal those of autograd, or are refused."""
+"""Gradients by a program of both directions equal those of autograd, or are refused."""
 
 import pytest
 import torch
@@ -55,20 +55,20 @@ def standardized() -> nn.Module:
 def test_equals_autograd(make) -> None:
     differentiate, x = differentiator(make())
     output, jacobian = differentiate.plain(x)
-    found = differentiate._reversed(x)(x)
+    found = differentiate.reversal(x)(x)
     assert jacobian.abs().sum() > 0
     torch.testing.assert_close(found[0], output, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found[1], jacobian, rtol=1e-10, atol=1e-12)
-    assert differentiate._fastest(x).__qualname__.startswith("Differentiator._reversed")
+    assert differentiate.fastest(x).__qualname__.startswith("Differentiator.reversal")
 
 
 def test_what_has_no_rule_is_refused_and_left_to_autograd() -> None:
     differentiate, x = differentiator(Residual(nn.Softplus()))
     expected = differentiate.plain(x)
     with pytest.raises(UntraceableError, match=r"no rule for .*softplus"):
-        differentiate._reversed(x)
-    way = differentiate._fastest(x)
-    assert way.__qualname__.startswith("Differentiator._write_down")
+        differentiate.reversal(x)
+    way = differentiate.fastest(x)
+    assert way.__qualname__.startswith("Differentiator.program")
     torch.testing.assert_close(way(x)[1], expected[1], rtol=1e-10, atol=1e-12)
 
 
@@ -76,4 +76,4 @@ def test_several_outputs_are_left_to_autograd() -> None:
     differentiate, x = differentiator(nn.Sequential(nn.Linear(Q, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)))
     differentiate.plain(x)
     with pytest.raises(UntraceableError, match="more than one output"):
-        differentiate._reversed(x)
+        differentiate.reversal(x)
