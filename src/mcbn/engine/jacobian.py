@@ -326,8 +326,8 @@ class _Reversal:
         by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, x, slope))
         self.columns[name] = self._call(torch.mul, g, self._constant(point.minus_scale)), by_std
 
-    def _send(self, source: Any, gradient: Callable[[], fx.Node]) -> None:
-        """Add a gradient to what a node has received, where draws reach it."""
+    def _send(self, source: Any, gradient: Any) -> None:
+        """Add the node that `gradient()` makes to what a node has received, where draws reach it."""
         if isinstance(source, fx.Node) and source in self.depends:
             known, more = self.gradients.get(source), gradient()
             self.gradients[source] = more if known is None else self._call(torch.add, known, more)
