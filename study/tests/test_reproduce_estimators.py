@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcbn_study.estimators import report
-from mcbn_study.estimators import run as estimators
+from mcbn_study import estimators
 from mcbn_study.journal import read
 
 SMALL = {"hidden": [8], "epochs": 3, "n_samples": 5}
@@ -19,7 +18,7 @@ def test_runs_are_recorded_once_and_the_table_is_their_mean(tmp_path: Path) -> N
     found = read(path)
     assert [(r["split"], r["random_state"]) for r in found] == [(1, 0), (2, 0)]
     assert all(r["commit"] and r["hardware"] and r["seconds"] > 0 for r in found)
-    text = report.write(tmp_path).read_text()
+    text = estimators.report(tmp_path).read_text()
     a, b = (r["rmse"] for r in found)
     assert f"{(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f}" in text
     assert "2.75 ± 0.05" in text

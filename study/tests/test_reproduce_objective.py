@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from mcbn_study import objective
 from mcbn_study.journal import read
-from mcbn_study.objective import run as objective
 from untouched import generators
 
 
 def test_the_gap_of_a_fixed_prior_falls_with_n_and_tables_are_those_of_the_records(tmp_path: Path) -> None:
     before = generators()
-    objective.main(tmp_path, dataset="boston", sizes=(64, 320), steps=20, seeds=(0, 1))
+    objective.run(tmp_path, dataset="boston", sizes=(64, 320), steps=20, seeds=(0, 1))
     assert generators() == before
     records = read(tmp_path / "records.jsonl")
     assert [(r["n"], r["seed"]) for r in records] == [(64, 0), (64, 1), (320, 0), (320, 1)]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mcbn import data, metrics
 from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn_study import regularizer
 from mcbn_study.journal import read
-from mcbn_study.regularizer import run as regularizer
-from mcbn_study.regularizer.run import UNIT_PRIOR, Choice, Experiment, Part, penalty_of, scores, train
+from mcbn_study.regularizer import UNIT_PRIOR, ChosenSetting, Experiment, Partition, penalty_of, scores, train
 from mcbn_study.theory import implied_prior, kl_regularizer
 from untouched import generators
 
@@ -36,9 +36,9 @@ def boston(n: int = 200) -> tuple[Tensor, Tensor]:
     return x[:n].float(), y[:n].float()
 
 
-def part(n: int = 200) -> Part:
+def part(n: int = 200) -> Partition:
     x, y = boston(n)
-    return Part(x[: n // 2], y[: n // 2], x[n // 2 :], y[n // 2 :], (0.01, 10.0))
+    return Partition(x[: n // 2], y[: n // 2], x[n // 2 :], y[n // 2 :], (0.01, 10.0))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -85,7 +85,7 @@ def test_choice_is_the_least_validation_rmse_and_tau_keeps_its_range() -> None:
 
 def test_test_targets_do_not_enter_training() -> None:
     p = part()
-    choice = Choice({"weight_decay": 1e-2}, 2, 0.1)
+    choice = ChosenSetting({"weight_decay": 1e-2}, 2, 0.1)
     a = SMALL.test(p, "weight decay", choice, 0)
     b = SMALL.test(p._replace(y_score=p.y_score + 5), "weight decay", choice, 0)
     assert a["rmse"] != b["rmse"]
@@ -112,7 +112,7 @@ def test_selection_sees_the_training_part_alone(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_a_run_appends_records_and_writes_tables_from_them(tmp_path: Path) -> None:
     before = generators()
-    regularizer.main(tmp_path, datasets=["boston"], experiment=SMALL)
+    regularizer.run(tmp_path, datasets=["boston"], experiment=SMALL)
     assert generators() == before
     records = read(tmp_path / "records.jsonl")
     tests = [r for r in records if r["stage"] == "test"]
@@ -130,6 +130,6 @@ def test_a_run_appends_records_and_writes_tables_from_them(tmp_path: Path) -> No
     text = (tmp_path / "table.md").read_text()
     assert text.count(" boston |") == 4
     first: Any = (tmp_path / "records.jsonl").read_text()
-    regularizer.main(tmp_path, datasets=["boston"], experiment=SMALL)
+    regularizer.run(tmp_path, datasets=["boston"], experiment=SMALL)
     assert (tmp_path / "records.jsonl").read_text().startswith(first)
     assert json.loads(first.splitlines()[0])["dataset"] == "boston"

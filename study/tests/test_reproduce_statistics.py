@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 from mcbn import MCBN
+from mcbn_study import statistics
 from mcbn_study.journal import read
-from mcbn_study.statistics import run as statistics
 from untouched import generators
 
 SMALL: dict[str, Any] = {"dataset": "boston", "batch_sizes": (8, 16), "epochs": (1, 2), "n_samples": 40}
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {"dataset": "boston", "batch_sizes": (8, 16), "epochs": 
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("statistics")
     before = generators()
-    statistics.main(folder, **SMALL)
+    statistics.run(folder, **SMALL)
     assert generators() == before
     return folder
 
@@ -44,7 +44,7 @@ def test_tables_are_those_of_the_records(out: Path) -> None:
         (record,) = [
             r
             for r in records
-            if (statistics._name(r["layer"]), r["statistic"], str(r["batch_size"]), str(r["epoch"]))
+            if (statistics.LAYERS[r["layer"]], r["statistic"], str(r["batch_size"]), str(r["epoch"]))
             == (row["layer"], row["statistic"], row["M"], row["epoch"])
         ]
         assert float(row["Eq. (6)"]) == record["printed"]
@@ -64,9 +64,9 @@ def test_figures_are_images_and_nothing_is_left_over(out: Path) -> None:
 
 def test_a_second_run_appends_and_the_table_shows_the_last(tmp_path: Path) -> None:
     options = SMALL | {"batch_sizes": (8,), "epochs": (1,)}
-    statistics.main(tmp_path, **options)
+    statistics.run(tmp_path, **options)
     first = (tmp_path / "records.jsonl").read_text()
-    statistics.main(tmp_path, **options | {"seed": 1})
+    statistics.run(tmp_path, **options | {"seed": 1})
     both = (tmp_path / "records.jsonl").read_text()
     assert both.startswith(first)
     assert len(both.splitlines()) == 8
@@ -78,10 +78,11 @@ def test_a_second_run_appends_and_the_table_shows_the_last(tmp_path: Path) -> No
 
 def test_shares_are_those_of_scipy_unit_by_unit() -> None:
     (_, network, x), *_ = statistics._trained("boston", 1, 16, (3,), 1e-4, 0)
-    found = statistics._test(network, x, 16, 200, 0)
+    found = list(statistics._test(network, x, 16, 200, 0))
     posterior = MCBN(network, "regression").fit(x, n_samples=200, batch_size=16, seed=0).posterior
     h = (x - network.x_mean) / network.x_std @ network.network[0].weight.detach().T  # (N, 50): what layer 1 sees
-    for row, (layer, statistic, _), curve in found[:2]:
+    for row, curve in found[:2]:
+        layer, statistic = row["layer"], row["statistic"]
         assert layer == "network.1"
         fourth = (h - h.mean(0)).pow(4).mean(0)
         variance = h.var(0, correction=0)

@@ -113,10 +113,10 @@ def statistics(out: Results = Path("results/statistics")) -> None:
     Example:
       mcbn reproduce statistics
     """
-    from mcbn_study.statistics import run as statistics
+    from mcbn_study import statistics
 
     with _one_line_errors(), _one_thread("cpu"):
-        statistics.main(out)
+        statistics.run(out)
 
 
 @reproduce.command()
@@ -127,10 +127,10 @@ def objective(out: Results = Path("results/objective")) -> None:
     Example:
       mcbn reproduce objective
     """
-    from mcbn_study.objective import run as objective
+    from mcbn_study import objective
 
     with _one_line_errors(), _one_thread("cpu"):
-        objective.main(out)
+        objective.run(out)
 
 
 @reproduce.command()
@@ -141,10 +141,10 @@ def regularizer(datasets: Names = None, out: Results = Path("results/regularizer
     Example:
       mcbn reproduce regularizer --datasets yacht
     """
-    from mcbn_study.regularizer import run as regularizer
+    from mcbn_study import regularizer
 
     with _one_line_errors(), _one_thread("cpu"):
-        regularizer.main(out, datasets=_split(datasets) or regularizer.DATASETS)
+        regularizer.run(out, datasets=_split(datasets) or regularizer.DATASETS)
 
 
 @reproduce.command()
@@ -169,12 +169,11 @@ def estimators(out: Results = Path("results/estimators")) -> None:
     Example:
       mcbn reproduce estimators --out results/estimators
     """
-    from mcbn_study.estimators import report
-    from mcbn_study.estimators import run as estimators
+    from mcbn_study import estimators
 
     with _one_line_errors(), _one_thread("cpu"):
         estimators.run(out)
-        typer.echo(report.write(out))
+        typer.echo(estimators.report(out))
 
 
 @reproduce.command()

@@ -1,32 +1,28 @@
 """Appendix "Batch normalization statistics": are batch means and standard deviations the Gaussians of Eq. (6)?
 
-    python -m mcbn_study.statistics.run results/statistics
-
 Trains the paper's network on Yacht for each batch size, stops at some epochs, draws batches of that size and tests the
 statistics of every unit of both layers. Three tests, the share of units with p > 0.05 in each (0.95 if the law is
 exact): Kolmogorov-Smirnov against Eq. (6) as printed; against Eq. (6) for batches drawn without replacement, standard
 deviations times sqrt((N - M) / (N - 1)); and Lilliefors' for a Gaussian of any moments.
 """
 
-import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mcbn import MCBN, data, plots
-from mcbn.check.diagnosis import lilliefors
-from mcbn.files import replacing, write_text
+from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
-from mcbn_study import journal
-from mcbn_study.journal import read
+from mcbn_study.journal import RECORDS, Journal, latest, read
+from mcbn_study.png import save_figure
 from mcbn_study.tables import markdown, to_csv
-from mcbn_study.theory import kolmogorov_smirnov
+from mcbn_study.theory import kolmogorov_smirnov, lilliefors
 from mcbn_study.theory.regularizer import LiveNetwork, Moments
 
 if TYPE_CHECKING:
@@ -34,15 +30,24 @@ if TYPE_CHECKING:
 
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
-LAYERS = ("network.1", "network.4")
+LAYERS = {"network.1": "layer 1", "network.4": "layer 2"}
 UNIT = 0  # the unit drawn in the figures, the first of each layer; the table counts all
 KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
 HEAD = ("layer", "statistic", "M", "epoch", "Eq. (6)", "without replacement", "any Gaussian", "exact", "spread")
 
-Drawn = dict[tuple[str, str, int, int], tuple[Tensor, float, float]]  # layer, statistic, M, epoch -> draws and Gaussian
+
+class Curve(NamedTuple):
+    """The drawn values (T,) of one unit's statistic, and the Gaussian of Eq. (6)."""
+
+    values: Tensor
+    mean: float
+    std: float
 
 
-def main(
+Curves = Mapping[tuple[str, str, int, int], Curve]  # by layer, statistic, M, epoch
+
+
+def run(
     out: str | Path,
     *,
     dataset: str = "yacht",
@@ -57,18 +62,17 @@ def main(
     out, start = Path(out), time.perf_counter()
     config = {"n_samples": n_samples, "split": split, "weight_decay": weight_decay, "seed": seed, "hidden": [50, 50]}
     rows: list[dict[str, Any]] = []
-    drawn: Drawn = {}
+    curves: dict[tuple[str, str, int, int], Curve] = {}
     for M in tracked(batch_sizes, "statistics", "batch size"):
         for epoch, network, x in _trained(dataset, split, M, epochs, weight_decay, seed):
-            for row, key, curve in _test(network, x, M, n_samples, seed):
+            for row, curve in _test(network, x, M, n_samples, seed):
                 rows.append({"dataset": dataset, "epoch": epoch, **row})
-                drawn[*key, epoch] = curve
+                curves[row["layer"], row["statistic"], M, epoch] = curve
     seconds = round(time.perf_counter() - start, 2)
-    journal.Journal(out, config).add(row | {"seconds": seconds} for row in rows)
+    Journal(out, config).add(row | {"seconds": seconds} for row in rows)
     report(out)
-    for name, figure in figures(drawn, batch_sizes, epochs, dataset).items():
-        with replacing(out / name) as temporary:
-            figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    for name, figure in figures(curves, batch_sizes, epochs, dataset).items():
+        save_figure(figure, out / name)
 
 
 def _trained(
@@ -79,26 +83,23 @@ def _trained(
     train = data.split(len(y), split).train
     x, y = x[train].float(), y[train].float()
     network = Standardized(RegressionMLP(x.shape[1], seed=seed), x, y)
-    states: dict[int, dict[str, Tensor]] = {}
+    copies: list[tuple[int, Standardized, Tensor]] = []
 
     def keep(epoch: int) -> None:
         if epoch in epochs:
-            states[epoch] = {name: value.clone() for name, value in network.state_dict().items()}
+            copy = Standardized(RegressionMLP(x.shape[1], seed=seed), x, y).eval()
+            copy.load_state_dict(network.state_dict())
+            copies.append((epoch, copy, x))
 
     train_regression(
         network, x, y, batch_size=M, epochs=max(epochs), weight_decay=weight_decay, seed=seed, on_epoch=keep
     )
-    copies = []
-    for epoch, state in states.items():
-        copy = Standardized(RegressionMLP(x.shape[1], seed=seed), x, y).eval()
-        copy.load_state_dict(state)
-        copies.append((epoch, copy, x))
     return copies
 
 
 def _test(
     network: Standardized, x: Tensor, M: int, n_samples: int, seed: int
-) -> list[tuple[dict[str, Any], tuple[str, str, int], tuple[Tensor, float, float]]]:
+) -> Iterator[tuple[dict[str, Any], Curve]]:
     """Draw batches of M and compare their statistics, unit by unit, with the law of Eq. (6)."""
     N = len(x)
     with warnings.catch_warnings():  # early in training the running statistics lag behind; they are not used here
@@ -106,22 +107,18 @@ def _test(
         posterior = MCBN(network, "regression").fit(x, n_samples=n_samples, batch_size=M, seed=seed).posterior
     with torch.no_grad(), Moments(M, N) as mode:  # the whole training set as the population
         LiveNetwork(network)(x)
-    found = []
-    finite = ((N - M) / (N - 1)) ** 0.5
     for layer in LAYERS:
         law = mode.moments[layer]
         for statistic, values, mean, std in (
             ("mean", posterior.mean[layer], law.mean, law.mean_std),
             ("std", posterior.var[layer].sqrt(), law.std, law.std_std),
         ):
-            row: dict[str, Any] = dict(_shares(values, mean, std, finite))
-            row |= {"layer": layer, "statistic": statistic, "batch_size": M, "n": N, "units": len(mean)}
-            curve = (values[:, UNIT], float(mean[UNIT]), float(std[UNIT]))
-            found.append((row, (layer, statistic, M), curve))
-    return found
+            about = {"layer": layer, "statistic": statistic, "batch_size": M, "n": N, "units": len(mean)}
+            shares = _shares(values, mean, std, ((N - M) / (N - 1)) ** 0.5)
+            yield shares | about, Curve(values[:, UNIT], float(mean[UNIT]), float(std[UNIT]))
 
 
-def _shares(values: Tensor, mean: Tensor, std: Tensor, finite: float) -> dict[str, float]:
+def _shares(values: Tensor, mean: Tensor, std: Tensor, finite: float) -> dict[str, Any]:
     """Return the share of units that pass each test, and the drawn spread over that of Eq. (6), for draws (T, C)."""
     shape = lilliefors(values)
     tests = {
@@ -137,13 +134,12 @@ def _shares(values: Tensor, mean: Tensor, std: Tensor, finite: float) -> dict[st
 
 def report(out: Path) -> None:
     """Write the table of the last run of each setting, from records alone."""
-    records = journal.latest(read(out / "records.jsonl"), KEYS)
-    records.sort(key=lambda r: [r[key] for key in KEYS])
-    cells = [
-        [_name(r["layer"]), *(r[key] for key in KEYS[2:]), r["printed"], r["finite"], r["shape"], 0.95, r["spread"]]
+    records = sorted(latest(read(out / RECORDS), KEYS), key=lambda r: [r[key] for key in KEYS])
+    rows = [
+        [LAYERS[r["layer"]], *(r[key] for key in KEYS[2:]), r["printed"], r["finite"], r["shape"], 0.95, r["spread"]]
         for r in records
     ]
-    text = [[*map(str, row[:4]), *(f"{value:.2f}" for value in row[4:])] for row in cells]
+    cells = [[*map(str, row[:4]), *(f"{value:.2f}" for value in row[4:])] for row in rows]
     first = records[0]
     intro = (
         f"Share of the {first['units']} units of each layer whose batch statistic passes at the 5 % level, over "
@@ -152,51 +148,37 @@ def report(out: Path) -> None:
         "population's spread; `any Gaussian`: Lilliefors; `exact`: what a true Gaussian gives; `spread`: std of the "
         "draws over that of Eq. (6), median over units.\n\n"
     )
-    write_text(out / "table.md", intro + markdown(HEAD, text))
-    write_text(out / "table.csv", to_csv(HEAD, cells))
+    write_text(out / "table.md", intro + markdown(HEAD, cells))
+    write_text(out / "table.csv", to_csv(HEAD, rows))
 
 
 def figures(
-    drawn: Drawn, batch_sizes: Sequence[int], epochs: Sequence[int], dataset: str = "yacht"
+    curves: Curves, batch_sizes: Sequence[int], epochs: Sequence[int], dataset: str = "yacht"
 ) -> "dict[str, Figure]":
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
-    found = {}
-    for layer in LAYERS:
-        for statistic, what in (("mean", "batch mean"), ("std", "batch standard deviation")):
-            panels = {key[2:]: value for key, value in drawn.items() if key[:2] == (layer, statistic)}
-            xlabel = f"{what} of unit {UNIT}, {_name(layer)} ({data.describe(dataset).title}, standardised inputs)"
-            found[f"{statistic}-{_name(layer).replace(' ', '')}.png"] = _figure(panels, batch_sizes, epochs, xlabel)
-    return found
+    drawn = {}
+    for layer, name in LAYERS.items():
+        for statistic, title in (("mean", "batch mean"), ("std", "batch standard deviation")):
+            panels = [[curves[layer, statistic, M, epoch] for epoch in epochs] for M in batch_sizes]
+            xlabel = f"{title} of unit {UNIT}, {name} ({data.describe(dataset).title}, standardised inputs)"
+            drawn[f"{statistic}-{name.replace(' ', '')}.png"] = _figure(panels, batch_sizes, epochs, xlabel)
+    return drawn
 
 
 def _figure(
-    panels: dict[tuple[int, int], tuple[Tensor, float, float]],
-    batch_sizes: Sequence[int],
-    epochs: Sequence[int],
-    xlabel: str,
+    panels: Sequence[Sequence[Curve]], batch_sizes: Sequence[int], epochs: Sequence[int], xlabel: str
 ) -> "Figure":
-    figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=100)
-    from matplotlib.ticker import MaxNLocator
-
+    figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=110)
     axes = figure.subplots(len(batch_sizes), len(epochs), squeeze=False)
-    for i, M in enumerate(batch_sizes):
-        for j, epoch in enumerate(epochs):
-            values, mean, std = panels[M, epoch]
-            ax = plots.statistics(values, mean, std, xlabel="", ax=axes[i, j])
+    for M, row, curves in zip(batch_sizes, axes, panels, strict=True):
+        for epoch, ax, curve in zip(epochs, row, curves, strict=True):
+            plots.statistics(*curve, xlabel="", ax=ax)
             handles, labels = ax.get_legend_handles_labels()
             ax.legend().remove()
-            ax.set(title=f"M = {M}, epoch {epoch}", ylabel="density" if j == 0 else "")
-            ax.title.set_fontsize("medium")
+            ax.set(ylabel="density" if epoch == epochs[0] else "")
+            ax.set_title(f"M = {M}, epoch {epoch}", fontsize="medium")
             ax.tick_params(labelsize="small")
-            ax.xaxis.set_major_locator(MaxNLocator(4))
+            ax.locator_params(axis="x", nbins=4)
     figure.supxlabel(xlabel, fontsize="medium")
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
     return figure
-
-
-def _name(layer: str) -> str:
-    return f"layer {LAYERS.index(layer) + 1}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "results/statistics")

@@ -1,25 +1,22 @@
 """Section 3.3: do variational inference and batch-norm training become one objective as N grows?
 
-    python -m mcbn_study.objective.run results/objective
-
 The paper's network is trained on the first N rows of Kin8nm's training part for the same number of steps; then the
 gradients of Eq. (1) and Eq. (2) over those N rows are compared. Two cases: a fixed prior and no weight decay, where the
 paper's limit says the gap goes to 0; weight decay and the prior it implies, which needs the appendix's assumptions
 besides (no scale and shift, independent inputs, batch norm on every layer, large M), and this network breaks them.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 from mcbn import data
 from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
-from mcbn_study import journal
-from mcbn_study.journal import read
+from mcbn_study.journal import RECORDS, Journal, Record, latest, read
 from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
@@ -27,9 +24,14 @@ SIZES = (100, 400, 1600, 6400)
 STEPS = 200
 FIXED = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)
 HEAD = ("N", "fixed prior", "implied prior", "decay", "KL against decay")
+INTRO = (
+    "`fixed prior` and `implied prior`: relative gap |grad L_VA / (N tau) - grad L_RR| / |grad L_RR|, mean over seeds. "
+    "`decay`: |grad Omega| / |grad L_RR|. `KL against decay`: |grad KL / (N tau) - grad Omega| / |grad Omega| for the "
+    "implied prior, 0 where it stands for weight decay exactly.\n\n"
+)
 
 
-def main(
+def run(
     out: str | Path,
     *,
     dataset: str = "kin8nm",
@@ -48,7 +50,7 @@ def main(
         fixed, implied = _gaps(dataset, n, steps, batch_size, weight_decay, tau, seed)
         row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
         rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
-    journal.Journal(out, config).add(rows)
+    Journal(out, config).add(rows)
     report(Path(out))
 
 
@@ -70,28 +72,18 @@ def _gaps(
 
 def report(out: Path) -> None:
     """Write the gaps, averaged over seeds, from records alone."""
-    records = journal.latest(read(out / "records.jsonl"), ("dataset", "n", "seed"))
+    records = latest(read(out / RECORDS), ("dataset", "n", "seed"))
     rows = []
     for n in sorted({r["n"] for r in records}):
-        own = [r for r in records if r["n"] == n]
-        ratios = [
-            [r["fixed"]["relative"] for r in own],
-            [r["implied"]["relative"] for r in own],
-            [r["implied"]["decay"] / (r["implied"]["difference"] / r["implied"]["relative"]) for r in own],
-            [r["implied"]["difference"] / r["implied"]["decay"] for r in own],
-        ]
-        rows.append([n, *(sum(values) / len(values) for values in ratios)])
-    text = [[str(row[0]), *(f"{value:.4g}" for value in row[1:])] for row in rows]
-    write_text(out / "table.md", INTRO + markdown(HEAD, text))
-    write_text(out / "table.csv", to_csv(HEAD, [[r[0], *(round(v, 6) for v in r[1:])] for r in rows]))
+        columns = zip(*(_ratios(r) for r in records if r["n"] == n), strict=True)
+        rows.append([n, *map(fmean, columns)])
+    cells = [[str(n), *(f"{value:.4g}" for value in means)] for n, *means in rows]
+    write_text(out / "table.md", INTRO + markdown(HEAD, cells))
+    write_text(out / "table.csv", to_csv(HEAD, [[n, *(round(value, 6) for value in means)] for n, *means in rows]))
 
 
-INTRO = (
-    "`fixed prior` and `implied prior`: relative gap |grad L_VA / (N tau) - grad L_RR| / |grad L_RR|, mean over seeds. "
-    "`decay`: |grad Omega| / |grad L_RR|. `KL against decay`: |grad KL / (N tau) - grad Omega| / |grad Omega| for the "
-    "implied prior, 0 where it stands for weight decay exactly.\n\n"
-)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "results/objective")
+def _ratios(record: Record) -> tuple[float, ...]:
+    """Return the columns of one run."""
+    implied = record["implied"]
+    of_decay = implied["decay"] / (implied["difference"] / implied["relative"])
+    return record["fixed"]["relative"], implied["relative"], of_decay, implied["difference"] / implied["decay"]

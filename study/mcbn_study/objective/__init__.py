@@ -1,1 +1,0 @@
-"""The gradients of Eq. (1) and Eq. (2)."""

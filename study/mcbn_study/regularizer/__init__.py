@@ -1,1 +1,0 @@
-"""The KL regulariser beside weight decay."""

@@ -1,1 +1,0 @@
-"""Distributions of batch statistics (appendix)."""
