@@ -9,10 +9,10 @@ demo: $(READY)      ## train, fit and score on Boston and Concrete; figures unde
 	$(BIN)/mcbn demo --out demo
 
 bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
-	$(BIN)/python -m mcbn_benchmarks.speed --out benchmarks/results
+	$(BIN)/python -m mcbn_benchmarks speed --out benchmarks/results
 
 zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; records under results/zoo
-	.venv-zoo/bin/python -m mcbn_benchmarks.zoo --out results/zoo --readme README.md --again
+	.venv-zoo/bin/python -m mcbn_benchmarks zoo --out results/zoo --readme README.md --again
 
 test: $(READY)      ## the whole suite, slow tests too, on two cores, with coverage
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95

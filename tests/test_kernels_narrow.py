@@ -13,7 +13,7 @@ from mcbn.engine import fuse as fusing
 from mcbn.engine import program
 from mcbn.engine.kernels import narrow
 from mcbn.engine.program import trace
-from mcbn_benchmarks import narrow as bench
+from mcbn_benchmarks import gpu as bench
 from mcbn_benchmarks.speed.timing import time_interleaved
 from mcbn_study.networks.others import UNet, cifar_resnet
 from mcbn_study.networks.resnet import CifarResNet
@@ -182,7 +182,7 @@ def test_comparison_with_pytorch_gives_a_line_for_each_size(monkeypatch) -> None
     for name, number in (("DRAWS", 1), ("CALLS", 1)):
         monkeypatch.setattr(bench, name, number)
     monkeypatch.setattr(bench, "time_interleaved", partial(time_interleaved, most_repeats=1))
-    (line,) = bench.compare(DEVICE)
+    (line,) = bench.compare_narrow(DEVICE)
     assert line.startswith("16 -> 16 channels, 8 x 8, stride 1: convolution ")
     plain, kernel = (float(part) for part in line.split("from float64 ")[1].split(", "))
     assert plain < TOLERANCE

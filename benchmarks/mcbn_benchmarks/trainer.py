@@ -1,21 +1,18 @@
-"""Time the batched trainer against training one network at a time: `python -m mcbn_benchmarks.trainer --help`.
+"""Time of the study's batched trainer against training one network at a time.
 
 Rows are random numbers of each data set's size, so no data is needed. Seconds per network and step, in one run.
 """
 
-import argparse
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from mcbn.data import Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
-from mcbn_study.journal import append
-from mcbn_study.machine import environment, synchronize
+from mcbn_study.journal import Record
+from mcbn_study.machine import synchronize
 from mcbn_study.regression.evaluation import Evaluator
 from mcbn_study.regression.problem import Part, Problem, make_problem
 from mcbn_study.regression.stack import Family
@@ -25,8 +22,7 @@ LAMBDAS, STREAMS, RATES = 15, 25, 6  # of the paper's grid: 5 splits x 5 folds
 TARGET = 50  # times faster per network on a GPU than one network at a time
 
 
-@dataclass(frozen=True)
-class Case:
+class Cell(NamedTuple):
     """A cell of the study: a data set's size, a family of networks and its batch size."""
 
     dataset: str
@@ -34,82 +30,70 @@ class Case:
     batch_size: int
 
     @property
+    def title(self) -> str:
+        """Name the cell in records, and for `--only`."""
+        return f"{self.dataset}-{self.family}-{self.batch_size}"
+
+    @property
     def n_networks(self) -> int:
         """Networks of the paper's grid that share the batch size."""
         return STREAMS * LAMBDAS * (RATES if self.family == "dropout" else 1)
 
 
-CASES = (
-    Case("boston", "bn", 32),
-    Case("kin8nm", "bn", 32),
-    Case("kin8nm", "bn", 256),
-    Case("protein", "bn", 32),
-    Case("protein", "bn", 1024),
-    Case("boston", "dropout", 32),
-    Case("protein", "dropout", 32),
+CELLS = (
+    Cell("boston", "bn", 32),
+    Cell("kin8nm", "bn", 32),
+    Cell("kin8nm", "bn", 256),
+    Cell("protein", "bn", 32),
+    Cell("protein", "bn", 1024),
+    Cell("boston", "dropout", 32),
+    Cell("protein", "dropout", 32),
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print one line a case and append the records."""
-    chosen = _parser().parse_args(arguments)
-    torch.set_num_threads(1 if chosen.device == "cpu" else torch.get_num_threads())
-    where = asdict(environment(chosen.device))
-    options = {"tf32": chosen.tf32, "compiled": chosen.compile, "fused": chosen.fused}
-    cases = [case for case in CASES if chosen.only in f"{case.dataset}-{case.family}-{case.batch_size}"]
-    for record in measure(cases, chosen.device, chosen.seconds, chosen.share, options):
-        print(json.dumps(record), flush=True)
-        if chosen.out is not None:
-            append(chosen.out, record | where)
+def measure(cell: Cell, device: str, seconds: float, share: float, options: dict[str, bool]) -> Record:
+    """Time one cell; `share` of the paper's networks train at once."""
+    single = one_at_a_time(cell, device, seconds)
+    trainer = _trainer(cell, device, share, options)
+    step, networks = batched(cell, trainer, seconds), len(trainer.networks.stream)
+    return {
+        "case": cell.title,
+        "networks": networks,
+        "milliseconds_a_step": 1e3 * step,
+        "microseconds_a_network_step": 1e6 * step / networks,
+        "microseconds_one_at_a_time": 1e6 * single,
+        "speed_up": single / (step / networks),
+        "target": TARGET,
+        "seconds_an_evaluation_500": evaluation(cell, trainer, options),
+        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+        **options,
+    }
 
 
-def measure(
-    cases: Sequence[Case], device: str, seconds: float, share: float, options: dict[str, bool]
-) -> Iterator[dict[str, object]]:
-    """Yield one record a case; `share` of the paper's networks train at once."""
-    for case in cases:
-        single = one_at_a_time(case, device, seconds)
-        trainer = _trainer(case, device, share, options)
-        step = batched(case, trainer, seconds)
-        per_network = step / len(trainer.networks.stream)
-        yield {
-            "case": f"{case.dataset}-{case.family}-{case.batch_size}",
-            "networks": len(trainer.networks.stream),
-            "milliseconds_a_step": 1e3 * step,
-            "microseconds_a_network_step": 1e6 * per_network,
-            "microseconds_one_at_a_time": 1e6 * single,
-            "speed_up": single / per_network,
-            "target": TARGET,
-            "seconds_an_evaluation_500": evaluation(case, trainer, options),
-            "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-            **options,
-        }
-
-
-def batched(case: Case, trainer: Trainer, seconds: float) -> float:
+def batched(cell: Cell, trainer: Trainer, seconds: float) -> float:
     """Return the seconds of one step of all networks, past the capture of graphs."""
-    steps = int(trainer.problem.train.n[0]) // case.batch_size
+    steps = int(trainer.problem.train.n[0]) // cell.batch_size
     trainer.advance(2)
     return _repeat(lambda: trainer.advance(1), seconds, trainer.problem.device.type) / steps
 
 
-def one_at_a_time(case: Case, device: str, seconds: float) -> float:
+def one_at_a_time(cell: Cell, device: str, seconds: float) -> float:
     """Return the seconds of one step of `train_regression`; BN networks, as dropout ones cost as much."""
-    facts = describe(case.dataset)
-    data = _random(100 * case.batch_size, facts.q)
+    facts = describe(cell.dataset)
+    data = _random(100 * cell.batch_size, facts.q)
     x, y = data.x.float().to(device), data.y.float().to(device)
     network = RegressionMLP(facts.q, (facts.hidden_units,) * 2, seed=0).to(device)
-    train_regression(network, x[: 2 * case.batch_size], y[: 2 * case.batch_size], batch_size=case.batch_size, epochs=5)
+    train_regression(network, x[: 2 * cell.batch_size], y[: 2 * cell.batch_size], batch_size=cell.batch_size, epochs=5)
 
     def epoch() -> None:
-        train_regression(network, x, y, batch_size=case.batch_size, epochs=1)
+        train_regression(network, x, y, batch_size=cell.batch_size, epochs=1)
 
     return _repeat(epoch, min(seconds, 2.0), device) / 100
 
 
-def evaluation(case: Case, trainer: Trainer, options: dict[str, bool]) -> float:
+def evaluation(cell: Cell, trainer: Trainer, options: dict[str, bool]) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, case.batch_size, 500, tf32=options["tf32"], compiled=options["compiled"])
+    evaluator = Evaluator(trainer.problem, cell.batch_size, 500, tf32=options["tf32"], compiled=options["compiled"])
     for few in (1, 2):  # compile, and draw the batches
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
@@ -131,13 +115,13 @@ def _repeat(work: Callable[[], None], seconds: float, device: str) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def _trainer(case: Case, device: str, share: float, options: dict[str, bool]) -> Trainer:
-    facts = describe(case.dataset)
+def _trainer(cell: Cell, device: str, share: float, options: dict[str, bool]) -> Trainer:
+    facts = describe(cell.dataset)
     problem = _problem(facts.n, facts.q, device)
-    S = max(1, round(case.n_networks * share))
+    S = max(1, round(cell.n_networks * share))
     stream = torch.arange(S) % STREAMS
     networks = Networks(
-        case.family, stream, torch.full((S,), 1e-4), torch.full((S,), 0.05), case.batch_size, facts.hidden_units
+        cell.family, stream, torch.full((S,), 1e-4), torch.full((S,), 0.05), cell.batch_size, facts.hidden_units
     )
     return Trainer(problem, networks, **options)
 
@@ -153,20 +137,3 @@ def _random(n: int, q: int) -> Regression:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, q, generator=generator, dtype=torch.float64)
     return Regression(x, x.sum(1) + torch.randn(n, generator=generator, dtype=torch.float64))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m mcbn_benchmarks.trainer", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, help="JSON-lines file to append to")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time to spend on each measurement")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the paper's networks to train at once")
-    parser.add_argument("--only", default="", help='cases whose name holds this, such as "protein-bn"')
-    parser.add_argument("--tf32", action="store_true", help="multiply matrices as TF32")
-    parser.add_argument("--compile", action="store_true", help="compile the gradients with torch.compile")
-    parser.add_argument("--fused", action="store_true", help="take many steps in one CUDA kernel")
-    return parser
-
-
-if __name__ == "__main__":
-    main()

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from mcbn import data
+from mcbn import algorithm, data
 from mcbn.errors import MCBNError
-from mcbn_benchmarks import chunks
-from mcbn_benchmarks.speed import cases, measures, peer, timing
-from mcbn_benchmarks.speed.__main__ import main
-from mcbn_benchmarks.speed.records import Record, append, latest
-from mcbn_benchmarks.speed.report import compare, table
-from mcbn_benchmarks.speed.targets import Target, targets
+from mcbn_benchmarks import gpu
+from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.speed import cases, measures, methods, timing
+from mcbn_benchmarks.speed.measures import latest
+from mcbn_benchmarks.speed.report import Record, Target, compare, table, targets
+from mcbn_study import journal
 from mcbn_study.machine import Environment, environment
 
 WHERE = Environment("cpu", "a machine", "2", "c0ffee", "today")
@@ -25,8 +26,9 @@ SMALL = replace(cases.MLP, rows=64, n=3, n_samples=4)
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("bench") / "new"
-    main(["--quick", "--out", str(folder)])
-    main(["--quick", "--only", "mlp", "--out", str(folder)])
+    for more in ([], ["--only", "mlp"]):
+        result = CliRunner().invoke(app, ["speed", "--quick", "--out", str(folder), "--device", "cpu", *more])
+        assert result.exit_code == 0, result.output
     return folder
 
 
@@ -49,15 +51,6 @@ def test_records_of_a_second_run_follow_those_of_the_first(quick: Path) -> None:
     again = len(order) - order[::-1].index("resnet32")
     assert order[0] == "mlp"
     assert set(order[again:]) == {"mlp"}
-
-
-def test_appending_keeps_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "cpu.jsonl"
-    append(path, [Record("a", 1, 2, "mcbn")], WHERE)
-    before = path.read_text()
-    append(path, [Record("b", 1, 2, "mcbn")], WHERE)
-    assert path.read_text().startswith(before)
-    assert len(path.read_text().splitlines()) == 2
 
 
 def test_agreement_with_the_replay_is_rounding(quick: Path) -> None:
@@ -112,6 +105,10 @@ def test_missed_targets_are_listed_with_what_was_reached() -> None:
     assert "reached; theirs scaled from 40 draws" in text
 
 
+def append(path: Path, records: list[Record], where: Environment) -> None:
+    journal.extend(path, [asdict(record) | asdict(where) for record in records])
+
+
 def test_newest_run_of_every_case_makes_the_table(tmp_path: Path) -> None:
     path = tmp_path / "cpu.jsonl"
     old, new, cut = (replace(WHERE, date=date) for date in ("2026-01-01", "2026-01-02", "2026-01-03"))
@@ -132,22 +129,22 @@ def test_few_recorded_batches_stand_for_all_draws() -> None:
     for part in (posterior.mean["1"], posterior.var["1"]):
         assert torch.equal(part[3:6], part[:3])
         assert not torch.equal(part[0], part[1])
-    records = list(measures._timed(case, {"mcbn": lambda T: None}, measures.Options(most_repeats=1), {}, frozenset()))
+    records = list(measures._timed(case, {"mcbn": lambda T: None}, measures.Options(quick=True), frozenset(), {}))
     assert records[0].note == "statistics of 3 batches, repeated"
 
 
 def test_sweep_of_chunks_gives_a_line_for_each_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "EXPONENTS", (4, 20))
-    monkeypatch.setattr(chunks, "peak_bytes", lambda *arguments: 2**20)
-    lines = list(chunks.sweep(SMALL, "cpu"))
+    monkeypatch.setattr(gpu, "EXPONENTS", (4, 20))
+    monkeypatch.setattr(gpu, "peak_bytes", lambda *arguments: 2**20)
+    lines = list(gpu.sweep_chunks(SMALL, "cpu"))
     assert [line.split(":")[0] for line in lines] == ["mlp N=3 T=4 2^4", "mlp N=3 T=4 2^20"]
 
 
-def test_help_is_of_the_command_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--help"])
-    assert left.value.code == 0
-    assert "usage: python -m mcbn_benchmarks.speed" in capsys.readouterr().out
+@pytest.mark.parametrize("command", ["speed", "zoo", "chunks", "narrow", "trainer", "ray", "costs", "sweep"])
+def test_every_command_has_its_help(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], prog_name="python -m mcbn_benchmarks")
+    assert result.exit_code == 0
+    assert f"Usage: python -m mcbn_benchmarks {command}" in result.output
 
 
 def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
@@ -174,26 +171,18 @@ def test_verdict_is_withheld_at_another_number_of_draws() -> None:
     assert "T=500" in Target("mlp", 1, "plain x T", "at least", 2.0).verdict(9.0, 4)
 
 
-def test_loop_of_algorithm_1_gives_the_moments_of_training_batches() -> None:
+def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:
     ready = cases.prepare(SMALL, "cpu")
-    loop = cases.Algorithm1(ready.network, ready.train, ready.query)
+    loop, again = (methods.Algorithm1(ready.network, ready.train, ready.query) for _ in range(2))
     mean, variance = loop(6)  # (N, 1) each
-    again = cases.Algorithm1(ready.network, ready.train, ready.query)
     with torch.no_grad():
-        outputs = torch.stack([again._draw() for _ in range(6)])  # (T, N, 1)
-    torch.testing.assert_close(mean, outputs.mean(0))
-    torch.testing.assert_close(variance, outputs.var(0, correction=0), rtol=1e-3, atol=1e-6)
+        draws = [algorithm.record(ready.network, again.batch()) for _ in range(6)]
+        unbiased = [[(mu, var * 32 / 31) for mu, var in draw] for draw in draws]  # type: ignore[misc]
+        samples = torch.stack([algorithm.replay(ready.network, draw, ready.query) for draw in unbiased])
+    expected = algorithm.moments(samples)
+    torch.testing.assert_close(mean, expected[0])
+    torch.testing.assert_close(variance, expected[1], rtol=1e-3, atol=1e-6)
     assert not any(module.training for module in loop.network.modules())
-
-
-def test_loop_normalises_the_query_by_the_batch() -> None:
-    ready = cases.prepare(SMALL, "cpu")
-    loop = cases.Algorithm1(ready.network, ready.train, ready.query)
-    rows = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:32]
-    hidden = ready.network[0](ready.train[rows])  # type: ignore[index]
-    with torch.no_grad():
-        loop(1)
-    torch.testing.assert_close(loop.norms[0].running_mean, hidden.mean(0).detach())
 
 
 def test_few_draws_are_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +207,7 @@ def test_methods_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_fit_is_timed_against_training_forwards() -> None:
-    records = list(measures.fit(SMALL, measures.Options(most_repeats=1)))
+    records = list(measures.fit(SMALL, measures.Options(quick=True)))
     assert [record.method for record in records] == ["fit", "training forwards"]
     assert compare(records)[0].against == "training forwards"
 
@@ -244,9 +233,9 @@ def test_linear_says_why_a_data_set_is_skipped(monkeypatch: pytest.MonkeyPatch) 
 
 def test_peer_says_in_words_why_it_cannot_run(tmp_path: Path) -> None:
     ready = cases.prepare(SMALL, "cpu")
-    assert "2-d" in peer.reason_against(ready, tmp_path)
+    assert "2-d" in methods.reason_against_peer(ready, tmp_path)
     images = cases.Prepared(torch.nn.BatchNorm2d(3), ready.train, ready.query)
-    assert "cannot be imported here: --peer-path" in peer.reason_against(images, tmp_path)
+    assert "cannot be imported here: --peer-path" in methods.reason_against_peer(images, tmp_path)
 
 
 def test_growth_of_memory_counts_the_call_alone(tmp_path: Path) -> None:
@@ -269,8 +258,9 @@ def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
 def test_cuda_without_a_gpu_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(MCBNError, match="torch sees no GPU"):
-        main(["--device", "cuda"])
+    result = CliRunner().invoke(app, ["speed", "--device", "cuda"])
+    assert result.exit_code == 2
+    assert "torch sees no GPU" in result.output
 
 
 def test_environment_names_machine_and_commit() -> None:

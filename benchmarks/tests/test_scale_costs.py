@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from mcbn import MCBNError
-from mcbn_benchmarks import costs, sweep
-from mcbn_benchmarks.sweep import Assumptions, Work, simulate
+from mcbn_benchmarks import costs
+from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.costs import Assumptions, Work, simulate
 from mcbn_study.journal import extend, read
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +40,7 @@ def test_a_million_inputs_cost_what_the_latest_largest_run_says(records):
     gpu, cpu = costs.read_costs(records)
     assert (gpu.microseconds, cpu.microseconds) == (1.0, 1000.0)
     assert gpu.hours(1e6, 3600) == pytest.approx(1.0)
-    shown = costs.table([gpu], {"cuda": 2.0}, [3600])
+    shown = costs.cost_table([gpu], {"cuda": 2.0}, [3600])
     assert "1 h, $2" in shown
 
 
@@ -87,24 +89,30 @@ def test_nonsense_is_refused():
         simulate(replace(WORK, seconds_per_input=0.0), 1, IDEAL)
 
 
-def test_the_commands_print_and_record(records, tmp_path, capsys):
-    costs.main(["--records", str(records)])
-    assert "| net |" in capsys.readouterr().out.replace("  ", "")
-    arguments = ["--records", str(records), "--network", "net", "--images", "2000000", "--samples", "100"]
-    sweep.main([*arguments, "--out", str(tmp_path / "sweep.jsonl")])
-    assert capsys.readouterr().out.startswith("SIMULATED: net, T = 100, 0.1 ms an image as measured")
-    rows = read(tmp_path / "sweep.jsonl")
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_print_and_record(records, tmp_path):
+    assert "| net |" in call("costs", "--records", records).replace("  ", "")
+    out = tmp_path / "sweep.jsonl"
+    common = "sweep", "--records", records, "--images", 2_000_000, "--samples", 100
+    shown = call(*common, "--network", "net", "--out", out)
+    assert shown.startswith("SIMULATED: net, T = 100, 0.1 ms an image as measured")
+    rows = read(out)
     assert len(rows) == 8 + 4
     assert all(row["simulated"] and row["assumptions"]["driver_seconds"] == 0.005 for row in rows)
     with pytest.raises(MCBNError, match="no time of other"):
-        sweep.main(["--records", str(records), "--network", "other"])
+        costs.run_sweep(records, "other", 32, 1, None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [costs.main, sweep.main])
-def test_the_tables_of_the_documentation_come_from_the_committed_records(command, capsys):
-    command(["--records", str(ROOT / "benchmarks" / "results")])
-    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+@pytest.mark.parametrize("command", ["costs", "sweep"])
+def test_the_tables_of_the_documentation_come_from_the_committed_records(command):
+    shown = call(command, "--records", ROOT / "benchmarks" / "results")
+    tables = [line for line in shown.splitlines() if line.startswith("|")]
     documented = (ROOT / "docs" / "scale.md").read_text().splitlines()
     assert [line for line in tables if line not in documented] == []
     assert len(tables) > 7

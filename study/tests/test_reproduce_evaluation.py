@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from mcbn.networks import RegressionMLP
-from mcbn_benchmarks import trainer as benchmark
+from mcbn_benchmarks.commands import app
 from mcbn_study.regression import evaluation
 from mcbn_study.regression.evaluation import Evaluator, population_statistics, rmse
 from mcbn_study.regression.stack import matrices, module_state
@@ -123,13 +124,14 @@ def test_rmse_is_in_original_units_over_own_rows():
 
 
 @pytest.mark.slow
-def test_benchmark_records_both_times(tmp_path, capsys):
+def test_benchmark_records_both_times(tmp_path):
     out = tmp_path / "new" / "trainer.jsonl"
-    benchmark.main(["--only", "boston-bn", "--share", "0.08", "--seconds", "0.1", "--out", str(out)])
+    options = ["--only", "boston-bn", "--share", "0.08", "--seconds", "0.1", "--out", str(out)]
+    result = CliRunner().invoke(app, ["trainer", *options])
     record = json.loads(out.read_text())
     assert record["networks"] == 30
     ratio = record["microseconds_one_at_a_time"] / record["microseconds_a_network_step"]
     assert record["speed_up"] == pytest.approx(ratio)
     assert record["speed_up"] > 1
-    assert json.loads(capsys.readouterr().out)["case"] == "boston-bn-32"
+    assert json.loads(result.output)["case"] == "boston-bn-32"
     assert record["hardware"]

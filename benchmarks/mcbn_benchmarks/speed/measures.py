@@ -1,40 +1,48 @@
-"""The measurements: speed, agreement, memory, fitting, and the sampling-free method on real data."""
+"""What is measured: speed, agreement, memory, fitting, and the sampling-free method on real data; a record each."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mcbn import data, metrics
-from mcbn.engine.run import Engine
+from mcbn import algorithm, data, metrics
 from mcbn.errors import MCBNError
+from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn_benchmarks.speed.cases import (
-    BATCH_SIZE,
-    MEMORY_SAMPLES,
+from mcbn.posterior import Posterior
+from mcbn.progress import tracked
+from mcbn_benchmarks.speed.cases import BATCH_SIZE, FIT, MEMORY, Case, Prepared, fitted, prepare, speed_cases
+from mcbn_benchmarks.speed.methods import (
+    ALGORITHM_1,
+    FORWARDS,
+    PEER,
+    PLAIN,
     Algorithm1,
-    Case,
-    Fit,
-    Ours,
-    Plain,
-    Prepared,
-    TrainingForwards,
-    fitted,
-    prepare,
+    Method,
+    Peer,
+    forwards,
+    reason_against_peer,
 )
-from mcbn_benchmarks.speed.peer import Peer, reason_against
-from mcbn_benchmarks.speed.records import Record
-from mcbn_benchmarks.speed.targets import ALGORITHM_1, CRPS_DIFFERENCE, FORWARDS, LINEAR_DATA, PEER, PLAIN
-from mcbn_benchmarks.speed.timing import MOST_REPEATS, Method, peak_bytes, time_interleaved
+from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, LINEAR_DATA, Record, table
+from mcbn_benchmarks.speed.timing import MOST_REPEATS, peak_bytes, threads, time_interleaved
+from mcbn_study import journal
+from mcbn_study.machine import Environment, environment
 
 AGREEMENT_DRAWS = 3
+CPU_THREADS = 2
+MEMORY_SAMPLES = (5, 500)
 MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
-OURS = ("mcbn", "mcbn compiled")
+OURS = frozenset({"mcbn", "mcbn compiled"})
 LINEAR_SPLITS = 3
+MERGED = (
+    "The newest run of every case in the file beside this one, ratios within that run; the heading is the last run's."
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,70 @@ class Options:
     """What the command line says about every case."""
 
     device: str = "cpu"
+    quick: bool = False  # two cases with few draws, once each
     compile: bool = False
-    memory: bool = True
     peer_path: Path | None = None
-    most_repeats: int = MOST_REPEATS
+
+    @property
+    def threads(self) -> int:
+        """Compute with two of a CPU, all beside a GPU, one in a hurry: a second waits on a busy machine."""
+        return torch.get_num_threads() if self.device == "cuda" else 1 if self.quick else CPU_THREADS
+
+    @property
+    def most_repeats(self) -> int:
+        """Limit the turns of every method."""
+        return 1 if self.quick else MOST_REPEATS
+
+
+def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
+    """Measure, writing each record as it comes; print the table, and write that of the newest run of every case."""
+    name = f"{options.device}-quick" if options.quick else options.device
+    with threads(options.threads):
+        where, measured = environment(options.device), []
+        for record in measure(options, only):
+            measured.append(record)
+            if out is not None:
+                journal.append(out / f"{name}.jsonl", asdict(record) | asdict(where))
+    print(table(measured, where))
+    if out is not None and measured:
+        newest = table(latest(out / f"{name}.jsonl", where), where)
+        write_text(out / f"{name}.md", f"{MERGED}\n\n{newest}\n")
+    return measured
+
+
+def measure(options: Options, only: str = "") -> Iterator[Record]:
+    """Yield the records of every case whose title holds `only`."""
+    work: list[tuple[str, Callable[[], Iterator[Record]]]] = [
+        (case.title, partial(speed, case, options)) for case in speed_cases(options.device, quick=options.quick)
+    ]
+    if not options.quick:
+        work += [(case.title, partial(memory, case, options)) for case in MEMORY]
+        work += [(case.title, partial(fit, case, options)) for case in FIT]
+    if not options.quick and options.device == "cpu":
+        work += [(f"linear {name}", partial(linear, name)) for name in LINEAR_DATA]
+    for records_of_case in tracked([make for title, make in work if only in title], "measuring", "case"):
+        yield from records_of_case()
+
+
+def latest(path: Path, where: Environment) -> list[Record]:
+    """Read the newest finished run of every case and N on this hardware, in the order of the cases' first records.
+
+    A case that was skipped, and so has no N, is left out once it has been measured.
+    """
+    names = [field.name for field in fields(Record)]
+    runs: dict[tuple[str, int], dict[str, list[Record]]] = {}
+    for row in journal.read(path):
+        if row["hardware"] == where.hardware:
+            by_date = runs.setdefault((row["case"], row["n"]), {})
+            by_date.setdefault(row["date"], []).append(Record(**{name: row[name] for name in names}))
+    newest = {key: max(by_date.items(), key=lambda run: (_done(run[1]), run[0]))[1] for key, by_date in runs.items()}
+    measured = {case for (case, _), run in newest.items() if _done(run)}
+    return [record for (case, n), run in newest.items() if n or case not in measured for record in run]
+
+
+def _done(run: Sequence[Record]) -> bool:
+    """Tell a run that measured something from one that was cut short."""
+    return any(record.milliseconds is not None or record.peak_bytes is not None for record in run)
 
 
 def speed(case: Case, options: Options) -> Iterator[Record]:
@@ -53,29 +121,24 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
     ready = prepare(case, options.device)
     bayes = fitted(case, ready)
     yield agreement(case, ready, bayes)
-    peaks = _peaks(case, ready, bayes, options)
-    reason = reason_against(ready, options.peer_path)
-    if reason:
-        yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
-    methods = _methods(ready, bayes, options)
-    if not reason:
-        methods[PEER] = Peer(case, ready, options.peer_path)
-    yield from _timed(case, methods, options, peaks, whole=frozenset(OURS))
-
-
-def _methods(ready: Prepared, bayes: MCBN[Any], options: Options) -> dict[str, Method]:
+    measured = () if options.quick else ("mcbn", PLAIN)
+    peaks = {name: peak_bytes(case, ready, bayes, name, options.device) for name in measured}
     methods: dict[str, Method] = {
         ALGORITHM_1: Algorithm1(ready.network, ready.train, ready.query),
-        PLAIN: Plain(ready.network, ready.query),
-        "mcbn": Ours(bayes, ready.query),
+        PLAIN: partial(forwards, ready.network, ready.query),
+        "mcbn": lambda T: bayes.predict(ready.query, n_samples=T),
     }
     if options.compile:
-        methods["mcbn compiled"] = Ours(bayes, ready.query, compile=True)
-    return methods
+        methods["mcbn compiled"] = lambda T: bayes.predict(ready.query, n_samples=T, compile=True)
+    if reason := reason_against_peer(ready, options.peer_path):
+        yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
+    else:
+        methods[PEER] = Peer(case, ready, options.peer_path)
+    yield from _timed(case, methods, options, OURS, peaks)
 
 
 def _timed(
-    case: Case, methods: dict[str, Method], options: Options, peaks: dict[str, int], whole: frozenset[str]
+    case: Case, methods: dict[str, Method], options: Options, whole: frozenset[str], peaks: dict[str, int]
 ) -> Iterator[Record]:
     timings = time_interleaved(methods, case.n_samples, options.device, whole=whole, most_repeats=options.most_repeats)
     for name, (milliseconds, draws_timed, seconds) in timings.items():
@@ -88,23 +151,21 @@ def _repeated(case: Case) -> str:
     return f"statistics of {few} batches, repeated" if few < case.n_samples else ""
 
 
-def _peaks(case: Case, ready: Prepared, bayes: MCBN[Any], options: Options) -> dict[str, int]:
-    if not options.memory:
-        return {}
-    return {name: peak_bytes(case, ready, bayes, name, options.device) for name in ("mcbn", PLAIN)}
-
-
 def agreement(case: Case, ready: Prepared, bayes: MCBN[Any]) -> Record:
-    """Compare a few draws with the network's own code under the same statistics, TF32 off: max |error| / max |f|."""
+    """Compare a few draws with Algorithm 1 as printed under the same statistics, TF32 off: max |error| / max |f|."""
     started = time.perf_counter()
-    engine = Engine(bayes.engine.network, bayes.posterior)  # its own: graphs captured here have TF32 off
-    inputs, draws = engine.network.prepare(ready.query), min(AGREEMENT_DRAWS, case.n_samples)
+    draws, fresh = min(AGREEMENT_DRAWS, case.n_samples), bayes.with_posterior(bayes.posterior)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = torch.cat(list(engine.outputs(inputs, draws)))  # (t, N, ...)
-        expected = torch.stack([engine._replay(inputs, t) for t in range(draws)])  # (t, N, ...)
-    error = ((found - expected).abs().max() / expected.abs().max()).item()
+        samples = fresh.sample(ready.query, n_samples=draws)  # (t, N, ...); its graphs have TF32 off, others on
+        expected = torch.stack([_replay(ready, bayes.posterior, t) for t in range(draws)])  # (t, N, ...)
+    error = ((samples - expected).abs().max() / expected.abs().max()).item()
     seconds = time.perf_counter() - started
     return Record(case.name, case.n, draws, "agreement", value=error, note="relative to the largest", seconds=seconds)
+
+
+def _replay(ready: Prepared, posterior: Posterior, t: int) -> Tensor:
+    mean, var = posterior.draw(t)
+    return algorithm.replay(ready.network, [(mean[name], var[name]) for name in mean], ready.query)
 
 
 def memory(case: Case, options: Options) -> Iterator[Record]:
@@ -116,23 +177,24 @@ def memory(case: Case, options: Options) -> Iterator[Record]:
         bayes, repeats = fitted(sized, ready), MEMORY_REPEATS if options.device == "cpu" else 1
         peak = min(peak_bytes(sized, ready, bayes, "mcbn", options.device) for _ in range(repeats))
         seconds = time.perf_counter() - started
-        yield Record(case.name, case.n, n_samples, "mcbn", None, None, peak, note=_repeated(sized), seconds=seconds)
+        yield Record(case.name, case.n, n_samples, "mcbn", peak_bytes=peak, note=_repeated(sized), seconds=seconds)
 
 
 def fit(case: Case, options: Options) -> Iterator[Record]:
-    """Time fitting against as many training-mode forward passes."""
+    """Time fitting against as many forward passes in train mode, the least that fitting could cost."""
     ready = prepare(case, options.device)
+    bayes: MCBN[Any] = MCBN(ready.network, case.task)
     methods: dict[str, Method] = {
-        "fit": Fit(case, ready),
-        FORWARDS: TrainingForwards(ready.network, ready.train[:BATCH_SIZE]),
+        "fit": lambda T: bayes.fit(ready.train, n_samples=T, batch_size=BATCH_SIZE),
+        FORWARDS: partial(forwards, deepcopy(ready.network).train(), ready.train[:BATCH_SIZE]),
     }
-    yield from _timed(replace(case, n=BATCH_SIZE), methods, options, {}, whole=frozenset(methods))
+    yield from _timed(replace(case, n=BATCH_SIZE), methods, options, frozenset(methods), {})
 
 
 def linear(name: str, *, splits: int = LINEAR_SPLITS, epochs: int | None = None) -> Iterator[Record]:
     """Compare the sampling-free method with sampling on test parts of a data set; time it against the loop."""
     try:
-        x, y = (part.float() for part in data.load(name))
+        x, y = (values.float() for values in data.load(name))
     except MCBNError as error:
         yield Record(f"linear {name}", 0, 0, "linear", note=f"skipped: {error}")
         return
@@ -150,20 +212,17 @@ def _linear_split(name: str, x: Tensor, y: Tensor, number: int, epochs: int | No
     fold = data.folds(split.train)[0]
     bayes = demo.train_and_fit(x[fold.train], y[fold.train], setting, number, lambda count: None)
     bayes.tune((x[fold.validation], y[fold.validation]))
-    values = _linear_scores(bayes, x[split.test], y[split.test])
-    case, n, note = f"linear {name}", len(split.test), f"split {number}"
-    loop = Algorithm1(bayes.model, x[fold.train], x[split.test], setting.batch_size)
+    scores = _linear_scores(bayes, x[split.test], y[split.test])
     methods: dict[str, Method] = {
-        "linear": lambda n_samples: bayes.predict(x[split.test], method="linear", n_samples=n_samples),
-        ALGORITHM_1: loop,
+        "linear": lambda T: bayes.predict(x[split.test], method="linear", n_samples=T),
+        ALGORITHM_1: Algorithm1(bayes.model, x[fold.train], x[split.test], setting.batch_size),
     }
     timings = time_interleaved(methods, demo.T, "cpu", whole=frozenset(methods))
+    record = partial(Record, f"linear {name}", len(split.test), demo.T, note=f"split {number}")
     seconds = time.perf_counter() - started
-    for method, value in values.items():
-        yield Record(case, n, demo.T, method, value=value, note=note, seconds=seconds)
+    yield from (record(method, value=value, seconds=seconds) for method, value in scores.items())
     for method, timing in timings.items():
-        times = timing.milliseconds, timing.draws_timed
-        yield Record(case, n, demo.T, method, *times, note=note, seconds=timing.seconds)
+        yield record(method, timing.milliseconds, timing.draws_timed, seconds=timing.seconds)
 
 
 def _linear_scores(bayes: MCBN[Any], x: Tensor, y: Tensor) -> dict[str, float]:
@@ -176,6 +235,3 @@ def _linear_scores(bayes: MCBN[Any], x: Tensor, y: Tensor) -> dict[str, float]:
         "correlation of epistemic std": torch.corrcoef(stds)[0, 1].item(),
         "median ratio of epistemic std": (stds[1] / stds[0]).median().item(),
     }
-
-
-LINEAR = {f"linear {name}": name for name in LINEAR_DATA}

@@ -1,16 +1,76 @@
-"""Records as ratios beside their targets."""
+"""Records as ratios beside their targets: what was set out to be reached, and what was."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import mean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from mcbn_benchmarks.speed.records import Record
-from mcbn_benchmarks.speed.targets import CRPS_DIFFERENCE, LESS_DRAWS, Target, show_ratio, targets
+from mcbn_benchmarks.speed.methods import ALGORITHM_1, FORWARDS, PEER, PLAIN
 from mcbn_study.machine import Environment
+from mcbn_study.tables import markdown
 
+CRPS_DIFFERENCE, LESS_DRAWS = "CRPS difference", "T=5"
+LINEAR_DATA = ("boston", "concrete", "yacht", "energy")
 OURS = ("mcbn", "mcbn compiled", "linear", "fit")
 HEADER = ("case", "N", "T", "ours", "against", "theirs", "ratio", "target", "")
-Group = tuple[str, int]  # case, N
+
+# (device, case) -> N -> times faster than (algorithm 1, plain x T); None: no target.
+SPEED: dict[tuple[str, str], dict[int, tuple[float, float | None]]] = {
+    ("cpu", "mlp"): {1: (300, 50), 100: (20, 6), 2000: (3, 1.5), 20_000: (2, 1.5)},
+    ("cpu", "resnet32"): {1: (50, 4), 32: (2.5, 1.3), 256: (1.8, 1.4)},
+    ("cuda", "resnet32"): {1: (150, None), 32: (60, None), 256: (12, 1.3)},
+    ("cuda", "resnet50"): {1: (30, None), 32: (6, None), 256: (3, 1.2)},
+}
+# T the targets are for
+SAMPLES = {"mlp": 500, "resnet32": 128, "unet": 20, "resnet50": 32, "memory mlp": 500, "memory unet": 500}
+PEER_CASES = {"cpu": {"resnet32": (1, 32, 256), "unet": (1, 8)}}
+PEER_CASES["cuda"] = PEER_CASES["cpu"] | {"resnet50": (1, 32, 256)}
+PEER_ONE_INPUT, PEER_ANY = 15.0, 1.0  # never slower
+LINEAR_SPEED, LINEAR_CRPS = 200.0, 0.01
+FIT_ROWS = ("fit mlp 1,000 rows", "fit mlp 100,000 rows", "fit mlp T=500", "fit resnet32", "fit resnet32 T=128")
+FIT_SPEED, FIT_BATCH = 1.0, 32  # no slower than as many training forwards
+MEMORY_GROWTH = 1.5  # T=500 over T=5
+MEMORY_ROWS = (("memory mlp", 2000), ("memory mlp", 100_000), ("memory unet", 1))
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement; what does not apply is None."""
+
+    case: str
+    n: int
+    n_samples: int
+    method: str
+    milliseconds: float | None = None  # of all T draws
+    draws_timed: int | None = None  # below T: milliseconds are scaled from these
+    peak_bytes: int | None = None  # growth over what was held before the call
+    value: float | None = None  # of a measurement that is no time, such as a relative error
+    note: str = ""
+    seconds: float | None = None  # spent measuring, all repeats
+
+
+class Target(NamedTuple):
+    """A ratio to reach against something, or to stay below."""
+
+    case: str
+    n: int | None  # None: whatever the test part holds
+    against: str
+    bound: Literal["at least", "at most"]
+    value: float
+
+    @property
+    def text(self) -> str:
+        """The target in words, such as "at least 300x"."""
+        return f"{self.bound} {show_ratio(self.against, self.value)}"
+
+    def verdict(self, ratio: float, n_samples: int | None) -> str:
+        """Say whether a ratio of T draws reaches the target, or how far it is from it."""
+        if n_samples != SAMPLES.get(self.case, n_samples):
+            return f"the target is for T={SAMPLES[self.case]}"
+        if ratio >= self.value if self.bound == "at least" else ratio <= self.value:
+            return "reached"
+        word, missing = "short" if self.bound == "at least" else "over", abs(ratio / self.value - 1)
+        return f"{word} by {missing:.0%}" if missing >= 0.005 else f"{word} by {missing:.1%}"
 
 
 class Comparison(NamedTuple):
@@ -26,67 +86,92 @@ class Comparison(NamedTuple):
     note: str = ""
 
 
+def targets(device: str) -> list[Target]:
+    """List every target for this kind of device."""
+    speeds = [
+        (case, n, values) for (kind, case), sizes in SPEED.items() if kind == device for n, values in sizes.items()
+    ]
+    goals = [
+        Target(case, n, against, "at least", value)
+        for case, n, values in speeds
+        for against, value in zip((ALGORITHM_1, PLAIN), values, strict=True)
+        if value is not None
+    ]
+    peers = [(case, n) for case, sizes in PEER_CASES[device].items() for n in sizes]
+    goals += [Target(case, n, PEER, "at least", PEER_ONE_INPUT if n == 1 else PEER_ANY) for case, n in peers]
+    goals += [Target(case, n, LESS_DRAWS, "at most", MEMORY_GROWTH) for case, n in MEMORY_ROWS]
+    goals += [Target(case, FIT_BATCH, FORWARDS, "at least", FIT_SPEED) for case in FIT_ROWS]
+    if device == "cpu":
+        goals += [Target(f"linear {name}", None, ALGORITHM_1, "at least", LINEAR_SPEED) for name in LINEAR_DATA]
+        goals += [Target(f"linear {name}", None, CRPS_DIFFERENCE, "at most", LINEAR_CRPS) for name in LINEAR_DATA]
+    return goals
+
+
 def table(records: Sequence[Record], where: Environment) -> str:
     """Lay out every comparison and every target of the device as a Markdown table, then the single values."""
     goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device)}
-    found = compare(records)
-    rows = [_row(row, _goal(goals, row)) for row in found]
-    met = {id(_goal(goals, row)) for row in found if row.ratio is not None}
-    missing = [goal for goal in goals.values() if id(goal) not in met]
-    said = {id(_goal(goals, row)) for row in found}
-    rows += [_unmeasured(goal) for goal in missing if id(goal) not in said]
+    compared = {(row.case, row.n, row.against): row for row in compare(records)}
+    rows = [_row(row, goals.get(place)) for place, row in compared.items()]
+    rows += [_row(_unmeasured(goal), goal) for place, goal in goals.items() if place not in compared]
     heading = f"{where.hardware}; torch {where.torch}; commit {where.commit[:12]}; {where.date}"
-    summary = _summary([(row, goal) for row in found if (goal := _goal(goals, row))], len(missing))
-    return "\n".join([heading, "", *_align([HEADER, *rows]), "", *summary, "", *_values(records)])
+    summary = _summary([(row, goals[place]) for place, row in compared.items() if place in goals], len(goals))
+    return "\n".join([heading, "", markdown(HEADER, rows, "l"), *summary, "", *_values(records)])
 
 
-def _summary(judged: Sequence[tuple[Comparison, Target]], unmeasured: int) -> list[str]:
+def _row(row: Comparison, goal: Target | None) -> tuple[str, ...]:
+    ratio = "" if row.ratio is None else show_ratio(row.against, row.ratio)
+    verdict = goal.verdict(row.ratio, row.n_samples) if goal and row.ratio is not None else ""
+    size, T = ("" if value is None else f"{value:,}" for value in (row.n, row.n_samples))
+    words = "; ".join(filter(None, (verdict, row.note)))
+    return row.case, size, T, row.ours, row.against, row.theirs, ratio, goal.text if goal else "", words
+
+
+def _unmeasured(goal: Target) -> Comparison:
+    return Comparison(goal.case, goal.n, None, "", goal.against, "", None, "not measured")
+
+
+def _summary(judged: Sequence[tuple[Comparison, Target]], n_targets: int) -> list[str]:
     """Count the targets reached; list what was missed, and by how much."""
-    verdicts = [(row, goal, goal.verdict(row.ratio, row.n_samples)) for row, goal in judged if row.ratio is not None]
-    reached = sum(verdict == "reached" for _, _, verdict in verdicts)
-    lines = [f"Targets: {reached} reached, {len(verdicts) - reached} missed, {unmeasured} not measured."]
-    for row, goal, verdict in verdicts:
-        if verdict != "reached" and row.ratio is not None:
-            size = "" if row.n is None else f" N={row.n:,}"
-            found = show_ratio(row.against, row.ratio)
-            lines.append(f"- {row.case}{size} against {row.against}: {found}, target {goal.text}: {verdict}")
+    verdicts = [
+        (row.ratio, row, goal, goal.verdict(row.ratio, row.n_samples)) for row, goal in judged if row.ratio is not None
+    ]
+    missed = [verdict for verdict in verdicts if verdict[3] != "reached"]
+    counts = f"{len(verdicts) - len(missed)} reached, {len(missed)} missed, {n_targets - len(verdicts)} not measured"
+    lines = [f"Targets: {counts}."]
+    for ratio, row, goal, verdict in missed:
+        size = "" if row.n is None else f" N={row.n:,}"
+        reached = show_ratio(row.against, ratio)
+        lines.append(f"- {row.case}{size} against {row.against}: {reached}, target {goal.text}: {verdict}")
     return lines
 
 
 def compare(records: Sequence[Record]) -> list[Comparison]:
     """Compute every ratio: theirs / ours in time, T=500 / T=5 in memory, mean difference in score."""
-    found: list[Comparison] = []
-    for (case, n), group in _groups(records).items():
-        if case.startswith("memory"):
-            found += _compare_memory(case, n, group)
-        else:
-            found += _compare_times(case, n, group)
-            found += _compare_scores(case, group)
-    return found
-
-
-def _groups(records: Sequence[Record]) -> Mapping[Group, list[Record]]:
-    """Collect records by case and N, in order; splits of one data set count as one case."""
-    groups: dict[Group, list[Record]] = {}
-    for record in records:
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in records:  # splits of one data set count as one case
         groups.setdefault((record.case, record.n), []).append(record)
-    return groups
+    rows: list[Comparison] = []
+    for (case, n), group in groups.items():
+        if case.startswith("memory"):
+            rows += _compare_memory(case, n, group)
+        else:
+            rows += [*_compare_times(case, n, group), *_compare_scores(case, group)]
+    return rows
 
 
-def _compare_times(case: str, n: int, group: Sequence[Record]) -> list[Comparison]:
+def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
     ours = [record for record in group if record.method in OURS]
-    others = dict.fromkeys(record.method for record in group if record.method not in OURS and record.value is None)
-    found = []
+    others: dict[str, Record] = {}
+    for record in group:
+        if record.method not in OURS and record.value is None:
+            others.setdefault(record.method, record)
     for method in dict.fromkeys(record.method for record in ours):
-        for other in others:
-            mine, theirs = _mean_time(group, method), _mean_time(group, other)
-            ratio = theirs / mine if mine and theirs else None
+        for other, theirs in others.items():
+            mine, their_time = _mean_time(group, method), _mean_time(group, other)
+            ratio = their_time / mine if mine and their_time else None
             against = other if method != "mcbn compiled" else f"{other} (ours compiled)"
-            note = next((_remark(r) for r in group if r.method == other), "")
-            size = None if method == "linear" else n
-            T = ours[0].n_samples
-            found.append(Comparison(case, size, T, _time(mine), against, _time(theirs), ratio, note))
-    return found
+            size, T = None if method == "linear" else n, ours[0].n_samples
+            yield Comparison(case, size, T, _time(mine), against, _time(their_time), ratio, _remark(theirs))
 
 
 def _remark(theirs: Record) -> str:
@@ -119,23 +204,6 @@ def _compare_scores(case: str, group: Sequence[Record]) -> list[Comparison]:
     return [Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), f"splits: {each}")]
 
 
-def _goal(goals: Mapping[tuple[str, int | None, str], Target], row: Comparison) -> Target | None:
-    return goals.get((row.case, row.n, row.against))
-
-
-def _row(row: Comparison, goal: Target | None) -> tuple[str, ...]:
-    ratio = "" if row.ratio is None else show_ratio(row.against, row.ratio)
-    verdict = goal.verdict(row.ratio, row.n_samples) if goal and row.ratio is not None else ""
-    words = "; ".join(filter(None, (verdict, row.note)))
-    size, T = ("" if value is None else f"{value:,}" for value in (row.n, row.n_samples))
-    return row.case, size, T, row.ours, row.against, row.theirs, ratio, goal.text if goal else "", words
-
-
-def _unmeasured(goal: Target) -> tuple[str, ...]:
-    size = "" if goal.n is None else f"{goal.n:,}"
-    return goal.case, size, "", "", goal.against, "", "", goal.text, "not measured"
-
-
 def _values(records: Iterable[Record]) -> list[str]:
     """List what is no ratio: errors, correlations, peak memory, notes."""
     lines = []
@@ -150,20 +218,16 @@ def _values(records: Iterable[Record]) -> list[str]:
     return lines
 
 
+def show_ratio(against: str, ratio: float) -> str:
+    """Print a ratio in its unit: percent for scores, times for the rest."""
+    return f"{ratio:+.2%}" if against == CRPS_DIFFERENCE else f"{ratio:.3g}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
 def _time(milliseconds: float | None) -> str:
-    return (
-        "" if milliseconds is None else f"{milliseconds:,.3g} ms" if milliseconds < 100 else f"{milliseconds:,.0f} ms"
-    )
+    if milliseconds is None:
+        return ""
+    return f"{milliseconds:,.3g} ms" if milliseconds < 100 else f"{milliseconds:,.0f} ms"
 
 
 def _size(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB"
-
-
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Pad the columns of a Markdown table."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]

@@ -4,9 +4,9 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from mcbn.model import MCBN
-from mcbn_benchmarks.speed.cases import Case, Ours, Plain, Prepared, prepare
+from mcbn_benchmarks.speed.cases import Case, Prepared, prepare
+from mcbn_benchmarks.speed.methods import Method, forwards
 from mcbn_study.machine import synchronize
 
-Method = Callable[[int], object]  # runs so many draws
 LEAST_REPEATS, MOST_REPEATS = 3, 20
 ENOUGH_SECONDS = 3.0  # of the fastest method, over its repeats
 MOST_SECONDS = 30.0  # of all, once each has its least repeats
@@ -27,6 +27,17 @@ LEAST_DRAWS = 8
 MOST_TURN_SECONDS = 15.0  # a draw may take that long by itself (UNet): then one is timed
 CUDA_WARM_UPS = 5  # graphs are captured on the way
 PLAIN_MEMORY_DRAWS = 2  # plain passes free what they used: more of them need no more
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads; as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Timing(NamedTuple):
@@ -121,9 +132,9 @@ def growth(case: Case, method: str, folder: Path) -> int:
 
 def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> None:
     if method == "mcbn":
-        Ours(bayes, ready.query)(case.n_samples)
+        bayes.predict(ready.query, n_samples=case.n_samples)
     else:
-        Plain(ready.network, ready.query)(PLAIN_MEMORY_DRAWS)
+        forwards(ready.network, ready.query, PLAIN_MEMORY_DRAWS)
 
 
 def _forget_peak() -> None:

@@ -1,1 +1,1 @@
-"""A compatibility run over networks that others wrote: `python -m mcbn_benchmarks.zoo`."""
+"""A compatibility run over networks that others wrote: `python -m mcbn_benchmarks zoo`."""

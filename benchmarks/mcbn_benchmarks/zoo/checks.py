@@ -1,8 +1,8 @@
 """Examine one network: are draws exact, is the fast path the plain loop, is the network as it was?
 
-Exact means: a draw recorded by mcbn holds the statistics, and predicting its own batch with it gives the outputs, of a
-hand-made training pass, which knows nothing of mcbn: a copy of the network, its batch norm modules alone in train
-mode, run on that batch, the mean and biased variance of every module's input taken beside it.
+Exact means: a draw recorded by mcbn holds the statistics that Algorithm 1 as printed (`mcbn.algorithm`) records of its
+batch; predicting that batch with it gives the outputs of a training pass made by hand, a copy of the network with its
+batch norm modules alone in train mode; and the way `sample` takes gives what Algorithm 1 gives, draw by draw.
 """
 
 import copy
@@ -11,19 +11,25 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader
 
+from mcbn import algorithm, batches
 from mcbn.batching import rows_of_draw
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn_benchmarks.zoo.by_hand import batch, call, first_tensor, hand_made, plain_loop, settle
-from mcbn_benchmarks.zoo.entries import Case, Entry
+from mcbn_benchmarks.zoo.entries import Entry, Specimen, all_entries
+from mcbn_benchmarks.zoo.standin import standing_in
+from mcbn_study.journal import Journal
+from mcbn_study.machine import environment, one_thread
 
+SETTLING = 2  # training passes before the check, so that running statistics are not those of no data
 DRAWS = 2
 QUERIES = 2  # inputs the fast path is compared on
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest value; single is tried first
@@ -41,48 +47,113 @@ class Finding:
     reason: str = ""
     dtype: str = ""
     layers: int = 0  # batch norm calls of one pass
-    statistics_error: float | None = None  # recorded against hand-made
-    output_error: float | None = None
-    fast_error: float | None = None  # as `sample` runs it against the plain loop
+    statistics_error: float | None = None  # recorded against Algorithm 1
+    output_error: float | None = None  # against a training pass
+    fast_error: float | None = None  # as `sample` runs it against Algorithm 1
     way: str = ""  # how `sample` runs it
     untouched: bool = True
     seconds: float = 0.0
 
 
+def run(out: Path, *, only: str = "", again: bool = False) -> None:
+    """Examine every entry whose title holds `only`, one record each; what is on record is not run again."""
+    journal = Journal(out)
+    with one_thread("cpu"), standing_in() as stood_in:
+        where = asdict(environment("cpu"))
+        for entry in all_entries():
+            if only in entry.title and (again or not _on_record(journal, entry)):
+                finding = examine(entry, absent=stood_in)
+                journal.append([asdict(finding) | {"stand_ins": stood_in} | where])
+                print(f"{entry.title}: {finding.outcome} {finding.reason} {finding.seconds} s", flush=True)
+
+
+def _on_record(journal: Journal, entry: Entry) -> bool:
+    runs = journal.find(package=entry.package, version=version(entry.package), name=entry.name)
+    return any(record["outcome"] != "skipped" for record in runs)
+
+
 def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
     """Build a network and check it; whatever goes wrong is part of the finding. `absent`: packages stood in for."""
-    about: dict[str, Any] = {
-        "package": entry.package,
-        "version": version(entry.package),
-        "domain": entry.domain,
-        "name": entry.name,
-    }
+    finding = Finding(entry.package, version(entry.package), entry.domain, entry.name, "skipped")
     if entry.package in absent or importlib.util.find_spec(entry.package) is None:
-        return Finding(**about, outcome="skipped", reason=f"{entry.package} is not installed")
+        return replace(finding, reason=f"{entry.package} is not installed")
     start = time.perf_counter()
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            case = entry.build()
-            settle(case)
+            specimen = entry.build()
+            settle(specimen)
         except Exception as error:  # the package's own trouble, before mcbn has a part in it
-            return Finding(**about, outcome="skipped", reason=f"cannot be built or run: {_short(error)}")
-        found = _examine(case)
-        if found["outcome"] == "inexact" and "reason" not in found:
-            found = _examine_double(case, found)
-    return Finding(**about, **found, seconds=round(time.perf_counter() - start, 2))
+            return replace(finding, reason=f"cannot be built or run: {_short(error)}")
+        result = _examine(specimen)
+        if result["outcome"] == "inexact" and "reason" not in result:
+            result = _examine_double(specimen, result)
+    return replace(finding, **result, seconds=round(time.perf_counter() - start, 2))
 
 
-def _examine_double(case: Case, single: dict[str, Any]) -> dict[str, Any]:
+def settle(specimen: Specimen) -> None:
+    """Run batches with batch norm in train mode, so that running statistics fit the examples; end in eval mode."""
+    with torch.no_grad():
+        for t in range(SETTLING):
+            rows = rows_of_draw(len(specimen.x), specimen.batch_size, 1, t)
+            call(norms_in_training(specimen.model), batch(specimen, rows))
+    specimen.model.eval()
+
+
+def norms_in_training(model: nn.Module) -> nn.Module:
+    """Put batch norm modules alone into train mode."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.training = True
+    return model
+
+
+def batch(specimen: Specimen, rows: Any) -> Any:
+    """Take examples by number: one tensor, or what their collate makes of them."""
+    x, collate = specimen.x, specimen.collate
+    return x[rows] if collate is None else collate([x[int(row)] for row in rows])
+
+
+def call(model: nn.Module, inputs: Any) -> Tensor:
+    """Run a network as its author does, on a copy of the inputs; its first tensor is its output."""
+    inputs = batches.map_tensors(torch.clone, inputs)
+    return first_tensor(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
+
+
+def first_tensor(result: Any) -> Tensor:
+    """Return the first tensor of whatever a network gives."""
+    return batches.tensors_of(result)[0]
+
+
+class OneArgument(nn.Module):
+    """A network of several arguments as one of a batch, as Algorithm 1 wants it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Return the first output."""
+        return call(self.model, inputs)
+
+
+def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any]:
     """Examine again in double precision: is it rounding, which untrained networks amplify, or a mistake?"""
+    x = specimen.x
     try:
-        double = _double(case)
+        x = x.double() if isinstance(x, Tensor) else [example.clone().apply(_double) for example in x]
+        double = replace(specimen, model=copy.deepcopy(specimen.model).double(), x=x)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
         return single | {"reason": f"cannot run in double precision: {_short(error)}"}
-    found = _examine(double)
-    return {"reason": "beyond rounding" if found["outcome"] == "inexact" else ""} | found
+    result = _examine(double)
+    return {"reason": "beyond rounding" if result["outcome"] == "inexact" else ""} | result
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def version(package: str) -> str:
@@ -91,69 +162,76 @@ def version(package: str) -> str:
     return importlib.metadata.version(names[0]) if names else ""
 
 
-def _double(case: Case) -> Case:
-    """Bring a network and its examples to double precision."""
-    x = case.x.double() if isinstance(case.x, Tensor) else [example.clone().apply(_double_one) for example in case.x]
-    return Case(copy.deepcopy(case.model).double(), x, case.batch_size, case.collate)
-
-
-def _double_one(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _examine(case: Case) -> dict[str, Any]:
-    before = state(case.model)
+def _examine(specimen: Specimen) -> dict[str, Any]:
+    before = state(specimen.model)
     try:
-        found = compare(case)
+        result = compare(specimen)
     except MCBNError as error:
-        none = not any(isinstance(module, _BatchNorm) for module in case.model.modules())
-        found = {"outcome": "no batch norm" if none else "refused", "reason": _short(error)}
+        none = not any(isinstance(module, _BatchNorm) for module in specimen.model.modules())
+        result = {"outcome": "no batch norm" if none else "refused", "reason": _short(error)}
     except Exception as error:
-        found = {"outcome": "inexact", "reason": f"{type(error).__name__}: {_short(error)}"}
-    untouched = state(case.model) == before
-    return found | {"untouched": untouched}
+        result = {"outcome": "inexact", "reason": f"{type(error).__name__}: {_short(error)}"}
+    return result | {"untouched": state(specimen.model) == before}
 
 
-def compare(case: Case) -> dict[str, Any]:
-    """Compare draws with hand-made training passes, and the way `sample` takes with the plain loop."""
-    data = case.x if case.collate is None else _loader(case)
-    inputs = None if case.collate is None else _whole
-    bayes: MCBN[Any] = MCBN(case.model, "classification", output=first_tensor, inputs=inputs)
-    bayes.fit(data, n_samples=DRAWS, batch_size=case.batch_size)
-    by_hand = [hand_made(case, rows_of_draw(len(case.x), case.batch_size, 0, t)) for t in range(DRAWS)]
+def compare(specimen: Specimen) -> dict[str, Any]:
+    """Compare draws with Algorithm 1 and with training passes, and the way `sample` takes with Algorithm 1."""
+    x, M, collate = specimen.x, specimen.batch_size, specimen.collate
+    bayes: MCBN[Any] = MCBN(specimen.model, "classification", output=first_tensor, inputs=collate and _whole)
+    bayes.fit(DataLoader(x, batch_size=M, collate_fn=collate) if collate else x, n_samples=DRAWS, batch_size=M)
+    query = batch(specimen, range(QUERIES))
     with torch.no_grad():
-        outputs = [bayes.sample(b, chunk_size=1)[t] for t, (b, _, _) in enumerate(by_hand)]
-        query = batch(case, range(QUERIES))
-        fast, loop = bayes.sample(query), plain_loop(bayes, query)
-    drawn = [bayes.posterior.draw(t) for t in range(DRAWS)]
-    errors = {
-        "statistics_error": max(_statistics_error(*own, hand[1]) for own, hand in zip(drawn, by_hand, strict=True)),
-        "output_error": max(relative(found, hand[2]) for found, hand in zip(outputs, by_hand, strict=True)),
-        "fast_error": relative(fast, loop),
-    }
-    dtype = str(loop.dtype).removeprefix("torch.")
-    exact = all(error <= TOLERANCE[dtype] for error in errors.values())
-    return errors | {
+        statistics, outputs, loop = zip(*(_check_draw(specimen, bayes, t, query) for t in range(DRAWS)), strict=True)
+        fast = relative(bayes.sample(query), torch.stack(loop))
+    dtype = str(loop[0].dtype).removeprefix("torch.")
+    exact = max(*statistics, *outputs, fast) <= TOLERANCE[dtype]
+    return {
         "outcome": "exact" if exact else "inexact",
         "dtype": dtype,
         "layers": len(bayes.posterior.layers),
+        "statistics_error": max(statistics),
+        "output_error": max(outputs),
+        "fast_error": fast,
         "way": _way(bayes.explain(query)),
     }
 
 
-def _statistics_error(mean: dict[str, Tensor], var: dict[str, Tensor], hand: dict[str, tuple[Tensor, Tensor]]) -> float:
-    """Return the largest error of recorded statistics; every call seen by hand must have been recorded."""
-    if set(mean) != set(hand):
-        raise AssertionError(f"recorded calls differ from those made: {sorted(set(mean) ^ set(hand))[:3]}")
-    means = max(float((mean[n] - m).abs().max() / v.sqrt().max().clamp(min=1e-6)) for n, (m, v) in hand.items())
-    return max(means, *(relative(var[n], v) for n, (_, v) in hand.items()))
+def _whole(batch: Any) -> Any:
+    return batch
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:
+    """Return the errors of a draw's statistics and of its batch's outputs, and the query's by Algorithm 1, (N, ...)."""
+    network = OneArgument(specimen.model)
+    inputs = batch(specimen, rows_of_draw(len(specimen.x), specimen.batch_size, 0, t))
+    expected = algorithm.record(network, inputs)
+    draw = _aligned(*bayes.posterior.draw(t), expected)
+    training = call(norms_in_training(copy.deepcopy(specimen.model)), inputs)
+    output_error = relative(bayes.sample(inputs, chunk_size=1)[t], training)
+    return _statistics_error(draw, expected), output_error, algorithm.replay(network, draw, query)
+
+
+def _aligned(mean: dict[str, Tensor], var: dict[str, Tensor], expected: algorithm.Draw) -> algorithm.Draw:
+    """Put recorded statistics in the order of the calls; every call that Algorithm 1 saw must have been recorded."""
+    calls = sum(statistics is not None for statistics in expected)
+    if len(mean) != calls:
+        raise AssertionError(f"recorded calls differ from those made: {len(mean)} of {calls}, {list(mean)[:3]}")
+    recorded = zip(mean.values(), var.values(), strict=True)
+    return [None if statistics is None else next(recorded) for statistics in expected]
+
+
+def _statistics_error(draw: algorithm.Draw, expected: algorithm.Draw) -> float:
+    """Return the largest error of recorded statistics: of means in standard deviations, of variances relative."""
+    pairs = [(*a, *b) for a, b in zip(draw, expected, strict=True) if a is not None and b is not None]
+    means = [float((mean - m).abs().max() / v.sqrt().max().clamp(min=1e-6)) for mean, _, m, v in pairs]
+    return max(*means, *(relative(var, v) for _, var, _, v in pairs))
+
+
+def relative(values: Tensor, expected: Tensor) -> float:
     """Return the largest difference relative to the largest value; infinite where shapes or NaN differ."""
-    if found.shape != expected.shape:
+    if values.shape != expected.shape:
         return float("inf")
-    error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    error = float((values - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
     return error if error == error else float("inf")
 
 
@@ -167,14 +245,6 @@ def state(model: nn.Module) -> list[Any]:
         for name, module in model.named_modules()
     ]
     return [tensors, modules]
-
-
-def _loader(case: Case) -> torch.utils.data.DataLoader[Any]:
-    return torch.utils.data.DataLoader(case.x, batch_size=case.batch_size, collate_fn=case.collate)
-
-
-def _whole(batch: Any) -> Any:
-    return batch
 
 
 def _way(sentence: str) -> str:

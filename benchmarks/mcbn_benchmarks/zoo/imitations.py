@@ -1,12 +1,11 @@
-"""Small imitations of what the packages do with batch norm: the part of the zoo that needs none of them."""
+"""Networks of the zoo that are written here: small imitations of what packages do with batch norm, and graph nets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from mcbn_benchmarks.zoo.entries import Case, Entry, rows
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -67,26 +66,61 @@ class Recurrent(nn.Module):
         return result
 
 
-def entries() -> Iterator[Entry]:
-    """List the imitations."""
+class GraphNet(nn.Module):
+    """A network on nodes, pooled to one output a graph."""
 
-    def build(model: nn.Module, *shape: int) -> Case:
-        return Case(model, rows(*shape), batch_size=4)
+    def __init__(self, nodes: nn.Module, pool: Any) -> None:
+        super().__init__()
+        self.nodes, self.pool = nodes, pool
 
-    builds = {
-        "BatchNormAct": lambda: build(
-            nn.Sequential(nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.Conv2d(6, 4, 3), BatchNormAct2d(4)), 3, 8, 8
-        ),
-        "reparameterised": lambda: build(
-            nn.Sequential(nn.Conv2d(3, 6, 3), Reparameterised(6), Reparameterised(6), nn.Flatten()), 3, 8, 8
-        ),
-        "ghost batch norm": lambda: build(
-            nn.Sequential(nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4)), 5
-        ),
-        "volume": lambda: build(
-            nn.Sequential(nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2)), 1, 6, 6, 6
-        ),
-        "LSTM and convolutions": lambda: build(Recurrent(), 4, 20),
-    }
-    for name, function in builds.items():
-        yield Entry("mcbn", "imitations", name, function)
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        """Return (graphs, outputs) of nodes x (n, F)."""
+        result: Tensor = self.pool(self.nodes(x, edge_index), batch, int(batch[-1]) + 1)
+        return result
+
+
+class DeepGraphNet(nn.Module):
+    """Residual graph convolutions with PyG's own batch norm module, res+ order."""
+
+    def __init__(self, package: Any) -> None:
+        super().__init__()
+        layer, norm = package.GENConv, package.BatchNorm
+        self.first = nn.Linear(5, 8)
+        self.layers = nn.ModuleList(
+            package.DeepGCNLayer(layer(8, 8, norm="batch"), norm(8), nn.ReLU(), block="res+", dropout=0.1)
+            for _ in range(3)
+        )
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return (n, 2) of nodes x (n, 5)."""
+        h = self.first(x)
+        for layer in self.layers:
+            h = layer(h, edge_index)
+        result: Tensor = self.last(h)
+        return result
+
+
+def _batch_norm_act() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.Conv2d(6, 4, 3), BatchNormAct2d(4))
+
+
+def _reparameterised() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 6, 3), Reparameterised(6), Reparameterised(6), nn.Flatten())
+
+
+def _ghosts() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4))
+
+
+def _volume() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2))
+
+
+IMITATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # and the shape of an input
+    "BatchNormAct": (_batch_norm_act, (3, 8, 8)),
+    "reparameterised": (_reparameterised, (3, 8, 8)),
+    "ghost batch norm": (_ghosts, (5,)),
+    "volume": (_volume, (1, 6, 6, 6)),
+    "LSTM and convolutions": (Recurrent, (4, 20)),
+}

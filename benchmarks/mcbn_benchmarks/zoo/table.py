@@ -1,17 +1,34 @@
 """Records of the zoo as tables: every network, and the README's matrix of what works."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
+from mcbn_study.journal import Journal, Record
+from mcbn_study.tables import markdown
 
 START, END = "<!-- zoo -->", "<!-- /zoo -->"
-Record = Mapping[str, Any]
+MATRIX = ("package", "networks", "batch norm calls", "exact", "several draws or folded in one pass")
+TABLE = (
+    *("package", "network", "dtype", "calls", "statistics", "output", "fast path"),
+    *("how draws run", "untouched", "s"),
+)
+ERRORS = ("statistics_error", "output_error", "fast_error")
 
 
-def latest(records: Sequence[Record]) -> list[Record]:
+def write(folder: Path, readme: Path | None = None) -> list[str]:
+    """Write and print the table of the folder's records; return the networks that are not exact, or were touched."""
+    records = latest(Journal(folder).records)
+    text = table(records)
+    write_text(folder / "table.md", text)
+    if readme:
+        write_readme(readme, records)
+    print(text)
+    return [f"{r['package']}/{r['name']}" for r in ran(records) if r["outcome"] == "inexact" or not r["untouched"]]
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
     """Keep the last record of each network, in the order they first came; a skip does not replace a run."""
     kept: dict[tuple[str, str], Record] = {}
     for record in records:
@@ -21,102 +38,73 @@ def latest(records: Sequence[Record]) -> list[Record]:
     return list(kept.values())
 
 
-def ran(records: Sequence[Record]) -> list[Record]:
+def ran(records: Iterable[Record]) -> list[Record]:
     """Leave out what could not run for reasons of its own, and networks without batch norm."""
     return [r for r in records if r["outcome"] in ("exact", "inexact", "refused")]
 
 
 def summary(records: Sequence[Record]) -> str:
     """Count in a sentence."""
-    own = ran(records)
-    exact = sum(r["outcome"] == "exact" for r in own)
-    untouched = sum(bool(r["untouched"]) for r in own)
-    share = 100 * exact / max(len(own), 1)
-    return f"{exact} of {len(own)} networks with batch norm exact ({share:.1f} %), {untouched} left untouched"
+    runs = ran(records)
+    exact, untouched = sum(r["outcome"] == "exact" for r in runs), sum(bool(r["untouched"]) for r in runs)
+    share = 100 * exact / max(len(runs), 1)
+    return f"{exact} of {len(runs)} networks with batch norm exact ({share:.1f} %), {untouched} left untouched"
 
 
 def matrix(records: Sequence[Record]) -> str:
     """Lay out one row a package and domain: networks, batch norm calls, exact, how draws run."""
-    lines = [
-        "| package | networks | batch norm calls | exact | several draws or folded in one pass |",
-        "|---|---|---|---|---|",
-    ]
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in ran(records):
         groups.setdefault((record["package"], record["domain"]), []).append(record)
+    rows = []
     for (package, domain), group in groups.items():
         exact = [r for r in group if r["outcome"] == "exact"]
         fast = sum(not r["way"].startswith("loop") for r in exact)
         calls = sum(r["layers"] for r in group)
         title = f"{package} {group[-1]['version']}" if package != "mcbn" else "mcbn"
-        lines.append(f"| {title}: {domain} | {len(group)} | {calls:,} | {len(exact)} | {fast} |")
-    return "\n".join(lines)
+        rows.append([f"{title}: {domain}", str(len(group)), f"{calls:,}", str(len(exact)), str(fast)])
+    return markdown(MATRIX, rows, "l", padded=False)
 
 
 def table(records: Sequence[Record]) -> str:
-    """Lay out every network."""
-    first = records[0] if records else {}
-    heads = [
-        "package",
-        "network",
-        "dtype",
-        "calls",
-        "statistics",
-        "output",
-        "fast path",
-        "how draws run",
-        "untouched",
-        "s",
-    ]
+    """Lay out every network, then what was refused, has no batch norm or could not run, with the reason."""
+    torch = records[0].get("torch", "") if records else ""
+    rows = [_row(r) for r in records if r["outcome"] in ("exact", "inexact")]
+    others = [r for r in records if r["outcome"] not in ("exact", "inexact")]
     lines = [
         "# Networks that others wrote",
         "",
-        f"{summary(records)}. torch {first.get('torch', '')}; errors relative to the largest value, against a "
+        f"{summary(records)}. torch {torch}; errors relative to the largest value, against a "
         "hand-made training pass (statistics, output) and against the plain loop (fast path); single precision where "
         "that is within 1e-4, else double within 1e-9.",
         "",
         matrix(records),
-        "",
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-        *map(_row, (r for r in records if r["outcome"] in ("exact", "inexact"))),
-        "",
-        *_others(records),
+        markdown(TABLE, rows, "l", padded=False),
+        *(f"- {r['package']}/{r['name']}: {r['outcome']}: {r['reason']}" for r in others),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(record: Record) -> str:
-    errors = [_error(record[name]) for name in ("statistics_error", "output_error", "fast_error")]
+def _row(record: Record) -> list[str]:
+    errors = ["" if record[name] is None else f"{record[name]:.0e}" for name in ERRORS]
     name = record["name"] if record["outcome"] == "exact" else f"**{record['name']}** (not exact: {record['reason']})"
-    cells = [record["package"], name, record["dtype"], str(record["layers"]), *errors, record["way"]]
-    return "| " + " | ".join([*cells, "yes" if record["untouched"] else "**no**", str(record["seconds"])]) + " |"
+    untouched = "yes" if record["untouched"] else "**no**"
+    cells = record["package"], name, record["dtype"], str(record["layers"]), *errors, record["way"]
+    return [*cells, untouched, str(record["seconds"])]
 
 
-def _error(value: float | None) -> str:
-    return "" if value is None else f"{value:.0e}"
-
-
-def _others(records: Sequence[Record]) -> list[str]:
-    """List what was refused, has no batch norm or could not run, with the reason."""
-    chosen = [r for r in records if r["outcome"] not in ("exact", "inexact")]
-    return [f"- {r['package']}/{r['name']}: {r['outcome']}: {r['reason']}" for r in chosen]
-
-
-def readme_block(records: Sequence[Record]) -> str:
+def readme_block(records: Iterable[Record]) -> str:
     """Write what stands between the markers of the README: the networks of others alone."""
     records = [r for r in records if r["package"] != "mcbn"]
     refused = [f"{r['name']} ({r['package']}): {r['reason']}" for r in ran(records) if r["outcome"] != "exact"]
-    missing = sorted(
-        {r["package"] for r in records if "not installed" in r["reason"] and r["reason"].startswith(r["package"])}
-    )
-    lines = [START, f"{summary(records)}:", "", matrix(records), ""]
+    missing = {r["package"] for r in records if r["reason"].startswith(r["package"]) and "not installed" in r["reason"]}
+    lines = [START, f"{summary(records)}:", "", matrix(records)]
     lines += [f"Not exact: {'; '.join(refused)}", ""] if refused else []
-    lines += [f"Not installed where this was run: {', '.join(missing)}.", ""] if missing else []
+    lines += [f"Not installed where this was run: {', '.join(sorted(missing))}.", ""] if missing else []
     return "\n".join([*lines, END])
 
 
-def write_readme(path: Path, records: Sequence[Record]) -> None:
+def write_readme(path: Path, records: Iterable[Record]) -> None:
     """Replace what stands between the markers."""
     text = path.read_text()
     if text.count(START) != 1 or text.count(END) != 1:

@@ -23,7 +23,7 @@ from mcbn.engine.workspace import Workspace
 # Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
 CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
 CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
-GPU_CHUNK = 2**24  # 64 MB in single precision; larger ones win at most 2 % of time (`python -m mcbn_benchmarks.chunks`)
+GPU_CHUNK = 2**24  # 64 MB in single precision; larger ones win at most 2 % of time (`python -m mcbn_benchmarks chunks`)
 GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: larger ones win nothing
 GPU_FOLD = 2**21
 GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph

@@ -1,0 +1,194 @@
+"""The command line: `python -m mcbn_benchmarks COMMAND`. Its `speed` is also `mcbn bench`."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mcbn.errors import MCBNError
+
+DEVICES = ("auto", "cpu", "cuda")
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one")]
+Only = Annotated[str, typer.Option(help='what holds this in its title, such as "mlp", "N=1", "linear", "timm/"')]
+Out = Annotated[Path | None, typer.Option(help="file to append records to")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+Measured = Annotated[Path, typer.Option("--records", help="folder of measured times")]
+RESULTS = Path("benchmarks/results")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Speed, memory and the networks of others.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def main(debug: Debug = False) -> None:
+    """Speed, memory and the networks of others."""
+    from mcbn.cli.session import begin
+
+    begin(debug)
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function a command: its mistakes end in one line, its device is one that is here."""
+
+    @wraps(function)
+    def run(**options: Any) -> None:
+        from mcbn.cli.session import session, set_debug  # here: mcbn.cli imports this module, for its `bench`
+
+        set_debug(options.get("debug", False))
+        with session():
+            if "device" in options:
+                options["device"] = _device(options["device"])
+            function(**options)
+
+    app.command()(run)
+    return run
+
+
+def _device(name: str) -> str:
+    """Turn auto into what there is; refuse what is not."""
+    import torch
+
+    if name not in DEVICES:
+        raise MCBNError(f"--device must be one of {', '.join(DEVICES)}; got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _append(out: Path | None, record: dict[str, Any], device: str) -> None:
+    """Add a record to the file, where one is named, with where it was made."""
+    from mcbn_study.journal import append
+    from mcbn_study.machine import environment
+
+    if out is not None:
+        append(out, record | asdict(environment(device)))
+
+
+@_command
+def speed(
+    out: Annotated[Path | None, typer.Option(help="folder for <device>.jsonl (appended to) and <device>.md")] = None,
+    device: Device = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="two cases with few draws, to see that it runs; files <device>-quick")
+    ] = False,
+    only: Only = "",
+    compile: Annotated[bool, typer.Option("--compile", help="time predict(compile=True) too")] = False,
+    peer_path: Annotated[Path | None, typer.Option(help="folder that torch-uncertainty was installed into")] = None,
+    debug: Debug = False,
+) -> None:
+    """Measure MCBN against the loop of Algorithm 1, T plain passes and torch-uncertainty.
+
+    \b
+    Example:
+      mcbn bench --quick
+    """
+    from mcbn_benchmarks.speed import measures
+
+    measures.run(measures.Options(device, quick, compile, peer_path), out, only)
+
+
+@_command
+def zoo(
+    out: Annotated[Path, typer.Option(help="folder of records.jsonl and table.md")] = Path("results/zoo"),
+    only: Only = "",
+    again: Annotated[bool, typer.Option("--again", help="run also what is on record already")] = False,
+    readme: Annotated[Path | None, typer.Option(help="write the matrix of what works into this README")] = None,
+) -> None:
+    """Run mcbn over networks that others wrote; one that is inexact or touched makes it fail."""
+    from mcbn_benchmarks.zoo import checks, table
+
+    checks.run(out, only=only, again=again)
+    if failed := table.write(out, readme):
+        raise SystemExit(f"not exact, or not left untouched: {', '.join(failed)}")
+
+
+@_command
+def chunks(device: Device = "cuda", only: Only = "") -> None:
+    """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
+    from mcbn_benchmarks import gpu
+
+    for case in gpu.CASES:
+        if only in case.title:
+            for line in gpu.sweep_chunks(case, device):
+                print(line, flush=True)
+
+
+@_command
+def narrow() -> None:
+    """Time the kernel of narrow convolutions beside PyTorch's, and their distance from double precision."""
+    from mcbn_benchmarks import gpu
+
+    for line in gpu.compare_narrow("cuda"):
+        print(line, flush=True)
+
+
+@_command
+def trainer(
+    device: Device = "cpu",
+    out: Out = None,
+    seconds: Annotated[float, typer.Option(help="time to spend on each measurement")] = 3.0,
+    share: Annotated[float, typer.Option(help="share of the paper's networks to train at once")] = 1.0,
+    only: Only = "",
+    tf32: Annotated[bool, typer.Option("--tf32", help="multiply matrices as TF32")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="compile the gradients with torch.compile")] = False,
+    fused: Annotated[bool, typer.Option("--fused", help="take many steps in one CUDA kernel")] = False,
+) -> None:
+    """Time the study's batched trainer against training one network at a time."""
+    from mcbn_benchmarks import trainer
+    from mcbn_study.machine import one_thread
+
+    options = {"tf32": tf32, "compiled": compile, "fused": fused}
+    with one_thread(device):
+        for cell in trainer.CELLS:
+            if only in cell.title:
+                record = trainer.measure(cell, device, seconds, share, options)
+                print(json.dumps(record), flush=True)
+                _append(out, record, device)
+
+
+@_command
+def ray(
+    rows: int = 200_000,
+    samples: Annotated[int, typer.Option(help="T")] = 500,
+    workers: Annotated[int, typer.Option(help="actors, and threads of the plain engine")] = 2,
+    pool: Annotated[str, typer.Option(help="data, or actors without Ray Data")] = "data",
+    rounds: int = 3,
+    out: Out = None,
+) -> None:
+    """Time prediction on Ray against the plain engine, in rows a second."""
+    from mcbn_benchmarks import ray
+
+    record = ray.measure(rows, samples, workers, pool, rounds)
+    for name, value in record.items():
+        print(f"{name:>24}  {value:,.4g}" if isinstance(value, float) else f"{name:>24}  {value}")
+    _append(out, record, "cpu")
+
+
+@_command
+def costs(records: Measured = RESULTS) -> None:
+    """Work out what a million predictions cost, from measured times."""
+    from mcbn_benchmarks.costs import cost_table, read_costs
+
+    print(cost_table(read_costs(records)), end="")
+
+
+@_command
+def sweep(
+    records: Measured = RESULTS,
+    network: str = "resnet50",
+    samples: Annotated[int, typer.Option(help="T")] = 32,
+    images: int = 1_000_000_000,
+    out: Annotated[Path | None, typer.Option(help="file of records, written anew")] = None,
+) -> None:
+    """SIMULATE a sweep over many GPUs with the measured time of one; no such cluster was used."""
+    from mcbn_benchmarks.costs import run_sweep
+
+    run_sweep(records, network, samples, images, out)

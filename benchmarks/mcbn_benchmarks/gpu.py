@@ -1,0 +1,92 @@
+"""What constants and kernels of the engine rest on: chunks of draws by their bound, and narrow convolutions."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mcbn.engine import plan as plans
+from mcbn.engine.kernels.narrow import narrow, packed
+from mcbn.model import MCBN
+from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, Case, fitted, prepare
+from mcbn_benchmarks.speed.timing import peak_bytes, time_interleaved
+
+EXPONENTS = (20, 22, 23, 24, 25, 27)
+CASES = (
+    *(replace(MLP, n=n) for n in (100, 2000, 20_000)),
+    *(replace(RESNET32, n=n, recorded=4) for n in (1, 32, 256)),
+    *(replace(UNET, n=n) for n in (1, 8)),
+    *(replace(RESNET50, n=n, recorded=4) for n in (1, 32)),
+)
+SIZES = (  # C, D, height, stride, images of each draw: of ResNet-32, and of a UNet
+    *((16, 16, 32, 1, 128), (32, 32, 16, 1, 128), (64, 64, 8, 1, 128), (16, 32, 32, 2, 128), (32, 64, 16, 2, 128)),
+    *((16, 16, 256, 1, 1), (48, 16, 256, 1, 1), (96, 32, 128, 1, 1), (192, 64, 64, 1, 1)),
+)
+DRAWS, CALLS = 32, 50
+CHECKED = 8  # images at most of the first draw, compared with double precision
+
+
+def sweep_chunks(case: Case, device: str) -> Iterator[str]:
+    """Time one case at every bound on the values of a pass: `mcbn.engine.plan.GPU_CHUNK` and its like.
+
+    The constant should be the least that costs no time.
+    """
+    ready = prepare(case, device)
+    drawn = fitted(case, ready)
+    names = ("GPU_CHUNK", "GPU_CHUNK_FLAT") if device == "cuda" else ("CPU_CHUNK",)
+    for exponent in EXPONENTS:
+        with mock.patch.multiple(plans, **dict.fromkeys(names, 2**exponent)):
+            bayes: MCBN[Any] = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
+            peak = peak_bytes(case, ready, bayes, "mcbn", device)
+            method = {"mcbn": lambda T, bayes=bayes: bayes.predict(ready.query, n_samples=T)}
+            taken = time_interleaved(method, case.n_samples, device, whole=frozenset(method))["mcbn"].milliseconds
+        yield f"{case.title} T={case.n_samples} 2^{exponent}: {taken:.3f} ms, {peak / 2**20:.1f} MiB"
+
+
+@torch.no_grad()
+def compare_narrow(device: str) -> Iterator[str]:
+    """Time the kernel of narrow convolutions (3 x 3) beside PyTorch's, and measure both against double precision.
+
+    PyTorch's time is of its convolution alone, the kernel's also with batch norm of every draw, shortcut and rectifier.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    normal = partial(torch.randn, generator=generator, device=device)
+    for C, D, size, stride, images in SIZES:
+        x = normal(DRAWS * images, C, size, size).relu_().contiguous(memory_format=torch.channels_last)
+        weight = (normal(D, C, 3, 3) / (3 * C**0.5)).contiguous(memory_format=torch.channels_last)
+        scale, shift = normal(2, DRAWS, D)
+        shortcut = normal(F.conv2d(x, weight, None, stride, 1).shape).contiguous(memory_format=torch.channels_last)
+        laid_out = packed(weight)
+        runs = {
+            "convolution": partial(F.conv2d, x, weight, None, stride, 1),
+            "kernel": partial(narrow, x, None, 0, laid_out, None, scale, shift, shortcut, 0.0, stride, 1),
+            "without shortcut": partial(narrow, x, None, 0, laid_out, None, scale, shift, None, 0.0, stride, 1),
+        }
+        taken = time_interleaved({name: partial(_repeat, run) for name, run in runs.items()}, CALLS, device)
+        checked = min(images, CHECKED)
+        first = [values[:checked].double() for values in (x, shortcut)]
+        exact = _finish(F.conv2d(first[0], weight.double(), None, stride, 1), scale[0], shift[0], first[1])
+        plain = _finish(runs["convolution"]()[:checked], scale[0], shift[0], shortcut[:checked])
+        times = ", ".join(f"{name} {1000 * timing.milliseconds / CALLS:.0f} us" for name, timing in taken.items())
+        errors = [_distance(values, exact) for values in (plain, runs["kernel"]()[:checked])]
+        title = f"{C} -> {D} channels, {size} x {size}, stride {stride}"
+        yield f"{title}: {times}; from float64 {errors[0]:.1e}, {errors[1]:.1e}"
+
+
+def _repeat(run: Callable[[], Tensor], times: int) -> None:
+    for _ in range(times):
+        run()
+
+
+def _finish(y: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:
+    scale, shift = (values.to(y.dtype)[:, None, None] for values in (scale, shift))
+    return torch.relu(y * scale + shift + shortcut)
+
+
+def _distance(values: Tensor, exact: Tensor) -> float:
+    return float((values - exact).abs().max() / exact.abs().max())
