@@ -1,6 +1,6 @@
 """The two estimators: parameters, validation of input and prediction behind scikit-learn's interface."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from mcbn.batches import require_int
 from mcbn.errors import MCBNError
 from mcbn.prediction import join
 from mcbn.sklearn.rows import Rows, distinct
-from mcbn.sklearn.training import Settings, train
+from mcbn.sklearn.training import train
 
 BLOCK = 8192  # rows predicted at a time
 LEAST = {"n_samples": 1, "patience": 1, "batch_size": 2, "epochs": 1, "hidden": 1, "n_folds": 2}
@@ -57,11 +57,11 @@ PARAMETERS = """
 class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
     """Train a batch-normalised network, then draw its batch statistics (Teye et al. 2018, Algorithm 1)."""
 
-    _task: str
+    task: str
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50, 50),
+        hidden: int | Sequence[int] = (50, 50),
         *,
         n_samples: int = 100,
         batch_size: int | None = None,
@@ -94,34 +94,24 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, rows: Rows, n_outputs: int) -> Self:
         """Train, tune and keep the result."""
-        settings = self._settings(n_outputs)
+        self._require_parameters()
         if rows.size < 2:
             raise MCBNError("training needs 2 rows of positive weight; got 1 sample")
-        self.bayes_, self.n_iter_ = train(rows, settings)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.bayes_, self.n_iter_ = train(rows, n_outputs, self, seed)
         return self
 
-    def _settings(self, n_outputs: int) -> Settings:
-        hidden = (self.hidden,) if isinstance(self.hidden, Integral) else tuple(self.hidden)
-        whole = {name: getattr(self, name) for name in ("n_samples", "patience", "n_folds")}
-        whole |= {name: value for name in ("epochs", "batch_size") if (value := getattr(self, name)) is not None}
-        for name, value in [*whole.items(), *(("hidden", size) for size in hidden)]:
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Return the sizes of the hidden layers; a number is that of the only one."""
+        return tuple(self.hidden) if isinstance(self.hidden, Iterable) else (self.hidden,)
+
+    def _require_parameters(self) -> None:
+        whole = [(name, getattr(self, name)) for name in ("n_samples", "patience", "n_folds")]
+        whole += [(name, value) for name in ("epochs", "batch_size") if (value := getattr(self, name)) is not None]
+        for name, value in [*whole, *(("hidden", size) for size in self.hidden_sizes())]:
             _require(name, value, Integral, f"whole numbers of at least {LEAST[name]}", least=LEAST[name])
         for name in ("weight_decay", "learning_rate"):
             _require(name, getattr(self, name), Real, "numbers of at least 0")
-        return Settings(
-            task=self._task,
-            hidden=tuple(int(size) for size in hidden),
-            n_outputs=n_outputs,
-            epochs=None if self.epochs is None else int(self.epochs),
-            batch_size=None if self.batch_size is None else int(self.batch_size),
-            weight_decay=float(self.weight_decay),
-            learning_rate=float(self.learning_rate),
-            n_samples=int(self.n_samples),
-            n_folds=int(self.n_folds),
-            patience=int(self.patience) if self.early_stopping else None,
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-            device=torch.device("cpu" if self.device is None else self.device),
-        )
 
     def _blocks(self, X: ArrayLike) -> Sequence[Tensor]:
         """Check inputs and return them as tensors, some rows in each."""
@@ -155,7 +145,7 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
     """
 
     __doc__ = (__doc__ or "") + PARAMETERS
-    _task = "regression"
+    task = "regression"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X (N, Q) and y (N,) or (N, D); fit and tune MCBN."""
@@ -209,7 +199,7 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
     """
 
     __doc__ = (__doc__ or "") + PARAMETERS + "    classes_ : the labels, in the order of the probabilities.\n"
-    _task = "classification"
+    task = "classification"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X (N, Q) and labels y (N,); fit and tune MCBN."""

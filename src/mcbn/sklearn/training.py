@@ -8,8 +8,7 @@ used are running averages of the weights over epochs, their statistics taken afr
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,9 @@ from mcbn.noise import inverse_temperature, tau_by_crps
 from mcbn.sklearn.rows import Rows, folds
 from mcbn.stacked import Values
 
+if TYPE_CHECKING:
+    from mcbn.sklearn.estimators import MCBNEstimator
+
 # Chosen on held-out folds of the training rows of Boston and Concrete (docs/ecosystem.md).
 BATCH_SIZE = 32
 LARGE_BATCH_SIZE = 64
@@ -34,30 +36,19 @@ MOST_DECAY = 0.98  # of the average, from epoch to epoch
 CHECK_EVERY = 5  # epochs
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a training run is made of."""
-
-    task: str
-    hidden: tuple[int, ...]
-    n_outputs: int
-    batch_size: int | None
-    epochs: int | None
-    weight_decay: float
-    learning_rate: float
-    n_samples: int
-    n_folds: int
-    patience: int | None  # None: no early stopping
-    seed: int
-    device: torch.device
-
-
-def train(rows: Rows, settings: Settings) -> tuple[MCBN[Any], int]:
+def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> tuple[MCBN[Any], int]:
     """Train, choose epochs and tau on held-out rows, and draw the batch statistics of the network of all rows.
 
-    Return the fitted MCBN with its tau, and the epochs its network was trained for.
+    Args:
+        rows: at least two.
+        n_outputs: D, or K classes.
+        settings: the estimator, for its parameters, which are checked.
+        seed: of all that is drawn.
+
+    Returns:
+        The fitted MCBN with its tau, and the epochs its network was trained for.
     """
-    run = _Run(rows, settings)
+    run = _Run(rows, n_outputs, settings, seed)
     values, epochs = run.train()
     bayes = run.bayes(len(run.splits), rows, values)
     bayes.tau = run.tau(values)
@@ -105,9 +96,10 @@ def population_output(values: Values, s: int, x: Tensor, share: Tensor, new: Ten
 class _Run:
     """One training run: the splits, what the networks see of them, and the stack of networks."""
 
-    def __init__(self, rows: Rows, settings: Settings) -> None:
-        self.settings, self.classify = settings, settings.task == "classification"
-        self.splits = folds(rows, settings.n_folds, settings.seed)
+    def __init__(self, rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> None:
+        self.settings, self.seed, self.classify = settings, seed, settings.task == "classification"
+        self.device = torch.device(settings.device or "cpu")
+        self.splits = folds(rows, settings.n_folds, seed)
         self.rows = rows.take(rows.repeated().numpy())  # as often as their weights say, for the moments
         self.scale = self._standardized(nn.Identity())
         self.training = [*(training for training, _ in self.splits), rows]  # of each network
@@ -115,24 +107,24 @@ class _Run:
         asked = settings.batch_size or (BATCH_SIZE if rows.size < MANY_ROWS else LARGE_BATCH_SIZE)
         self.batch_size = max(2, min(asked, min(training.size for training in self.training) // 2))
         self.n_batches = max(1, rows.size // self.batch_size)
-        seeds = [settings.seed] * len(self.training)
-        values = stacked.initial_values(rows.x.shape[1], settings.hidden, settings.n_outputs, seeds=seeds)
+        seeds = [seed] * len(self.training)
+        values = stacked.initial_values(rows.x.shape[1], settings.hidden_sizes(), n_outputs, seeds=seeds)
         self.stack = Stack(
-            {name: value.to(settings.device) for name, value in values.items()},
+            {name: value.to(self.device) for name, value in values.items()},
             weight_decay=settings.weight_decay,
             learning_rate=settings.learning_rate,
         )
 
     def train(self) -> tuple[Values, int]:
         """Train all networks; return the averages of the epoch of lowest held-out loss, or the last, and that epoch."""
-        streams = [_Stream(training, self.settings.seed + s) for s, training in enumerate(self.training)]
+        streams = [_Stream(training, self.seed + s) for s, training in enumerate(self.training)]
         seen = [self._seen(training) for training in self.training]
         held = [self._seen(held) for _, held in self.splits]
         best, chosen, values = math.inf, 0, None
         last = self.settings.epochs or min(MOST_EPOCHS, max(LEAST_EPOCHS, STEPS // self.n_batches))
         for epoch in range(1, last + 1):
             self._epoch(streams, seen)
-            if self.settings.patience is None or (epoch % CHECK_EVERY and epoch < last):
+            if not self.settings.early_stopping or (epoch % CHECK_EVERY and epoch < last):
                 continue
             loss = self._held_out_loss(seen, held)
             if values is None or loss < best:
@@ -145,7 +137,7 @@ class _Run:
     def _epoch(self, streams: "Sequence[_Stream]", seen: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take as many steps as one pass over all rows has, on rows drawn for each network."""
         B, M = self.n_batches, self.batch_size
-        rows = [stream.take(B * M).reshape(B, M).to(self.settings.device) for stream in streams]
+        rows = [stream.take(B * M).reshape(B, M).to(self.device) for stream in streams]
         x = torch.stack([x[index] for (x, _), index in zip(seen, rows, strict=True)], 1)  # (B, S, M, Q)
         y = torch.stack([y[index] for (_, y), index in zip(seen, rows, strict=True)], 1)  # (B, S, M, ...)
         for x_batch, y_batch in zip(x, y, strict=True):
@@ -174,7 +166,7 @@ class _Run:
             y = y.reshape(len(y), -1).float()
         else:
             x, y = self.scale.standardize(rows.x), rows.y
-        return x.to(self.settings.device, torch.float32), y.to(self.settings.device)
+        return x.to(self.device, torch.float32), y.to(self.device)
 
     def _standardized(self, network: nn.Module) -> Standardized | StandardizedInputs:
         """Wrap a network to work in original units: those of all rows, whatever the network was trained on."""
@@ -184,23 +176,23 @@ class _Run:
 
     def bayes(self, s: int, rows: Rows, values: Values) -> MCBN[Any]:
         """Draw the batch statistics of network s, in original units and double precision, from its training rows."""
-        network = stacked.network(values, s, rows.x.shape[1]).to(self.settings.device)
+        network = stacked.network(values, s, rows.x.shape[1]).to(self.device)
         self._settle(network, rows)
         # mps has no double precision
-        dtype = torch.float32 if self.settings.device.type == "mps" else torch.float64
-        whole = self._standardized(network).to(self.settings.device, dtype)
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        whole = self._standardized(network).to(self.device, dtype)
         bayes: MCBN[Any] = MCBN(whole, self.settings.task)
         return bayes.fit(
             rows.x[rows.repeated()],
             n_samples=self.settings.n_samples,
             batch_size=self.batch_size,
-            seed=self.settings.seed,
+            seed=self.seed,
         )
 
     def _settle(self, network: RegressionMLP, rows: Rows) -> None:
         """Set running statistics to the averages of one epoch's batches, and the network to eval mode."""
         x, _ = self._seen(rows)
-        index = _Stream(rows, self.settings.seed).take(self.n_batches * self.batch_size)
+        index = _Stream(rows, self.seed).take(self.n_batches * self.batch_size)
         update_bn(x[index.to(x.device)].reshape(self.n_batches, self.batch_size, -1), network)
         network.eval()
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mcbn.data.folders import local_folder
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from mcbn.errors import MCBNError
+from mcbn.files import local_folder
 from mcbn_study.data.cifar import require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.networks.others import cifar_resnet
