@@ -12,7 +12,16 @@ import mcbn
 from cifar import TINY, images, same, train_one
 from mcbn_study.cifar10.augmentation import epoch_choices
 from mcbn_study.cifar10.profile import PAPER, CifarProfile
-from mcbn_study.cifar10.train import Epoch, Together, Trainer, learning_rate, load_network, save_network, train
+from mcbn_study.cifar10.train import (
+    Epoch,
+    Trainer,
+    captured_step,
+    learning_rate,
+    load_network,
+    save_network,
+    take_epoch,
+    train,
+)
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import CifarResNet, standardize
 
@@ -91,11 +100,9 @@ def test_networks_interrupted_together_go_on_together_or_one_by_one(tmp_path: Pa
 def test_a_captured_step_is_the_step(seeds: list[int]) -> None:
     profile = dataclasses.replace(TINY, steps=4, rates=((0, 0.02), (3, 0.005)), weight_decay=0.05)
     trainers = [[Trainer(profile, images(16), seed=s, dropout=0.0, device="cuda") for s in seeds] for _ in range(2)]
-    captured, eager = Together(trainers[0]), Together(trainers[1])
-    eager.replay = None
-    for group, together in zip(trainers, (captured, eager), strict=True):
+    for group, replay in zip(trainers, (captured_step(trainers[0]), None), strict=True):
         for _ in range(2):
-            together.epoch()
+            take_epoch(group, replay)
             for trainer in group:
                 trainer.finish_epoch(0.0)
     for one, other in zip(*trainers, strict=True):
@@ -111,7 +118,7 @@ def test_captured_dropout_is_reproducible_and_differs_between_networks() -> None
 
     def losses(seeds: list[int]) -> list[float]:
         trainers = [Trainer(profile, images(16), seed=s, dropout=0.3, device="cuda") for s in seeds]
-        Together(trainers).epoch()
+        take_epoch(trainers, captured_step(trainers))
         for trainer in trainers:
             trainer.finish_epoch(0.0)
         return [trainer.epochs[-1].loss for trainer in trainers]

@@ -75,28 +75,17 @@ def make(method: str, material: Material) -> Sampler:
     return partial(material.sample, _MAKERS[THINNED.get(method, method)](material))
 
 
-def _plain(material: Material) -> Sampler:
-    return lambda x: material.network(x).unsqueeze(0)
+def _linear(material: Material, x: Tensor) -> Tensor:
+    samples = material.bayes.predict(x, method="linear", return_samples=True).samples
+    assert samples is not None
+    return samples
 
 
-def _mcbn(material: Material) -> Sampler:
-    return material.bayes.sample
-
-
-def _mcbn_linear(material: Material) -> Sampler:
-    def run(x: Tensor) -> Tensor:
-        samples = material.bayes.predict(x, method="linear", return_samples=True).samples
-        assert samples is not None
-        return samples
-
-    return run
-
-
-def _mcbn_gaussian(material: Material) -> Sampler:
+def _gaussian(material: Material) -> Sampler:
     return material.bayes.with_posterior(material.bayes.posterior.as_gaussian(seed=material.seed)).sample
 
 
-def _mcbn_tuned(material: Material) -> Sampler:
+def _tuned(material: Material) -> Sampler:
     material.chosen["mcbn_tuned"] = best_batch_size(material)
     return material.bayes.with_posterior(material.bayes.posterior.at_batch_size(material.chosen["mcbn_tuned"])).sample
 
@@ -113,7 +102,7 @@ def best_batch_size(material: Material) -> int:
     return min(losses, key=losses.__getitem__)
 
 
-def _mcbn_joint(material: Material) -> Sampler:
+def _joint(material: Material) -> Sampler:
     """Choose M together with tau, by `MCBN.tune`; tau itself is fitted again to all draws where they are scored."""
     twin = copy.copy(material.bayes)
     x = torch.cat(list(material.prepare(material.validation.x)))
@@ -136,20 +125,16 @@ def _laplace(material: Material) -> Sampler:
     return lambda x: posterior(x).unsqueeze(0)
 
 
-def _ensemble(material: Material) -> Sampler:
-    return DeepEnsemble(material.members, "classification").sample
-
-
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
-    "plain": _plain,
-    "mcbn": _mcbn,
-    "mcbn_linear": _mcbn_linear,
-    "mcbn_gaussian": _mcbn_gaussian,
-    "mcbn_tuned": _mcbn_tuned,
-    "mcbn_joint": _mcbn_joint,
+    "plain": lambda material: lambda x: material.network(x).unsqueeze(0),
+    "mcbn": lambda material: material.bayes.sample,
+    "mcbn_linear": lambda material: partial(_linear, material),
+    "mcbn_gaussian": _gaussian,
+    "mcbn_tuned": _tuned,
+    "mcbn_joint": _joint,
     "dropout": _dropout,
     "laplace": _laplace,
-    "ensemble": _ensemble,
+    "ensemble": lambda material: DeepEnsemble(material.members, "classification").sample,
 }
 
 

@@ -78,11 +78,11 @@ def train(
     kept = started = time.perf_counter()
     with fastest_convolutions(), torch.enable_grad():
         trainers = [Trainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
-        together = Together(trainers)
+        replay = captured_step(trainers) if device != "cpu" else None
         _resume(trainers, checkpoints)
         before = trainers[0].epochs[-1].seconds if trainers[0].epochs else 0.0
         while trainers[0].steps_done < profile.steps:
-            together.epoch()
+            take_epoch(trainers, replay)
             now = time.perf_counter()
             for trainer in trainers:
                 trainer.finish_epoch(round(before + now - started, 3))
@@ -133,14 +133,10 @@ class Trainer:
         self.sums.zero_()
         self.steps = range(self.steps_done, min((number + 1) * per_epoch, self.profile.steps))
 
-    def epoch_random(self) -> Any:
-        """Return a context in which dropout draws what belongs to the epoch that comes."""
-        return isolated_random(self.seed * 1_000_003 + len(self.epochs))
-
     def set_rate(self, step: int) -> None:
-        """Set the learning rate of a step, where it is not set already."""
+        """Set the learning rate of a step; only where it changes, as that is a launch on a GPU."""
         rate = learning_rate(self.profile, step)
-        if step == self.steps_done or rate != learning_rate(self.profile, step - 1):
+        if step == self.steps.start or rate != learning_rate(self.profile, step - 1):
             self.rate.fill_(rate)
 
     def step(self) -> None:
@@ -232,53 +228,43 @@ def capture(function: Callable[[], None], *, around: AbstractContextManager[Any]
     return graph.replay
 
 
-class Together:
-    """Several networks of one profile at the same step; on a GPU each has a branch of one CUDA graph."""
-
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
-        self.trainers = trainers
-        on_gpu, branches = trainers[0].padded.is_cuda, len(trainers) if len(trainers) > 1 else 0
-        self.streams = [torch.cuda.Stream() for _ in range(branches)] if on_gpu else []  # type: ignore[no-untyped-call]
-        self.replay = capture(self._step, around=self._putting_back()) if on_gpu else None
-
-    def epoch(self) -> None:
-        """Take the steps of an epoch."""
-        if self.replay is None:
-            for trainer in self.trainers:
-                self._run([trainer], trainer.step)
-        else:
-            self._run(self.trainers, self.replay)
-
-    @staticmethod
-    def _run(trainers: Sequence[Trainer], take_step: Callable[[], None]) -> None:
-        for trainer in trainers:
+def take_epoch(trainers: Sequence[Trainer], replay: Callable[[], None] | None) -> None:
+    """Take the steps of an epoch, by one network after the other, or by all at once where `replay` does a step."""
+    for group in [trainers] if replay else [[trainer] for trainer in trainers]:
+        for trainer in group:
             trainer.begin_epoch()
-        with trainers[0].epoch_random():
-            for step in trainers[0].steps:
-                for trainer in trainers:
+        with isolated_random(group[0].seed * 1_000_003 + len(group[0].epochs)):
+            for step in group[0].steps:
+                for trainer in group:
                     trainer.set_rate(step)
-                take_step()
+                (replay or group[0].step)()
 
-    def _step(self) -> None:
-        """Take one step of every network, each on its own stream where there are any."""
+
+def captured_step(trainers: Sequence[Trainer]) -> Callable[[], None]:
+    """Capture one step of every network as a CUDA graph, each on a branch of its own, so that they overlap."""
+    streams = [torch.cuda.Stream() for _ in trainers]  # type: ignore[no-untyped-call]
+
+    def step() -> None:
         main = torch.cuda.current_stream()
-        for trainer, stream in zip(self.trainers, self.streams or [main] * len(self.trainers), strict=True):
-            if stream is not main:
-                stream.wait_stream(main)
+        for trainer, stream in zip(trainers, streams, strict=True):
+            stream.wait_stream(main)
             with torch.cuda.stream(stream):
                 trainer.step()
-        for stream in self.streams:
+        for stream in streams:
             main.wait_stream(stream)
 
-    @contextmanager
-    def _putting_back(self) -> Iterator[None]:
-        """Put back what the steps inside change."""
-        before = [{name: tensor.clone() for name, tensor in t.state().items()} for t in self.trainers]
-        with isolated_random(self.trainers[0].seed):
-            yield
-        for trainer, state in zip(self.trainers, before, strict=True):
-            trainer.put_back(state)
-            trainer.optimizer.zero_grad(set_to_none=True)
+    return capture(step, around=_putting_back(trainers))
+
+
+@contextmanager
+def _putting_back(trainers: Sequence[Trainer]) -> Iterator[None]:
+    """Put back what the steps inside change."""
+    before = [{name: tensor.clone() for name, tensor in trainer.state().items()} for trainer in trainers]
+    with isolated_random(trainers[0].seed):
+        yield
+    for trainer, state in zip(trainers, before, strict=True):
+        trainer.put_back(state)
+        trainer.optimizer.zero_grad(set_to_none=True)
 
 
 def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> Path:

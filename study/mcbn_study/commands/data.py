@@ -43,25 +43,20 @@ def data(
             typer.echo(_get_images(name, source, out))
         elif name in NAMES:
             if source is not None or out is not None:
-                raise MCBNError(
-                    "--source and --out are for image sets; MCBN_CACHE_DIR moves the cache of regression sets"
-                )
+                raise MCBNError("--source and --out are for image sets; MCBN_CACHE_DIR moves the regression sets")
             typer.echo(_get_regression(name))
         else:
             raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.IMAGE_SETS, *NAMES])}")
 
 
 def _get_images(name: str, source: str | None, out: Path | None) -> str:
-    wanted = archives.describe_images(name)
-    folder = archives.obtain(name, source=source, folder=out)
-    files = "".join(f"\n  {folder / file}" for file in wanted.files)
-    return f"{name}: {wanted.title}, {wanted.facts}{files}\n{wanted.checked}"
+    images, folder = archives.IMAGE_SETS[name], archives.obtain(name, source=source, folder=out)
+    files = "".join(f"\n  {folder / file}" for file in images.files)
+    return f"{name}: {images.title}, {images.facts}{files}\n{images.checked}"
 
 
 def _get_regression(name: str) -> str:
-    dataset = describe(name)
-    x, _ = load(name)
-    rows, columns = x.shape
+    dataset, (rows, columns) = describe(name), load(name)[0].shape
     where = locate(dataset)
     return f"{name}: {dataset.title}, {rows:,} rows of {columns} inputs, target {dataset.target}; checked\n  {where}"
 
@@ -74,11 +69,10 @@ def _list_sets() -> str:
         f"{'name':<10}{'size':>9}  where",
     ]
     for name, images in archives.IMAGE_SETS.items():
-        found = archives.find_image_set(name)
-        lines.append(f"{name:<10}{f'{images.size} MB':>9}  {found or MISSING}")
-        lines += [] if found else [f"{'':<21}{source.name}: {source.what}" for source in images.sources]
+        folder = find(tuple(images.files))
+        lines.append(f"{name:<10}{f'{images.size} MB':>9}  {folder or MISSING}")
+        lines += [] if folder else [f"{'':<21}{source.name}: {source.what}" for source in images.sources]
     for name in NAMES:
         dataset = describe(name)
-        where = locate(dataset) or MISSING
-        lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {where}")
+        lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {locate(dataset) or MISSING}")
     return "\n".join([*lines, "", "`mcbn data NAME` gets a missing set and checks its files."])

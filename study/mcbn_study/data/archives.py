@@ -71,11 +71,6 @@ IMAGE_SETS = {
 }
 
 
-def find_image_set(name: str) -> Path | None:
-    """Return the folder, $MCBN_DATA_DIR or the cache, that holds all files of a set."""
-    return find(tuple(describe_images(name).files))
-
-
 def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder that holds an image set, its files checked; fetch the set where it is missing.
 
@@ -86,23 +81,18 @@ def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[st
         source: the only source to use, from scratch; by default each in turn, where no copy is found.
         folder: look and put the files there; by default $MCBN_DATA_DIR and the cache, and the cache.
     """
-    wanted = describe_images(name)
+    if name not in IMAGE_SETS:
+        raise MCBNError(f"there is no image set {name!r}; choose one of {', '.join(IMAGE_SETS)}")
+    wanted = IMAGE_SETS[name]
     target = Path(folder) if folder is not None else cache_folder()
-    found = find(tuple(wanted.files), folder) if source is None else None
-    wrong = found and find_damage(wanted, found)
-    if found and not wrong:
-        return found
-    if wrong and found != target:
+    present = find(tuple(wanted.files), folder) if source is None else None
+    wrong = present and find_damage(wanted, present)
+    if present and not wrong:
+        return present
+    if wrong and present != target:
         raise MCBNError(f"{wrong}; replace it, or unset MCBN_DATA_DIR to have the set fetched")
     _build(wanted, source, target)
     return target
-
-
-def describe_images(name: str) -> ImageSet:
-    """Return what is known about an image set."""
-    if name not in IMAGE_SETS:
-        raise MCBNError(f"there is no image set {name!r}; choose one of {', '.join(IMAGE_SETS)}")
-    return IMAGE_SETS[name]
 
 
 def find_damage(wanted: ImageSet, folder: Path) -> str | None:

@@ -197,11 +197,11 @@ def _decode(raw: bytes, mode: str, where: str) -> Bytes:
     """Decode a JPEG or PNG of the mode "RGB" to (H, W, 3) or "L", 8-bit grey, to (H, W)."""
     try:
         with Image.open(io.BytesIO(raw)) as image:
-            pixels, found = np.array(image, dtype=np.uint8), image.mode
+            pixels, received = np.array(image, dtype=np.uint8), image.mode
     except (OSError, SyntaxError, ValueError) as error:  # PIL tells damaged PNGs by SyntaxError
         raise MCBNError(f"{where}: cannot be decoded ({error}); download the set again") from error
-    if found != mode:
-        raise MCBNError(f"{where}: expected mode {mode}, found {found}; convert it")
+    if received != mode:
+        raise MCBNError(f"{where}: expected mode {mode}, found {received}; convert it")
     return pixels
 
 

@@ -26,7 +26,7 @@ class Views(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Views":
         """Move to a device."""
-        return Views(*(part.to(device, non_blocking=True) for part in self))
+        return Views(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 def draw_views(rows: Tensor, generator: torch.Generator) -> Views:

@@ -102,11 +102,11 @@ class PixelScores:
         index = torch.where(valid, level + LEVELS * (~right), 2 * LEVELS)
         histogram = torch.bincount(index.flatten(), minlength=2 * LEVELS + 1)[:-1].view(2, LEVELS)
         self.histograms[name] = self.histograms.get(name, 0) + histogram
-        parts = [
+        by_place = [
             torch.stack([(values * where).double().sum(), where.sum().double()])
             for where in (valid & ~near, valid & near)
         ]
-        self.sums[name] = self.sums.get(name, 0) + torch.stack(parts).cpu()
+        self.sums[name] = self.sums.get(name, 0) + torch.stack(by_place).cpu()
 
     def nll(self) -> float:
         """Mean negative log probability of the true class."""
@@ -115,7 +115,7 @@ class PixelScores:
     def result(self) -> dict[str, float]:
         """Return every score: shares of pixels and IoU in percent, the others as they are; NaN where undefined."""
         n = int(self.counts.sum())
-        found = {
+        values = {
             "miou": mean_iou(self.counts),
             "pixel_accuracy": 100 * int(self.counts.diagonal().sum()) / n,
             "nll": self.nll(),
@@ -123,10 +123,10 @@ class PixelScores:
         }
         for name, histogram in self.histograms.items():
             inside, at = self.sums[name][:, 0] / self.sums[name][:, 1]
-            found[f"error_auroc_{name}"] = error_auroc(histogram)
-            found[f"boundary_ratio_{name}"] = (at / inside).item()
+            values[f"error_auroc_{name}"] = error_auroc(histogram)
+            values[f"boundary_ratio_{name}"] = (at / inside).item()
             for percent in REFUSED:
-                found[f"accuracy_refused_{percent}_{name}"] = accuracy_after_refusal(histogram, percent)
-        return found | {
+                values[f"accuracy_refused_{percent}_{name}"] = accuracy_after_refusal(histogram, percent)
+        return values | {
             f"iou_{name}": value for name, value in zip(self.classes, iou(self.counts).tolist(), strict=True)
         }
