@@ -7,6 +7,7 @@ import typer
 
 from mcbn.cli.session import Debug, session
 from mcbn.data import NAMES, describe, load
+from mcbn.data.download import find
 from mcbn.data.regression import locate
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
