@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import mcbn
 from mcbn import algorithm, batches
+from mcbn.engine.plan import Program, build
+from mcbn.engine.trace import ReplayTracer
 
 
 def loop(bayes: mcbn.MCBN, x: Any) -> Tensor:
@@ -31,3 +33,11 @@ def fit(net: nn.Module, x: Tensor, **options: Any) -> mcbn.MCBN:
 def check_equal(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def program_of(bayes: mcbn.MCBN, x: Tensor, *, fold: bool) -> Program:
+    """Trace the first draw and make a program of it."""
+    tracer = ReplayTracer(*bayes.posterior.draw(0))
+    with torch.no_grad():
+        tracer.trace(bayes.engine.network, x)
+        return build(tracer, fold=lambda width, convolutional: fold)

@@ -9,7 +9,7 @@ import kinds
 import mcbn
 from mcbn import MCBNError, Posterior
 from mcbn.batching import GROUP, shares
-from mcbn.engine import record as recording
+from mcbn.engine import constants
 
 T = 2 * GROUP + 7
 
@@ -55,7 +55,7 @@ def test_whole_groups_are_dealt_out_evenly_and_once(workers):
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_merged_shares_are_the_posterior_of_one_process(workers, grouped, monkeypatch):
     if not grouped:
-        monkeypatch.setattr(recording, "CPU_GROUP_WIDTH", 0)
+        monkeypatch.setattr(constants, "CPU_GROUP_WIDTH", 0)
     network, x = small()
     whole = fit(network, x, seed=3)
     parts = [fit(network, x, seed=3, draws=share) for share in shares(T, workers) if share]

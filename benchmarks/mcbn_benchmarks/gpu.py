@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcbn.engine import plan as plans
-from mcbn.engine.kernels.narrow import narrow, packed
+from mcbn.engine import constants
+from mcbn.engine.kernels import narrow, packed
 from mcbn.model import MCBN
 from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, Case, fitted, prepare
 from mcbn_benchmarks.speed.timing import peak_bytes, time_interleaved
@@ -32,7 +32,7 @@ CHECKED = 8  # images at most of the first draw, compared with double precision
 
 
 def sweep_chunks(case: Case, device: str) -> Iterator[str]:
-    """Time one case at every bound on the values of a pass: `mcbn.engine.plan.GPU_CHUNK` and its like.
+    """Time one case at every bound on the values of a pass: `mcbn.engine.constants.GPU_CHUNK` and its like.
 
     The constant should be the least that costs no time.
     """
@@ -40,7 +40,7 @@ def sweep_chunks(case: Case, device: str) -> Iterator[str]:
     drawn = fitted(case, ready)
     names = ("GPU_CHUNK", "GPU_CHUNK_FLAT") if device == "cuda" else ("CPU_CHUNK",)
     for exponent in EXPONENTS:
-        with mock.patch.multiple(plans, **dict.fromkeys(names, 2**exponent)):
+        with mock.patch.multiple(constants, **dict.fromkeys(names, 2**exponent)):
             bayes: MCBN[Any] = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
             peak = peak_bytes(case, ready, bayes, "mcbn", device)
             method = {"mcbn": lambda T, bayes=bayes: bayes.predict(ready.query, n_samples=T)}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mcbn.errors import MCBNError
+from mcbn.private_torch import is_view, storage_of
 
 BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls on; each with its positional arguments
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
@@ -98,12 +99,10 @@ class BatchNormMode(TorchFunctionMode):
 
 def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
     """Say where in memory the rows of a view start, and where rows right after them would; None of other tensors."""
-    if not x._is_view():
+    storage = storage_of(x) if is_view(x) else 0
+    if not storage:  # a tensor of torch.func has no memory of its own
         return None, None
-    try:
-        storage, offset, stride = x.untyped_storage()._cdata, x.storage_offset(), x.stride()
-    except (RuntimeError, NotImplementedError):  # a tensor of torch.func has no memory of its own
-        return None, None
+    offset, stride = x.storage_offset(), x.stride()
     return (storage, offset, stride, x.shape[1:]), (storage, offset + len(x) * stride[0], stride, x.shape[1:])
 
 

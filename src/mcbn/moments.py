@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from mcbn.engine.kernels import probabilities
 from mcbn.outputs import are_probabilities, as_float, as_logits, flatten, refuse_probabilities, spread
 from mcbn.prediction import Chunks, ClassificationPrediction, RegressionPrediction, entropy, standard_error
 
@@ -161,15 +160,30 @@ class Probabilities(Moments):
             if not chunk.is_cuda:  # of a GPU that would wait for it: at the end
                 self.refuse_probabilities()
         logits = as_logits(chunk)
-        if probabilities.suits(logits, self.tau):
-            sums = probabilities.Sums(self.pivot, self.sum, self.squares, self.entropies) if self.count else None
-            self.pivot, self.sum, self.squares, self.entropies = probabilities.add(logits, self.tau, sums)
-            self.count += len(logits)
+        if suits_kernel(logits, self.tau):
+            self._add_by_kernel(logits)
             return
         probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
         self.add(probs)
         self.entropies = self.entropies.to(probs) + entropy(probs, 2).sum(0)
 
+    def _add_by_kernel(self, logits: Tensor) -> None:
+        """Take in logits (t, N, K, ...) by one kernel of a GPU."""
+        from mcbn.engine import kernels
+
+        sums = kernels.Sums(self.pivot, self.sum, self.squares, self.entropies) if self.count else None
+        self.pivot, self.sum, self.squares, self.entropies = kernels.add_probabilities(logits, self.tau, sums)
+        self.count += len(logits)
+
     def refuse_probabilities(self) -> None:
         """Refuse outputs that are probabilities themselves."""
         refuse_probabilities(self.suspect)
+
+
+def suits_kernel(logits: Tensor, tau: Tensor) -> bool:
+    """Tell whether a GPU has a kernel for logits (t, N, K, ...)."""
+    if not logits.is_cuda:
+        return False
+    from mcbn.engine import kernels
+
+    return kernels.suits_probabilities(logits, tau)

@@ -160,7 +160,7 @@ def test_layers_side_by_side_are_the_layers_in_turn(monkeypatch: pytest.MonkeyPa
 
 
 def test_capturing_a_step_is_silent_on_streams_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def capture(*_: object) -> None:
+    def capture(*_: object, **__: object) -> None:
         warnings.warn(f"{stack.STREAMS_DIFFER} the stream of the node that produced it.", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
 

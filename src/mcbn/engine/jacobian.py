@@ -13,6 +13,7 @@ itself costs most (two layers of 50 units, one input: 80 us, by autograd 570). `
 (`Point`) of its own graph.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -24,10 +25,10 @@ from torch import Tensor, fx
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift, statistics_dtype
 from mcbn.engine import rewrite
-from mcbn.engine.graphs import as_code
-from mcbn.engine.program import follow
+from mcbn.engine.agree import GRADIENTS, agree
+from mcbn.engine.graph import as_code, facts
 from mcbn.engine.run import keep
-from mcbn.engine.trace import Trace, UntraceableError, batch_norm
+from mcbn.engine.trace import ReplayTracer, UntraceableError, batch_norm
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 
@@ -109,7 +110,7 @@ class Differentiator:
         for prepare in (self.reversal, self.program):
             try:
                 method = prepare(inputs)
-                if all(map(_agree, method(inputs), expected)):
+                if all(agree(values, plain, GRADIENTS) for values, plain in zip(method(inputs), expected, strict=True)):
                     return method
             except torch.OutOfMemoryError:
                 raise
@@ -119,8 +120,8 @@ class Differentiator:
 
     def reversal(self, inputs: Any) -> Method:
         """Trace the pass and write its gradient down behind it."""
-        mode, changed = self._trace(inputs)
-        both = _Reversal(mode, {name: self.points[name] for name in self.centres}).program()
+        tracer, changed = self._trace(inputs)
+        both = _Reversal(tracer, {name: self.points[name] for name in self.centres}).program()
 
         def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
@@ -131,8 +132,8 @@ class Differentiator:
 
     def program(self, inputs: Any) -> Method:
         """Trace the pass for autograd, what no statistics reach apart."""
-        mode, changed = self._trace(inputs)
-        shared, each, order = rewrite.split(mode, rewrite.depends_on_draw(mode.graph), normalize_each)
+        tracer, changed = self._trace(inputs)
+        shared, each, order = rewrite.split_by_draw(tracer, rewrite.depends_on_draw(tracer.graph), normalize_each)
 
         def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
             with torch.no_grad():
@@ -143,13 +144,14 @@ class Differentiator:
 
         return lambda inputs: self._differentiate(inputs, run)
 
-    def _trace(self, inputs: Any) -> tuple[Trace, bool]:
+    def _trace(self, inputs: Any) -> tuple[ReplayTracer, bool]:
         """Trace the pass at the centre; tell whether the network changes its inputs."""
         mean = {name: centre for name, (centre, _) in self.centres.items()}
         var = {name: std**2 for name, (_, std) in self.centres.items()}
+        tracer = ReplayTracer(mean, var)
         with torch.no_grad():
-            mode, changed, _ = follow(self.network, mean, var, inputs)
-        return mode, changed
+            tracer.trace(self.network, inputs)
+        return tracer, tracer.changes_inputs
 
     def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
         """Take one backward pass an output."""
@@ -217,11 +219,6 @@ def _fresh(inputs: Any, changed: bool) -> list[Tensor]:
     return [t.clone() for t in tensors] if changed else tensors
 
 
-def _agree(found: Tensor, expected: Tensor) -> bool:
-    tolerance = (1e-9 if expected.dtype == torch.float64 else 1e-3) * expected.abs().max().clamp(min=1e-6)
-    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all())
-
-
 class PerExample(BatchNormMode):
     """Give every example a scale and a shift of its own, all at the centre, so that gradients come apart."""
 
@@ -259,27 +256,25 @@ class _Reversal:
     A batch norm hands df/dh = scale g on to what it normalised.
     """
 
-    def __init__(self, mode: Trace, points: Mapping[str, Point]) -> None:
-        self.mode, self.points, self.graph = mode, points, fx.Graph()
-        self.depends = rewrite.depends_on_draw(mode.graph)
+    def __init__(self, tracer: ReplayTracer, points: Mapping[str, Point]) -> None:
+        self.tracer, self.points, self.graph = tracer, points, fx.Graph()
+        self.depends = rewrite.depends_on_draw(tracer.graph)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.gradients: dict[fx.Node, fx.Node] = {}  # of the output, by the result of each operation
         self.columns: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> gradient by its mean and by its std
 
     def program(self) -> fx.GraphModule:
         """Return inputs -> outputs (N, ...), gradient (N, S), S running over mean, then std, of the points."""
-        *nodes, last = self.mode.graph.nodes
+        *nodes, last = self.tracer.graph.nodes
         result = last.all_input_nodes[0]
-        if result.meta["shape"].numel() != result.meta["shape"][0]:
+        if math.prod(facts(result).shape) != facts(result).shape[0]:
             raise UntraceableError("more than one output")
         for node in nodes:
-            if node.meta.get("changed") and (
-                node.target not in rewrite.RELUS or len(node.all_input_nodes[0].users) > 1
-            ):
+            if facts(node).changes and (node.target not in rewrite.RELUS or len(node.all_input_nodes[0].users) > 1):
                 raise UntraceableError("a value that others may read is changed in place")
             self.copies[node] = self._forward(node)
         like = next(iter(self.points.values())).scale
-        self.gradients[result] = self._constant(torch.ones(result.meta["shape"], dtype=like.dtype, device=like.device))
+        self.gradients[result] = self._constant(torch.ones(facts(result).shape, dtype=like.dtype, device=like.device))
         for node in reversed(nodes):
             if node in self.gradients:
                 self._backward(node, self.gradients[node])
@@ -287,33 +282,33 @@ class _Reversal:
             raise UntraceableError("a call is not reached")
         columns = [column for name in self.points for column in self.columns[name]]
         self.graph.output((self.copies[result], self._call(torch.cat, columns, 1)))
-        return as_code(self.mode.root, self.graph)
+        return as_code(self.tracer.root, self.graph)
 
     def _forward(self, node: fx.Node) -> fx.Node:
         if node.target is not batch_norm:
             return self.graph.node_copy(node, lambda source: self.copies[source])
         x, name = node.args
-        if len(node.meta["shape"]) != 2:
+        if len(facts(node).shape) != 2:
             raise UntraceableError("channels are not the last axis")
         point = self.points[str(name)]
         return self._call(torch.addcmul, self._constant(point.shift), self._copy(x), self._constant(point.scale))
 
     def _backward(self, node: fx.Node, g: fx.Node) -> None:
         """Hand the gradient of a node on to what it was computed from."""
-        x, shapes = node.args[0], [source.meta["shape"] for source in node.all_input_nodes if source in self.depends]
+        x, shapes = node.args[0], [facts(source).shape for source in node.all_input_nodes if source in self.depends]
         if node.target is batch_norm:
             self._send(x, lambda: self._call(torch.mul, g, self._constant(self.points[str(node.args[1])].scale)))
             self._keep(str(node.args[1]), self._copy(x), g)
-        elif node.target is F.linear and len(node.meta["shape"]) == 2:
+        elif node.target is F.linear and len(facts(node).shape) == 2:
             self._send(x, lambda: self._call(torch.mm, g, self._copy(node.args[1])))
         elif node.target in rewrite.RELUS:
             self._send(x, lambda: self._call(torch.ops.aten.threshold_backward.default, g, self.copies[node], 0))
         elif node.target in RESHAPES:
             self._send(x, lambda: self._call(torch.reshape, g, tuple(shapes[0])))
-        elif node.target in rewrite.ADDITIONS and not node.kwargs and all(s == node.meta["shape"] for s in shapes):
+        elif node.target in rewrite.ADDITIONS and not node.kwargs and all(s == facts(node).shape for s in shapes):
             for source in node.args:
                 self._send(source, lambda: g)
-        elif node.target in SCALINGS and shapes == [node.meta["shape"]]:
+        elif node.target in SCALINGS and shapes == [facts(node).shape]:
             for source, other in (node.args, node.args[::-1]):
                 self._send(source, lambda other=other: self._call(torch.mul, g, self._copy(other)))
         else:
@@ -340,5 +335,5 @@ class _Reversal:
 
     def _constant(self, value: Tensor) -> fx.Node:
         name = f"reverse{len(self.graph.nodes)}"
-        self.mode.root.register_buffer(name, value)
+        self.tracer.root.register_buffer(name, value)
         return self.graph.get_attr(name)

@@ -1,70 +1,192 @@
-"""How draws run for inputs of one shape: several in one pass or one by one, compiled, captured as a CUDA graph, or not.
+"""How draws run for inputs of one shape: a program, how many draws go through it in one pass, and in what layout.
 
-`ways` lists the plans for a traced pass, the fastest first. The engine (`sampling`) keeps the first that gives the
-numbers of the plain pass, and runs the network `AsItIs` where none does.
+A `Program` is what a trace gives: a part that no draw changes, run once, and a part that runs for every draw. A batch
+norm right behind a Linear or convolution may be folded into its weights; activations and additions on values nobody
+else reads work in place (`mcbn.engine.rewrite`). `plans_for` lists the plans for a program, the fastest first. The
+engine (`mcbn.engine.run`) keeps the first that agrees with a replay, and runs the network's `OwnCode` where none does.
 """
 
 import math
-import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, fx
 
-from mcbn.engine.kernels.narrow import is_tf32
-from mcbn.engine.program import Program
-from mcbn.engine.workspace import Workspace
+from mcbn import batches
+from mcbn.batch_norm import scale_and_shift
+from mcbn.engine import constants, rewrite
+from mcbn.engine.rewrite import Workspace
+from mcbn.engine.trace import Norm, ReplayTracer
 
-# Sizes count the values of the widest intermediate result; measured on 2 cores and on an H200 (benchmarks/).
-CPU_CHUNK = 600_000  # several draws in one pass: together they stay in the cache
-CPU_FOLD = 2**17  # convolutions are efficient enough alone from here on: fold, one draw a pass
-GPU_CHUNK = 2**24  # 64 MB in single precision; larger ones win at most 2 % of time (`python -m mcbn_benchmarks chunks`)
-GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: larger ones win nothing
-GPU_FOLD = 2**21
-GPU_GRAPH = 2**26  # up to here launching kernels costs more than running them: capture a CUDA graph
-GPU_GATHER = 2**22  # outputs handed on at once
-GPU_PASSES = 8  # at most in one graph
-SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the GPU idle
-PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # against the plain pass, relative to its largest value
-COARSE_TOLERANCE = 0.1  # half precision and TF32: rounding of a deep network adds up
+V = TypeVar("V", Tensor, Tensor | None)
+Pass = Callable[[tuple[Tensor, ...], Tensor], Tensor]  # (shared, rows (t, S)) -> samples (t, N, ...)
+Sampler = Callable[[int, int], Tensor]  # draws start to stop -> samples (t, N, ...)
 
-OnePass = Callable[[tuple[Tensor, ...], Tensor], Tensor]  # (shared, rows (t, S)) -> (t, N, ...)
-Run = Callable[[int, int], Tensor]  # draws start to stop -> (t, N, ...)
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced forward pass in two parts: `shared(*inputs)` once, `each(*shared, *parameters)` for every draw."""
+
+    shared: fx.GraphModule
+    each: fx.GraphModule
+    norms: tuple[Norm, ...]
+    width: int  # values of the largest intermediate result, all inputs together
+    convolutional: bool
+    clones_inputs: bool
+    stackable: bool  # every operation takes one more axis in front as it is, so several draws need no `vmap`
+    channels_last: bool = False
+    narrow: fx.GraphModule | None = None  # `each` with kernels for narrow convolutions, where most of them are
+
+    def laid_out(self, *, channels_last: bool) -> "Program":
+        """Return the program for values and folded weights of this layout: a convolution copies weights of another."""
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
+        return replace(self, norms=norms, channels_last=channels_last)
+
+    def narrowed(self) -> "Program":
+        """Return the program with kernels for narrow convolutions."""
+        return replace(self, each=self.narrow or self.each, narrow=None)
+
+    @property
+    def kernels(self) -> int:
+        """How many convolutions are one kernel with what follows."""
+        return sum(str(node.target) == "mcbn.narrow.default" for node in self.each.graph.nodes)
+
+    @property
+    def folded(self) -> int:
+        """How many batch norm calls are folded into weights."""
+        return sum(norm.folded_weight is not None for norm in self.norms)
+
+    def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
+        """Run what no draw changes."""
+        tensors = batches.tensors_of(inputs)
+        if self.clones_inputs:
+            tensors = [t.clone() for t in tensors]
+        if self.channels_last:
+            tensors = [_in_layout(t, torch.channels_last) for t in tensors]
+        return tuple(self.shared.forward(*tensors))
+
+    def run(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """Run draws in one pass, given their scales and shifts (t, S): samples (t, N, ...)."""
+        if len(rows) == 1:
+            return self._run_one(shared, rows[0]).unsqueeze(0)
+        if self.stackable:
+            return self._run_one(shared, rows.unsqueeze(1))
+        samples: Tensor = torch.vmap(lambda row: self._run_one(shared, row))(rows)
+        return samples
+
+    def _run_one(self, shared: tuple[Tensor, ...], omega: Tensor) -> Tensor:
+        """Run one draw, given its scales and shifts (S,)."""
+        output: Tensor = self.each.forward(*shared, *self._parameters(omega))
+        return output
+
+    def _parameters(self, omega: Tensor) -> list[Tensor]:
+        """Cut a row into the parameters of `each`: scale and shift, or weight and bias they are folded into."""
+        parameters: list[Tensor] = []
+        pieces = iter(torch.split(omega, [c for norm in self.norms for c in (norm.channels, norm.channels)], -1))
+        for norm in self.norms:
+            scale, shift = next(pieces), next(pieces)  # (C,)
+            weight = norm.folded_weight
+            if weight is not None:
+                if norm.folded_bias is not None:
+                    shift = torch.addcmul(shift, norm.folded_bias.to(scale.dtype), scale)
+                scale = weight * scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
+                shift = shift.to(weight.dtype)
+            parameters += [scale, shift]
+        return parameters
+
+    def scales_and_shifts(self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> Tensor:
+        """Precompute scale and shift of every draw and channel from statistics (T, C): one row a draw, (T, S)."""
+        pairs = (scale_and_shift(means[n.name], variances[n.name], n.weight, n.bias, n.eps) for n in self.norms)
+        return torch.cat([table for pair in pairs for table in pair], 1)
+
+
+def _in_layout(value: V, layout: torch.memory_format) -> V:
+    return value.contiguous(memory_format=layout) if value is not None and value.ndim == 4 else value
+
+
+def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
+    """Make a program of a trace; `fold(width, convolutional)` decides whether batch norm goes into weights."""
+    convolutional = any(node.target is F.conv2d for node in tracer.graph.nodes)
+    depends = rewrite.depends_on_draw(tracer.graph)
+    narrow = _narrow_share(tracer, depends) if convolutional and runs_kernels(tracer) else 0.0
+    folds = fold(tracer.width, convolutional) and narrow < constants.MOSTLY_NARROW
+    folded = rewrite.fold(tracer, depends) if folds else {}
+    rewrite.work_in_place(tracer.graph, depends)
+    stackable = not folds and all(rewrite.is_stackable(node, depends) for node in depends)
+    shared, each, names = rewrite.split_by_draw(tracer, depends, folded=folded, stacked=stackable)
+    norms = tracer.norms | {norm.name: norm for norm in folded.values()}
+    program = Program(
+        shared, each, tuple(norms[n] for n in names), tracer.width, convolutional, tracer.changes_inputs, stackable
+    )
+    if narrow or tracer.on_gpu:
+        program = _fused(program, folds, narrow > 0)
+    return program.laid_out(channels_last=True) if convolutional else program
+
+
+def runs_kernels(tracer: ReplayTracer) -> bool:
+    """Tell whether kernels for narrow convolutions can be had, and round as the network's own would."""
+    if not tracer.on_gpu or not batches.tf32()[0]:
+        return False
+    from mcbn.engine import kernels
+
+    return kernels.available()
+
+
+def _narrow_share(tracer: ReplayTracer, depends: set[fx.Node]) -> float:
+    from mcbn.engine import fuse
+
+    return fuse.narrow_share(tracer, depends)
+
+
+def _fused(program: Program, folds: bool, narrow: bool) -> Program:
+    """Fuse what follows convolutions into them: by cuDNN where batch norm is folded, else by kernels of ours."""
+    from mcbn.engine import fuse
+
+    if folds:
+        fuse.fuse_activations(program.each)
+        return program
+    return replace(program, narrow=fuse.fuse_narrow(program.each)) if narrow else program
 
 
 @dataclass(frozen=True)
-class AsItIs:
+class OwnCode:
     """Draw by draw through the network's own code."""
 
     reason: str
+    replay: Callable[[Any, int], Tensor]  # (inputs, t) -> sample (N, ...)
     at_once: int = 1
+
+    def prepare(self, inputs: Any, workspace: Workspace) -> Sampler:
+        """Return a function that runs draws start to stop on these inputs."""
+        return lambda start, stop: torch.stack([self.replay(inputs, t) for t in range(start, stop)])
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Draws through a traced pass."""
+    """Draws through a program."""
 
     chunk: int  # draws in one pass
     program: Program
     omega: Tensor  # scale and shift of every draw, (T, S)
-    one_pass: OnePass
+    one_pass: Pass  # the program's, or compiled
     dtype: torch.dtype  # of the network's own outputs
     group: int = 1  # passes in one CUDA graph
     runs: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
-    graphs: dict[int, "Graphed"] = field(default_factory=dict)  # captured, by number of draws
+    captured: dict[int, Callable[..., Tensor]] = field(default_factory=dict)  # CUDA graphs, by number of draws
 
     @property
     def at_once(self) -> int:
         """Draws to ask for in one go."""
         return self.chunk * self.group
 
-    def prepare(self, inputs: Any, workspace: Workspace) -> Run:
+    def prepare(self, inputs: Any, workspace: Workspace) -> Sampler:
         """Run what no draw changes; return a function that runs draws start to stop on these inputs."""
         shared = self.program.run_shared(inputs)
 
@@ -73,68 +195,49 @@ class Plan:
             self.runs[len(rows)] += 1
             if self.program.stackable and not self.omega.is_cuda:
                 with workspace.active():
-                    found = self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
+                    samples = self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
+            elif self._is_worth_capture(len(rows)):
+                samples = self._captured(shared, rows)(*shared, rows)
             else:
-                found = self._graphed(shared, rows)(shared, rows)
-            return found.to(self.dtype)  # passes in a workspace know nothing of autocast
+                samples = self.in_turn(shared, rows)
+            return samples.to(self.dtype)  # passes in a workspace know nothing of autocast
 
         return run
 
-    def _graphed(self, shared: tuple[Tensor, ...], rows: Tensor) -> OnePass:
-        """Return the passes as a CUDA graph where that pays: small, and run often enough."""
-        small = self.omega.is_cuda and self.program.width * self.chunk <= GPU_GRAPH
-        if not small or torch.is_autocast_enabled("cuda") or self.runs[len(rows)] < PASSES_BEFORE_CAPTURE:
-            return self._in_turn
-        if len(rows) not in self.graphs:
-            self.graphs[len(rows)] = Graphed(self._side_by_side, shared, rows)
-        return self.graphs[len(rows)]
+    def _is_worth_capture(self, draws: int) -> bool:
+        """Tell whether passes of so many draws are small, and run often enough, to be captured as a CUDA graph."""
+        small = self.omega.is_cuda and self.program.width * self.chunk <= constants.GPU_GRAPH
+        often = self.runs[draws] >= constants.PASSES_BEFORE_CAPTURE
+        return small and often and not torch.is_autocast_enabled("cuda")
 
-    def _in_turn(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+    def _captured(self, shared: tuple[Tensor, ...], rows: Tensor) -> Callable[..., Tensor]:
+        from mcbn.engine.capture import capture_of
+
+        if len(rows) not in self.captured:
+            self.captured[len(rows)] = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
+        return self.captured[len(rows)]
+
+    def in_turn(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """Run rows (t, S), a chunk of them in one pass."""
-        return _joined([self.one_pass(shared, part) for part in torch.split(rows, self.chunk)])
+        return joined([self.one_pass(shared, chunk) for chunk in torch.split(rows, self.chunk)])
 
-    def _side_by_side(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Run rows (t, S) as `_in_turn` does, every second pass on a stream of its own: to be captured."""
-        streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(SIDE_BY_SIDE - 1))]  # type: ignore[no-untyped-call]
-        done = []
-        for beside in streams[1:]:
-            beside.wait_stream(streams[0])
-        for part, stream in zip(torch.split(rows, self.chunk), cycle(streams)):
+    def side_by_side(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """Run rows (t, S) as `in_turn` does, every second pass on a stream of its own: to be captured."""
+        others = [torch.cuda.Stream() for _ in range(constants.SIDE_BY_SIDE - 1)]  # type: ignore[no-untyped-call]
+        main, samples = torch.cuda.current_stream(), list[Tensor]()
+        for stream in others:
+            stream.wait_stream(main)
+        for chunk, stream in zip(torch.split(rows, self.chunk), cycle([main, *others])):
             with torch.cuda.stream(stream):
-                done.append(self.one_pass(shared, part))
-        for beside in streams[1:]:
-            streams[0].wait_stream(beside)
-        return _joined(done)
+                samples.append(self.one_pass(shared, chunk))
+        for stream in others:
+            main.wait_stream(stream)
+        return joined(samples)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-class Graphed:
-    """Passes captured as a CUDA graph over fixed memory; replaying it costs one launch instead of hundreds."""
-
-    def __init__(self, function: OnePass, shared: tuple[Tensor, ...], rows: Tensor) -> None:
-        self.shared, self.rows = tuple(t.clone() for t in shared), rows.clone()
-        self.lock = threading.Lock()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                function(self.shared, self.rows)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = function(self.shared, self.rows)
-
-    def __call__(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Replay on other values of the same shapes."""
-        with self.lock:
-            for own, given in zip(self.shared, shared, strict=True):
-                own.copy_(given)
-            self.rows.copy_(rows)
-            self.graph.replay()
-            return self.output.clone()
+def joined(pieces: list[Tensor], axis: int = 0) -> Tensor:
+    """Put pieces together, without a copy of a single one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
 
 
 def draws_at_once(
@@ -146,20 +249,20 @@ def draws_at_once(
     """
     if chunk_size is not None:
         return min(chunk_size, n_samples)
-    if convolutional and not narrow and width > (GPU_FOLD if on_gpu else CPU_FOLD):
+    if convolutional and not narrow and width > (constants.GPU_FOLD if on_gpu else constants.CPU_FOLD):
         return 1
-    is_flat = not convolutional and 4 * width <= GPU_CHUNK_FLAT
-    bound = (GPU_CHUNK_FLAT if is_flat else GPU_CHUNK) if on_gpu else CPU_CHUNK
-    most = max(1, min(n_samples, bound // max(width, 1)))
+    is_flat = not convolutional and 4 * width <= constants.GPU_CHUNK_FLAT
+    gpu_chunk = constants.GPU_CHUNK_FLAT if is_flat else constants.GPU_CHUNK
+    most = max(1, min(n_samples, (gpu_chunk if on_gpu else constants.CPU_CHUNK) // max(width, 1)))
     return _evenly(n_samples, most) if on_gpu else most
 
 
 def passes_at_once(program: Program, omega: Tensor, chunk: int, outputs: int) -> int:
     """Choose how many passes of a chunk of the T draws, of so many outputs a draw, go into one CUDA graph."""
-    if not omega.is_cuda or program.width * chunk > GPU_GRAPH:
+    if not omega.is_cuda or program.width * chunk > constants.GPU_GRAPH:
         return 1
-    most = min(GPU_PASSES, max(SIDE_BY_SIDE, GPU_GATHER // max(1, chunk * outputs)))
-    return _evenly(math.ceil(len(omega) / chunk), most)
+    gathered = max(constants.SIDE_BY_SIDE, constants.GPU_GATHER // max(1, chunk * outputs))
+    return _evenly(math.ceil(len(omega) / chunk), min(constants.GPU_PASSES, gathered))
 
 
 def _evenly(count: int, most: int) -> int:
@@ -167,10 +270,10 @@ def _evenly(count: int, most: int) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def ways(
+def plans_for(
     program: Program, omega: Tensor, chunk: int, dtype: torch.dtype, *, compile: bool, outputs: int | None = None
 ) -> list[Plan]:
-    """List the plans for a traced pass, the fastest first: each asks less of the network's operations.
+    """List the plans for a program, the fastest first: each asks less of the network's operations.
 
     outputs: values of one draw's output, where several passes may be handed on at once.
     """
@@ -179,33 +282,18 @@ def ways(
         layouts.insert(0, program.narrowed())
     sizes = dict.fromkeys((chunk, 1))
     groups = {size: passes_at_once(program, omega, size, outputs) if outputs is not None else 1 for size in sizes}
-    plans = [Plan(size, layout, omega, _one_pass(layout), dtype, groups[size]) for layout in layouts for size in sizes]
-    if compile and not (omega.is_cuda and program.folds):  # cuDNN's fused convolutions are faster than compiled ones
-        plans.insert(0, Plan(chunk, program, omega, _compiled(_one_pass(program)), dtype, groups[chunk]))
+    plans = [Plan(size, layout, omega, layout.run, dtype, groups[size]) for layout in layouts for size in sizes]
+    if compile and not (omega.is_cuda and program.folded):  # cuDNN's fused convolutions are faster than compiled ones
+        plans.insert(0, Plan(chunk, program, omega, _compiled(program), dtype, groups[chunk]))
     return plans
 
 
-def _one_pass(program: Program) -> FunctionType:
-    """Return the function that runs rows (t, S) of scales and shifts in one pass: (t, N, ...)."""
+def _compiled(program: Program) -> Pass:
+    """Compile a function with code of its own: torch.compile counts its recompilations by code object."""
 
     def one_pass(shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        if len(rows) == 1:
-            return program.run_each(shared, rows[0]).unsqueeze(0)
-        return program.run_together(shared, rows)
+        return program.run(shared, rows)
 
-    return cast(FunctionType, one_pass)
-
-
-def _compiled(function: FunctionType) -> OnePass:
-    """Compile a copy of a function with code of its own: torch.compile counts its recompilations by code object."""
-    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(own, dynamic=False)
-
-
-def close(found: Tensor, expected: Tensor) -> bool:
-    """Tell whether a faster way gave the numbers of the plain pass, up to rounding."""
-    if found.shape != expected.shape or not expected.numel():
-        return False
-    relative = COARSE_TOLERANCE if is_tf32(expected) else TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
-    tolerance = relative * expected.abs().max().clamp(min=1e-6)
-    return bool(((found - expected).abs() <= tolerance).all())
+    function = cast(FunctionType, one_pass)
+    alone = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return torch.compile(alone, dynamic=False)

@@ -1,9 +1,9 @@
 """Training batches through the network, batch norm as in training: the statistics of every draw.
 
-The first batches run through the network's own code. A pass that could be written down and repeated their statistics
-takes the rest; where one batch is little work, a group of them goes in one pass (`torch.vmap`). Groups are of fixed
-size and start at multiples of it, the last one filled up, so draw t has the same bits whatever T is. Draws 0 and 1
-decide the way, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
+The first batches run through the network's own code. A program traced on them that repeated their statistics takes
+the rest; where one batch is little work, a group of them goes in one pass (`torch.vmap`). Groups are of fixed size and
+start at multiples of it, the last one filled up, so draw t has the same bits whatever T is. Draws 0 and 1 decide how
+the rest run, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,18 +17,15 @@ from mcbn import batch_norm as statistics
 from mcbn import batches
 from mcbn.batches import Picker, pick_inputs
 from mcbn.batching import GROUP, TrainingBatches
-from mcbn.engine.kernels.narrow import is_tf32
-from mcbn.engine.trace import Recording, TraceRecord
+from mcbn.engine import constants
+from mcbn.engine.agree import MEANS, VARIANCES, agree, is_tf32
+from mcbn.engine.trace import RecordProgram, RecordTracer
 from mcbn.errors import MCBNError
 from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 
-DECIDING = 2  # first draws, by which the way is found
-CPU_GROUP_WIDTH = 2**14  # values of the widest result of one batch, up to which a group is faster than one by one
-GPU_GROUP_WIDTH = 2**20
-TF32_TOLERANCE = 0.02  # standard deviations of a channel by which two ways of convolutions in TF32 may differ
-PROGRAMS_KEPT = 4  # shapes of batches that are written down
+DECIDING = 2  # first draws, by which it is decided how the rest run
 Statistics = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and variance, in calling order
 
 
@@ -61,7 +58,7 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
 
 
 def with_deciding(numbers: Sequence[int], n_samples: int) -> list[int]:
-    """Put before a share of the T draws those that decide the way, unless it begins with them."""
+    """Put before a share of the T draws those that decide how it runs, unless it begins with them."""
     return sorted({*range(min(DECIDING, n_samples)), *numbers})
 
 
@@ -72,7 +69,7 @@ class Recorder:
         self.network, self.chosen = network, chosen
         self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
         self.values: Mapping[str, int] = {}
-        self._programs: dict[Any, Recording | None] = {}  # by shape; None: cannot be written down
+        self._programs: dict[Any, RecordProgram | None] = {}  # by shape; None: cannot be traced
         self._proven: set[Any] = set()  # shapes whose program repeated a batch it was not traced on
 
     def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
@@ -91,15 +88,14 @@ class Recorder:
             if proven is False or any(_shape(x) != shape for x in group):
                 yield from map(self, group)
                 continue
-            found = self._together(program, group) if proven else self._proving(program, group)
-            proven = found is not None
-            yield from map(self, group) if found is None else [found]
+            together = self._together(program, group) if proven else self._proving(program, group)
+            proven = together is not None
+            yield from map(self, group) if together is None else [together]
 
     def __call__(self, x: Any) -> Statistics:
         """Return the statistics of one batch, (1, C) each."""
-        x = self.network.prepare(x)
-        found = self._one(x)
-        return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in found.items()}
+        of_batch = self._one(self.network.prepare(x))
+        return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in of_batch.items()}
 
     def _one(self, x: Any) -> Statistics:
         """Return the statistics of one prepared batch, (C,) each."""
@@ -118,7 +114,7 @@ class Recorder:
 
     def _plain(self, x: Any) -> Statistics:
         with statistics.Record(self.chosen) as mode:
-            self.network(batches.copied(x))  # the network may change its inputs in place
+            self.network.run_copy(x)
         return self._seen(mode)
 
     def _seen(self, mode: statistics.Record) -> Statistics:
@@ -126,74 +122,71 @@ class Recorder:
         return {name: (mode.mean[name], mode.var[name]) for name in mode.mean}
 
     def _first(self, x: Any, shape: Any) -> Statistics:
-        """Record a batch of a new shape, and try to write the pass down for the next ones."""
+        """Record a batch of a new shape, and try to trace it for the next ones."""
         self._programs[shape] = None
-        if not batches.is_plain(x) or len(self._programs) > PROGRAMS_KEPT:
+        if len(self._programs) > constants.PROGRAMS_KEPT:
             return self._plain(x)
-        copies = batches.copied(x)
-        tensors = batches.tensors_of(copies)
-        versions = [t._version for t in tensors]
-        trace = TraceRecord(self.network, self.chosen, tensors)
+        tracer = RecordTracer(self.chosen)
         try:
-            with trace:
-                self.network(copies)
-            program = trace.program()
-        except Exception:  # whatever a foreign network does while watched, it can still be run as it is
+            tracer.trace(self.network, x)
+            program = tracer.program()
+        except Exception:  # whatever a foreign network does while watched, its own code can still be run
             return self._plain(x)
-        if [t._version for t in tensors] == versions:
+        if not tracer.changes_inputs:
             self._programs[shape] = program
-        return self._seen(trace)
+        return self._seen(tracer)
 
-    def _group_program(self, x: Any) -> Recording | None:
+    def _group_program(self, x: Any) -> RecordProgram | None:
         """Return the program of a batch if a group in one pass is faster."""
         shape = _shape(self.network.prepare(x))
         program = self._programs[shape]
         on_gpu = self.network.device is not None and self.network.device.type == "cuda"
-        most = GPU_GROUP_WIDTH if on_gpu else CPU_GROUP_WIDTH
+        most = constants.GPU_GROUP_WIDTH if on_gpu else constants.CPU_GROUP_WIDTH
         return program if program is not None and shape in self._proven and program.width <= most else None
 
-    def _proving(self, program: Recording, group: Sequence[Any]) -> Statistics | None:
+    def _proving(self, program: RecordProgram, group: Sequence[Any]) -> Statistics | None:
         """Record a group in one pass, if that can be done and gives what its first batch gives alone."""
         try:
-            found = self._together(program, group)
+            together = self._together(program, group)
         except Exception:  # no memory, or an operation without a batching rule
             return None
-        first = {name: (mean[:1], var[:1]) for name, (mean, var) in found.items()}
-        return found if _same(first, self(group[0])) else None
+        first = {name: (mean[:1], var[:1]) for name, (mean, var) in together.items()}
+        return together if statistics_agree(first, self(group[0])) else None
 
-    def _together(self, program: Recording, group: Sequence[Any]) -> Statistics:
+    def _together(self, program: RecordProgram, group: Sequence[Any]) -> Statistics:
         """Record up to a whole group in one pass of a whole group: (t, C) each."""
         rows = [batches.tensors_of(x) for x in group]
         rows += rows[-1:] * (GROUP - len(rows))
-        stacked = self.network.prepare([torch.stack(parts) for parts in zip(*rows, strict=True)])
-        found = torch.vmap(program)(*stacked)
-        return {name: (mean[: len(group)], var[: len(group)]) for name, (mean, var) in found.items()}
+        stacked = self.network.prepare([torch.stack(column) for column in zip(*rows, strict=True)])
+        of_group = torch.vmap(program)(*stacked)
+        return {name: (mean[: len(group)], var[: len(group)]) for name, (mean, var) in of_group.items()}
 
 
 def _shape(x: Any) -> Any:
     return batches.outline(x), tuple((t.shape, t.dtype) for t in batches.tensors_of(x))
 
 
-def _repeats(program: Recording, x: Any, recorded: Statistics) -> bool:
-    """Tell whether a written-down pass gives the statistics of the network's own code."""
+def _repeats(program: RecordProgram, x: Any, recorded: Statistics) -> bool:
+    """Tell whether a program gives the statistics of the network's own code."""
     try:
-        return _same(program(*batches.tensors_of(x)), recorded)
+        return statistics_agree(program(*batches.tensors_of(x)), recorded)
     except Exception:  # an operation that cannot be repeated outside the network
         return False
 
 
-def _same(found: Statistics, expected: Statistics) -> bool:
-    """Compare two recordings of one batch, up to rounding."""
-    return list(found) == list(expected) and all(
-        _near(found[name], mean, var) for name, (mean, var) in expected.items()
-    )
+def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
+    """Tell whether two recordings of one batch hold the same numbers, channel by channel.
 
-
-def _near(found: tuple[Tensor, Tensor], mean: Tensor, var: Tensor) -> bool:
-    if is_tf32(mean):
-        near = ((found[0] - mean).abs() <= TF32_TOLERANCE * var.sqrt()).all()
-        return bool(near) and torch.allclose(found[1], var, rtol=2 * TF32_TOLERANCE)
-    return torch.allclose(found[0], mean, rtol=1e-4, atol=1e-5) and torch.allclose(found[1], var, rtol=1e-3)
+    A mean is as exact as the values it is of: in TF32 relative to their spread, else to its own size, 0.1 at least.
+    """
+    if list(recorded) != list(expected):
+        return False
+    for name, (mean, var) in expected.items():
+        mean_again, var_again = recorded[name]
+        scales = (var.sqrt(), var) if is_tf32(mean) else (mean.abs() + 0.1, var + 1e-5)
+        if not agree(mean_again, mean, MEANS, scale=scales[0]) or not agree(var_again, var, VARIANCES, scale=scales[1]):
+            return False
+    return True
 
 
 def _join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

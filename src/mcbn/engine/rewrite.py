@@ -1,16 +1,22 @@
-"""A written-down pass made faster: batch norm into weights, work in place, what all draws share split off."""
+"""A traced pass made faster: batch norm in weights, work in place, draws stacked, what all draws share split off.
 
-from collections.abc import Callable, Iterable, Mapping
+Why each change is safe is said in `mcbn.engine.graph`.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from mcbn.engine import workspace
-from mcbn.engine.graphs import as_code, matters
-from mcbn.engine.trace import Norm, Trace, UntraceableError, batch_norm
+from mcbn.batch_norm import normalize
+from mcbn.engine import constants
+from mcbn.engine.graph import as_code, facts, reached, split
+from mcbn.engine.trace import Norm, ReplayTracer, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
@@ -27,74 +33,51 @@ ARITHMETIC: tuple[Any, ...] = (
 )
 
 
-def stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
-    """Tell whether an operation on values (N, C) does the same on (t, N, C)."""
-    first = node.args[0] if node.args else None
-    if node.target is batch_norm or node.target is F.linear:
-        return isinstance(first, fx.Node) and _is_flat(first) and (node.target is batch_norm or first in depends)
-    if node.target in (*RELUS, torch.relu_, *IN_PLACE_OPTION, F.leaky_relu, *ELEMENTWISE):
-        return True
-    if node.target in ARITHMETIC:
-        return len({len(source.meta["shape"]) for source in node.all_input_nodes if source in depends}) == 1
-    return node.target in (torch.squeeze, torch.Tensor.squeeze) and node.args[1:] == (-1,)
-
-
-def _is_flat(node: fx.Node) -> bool:
-    """Tell whether a value is (N, C) in a precision that batch norm computes in."""
-    return len(node.meta["shape"]) == 2 and node.meta["dtype"] in (torch.float32, torch.float64)
-
-
 def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
     """Find the nodes that differ from draw to draw: stochastic calls and all that reads them.
 
     The others will run before them, so no memory may be changed by one kind and used by the other.
     """
-    found: set[fx.Node] = set()
-    own, read = set[str](), set[str]()  # memory that such nodes made, and other memory that they read
+    depends = reached(graph, lambda node: node.target is batch_norm)
+    made, read = {node.name for node in depends}, set[str]()  # memory that dependent nodes made, and other they read
     for node in graph.nodes:
-        if node.op == "output":
-            break
-        changed = _memory(source for source in node.meta.get("changed", []) if source is not None)
-        if node.target is batch_norm or any(source in found for source in node.all_input_nodes):
-            found.add(node)
-            own.add(node.name)
-            read |= _memory(node.all_input_nodes) - own
-            if changed - own:
+        changes = facts(node).changes
+        if node in depends:
+            read |= {facts(source).memory for source in node.all_input_nodes} - made
+            if changes - made:
                 raise UntraceableError("a value that all draws share is changed in place")
-        elif changed & read:
+        elif changes & read:
             raise UntraceableError("a value that draws read is changed in place behind them")
-    return found
+    return depends
 
 
-def _memory(nodes: Iterable[fx.Node]) -> set[str]:
-    return {node.meta["memory"] for node in nodes if "memory" in node.meta}
+def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, Norm]:
+    """Let a stochastic call disappear into the Linear or convolution before it, where nothing else reads between.
 
-
-def fold(mode: Trace, depends: set[fx.Node]) -> dict[str, Norm]:
-    """Let a stochastic call disappear into the Linear or convolution before it, where nothing else reads between."""
-    norms = dict(mode.norms)
-    for node in list(mode.graph.nodes):
+    Returns the operations whose weights and bias are now those of a draw, and the calls they took in.
+    """
+    folded: dict[fx.Node, Norm] = {}
+    for node in list(tracer.graph.nodes):
         if node.target is not batch_norm:
             continue
-        source, name = node.args
+        source, name = cast(fx.Node, node.args[0]), str(node.args[1])
         if source not in depends or len(source.users) > 1 or source.target not in FOLDABLE:
             continue
-        weight, bias = weights_of(mode.root, source)
-        if weight is None or (source.target is F.linear and len(source.meta["shape"]) != 2):
+        weight, bias = weights_of(tracer.root, source)
+        if weight is None or (source.target is F.linear and not _is_matrix(source)):
             continue
-        norms[name] = replace(norms[name], folded_weight=weight, folded_bias=bias)
-        source.meta["folded"] = name
+        folded[source] = replace(tracer.norms[name], folded_weight=weight, folded_bias=bias)
         node.replace_all_uses_with(source)
-        mode.graph.erase_node(node)
-    return norms
+        tracer.graph.erase_node(node)
+    return folded
 
 
 def weights_of(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | None]:
     """Return the constant weight and bias of a Linear or convolution node, None where it is not that simple."""
     weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
     bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-    for part in (weight, bias):
-        if part is not None and (not isinstance(part, fx.Node) or part.op != "get_attr"):
+    for operand in (weight, bias):
+        if operand is not None and (not isinstance(operand, fx.Node) or operand.op != "get_attr"):
             return None, None
     if not isinstance(weight, fx.Node):
         return None, None
@@ -103,91 +86,183 @@ def weights_of(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | 
 
 def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
     """Overwrite values that only the next activation or addition reads, and whose memory no other value shares."""
-    own: set[fx.Node] = set()  # nodes whose result has memory of its own
+    owners: set[fx.Node] = set()  # nodes whose result has memory of its own
     for node in graph.nodes:
         first = node.args[0] if node.args else None
-        usable = isinstance(first, fx.Node) and first in own and len(first.users) == 1
-        alone = usable or node.meta.get("memory") == node.name  # not an alias: activations may be in place already
+        usable = isinstance(first, fx.Node) and first in owners and len(first.users) == 1
+        alone = usable or facts(node).memory == node.name  # not an alias: activations may be in place already
         if node in depends and (
             (alone and node.target in (batch_norm, *NEW_MEMORY)) or (usable and node.target in IN_PLACE_ADDITIONS)
         ):
-            own.add(node)
-        if not usable or node not in depends:
-            continue
-        if node.target in RELUS:
-            node.target, node.args, node.kwargs = torch.relu_, (first,), {}
-        elif node.target is F.leaky_relu:
-            node.args, node.kwargs = node.args[:2], {**node.kwargs, "inplace": True}
-        elif node.target in IN_PLACE_OPTION:
-            node.args, node.kwargs = (first,), {**node.kwargs, "inplace": True}
-        elif node.target in ADDITIONS and not node.kwargs and _same_kind(cast(fx.Node, first), node):
-            node.target = torch.Tensor.add_
+            owners.add(node)
+        if usable and node in depends:
+            _overwrite(cast(fx.Node, first), node)
 
 
-def _same_kind(source: fx.Node, node: fx.Node) -> bool:
-    return bool(source.meta["shape"] == node.meta["shape"] and source.meta["dtype"] == node.meta["dtype"])
+def _overwrite(first: fx.Node, node: fx.Node) -> None:
+    """Let an activation or addition write its result over its first operand."""
+    if node.target in RELUS:
+        node.target, node.args, node.kwargs = torch.relu_, (first,), {}
+    elif node.target is F.leaky_relu:
+        node.args, node.kwargs = node.args[:2], {**node.kwargs, "inplace": True}
+    elif node.target in IN_PLACE_OPTION:
+        node.args, node.kwargs = (first,), {**node.kwargs, "inplace": True}
+    elif node.target in ADDITIONS and not node.kwargs and _is_alike(first, node):
+        node.target = torch.Tensor.add_
 
 
-def split(
-    mode: Trace, depends: set[fx.Node], apply: Callable[..., Tensor] | None
-) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
-    """Cut the graph into the part all draws share and the part that runs for each, with its order of norms.
+def _is_alike(one: fx.Node, other: fx.Node) -> bool:
+    return (facts(one).shape, facts(one).dtype) == (facts(other).shape, facts(other).dtype)
 
-    Stochastic calls become `apply(x, scale, shift)`; None: stacked, of several draws at once in a workspace.
+
+def is_stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
+    """Tell whether an operation on values (N, C) does the same on (t, N, C)."""
+    first = node.args[0] if node.args else None
+    if node.target is batch_norm or node.target is F.linear:
+        flat = isinstance(first, fx.Node) and _is_matrix(first) and facts(first).dtype in (torch.float32, torch.float64)
+        return flat and (node.target is batch_norm or first in depends)
+    if node.target in (*RELUS, torch.relu_, *IN_PLACE_OPTION, F.leaky_relu, *ELEMENTWISE):
+        return True
+    if node.target in ARITHMETIC:
+        return len({len(facts(source).shape) for source in node.all_input_nodes if source in depends}) == 1
+    return node.target in (torch.squeeze, torch.Tensor.squeeze) and node.args[1:] == (-1,)
+
+
+def _is_matrix(node: fx.Node) -> bool:
+    """Tell whether a value is (N, C)."""
+    return len(facts(node).shape) == 2
+
+
+class ByDraw(NamedTuple):
+    """A pass in two: `shared(*inputs)` for all draws, `each(*shared, scale, shift, scale, ...)` for every draw."""
+
+    shared: fx.GraphModule
+    each: fx.GraphModule
+    names: list[str]  # of the stochastic calls whose scale and shift `each` takes, in order
+
+
+def split_by_draw(
+    tracer: ReplayTracer,
+    depends: set[fx.Node],
+    apply: Callable[..., Tensor] = normalize,
+    *,
+    folded: Mapping[fx.Node, Norm] | None = None,
+    stacked: bool = False,
+) -> ByDraw:
+    """Cut a traced pass into what all draws share and what runs for each; stochastic calls become `apply`.
+
+    folded: operations that take weight and bias of a draw instead.
+    stacked: several draws go through at once, in a workspace.
     """
-    shared, each = fx.Graph(), fx.Graph()
-    in_shared: dict[fx.Node, fx.Node] = {}
-    in_each: dict[fx.Node, fx.Node] = {}
-    *nodes, last = mode.graph.nodes
-    result = cast(fx.Node, last.args[0])
-    crossing = [n for n in nodes if n not in depends and (n is result or any(user in depends for user in n.users))]
-    for node in crossing:
-        if node.op != "get_attr":
-            in_each[node] = each.placeholder(f"shared{len(in_each)}")
-    drawn = list(dict.fromkeys(name for node in nodes if (name := _norm_of(node)) is not None))
-    parameters = {name: (each.placeholder(f"scale{i}"), each.placeholder(f"shift{i}")) for i, name in enumerate(drawn)}
-    for node in nodes:
-        if node in depends:
-            in_each[node] = _copy_drawn(each, node, in_each, parameters, apply)
+    names, parameters = _take_parameters(tracer.graph, folded or {}, apply)
+    if stacked:
+        _use_workspace(tracer.graph, depends)
+    halves = split(tracer.graph, depends | parameters)
+    return ByDraw(as_code(tracer.root, halves.first), as_code(tracer.root, halves.second), names)
+
+
+def _take_parameters(
+    graph: fx.Graph, folded: Mapping[fx.Node, Norm], apply: Callable[..., Tensor]
+) -> tuple[list[str], set[fx.Node]]:
+    """Give the graph a scale and a shift for every stochastic call as arguments; return the calls and those."""
+    calls = {
+        node: folded[node].name if node in folded else str(node.args[1])
+        for node in graph.nodes
+        if node in folded or node.target is batch_norm
+    }
+    names = list(dict.fromkeys(calls.values()))
+    with graph.inserting_before(next(iter(graph.nodes))):
+        pairs = {n: (graph.placeholder(f"scale{i}"), graph.placeholder(f"shift{i}")) for i, n in enumerate(names)}
+    for node, name in calls.items():
+        x = node.args[0] if node.args else node.kwargs["input"]
+        if node in folded:
+            node.args = (x, *pairs[name], *node.args[3:])
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
+        else:
+            node.target, node.args = apply, (x, *pairs[name])
+    return names, {parameter for pair in pairs.values() for parameter in pair}
+
+
+# ---------------------------------------------------------------- stacked draws, in memory used again
+
+
+def _use_workspace(graph: fx.Graph, depends: set[fx.Node]) -> None:
+    """Let products and batch norms of stacked draws write into buffers, each into one of its own, its slot."""
+    for slot, node in enumerate(graph.nodes):
+        if node not in depends:
             continue
-        in_shared[node] = shared.node_copy(node, lambda source: in_shared[source])
-        if node.op == "get_attr" and node in crossing:
-            in_each[node] = each.node_copy(node)
-    shared.output(tuple(in_shared[node] for node in crossing if node.op != "get_attr"))
-    each.output(in_each[result])
-    for graph in (shared, each):
-        graph.eliminate_dead_code(matters)
-    return as_code(mode.root, shared), as_code(mode.root, each), drawn
+        if node.target is F.linear and not node.kwargs:
+            x, weight, bias = (*node.args, None)[:3]
+            node.target, node.args = linear, (x, weight, bias, slot)
+        elif node.target is normalize:
+            x, scale, shift = cast(tuple[fx.Node, ...], node.args)
+            if x.target is linear and len(x.users) == 1:
+                node.target, node.args = normed_linear, (*x.args[:3], scale, shift, x.args[3])
+            else:
+                node.target, node.args = normed, (x, scale, shift, slot)
 
 
-def _norm_of(node: fx.Node) -> str | None:
-    """Name the stochastic call that a node is, or that was folded into it."""
-    return cast(str, node.args[1]) if node.target is batch_norm else node.meta.get("folded")
+_current = threading.local()
 
 
-def _copy_drawn(
-    each: fx.Graph,
-    node: fx.Node,
-    made: dict[fx.Node, fx.Node],
-    parameters: Mapping[str, tuple[fx.Node, fx.Node]],
-    apply: Callable[..., Tensor] | None,
-) -> fx.Node:
-    if node.target is batch_norm:
-        x, (scale, shift) = cast(fx.Node, node.args[0]), parameters[str(node.args[1])]
-        before = made[x]
-        if apply is not None:
-            applied = each.call_function(apply, (before, scale, shift))
-            applied.meta |= {key: node.meta[key] for key in ("shape", "dtype")}
-            return applied
-        if before.target is workspace.linear and len(x.users) == 1:
-            return each.call_function(workspace.normed_linear, (*before.args[:3], scale, shift, before.args[3]))
-        return each.call_function(workspace.addcmul, (shift, before, scale, len(each.nodes)))
-    if "folded" in node.meta:
-        source, target = node.args[0] if node.args else node.kwargs["input"], cast(Callable[..., Any], node.target)
-        kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
-        arguments = (made[cast(fx.Node, source)], *parameters[node.meta["folded"]], *node.args[3:])
-        return each.call_function(target, arguments, kwargs)
-    if apply is None and node.target is F.linear and not node.kwargs:
-        operands = [made[part] if isinstance(part, fx.Node) else None for part in (*node.args, None)[:3]]
-        return each.call_function(workspace.linear, (*operands, len(each.nodes)))
-    return each.node_copy(node, lambda source: made[source])
+class Workspace:
+    """Buffers by slot, for passes that follow one another in one thread.
+
+    Fresh megabytes cost a CPU more in page faults than the arithmetic in them.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, Tensor] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the operations below write into these buffers."""
+        outer = getattr(_current, "workspace", None)
+        _current.workspace = self
+        try:
+            yield
+        finally:
+            _current.workspace = outer
+
+    def take(self, slot: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return the buffer of a slot in this shape; what it held is gone."""
+        size = torch.Size(shape).numel()
+        buffer = self._buffers.get(slot)
+        if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype:
+            buffer = self._buffers[slot] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return buffer[:size].view(shape)
+
+
+def normed(x: Tensor, scale: Tensor, shift: Tensor, slot: int) -> Tensor:
+    """x * scale + shift, into the buffer of its slot where a workspace is active."""
+    workspace: Workspace | None = getattr(_current, "workspace", None)
+    if workspace is None:
+        return torch.addcmul(shift, x, scale)
+    shape = (len(scale), *x.shape) if scale.ndim > x.ndim else x.shape  # (t, N, C)
+    return torch.addcmul(shift, x, scale, out=workspace.take(slot, shape, x))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: int) -> Tensor:
+    """x W^T + b, into the buffer of its slot where a workspace is active."""
+    workspace: Workspace | None = getattr(_current, "workspace", None)
+    if workspace is None:
+        return F.linear(x, weight, bias)
+    out = workspace.take(slot, (*x.shape[:-1], weight.shape[0]), x)
+    flat, rows = out.view(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
+    if bias is None:
+        torch.mm(rows, weight.t(), out=flat)
+    else:
+        torch.addmm(bias, rows, weight.t(), out=flat)
+    return out
+
+
+def normed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, slot: int) -> Tensor:
+    """(x W^T + b) * scale + shift, x (t, N, I), scale and shift (t, 1, O), into the buffer of its slot."""
+    workspace: Workspace | None = getattr(_current, "workspace", None)
+    if workspace is None or x.ndim < 3 or x.shape[1] < constants.FOLD_FROM:
+        out = linear(x, weight, bias, slot)
+        return torch.addcmul(shift, out, scale, out=out)
+    if bias is not None:
+        shift = torch.addcmul(shift, bias, scale)
+    out = workspace.take(slot, (*x.shape[:2], weight.shape[0]), x)
+    return torch.baddbmm(shift, x, weight.t() * scale, out=out)

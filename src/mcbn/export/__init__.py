@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
+from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError
 from mcbn.export import gradients, onnx_file, passes
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 CHUNK_VALUES = 2**19  # of the widest result of one pass on the example: onnxruntime is fastest while it stays in cache
 MOST_VALUES = 2**29  # a wider result (2 GiB in single precision) is refused
-TOLERANCE, COARSE_TOLERANCE = 1e-8, 1e-3  # of double precision, and of lower; relative to the largest value
 
 
 def to_onnx(
@@ -211,14 +211,11 @@ def _place(error: Exception) -> str:
     return f" (line {last.lineno} of {last.filename}, `{last.line}`)"
 
 
-def _compare(found: Mapping[str, Tensor], expected: Any, what: str) -> None:
+def _compare(values: Mapping[str, Tensor], expected: Any, what: str) -> None:
     """Refuse a graph whose numbers are not those of `predict`."""
-    for name, value in found.items():
-        reference = getattr(expected, name)
-        scale = expected.entropy if name == "mutual_information" else reference  # itself a difference of entropies
-        relative = TOLERANCE if reference.dtype == torch.float64 else COARSE_TOLERANCE
-        value, same = value.to(reference.device), value.shape == reference.shape
-        if not same or not bool(((value - reference).abs() <= relative * scale.abs().max().clamp(min=1e-6)).all()):
+    for name, value in values.items():
+        scale = expected.entropy.abs().max() if name == "mutual_information" else None  # a difference of entropies
+        if not agree(value, getattr(expected, name), EXPORTED, scale=scale):
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
                 "which inputs run beside them may still work with chunk_size=1"

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from mcbn import private_torch
 from mcbn.export.passes import Pass
 
 
@@ -34,15 +35,14 @@ def write_down_gradient(written: Pass, crossing: Sequence[Tensor], parts: Sequen
 
 def _stand_ins(tensors: Sequence[Tensor], axes: Sequence[int | None]) -> list[Tensor]:
     """Stand for tensors without their values, all with the same open batch axis and everything else fixed."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+    mode = private_torch.stand_in_mode()
 
     def stand_in(tensor: Tensor, axis: int | None) -> Tensor:
         kinds = [DimDynamic.DUCK if number == axis else DimDynamic.STATIC for number in range(tensor.ndim)]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context)
+        return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context)  # type: ignore[no-any-return]
 
     return [stand_in(tensor, axis) for tensor, axis in zip(tensors, axes, strict=True)]
 
@@ -51,7 +51,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Name gradients that have no operator outside torch, as operators that have one."""
     table: dict[Any, Callable[..., Any]] = {**torch.export.default_decompositions()}
     aten = torch.ops.aten
-    table |= torch._decomp.get_decompositions([aten.max_pool2d_with_indices_backward, aten.slice_backward])
+    table |= private_torch.decompositions([aten.max_pool2d_with_indices_backward, aten.slice_backward])
     table[aten.convolution_backward.default] = _convolution_backward
     table[aten.avg_pool2d_backward.default] = _average_backward
     return table

@@ -14,8 +14,10 @@ from torch import Tensor, fx, nn
 
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, statistics_dtype
+from mcbn.engine.graph import reached, split
 from mcbn.errors import MCBNError
 from mcbn.network import Network, pick_output
+from mcbn.private_torch import size_seen, works_in_place
 
 
 class Given(BatchNormMode):
@@ -100,14 +102,9 @@ def write_down(network: Network, inputs: Any, names: Sequence[str], parts: Seque
     forward = Forward(network, inputs, names)
     with torch.no_grad():
         written = torch.export.export(forward, (tensors, rows), dynamic_shapes=open_axes, strict=False)
-        if any(_changes_values(node) for node in written.graph.nodes):
+        if any(map(works_in_place, written.graph.nodes)):  # two parts of a pass must not change each other's values
             written = written.run_decompositions({})
     return _split(written.module(check_guards=False), len(tensors), N)
-
-
-def _changes_values(node: fx.Node) -> bool:
-    """Tell whether an operation works in place: two parts of a pass must not change each other's values."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def grows(tensor: Tensor, N: int) -> bool:
@@ -117,45 +114,17 @@ def grows(tensor: Tensor, N: int) -> bool:
 
 def _split(written: fx.GraphModule, n_inputs: int, N: int) -> Pass:
     """Cut a pass into what no statistics reach and the rest; sizes that the rest reads are worked out there anew."""
-    *nodes, last = written.graph.nodes
-    result = last.all_input_nodes[0]
-    drawn = set([node for node in nodes if node.op == "placeholder"][n_inputs:])
-    drawn |= _reached(drawn, nodes)
-    kept = drawn | _sizes_read(drawn, nodes)
-    crossing = [
-        node
-        for node in nodes
-        if node not in kept and node.op != "get_attr" and (node is result or any(user in kept for user in node.users))
-    ]
-    shared, each = fx.Graph(), fx.Graph()
-    in_shared: dict[fx.Node, fx.Node] = {}
-    in_each = {node: each.placeholder(f"shared{number}") for number, node in enumerate(crossing)}
-    for node in nodes:
-        if node not in drawn:
-            in_shared[node] = shared.node_copy(node, lambda source: in_shared[source])
-        if node in kept or (node.op == "get_attr" and node not in in_each):
-            in_each[node] = each.node_copy(node, lambda source: in_each[source])
-    shared.output(tuple(in_shared[node] for node in crossing))
-    each.output(in_each[result])
-    axes, width = [_batch_axis(node) for node in crossing], max(_numel(node) for node in nodes) // N
-    parts = []
-    for graph in (shared, each):
-        graph.eliminate_dead_code(_is_impure)
-        parts.append(fx.GraphModule(written, graph))
-    return Pass(parts[0], parts[1], axes, max(1, width))
+    *nodes, _ = written.graph.nodes
+    parameters = [node for node in nodes if node.op == "placeholder"][n_inputs:]
+    drawn = reached(written.graph, lambda node: node in parameters)
+    halves = split(written.graph, drawn, both=_sizes_read(drawn, nodes), needed=_is_impure)
+    shared, each = (fx.GraphModule(written, graph) for graph in halves[:2])
+    width = max(_numel(node) for node in nodes) // N
+    return Pass(shared, each, [_batch_axis(node) for node in halves.crossing], max(1, width))
 
 
 def _is_impure(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output")
-
-
-def _reached(sources: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Find all that is computed from some nodes."""
-    found = set(sources)
-    for node in nodes:
-        if any(source in found for source in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _sizes_read(drawn: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
@@ -178,9 +147,6 @@ def _batch_axis(node: fx.Node) -> int | None:
 
 def _numel(node: fx.Node) -> int:
     value = node.meta.get("val")
-    return math.prod(_hint(size) for size in value.shape) if isinstance(value, Tensor) and node.op != "get_attr" else 0
-
-
-def _hint(size: int | torch.SymInt) -> int:
-    """Return a size as it was for the example."""
-    return size if isinstance(size, int) else int(size.node.hint)
+    if not isinstance(value, Tensor) or node.op == "get_attr":
+        return 0
+    return math.prod([size_seen(size) for size in value.shape])

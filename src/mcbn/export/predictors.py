@@ -11,6 +11,7 @@ from mcbn.engine.jacobian import Point
 from mcbn.export.passes import Pass, spread_rows
 from mcbn.linear import Expansion
 from mcbn.outputs import as_float, as_logits
+from mcbn.private_torch import scan
 
 State = tuple[Tensor, ...]
 
@@ -137,7 +138,6 @@ class SamplePredictor(nn.Module):
 
     def _loop(self, run: Any, parts: list[Tensor], N: int) -> State:
         """Pool the moments of chunk after chunk: memory grows with the chunk, not with T."""
-        from torch._higher_order_ops.scan import scan
 
         def step(state: State, now: tuple[list[Tensor], Tensor]) -> tuple[State, tuple[()]]:
             rows, share = now

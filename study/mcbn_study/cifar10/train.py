@@ -6,7 +6,7 @@ One step goes from raw bytes to new weights; on a GPU one step of all networks i
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors, write_tensors
@@ -212,20 +213,6 @@ def _resume(trainers: Sequence[Trainer], checkpoints: Sequence[Path]) -> None:
         raise MCBNError(
             f"the networks stopped at different steps, {reached}, and cannot go on together; train them one by one"
         )
-
-
-def capture(function: Callable[[], None], *, around: AbstractContextManager[Any]) -> Callable[[], None]:
-    """Capture a function as a CUDA graph and return what runs it again; `around` puts back what warm-ups change."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with around, torch.cuda.stream(stream):
-        for _ in range(3):  # kernels are chosen and loaded
-            function()
-        torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
 
 
 def take_epoch(trainers: Sequence[Trainer], replay: Callable[[], None] | None) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from mcbn.engine.capture import capture
 from mcbn_study.mnf.layers import MNFNetwork, Sources
 
 BLOCK = 2**20  # normal numbers drawn at once for a network: depends on nothing else in the stack
@@ -149,7 +150,7 @@ class Stack:
         if self.device.type == "cuda":
             with warnings.catch_warnings():  # layers have streams of their own; where these meet, autograd waits
                 warnings.filterwarnings("ignore", STREAMS_DIFFER, UserWarning)
-                return capture(self._step, parameters, self.optimizer)
+                return capture(self._step, around=unchanged(parameters, self.optimizer))
         with unchanged(parameters, self.optimizer):
             self._step()
         return self._step
@@ -192,25 +193,6 @@ def unchanged(state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None =
         _restore(state, before, optimizer)
 
 
-def capture(
-    function: Callable[[], None], state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None
-) -> Callable[[], None]:
-    """Capture a function over fixed memory as a CUDA graph; what the warm-up changed of its state is put back."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with unchanged(state, optimizer):
-        try:
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    function()
-        finally:
-            torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
 def _restore(state: Sequence[Tensor], before: list[Tensor], optimizer: torch.optim.Optimizer | None) -> None:
     with torch.no_grad():
         for tensor, value in zip(state, before, strict=True):
@@ -236,7 +218,8 @@ class Best:
         self.epoch, self.best_epoch = (torch.zeros(S, dtype=torch.int64, device=x.device) for _ in range(2))
         self.stopped = torch.zeros(S, dtype=torch.bool, device=x.device)
         state = [*self.kept, self.score, self.epoch, self.best_epoch, self.stopped]
-        self.check = capture(self._check, state) if x.device.type == "cuda" else self._check
+        on_gpu = x.device.type == "cuda"
+        self.check = capture(self._check, around=unchanged(state)) if on_gpu else self._check
 
     @torch.no_grad()
     def _check(self) -> None:

@@ -3,13 +3,15 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
+from mcbn.private_torch import allow_steps_before_capture
 from mcbn_study.machine import precision
 from mcbn_study.regression import fused as fused_steps
 from mcbn_study.regression.problem import Problem
@@ -134,7 +136,7 @@ class Trainer:
         self._parameters = [{n: value[g.rows] for n, value in self.values.items()} for g in self._groups]
         every = [parameter for group in self._parameters for parameter in group.values()]
         self._optimizer = torch.optim.Adam(every, lr=LEARNING_RATE, fused=True, capturable=self._graphs)
-        self._optimizer._warned_capturable_if_run_uncaptured = True  # the first block runs before capture
+        allow_steps_before_capture(self._optimizer)
         for group, parameters in zip(self._groups, self._parameters, strict=True):
             for name, parts in moments.items():
                 first, second = (part[group.rows] for part in parts)
@@ -143,7 +145,7 @@ class Trainer:
                 self._optimizer.state[parameters[name]] = state
         self._taken = self.epoch * self._groups[0].steps  # by the first group
         self._blocks: dict[int, _Block] = {}
-        self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
+        self._captured: dict[tuple[int, int], Callable[[], None] | None] = {}
 
     def _moments(self) -> dict[str, list[Tensor]]:
         """Return Adam's two moments of all networks by parameter; nothing before the first step."""
@@ -205,18 +207,11 @@ class Trainer:
             self._take_steps(size, active)
         elif key not in self._captured:
             self._captured[key] = None
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._take_steps(size, active)
-            torch.cuda.current_stream().wait_stream(side)
+            warm_up(partial(self._take_steps, size, active))
         else:
-            graph = self._captured[key]
-            if graph is None:
-                graph = self._captured[key] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):  # records, does not run
-                    self._take_steps(size, active)
-            graph.replay()
+            steps = self._captured[key] or capture(partial(self._take_steps, size, active), warm_ups=0)
+            self._captured[key] = steps
+            steps()
 
     def _take_fused_steps(self, size: int) -> None:
         """Take the steps in one kernel; moments stay where Adam would have them."""

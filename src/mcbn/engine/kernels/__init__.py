@@ -1,22 +1,39 @@
-"""CUDA kernels of this package: compiled by PyTorch for their sizes when they are first needed, and kept."""
+"""CUDA kernels of this package: compiled by PyTorch for their sizes when they are first needed, and kept.
+
+narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rectifier. cuDNN's float32 convolutions of
+16 channels take five times what moving their values takes, and batch norm that differs from draw to draw is two passes
+over memory more. Products are TF32, as PyTorch's convolutions are by default.
+halved.cu: the largest of 2 x 2 pixels. PyTorch's pooling also writes where each was, which takes longer than the rest.
+probabilities.cu: class probabilities of many places, the pixels of a segmentation say: moments and entropies, which are
+a dozen passes over memory as operations of their own.
+
+Imported on a GPU alone; benchmarks/README.md has times.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from math import isqrt
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from mcbn import private_torch
+from mcbn.engine import constants
 from mcbn.files import cache_folder, replacing
+
+SHARED_BYTES = 48 * 1024  # of a block of threads, on every GPU
+IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
 
 
 @cache
 def available() -> bool:
     """Tell whether kernels can be compiled and run here."""
-    if not torch.cuda.is_available() or torch.version.hip is not None or not hasattr(torch.cuda, "_compile_kernel"):
+    if not torch.cuda.is_available() or torch.version.hip is not None or not private_torch.compiles_kernels():
         return False
     from torch.utils.cpp_extension import CUDA_HOME  # slow to import
 
@@ -55,16 +72,221 @@ def launch(
 @cache
 def _compiled(name: str, constants: tuple[tuple[str, int], ...], device: int) -> Any:  # pragma: no cover
     """Load a kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
-    from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
-
     code, flags = source(name), ["-std=c++17", *options(dict(constants))]
     with torch.cuda.device(device):
         known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
         kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
         if kept.exists():
-            made = kept.read_bytes()
+            compiled = kept.read_bytes()
         else:
-            made, _ = _nvrtc_compile(code, name, nvcc_options=flags)
+            compiled = private_torch.compile_kernel(code, name, flags)
             with suppress(OSError), replacing(kept) as temporary:
-                temporary.write_bytes(made)
-        return _cuda_load_module(made, [name])[name]  # type: ignore[index]
+                temporary.write_bytes(compiled)
+        return private_torch.load_kernel(compiled, name)
+
+
+# ---------------------------------------------------------------- narrow.cu
+
+
+def suits_narrow(weight: Tensor, shape: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any) -> bool:
+    """Tell whether `narrow` takes a convolution by weight (D, C, k, k) that gives images of a shape."""
+    outputs, inputs, height, width = weight.shape
+    square = height == width and height in (1, 3) and not isinstance(padding, str)
+    few = inputs <= constants.NARROW_MOST_INPUTS and outputs <= constants.NARROW_OUTPUTS[-1]
+    if not square or not few or groups != 1 or inputs % 16:
+        return False
+    even = len({*_both(stride)}) == len({*_both(padding)}) == 1 and {*_both(dilation)} == {1}
+    return even and patch(shape, inputs, height, _both(stride)[0]) is not None
+
+
+def _both(sizes: Any) -> tuple[int, ...]:
+    return (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
+
+
+def patch(image: Sequence[int], inputs: int, size: int, stride: int) -> tuple[int, int, int] | None:
+    """Return rows, columns and images (..., H', W') that a block of threads takes, powers of two; None if none suit."""
+    high, wide = image[-2:]
+    for pixels in constants.NARROW_PIXELS:
+        whole_rows = wide <= constants.NARROW_COLUMNS[True]
+        columns = min(constants.NARROW_COLUMNS[whole_rows], _power_of_two(wide))
+        rows = min(pixels // columns, _power_of_two(high))
+        images = pixels // (rows * columns)
+        around = ((rows - 1) * stride + size) * ((columns - 1) * stride + size)
+        fits = min(2, inputs // 16) * images * around * 64 <= SHARED_BYTES
+        if fits and _covered(high, rows) * _covered(wide, columns) <= constants.NARROW_MOST_WORK * high * wide:
+            return rows, columns, images
+    return None
+
+
+def _power_of_two(size: int) -> int:
+    """Return the least power of two that is not below a size."""
+    return 1 << (size - 1).bit_length()
+
+
+def _covered(size: int, side: int) -> int:
+    return -(-size // side) * side
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Lay a weight (D, C, k, k), rounded to TF32, out as the threads of a warp hold it, (C / 16, k k, D / 8, 32, 4).
+
+    Thread 4 g + t of part j holds channels 4 t to 4 t + 3 of output 4 (g // 2) + g % 2 + 2 (j % 2) of its 16. D is
+    filled up to one of NARROW_OUTPUTS.
+    """
+    kept, C, k, _ = weight.shape
+    D = next(size for size in constants.NARROW_OUTPUTS if size >= kept)
+    filled = F.pad(rounded(weight), (0, 0, 0, 0, 0, 0, 0, D - kept))
+    threads = filled.reshape(D // 16, 4, 2, 2, C // 16, 4, 4, k * k).permute(4, 7, 0, 2, 1, 3, 5, 6)
+    return threads.reshape(C // 16, k * k, D // 8, 32, 4).contiguous()
+
+
+def rounded(values: Tensor) -> Tensor:
+    """Round to TF32, which has 10 digits behind the first, half away from zero."""
+    bits = (values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
+    return torch.where(values.isfinite(), bits.view(torch.float32), values)
+
+
+@torch.library.custom_op("mcbn::narrow", mutates_args=())
+def narrow(
+    x: Tensor,
+    beside: Tensor | None,
+    doubled: int,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    shortcut: Tensor | None,
+    slope: float,
+    stride: int,
+    padding: int,
+) -> Tensor:
+    """f(scale (x * weight + bias) + shift + shortcut), f(y) = y where y > 0, else slope y: (N, D, H', W').
+
+    x (N, C, H, W), with the channels of beside behind its own; if doubled is 1, each pixel of x stands for 2 x 2, if it
+    is 2, of beside, if it is 3, of both. weight `packed`, bias, scale and shift (D,); (t, D) are of N / t images each.
+    """
+    k, C, D, kept = isqrt(weight.shape[1]), 16 * weight.shape[0], 8 * weight.shape[2], scale.shape[-1]
+    N, first, H, W = x.shape
+    H, W = (2 * H, 2 * W) if doubled & 1 else (H, W)
+    high, wide = ((size + 2 * padding - k) // stride + 1 for size in (H, W))
+    out = torch.empty(N, kept, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    scale, shift = scale.reshape(-1, kept), shift.reshape(-1, kept)
+    shift = shift if bias is None else torch.addcmul(shift, bias, scale)
+    warps = constants.NARROW_WARPS
+    rows, columns, images = patch((high, wide), C, k, stride) or (0, 0, 0)
+    sizes = {"INPUTS": C, "OUTPUTS": D, "KEPT": kept, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
+    sizes |= {
+        "STRIDE": stride,
+        "PADDING": padding,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "IMAGES": images,
+        "WARPS": warps,
+    }
+    sizes |= {"SHORTCUT": int(shortcut is not None), "FIRST": first, "DOUBLED": doubled}
+    sizes |= {"BLOCKS": constants.NARROW_BLOCKS_OF_16 if C == D == 16 else constants.NARROW_BLOCKS[D]}
+    read = [aligned(out if image is None else image, torch.channels_last) for image in (x, beside, shortcut)]
+    scale, shift = _in_rows(scale, shift)
+    tensors = [*read[:2], weight, scale, shift, read[2], out]
+    blocks = -(-N // images) * -(-high // rows) * -(-wide // columns)
+    launch("narrow", sizes, (blocks, 32 * warps), tensors, N, N // len(scale), scale.stride(0), slope)
+    return out
+
+
+def _in_rows(scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Lay (t, D) out as the kernel reads them; parts of one table, whose columns both are, stay where they lie."""
+    alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
+    if alike and not any(table.data_ptr() % 16 for table in (scale, shift)):
+        return scale, shift
+    return aligned(scale), aligned(shift)
+
+
+def aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Lay values out where they begin at a multiple of 16 bytes: kernels read four at a time."""
+    values = values.contiguous(memory_format=layout)
+    return values.clone(memory_format=layout) if values.data_ptr() % 16 else values
+
+
+@narrow.register_vmap
+def _(info: Any, axes: Sequence[int | None], *operands: Any) -> tuple[Tensor, int]:
+    """Run the draws of `torch.vmap` as one batch: image n of draw t is image t N + n."""
+    t = info.batch_size
+
+    def stacked(position: int) -> Tensor:
+        axis = axes[position]
+        value: Tensor = operands[position]
+        return value.expand(t, *value.shape) if axis is None else value.movedim(axis, 0)
+
+    together = list(operands)
+    for position in SCALES:
+        together[position] = stacked(position)  # (t, D)
+    for position in IMAGES:
+        if together[position] is not None:
+            together[position] = stacked(position).flatten(0, 1)  # (t N, C, H, W)
+    out = narrow(*together)
+    return out.unflatten(0, (t, -1)), 0  # (t, N, D, H', W')
+
+
+# ---------------------------------------------------------------- halved.cu
+
+
+def suits_halved(shape: Sequence[int], size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> bool:
+    """Tell whether `halved` takes a pooling of images of a shape."""
+    plain = size in (2, (2, 2)) and stride in (None, 2, (2, 2)) and padding in (0, (0, 0)) and dilation in (1, (1, 1))
+    return plain and not ceil_mode and len(shape) == 4 and not any(side % 2 for side in shape[2:]) and shape[1] % 4 == 0
+
+
+@torch.library.custom_op("mcbn::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    """Return the largest of every 2 x 2 pixels of images (N, C, H, W): (N, C, H / 2, W / 2)."""
+    N, C, H, W = x.shape
+    out = torch.empty(N, C, H // 2, W // 2, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    count = out.numel() // 4
+    grid = (-(-count // constants.HALVED_THREADS), constants.HALVED_THREADS)
+    launch("halved", {"CHANNELS": C, "WIDTH": W}, grid, [aligned(x, torch.channels_last), out], count)
+    return out
+
+
+@halved.register_vmap
+def _(info: Any, axes: Sequence[int | None], x: Tensor) -> tuple[Tensor, int]:
+    """Run the draws of `torch.vmap` as one batch."""
+    together = x.movedim(axes[0] or 0, 0)  # (t, N, C, H, W)
+    out = halved(together.flatten(0, 1))
+    return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+# ---------------------------------------------------------------- probabilities.cu
+
+
+class Sums(NamedTuple):
+    """Over draws: the first one's probabilities, sums of differences from them and of their squares, of entropies."""
+
+    pivot: Tensor  # (N, K, ...)
+    sum: Tensor
+    squares: Tensor
+    entropies: Tensor  # (N, ...)
+
+
+def suits_probabilities(logits: Tensor, tau: Tensor) -> bool:
+    """Tell whether the kernel takes logits (t, N, K, ...) and their inverse temperature."""
+    if not available() or not logits.is_cuda or logits.dtype != torch.float32 or logits.requires_grad:
+        return False
+    K = logits.shape[2]
+    many = logits[0].numel() >= K * constants.PROBABILITIES_LEAST_PLACES and logits.numel() < 2**31
+    if K > constants.PROBABILITIES_MOST_CLASSES or not many or tau.ndim or tau.is_cuda:
+        return False
+    return compiles("probabilities", (("CLASSES", K),), logits.device.index)
+
+
+def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None) -> Sums:
+    """Add the draws of logits (t, N, K, ...) in place; None: begin with them."""
+    t, N, K, *size = logits.shape
+    flat = logits.reshape(t, N, K, -1)  # a copy only where the pixels do not lie in steps of one length
+    begin, pixels = sums is None, flat.shape[3]
+    if sums is None:
+        pivot, total, squares = (logits.new_empty(N, K, *size) for _ in range(3))
+        sums = Sums(pivot, total, squares, logits.new_empty(N, *size))
+    blocks = -(-N * pixels // constants.PROBABILITIES_THREADS)
+    numbers = (t, N * pixels, pixels, *flat.stride(), int(begin), float(tau))
+    launch("probabilities", {"CLASSES": K}, (blocks, constants.PROBABILITIES_THREADS), [flat, *sums], *numbers)
+    return sums

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drawn import fit
+from drawn import fit, program_of
 from mcbn.engine import fuse as fusing
-from mcbn.engine import program
-from mcbn.engine.kernels import narrow
-from mcbn.engine.program import trace
+from mcbn.engine import kernels as narrow
+from mcbn.engine import plan as plans
 from mcbn_benchmarks import gpu as bench
 from mcbn_benchmarks.speed.timing import time_interleaved
 from mcbn_study.networks.others import UNet, cifar_resnet
@@ -55,7 +54,7 @@ def test_draws_equal_convolution_norm_shortcut_and_rectifier(C, D, k, stride, si
     scale, shift = torch.randn(2, 3, D, device=DEVICE)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         added = torch.randn_like(torch.stack([conv(part) for part in x]))
-        assert narrow.suits(conv.weight, added.shape, conv.stride, conv.padding, conv.dilation, conv.groups)
+        assert narrow.suits_narrow(conv.weight, added.shape, conv.stride, conv.padding, conv.dilation, conv.groups)
         weight = narrow.packed(conv.weight)
 
         def run(x: Tensor, scale: Tensor, shift: Tensor, added: Tensor | None = None) -> Tensor:
@@ -105,7 +104,7 @@ def test_values_may_lie_anywhere_in_memory_and_be_infinite() -> None:
 def test_other_convolutions_are_left_to_pytorch() -> None:
     def taken(*sizes: int, shape: tuple[int, ...] = (32, 32), **options: int | tuple[int, int]) -> bool:
         conv = nn.Conv2d(*sizes, **options)  # type: ignore[arg-type]
-        return narrow.suits(conv.weight, shape, conv.stride, conv.padding, conv.dilation, conv.groups)
+        return narrow.suits_narrow(conv.weight, shape, conv.stride, conv.padding, conv.dilation, conv.groups)
 
     assert taken(16, 32, 3, padding=1)
     assert taken(64, 64, 1)
@@ -132,18 +131,17 @@ def test_networks_give_the_same_numbers_with_kernels(build, size: int, kernels: 
         parameter.data = narrow.rounded(parameter.data)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), torch.no_grad():
         bayes = fit(network, x, n_samples=2)
-        assert bayes.network is not None
-        traced, _ = trace(bayes.network, *bayes.posterior.draw(0), x[:2], fold=lambda *_: False)
+        traced = program_of(bayes, x[:2], fold=False)
         omega = traced.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
         shared = traced.run_shared(x[:2])
         other = replace(traced, narrow=fusing.fuse_narrow(traced.each)).narrowed()
         assert other.kernels == kernels
         assert sum(node.target is Tensor.add_ for node in other.each.graph.nodes) == sums
-        wanted = traced.run_together(shared, omega)
+        wanted = traced.run(shared, omega)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
-            coarse = traced.run_together(shared, omega)  # on a GPU as TF32
+            coarse = traced.run(shared, omega)  # on a GPU as TF32
         allowed = 2 * float((coarse - wanted).abs().max()) + 1e-5 * float(wanted.abs().max())
-        for found, own in ((other.run_together(shared, omega), wanted), (other.run_each(shared, omega[1]), wanted[1])):
+        for found, own in ((other.run(shared, omega), wanted), (other.run(shared, omega[1:2]), wanted[1:2])):
             torch.testing.assert_close(found, own, rtol=0, atol=allowed)
 
 
@@ -156,10 +154,10 @@ def test_engine_takes_the_kernels_and_says_so(monkeypatch) -> None:
     for parameter in network.parameters():
         parameter.data = narrow.rounded(parameter.data)
     bayes, plain = (fit(network, x, n_samples=3) for _ in range(2))
-    monkeypatch.setattr(program, "_runs_kernels", lambda _: False)
+    monkeypatch.setattr(plans, "runs_kernels", lambda _: False)
     wanted = plain.sample(x[:2])
     assert "kernel" not in plain.explain(x[:2])
-    monkeypatch.setattr(program, "_runs_kernels", lambda _: True)
+    monkeypatch.setattr(plans, "runs_kernels", lambda _: True)
     found = bayes.sample(x[:2])
     assert "6 convolutions in one kernel each with what follows" in bayes.explain(x[:2])
     assert_near(found, wanted)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drawn import check_equal, fit, loop
+from drawn import check_equal, fit, loop, program_of
 from mcbn.engine.fuse import fuse_activations, fuse_narrow
-from mcbn.engine.program import trace
 
 
 class Residual(nn.Module):
@@ -34,10 +33,8 @@ def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused
     torch.manual_seed(0)
     x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
     bayes = fit(Residual(alpha).double(), x)
-    assert bayes.network is not None
     check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-12)
-    with torch.no_grad():
-        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
+    program = program_of(bayes, x, fold=True)
     fuse_activations(program.each)
     targets = [node.target for node in program.each.graph.nodes]
     assert targets.count(torch.cudnn_convolution_add_relu) == fused
@@ -69,17 +66,16 @@ def test_bias_of_a_projected_shortcut_goes_into_the_convolution_it_is_added_to(s
     torch.manual_seed(0)
     x = torch.randn(16, 4, 6, 6, dtype=torch.float64)
     bayes = fit(Projected(shared).double(), x)
-    assert bayes.network is not None
+    program = program_of(bayes, x, fold=True)
     with torch.no_grad():
-        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda width, convolutional: True)
         omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
-        expected = program.run_each(program.run_shared(x), omega[1])
+        expected = program.run(program.run_shared(x), omega[1:2])
         fuse_activations(program.each)
         for node in program.each.graph.nodes:
             if node.target is torch.cudnn_convolution_add_relu:
                 node.target = relu_of_sum
         program.each.recompile()
-        check_equal(program.run_each(program.run_shared(x), omega[1]), expected, 1e-12)
+        check_equal(program.run(program.run_shared(x), omega[1:2]), expected, 1e-12)
     (left,) = (node for node in program.each.graph.nodes if node.target is torch.nn.functional.conv2d)
     assert (left.args[2] is None) != shared  # where something else reads the shortcut, its bias must stay
 
@@ -102,10 +98,8 @@ def test_nothing_is_fused_across_a_change_in_place() -> None:
     torch.manual_seed(0)
     x = torch.randn(16, 16, 8, 8)
     bayes = fit(Meddling(), x)
-    assert bayes.network is not None
     for folded in (True, False):
-        with torch.no_grad():
-            program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda *_, large=folded: large)
+        program = program_of(bayes, x, fold=folded)
         each = program.each if folded else fuse_narrow(program.each)
         if folded:
             fuse_activations(each)
@@ -147,9 +141,7 @@ def test_kernel_reads_both_parts_of_a_concatenation(network: Joined, doubled: in
     torch.manual_seed(0)
     x = torch.randn(8, 16, 8, 8)
     bayes = fit(network, x)
-    assert bayes.network is not None
-    with torch.no_grad():
-        program, _ = trace(bayes.network, *bayes.posterior.draw(0), x, fold=lambda *_: False)
+    program = program_of(bayes, x, fold=False)
     graph = fuse_narrow(program.each).graph
     (made,) = (node for node in graph.nodes if node.target is torch.ops.mcbn.narrow.default)
     assert made.args[2] == doubled

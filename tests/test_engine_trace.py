@@ -15,7 +15,7 @@ from drawn import check_equal, fit, loop
 from kinds import make, norms_in_training
 from mcbn import batch_norm as statistics
 from mcbn.batching import rows_of_draw
-from mcbn.engine import run as sampling
+from mcbn.engine import run as run_module
 
 
 class Doubling(torch.autograd.Function):
@@ -75,7 +75,7 @@ def test_networks_that_resist_give_the_same_numbers(how: str, chunk_size: int | 
     x = torch.randn(30, 5, dtype=torch.float64)
     before = x.clone()
     bayes = fit(Awkward(how).double(), x)
-    expected = torch.stack([bayes.engine._replay(x.clone(), t) for t in range(5)])
+    expected = torch.stack([bayes.engine.replay(x.clone(), t) for t in range(5)])
     check_equal(bayes.sample(x, chunk_size=chunk_size), expected, 1e-12)
     assert torch.equal(x, before)
 
@@ -247,7 +247,7 @@ BY_VALUES = [weights_from_the_inputs, rows_of_a_mask, longest, prefix, classes_s
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2])
 @pytest.mark.parametrize("run", [*IN_PLACE, *SHARED, *BY_VALUES])
-def test_a_way_found_on_blank_inputs_holds_for_all(run: Any, chunk_size: int | None) -> None:
+def test_a_plan_found_on_blank_inputs_holds_for_all(run: Any, chunk_size: int | None) -> None:
     torch.manual_seed(0)
     x = torch.randn(30, 5, dtype=torch.float64)
     bayes = fit(Written(run).double(), x)
@@ -286,17 +286,17 @@ def test_gradients_found_on_blank_inputs_hold_for_all(run: Any) -> None:
             torch.testing.assert_close(found, expected)
 
 
-def test_threads_find_a_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_find_a_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
-    sought, original = [], sampling.Engine._find_plan
+    sought, original = [], run_module.build
 
-    def find(self: sampling.Engine, *arguments: Any) -> Any:
+    def build(*arguments: Any, **options: Any) -> Any:
         sought.append(arguments)
         time.sleep(0.05)
-        return original(self, *arguments)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(sampling.Engine, "_find_plan", find)
+    monkeypatch.setattr(run_module, "build", build)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: bayes.sample(x), range(4)))
     assert len(sought) == 1

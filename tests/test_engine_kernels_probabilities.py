@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mcbn import moments as streaming
-from mcbn.engine.kernels import probabilities
+from mcbn.engine import kernels
 from mcbn.errors import MCBNError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,7 +25,7 @@ def both(monkeypatch: pytest.MonkeyPatch, chunks: list[Tensor], tau: float) -> l
     """Return prediction and moments by the kernel and by single operations."""
     found = []
     for taken in (True, False):
-        monkeypatch.setattr(probabilities, "suits", lambda *_, own=taken: own)
+        monkeypatch.setattr(streaming, "suits_kernel", lambda *_, own=taken: own)
         made = streaming.classification(iter(chunks), torch.tensor(tau, dtype=torch.float64))
         found.append([made.probs, made.variance, made.expected_entropy, made.mutual_information])
     return found
@@ -77,11 +77,11 @@ def test_outputs_that_are_probabilities_are_refused_at_once_or_at_the_end(kind: 
 
 
 def test_only_dense_single_precision_outputs_on_a_gpu_are_taken(monkeypatch) -> None:
-    monkeypatch.setattr(probabilities.kernels, "available", lambda: True)
+    monkeypatch.setattr(kernels, "available", lambda: True)
     tau = torch.tensor(1.0)
-    assert not probabilities.suits(torch.zeros(1, 1, 2, 128, 128), tau)
+    assert not kernels.suits_probabilities(torch.zeros(1, 1, 2, 128, 128), tau)
     if DEVICE == "cuda":
         dense = torch.zeros(1, 1, 2, 128, 128, device=DEVICE)
-        assert probabilities.suits(dense, tau)
+        assert kernels.suits_probabilities(dense, tau)
         for other in (dense[..., :8], dense.double(), dense.repeat(1, 1, 17, 1, 1), dense.clone().requires_grad_()):
-            assert not probabilities.suits(other, tau)
+            assert not kernels.suits_probabilities(other, tau)

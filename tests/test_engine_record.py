@@ -7,8 +7,9 @@ from torch import Tensor, nn
 import kinds
 from mcbn import MCBN
 from mcbn.batching import GROUP, rows_of_draw
+from mcbn.engine import agree, constants
 from mcbn.engine import record as recording
-from mcbn.engine.trace import TraceRecord
+from mcbn.engine.trace import RecordTracer
 
 
 def small() -> tuple[nn.Module, Tensor]:
@@ -20,7 +21,7 @@ def small() -> tuple[nn.Module, Tensor]:
 def test_a_group_in_one_pass_equals_batches_one_by_one(monkeypatch):
     network, x = small()
     together = MCBN(network, "regression").fit(x, n_samples=2 * GROUP + 3, batch_size=16).posterior
-    monkeypatch.setattr(recording, "CPU_GROUP_WIDTH", 0)
+    monkeypatch.setattr(constants, "CPU_GROUP_WIDTH", 0)
     alone = MCBN(network, "regression").fit(x, n_samples=2 * GROUP + 3, batch_size=16).posterior
     for name in alone.layers:
         torch.testing.assert_close(together.mean[name], alone.mean[name], rtol=1e-5, atol=1e-6)
@@ -71,18 +72,19 @@ def test_groups_that_give_other_numbers_are_not_tried_again(monkeypatch):
 @pytest.mark.parametrize(("tf32", "by", "same"), [(True, 0.01, True), (True, 0.05, False), (False, 0.01, False)])
 def test_convolutions_in_tf32_may_differ_by_a_part_of_the_spread(monkeypatch, tf32, by, same):
     mean, var = torch.zeros(3), torch.full((3,), 4.0)
-    monkeypatch.setattr(recording, "is_tf32", lambda _: tf32)
-    assert recording._same({"bn": (mean + 2 * by, var)}, {"bn": (mean, var)}) == same
-    assert recording._same({"bn": (mean, var * (1 + 2 * by))}, {"bn": (mean, var)}) == same
+    for module in (agree, recording):
+        monkeypatch.setattr(module, "is_tf32", lambda _: tf32)
+    assert recording.statistics_agree({"bn": (mean + 2 * by, var)}, {"bn": (mean, var)}) == same
+    assert recording.statistics_agree({"bn": (mean, var * (1 + 2 * by))}, {"bn": (mean, var)}) == same
 
 
 def test_a_written_down_pass_keeps_no_layers_output():
     network, x = small()
     bayes = MCBN(network, "regression").fit(x, n_samples=2, batch_size=16)
-    trace = TraceRecord(bayes.engine.network, frozenset(bayes.posterior.layers), [x])
-    with torch.no_grad(), trace:
-        bayes.engine.network(x)
-    results = trace.program().forward(x)
+    tracer = RecordTracer(frozenset(bayes.posterior.layers))
+    with torch.no_grad():
+        tracer.trace(bayes.engine.network, x)
+    results = tracer.program().forward(x)
     assert [[len(part) for part in parts] for parts in results] == [[8, 8], [6, 6]]  # mean and variance a channel
 
 

@@ -17,9 +17,8 @@ import mcbn
 from drawn import check_equal, fit, loop
 from kinds import KINDS, make
 from mcbn import batches
+from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn.engine import run as sampling
-from mcbn.engine import workspace
 from mcbn_study.networks.others import UNet, resnet32, resnet50
 
 
@@ -70,7 +69,7 @@ def test_batch_norm_is_folded_and_the_first_layer_runs_once() -> None:
 
 
 def test_many_inputs_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    monkeypatch.setattr(constants, "CPU_BLOCK", 60)
     model, x = make("1d", n=50, dtype=torch.float64)
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     assert "50 inputs in 5 blocks" in bayes.explain(x)
@@ -94,7 +93,7 @@ def test_many_inputs_have_batch_norm_in_the_weights_of_each_draw(bias: bool, mon
     monkeypatch.setattr(torch, "baddbmm", counted)
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
     assert not products
-    monkeypatch.setattr(workspace, "FOLD_FROM", len(x))
+    monkeypatch.setattr(constants, "FOLD_FROM", len(x))
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
     assert [found.shape for found in products] == [(5, 40, 4)]
 
@@ -112,7 +111,7 @@ class Neighbours(nn.Module):
 
 
 def test_inputs_that_need_each_other_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    monkeypatch.setattr(constants, "CPU_BLOCK", 60)
     x = torch.randn(50, 5, dtype=torch.float64)
     bayes = fit(Neighbours().double(), x)
     assert "blocks" not in bayes.explain(x)
@@ -120,7 +119,7 @@ def test_inputs_that_need_each_other_are_not_cut(monkeypatch: pytest.MonkeyPatch
 
 
 def test_equal_inputs_do_not_decide_whether_others_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "CPU_BLOCK", 60)
+    monkeypatch.setattr(constants, "CPU_BLOCK", 60)
     x = torch.randn(50, 5, dtype=torch.float64)
     bayes = fit(Neighbours().double(), x)
     bayes.sample(torch.zeros(50, 5))  # less their mean they are zero, however they are cut
@@ -134,7 +133,7 @@ def test_new_shapes_and_dtypes_find_new_plans() -> None:
         check_equal(bayes.sample(x[:n]), loop(bayes, x[:n]), 1e-5)
     wide = torch.randn(3, 3, 9, 7)
     check_equal(bayes.sample(wide), loop(bayes, wide), 1e-5)
-    assert len(bayes.engine._plans) <= sampling.PLANS_KEPT
+    assert len(bayes.engine.plans) <= constants.PLANS_KEPT
     assert bayes.sample(x[:0]).shape == (5, 0, 5)
 
 
@@ -151,7 +150,7 @@ def test_plans_are_found_anew_where_tf32_is_switched() -> None:
         assert torch.equal(bayes.sample(x), wanted)
     finally:
         torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
-    assert len(bayes.engine._plans) == 2
+    assert len(bayes.engine.plans) == 2
 
 
 def test_inputs_are_not_remembered_between_calls() -> None:
@@ -175,11 +174,11 @@ def test_out_of_memory_halves_the_chunk_then_the_inputs(
     bayes, x = regression
     expected, engine = bayes.sample(x), bayes.engine
     tried: list[tuple[int, int]] = []
-    original = sampling.Engine._run
+    original = plans.Plan.prepare
     limit = 3 * len(x)
 
-    def scarce(self: sampling.Engine, inputs: Any, plan: Any, workspace: Any = None) -> Any:
-        run, n = original(self, inputs, plan), len(inputs)
+    def scarce(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
+        run, n = original(self, inputs, workspace), len(inputs)
 
         def limited(start: int, stop: int) -> Tensor:
             tried.append((stop - start, n))
@@ -189,11 +188,13 @@ def test_out_of_memory_halves_the_chunk_then_the_inputs(
 
         return limited
 
-    engine._plan(x, None, False)
-    monkeypatch.setattr(sampling.Engine, "_run", scarce)
+    engine.plan(x)
+    monkeypatch.setattr(plans.Plan, "prepare", scarce)
     torch.testing.assert_close(bayes.sample(x), expected)
     assert tried[:4] == [(20, 24), (10, 24), (5, 24), (2, 24)]
-    engine._plan(x[:12], 1, False)
+    limit = 24
+    engine.plan(x[:12], 1)
+    engine.plan(x[:1])
     limit = 12
     torch.testing.assert_close(bayes.sample(x), expected)
     limit = 0
@@ -254,7 +255,7 @@ def test_bad_tolerance(regression: tuple[mcbn.MCBN, Tensor], tolerance: float) -
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["1d", "2d", "residual", "fused-activation"])
-def test_gpu_ways_equal_the_loop(kind: str) -> None:
+def test_gpu_plans_equal_the_loop(kind: str) -> None:
     model, x = make(kind)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         bayes = fit(model.cuda(), x, n_samples=6)
@@ -268,7 +269,7 @@ def test_gpu_ways_equal_the_loop(kind: str) -> None:
         with mock.patch.object(plans, "draws_at_once", return_value=1):
             for _ in range(6):  # passes side by side
                 check_equal(bayes.sample(q), loop(bayes, q), 1e-5)
-        (plan,) = bayes.engine._plans.values()
+        (plan,) = bayes.engine.plans.values()
         assert plan.at_once == 6
 
 
@@ -317,21 +318,21 @@ def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plans, "passes_at_once", lambda *_: 3)
     monkeypatch.setattr(plans, "draws_at_once", lambda *_, **__: 1)
     check_equal(bayes.sample(x), loop(bayes, x), 1e-12)
-    (plan,) = bayes.engine._plans.values()
+    (plan,) = bayes.engine.plans.values()
     assert isinstance(plan, plans.Plan)
     assert plan.at_once == 3
     assert "one draw a pass" in bayes.explain(x)
     assert "3 passes in one CUDA graph;" in bayes.explain(x)
     for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
         monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
-    beside = plan._side_by_side(plan.program.run_shared(x), plan.omega)
-    assert torch.equal(beside, plan._in_turn(plan.program.run_shared(x), plan.omega))
+    beside = plan.side_by_side(plan.program.run_shared(x), plan.omega)
+    assert torch.equal(beside, plan.in_turn(plan.program.run_shared(x), plan.omega))
 
 
 # ---------------------------------------------------------------- what stays between calls
 
 
-def test_inference_mode_takes_the_same_way() -> None:
+def test_inference_mode_takes_the_same_plan() -> None:
     model, x = make("1d", dtype=torch.float64)
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian")
     with torch.inference_mode():
@@ -381,7 +382,7 @@ def test_shapes_share_the_scales_and_shifts_of_the_draws() -> None:
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     for n in (1, 2, 3):
         bayes.sample(x[:n])
-    found = [plan.omega for plan in bayes.engine._plans.values() if isinstance(plan, sampling.Plan)]
+    found = [plan.omega for plan in bayes.engine.plans.values() if isinstance(plan, plans.Plan)]
     assert len(found) == 3
     assert all(omega is found[0] for omega in found)
 

@@ -1,0 +1,51 @@
+"""Numbers that decide how fast the engine is, never what it computes; each with the measurement behind it.
+
+"H200" and "2 cores" are the machines of benchmarks/README.md; results/ is beside it. A width is the number of values
+of the widest intermediate result of a pass, all its inputs together.
+"""
+
+# ---------------------------------------------------------------- plans: draws in one pass
+
+CPU_CHUNK = 600_000  # width of all draws of a pass: what stays in the cache of 2 cores (README, "Memory and T")
+CPU_FOLD = 2**17  # width of one draw from which convolutions fill 2 cores alone: fold, one draw a pass; not measured
+GPU_CHUNK = 2**24  # 64 MB in single precision; 2^27 wins at most 2 % for 7 times the memory (results/chunks.txt)
+GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: larger ones win nothing (results/chunks.txt)
+GPU_FOLD = 2**21  # as CPU_FOLD; not measured
+MOSTLY_NARROW = 0.7  # share of convolutions that kernels take from which they pay more than folding; not measured
+FOLD_FROM = 1000  # inputs of stacked draws from which products with folded weights are faster: the MLP by a tenth
+
+# ---------------------------------------------------------------- plans: CUDA graphs
+
+GPU_GRAPH = 2**26  # width of a pass up to which launching kernels costs more than running them; not measured
+GPU_GATHER = 2**22  # outputs handed on at once: who reads them launches kernels too; ResNet-50, N = 256: 484 -> 441 ms
+GPU_PASSES = 8  # at most in one graph; not measured
+SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the H200 idle; three were not measured
+PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph; not measured
+
+# ---------------------------------------------------------------- inputs of one pass, on a CPU
+
+CPU_BLOCK = 2**17  # width of a block without convolutions, in the cache of 2 cores; not measured
+CPU_BLOCK_CONVOLUTIONAL = 2**19  # and with them; not measured
+PLANS_KEPT = 16  # shapes of inputs, least recent go; not measured
+
+# ---------------------------------------------------------------- recording
+
+CPU_GROUP_WIDTH = 2**14  # width of one batch up to which a group is faster than one by one; not measured
+GPU_GROUP_WIDTH = 2**20  # not measured
+PROGRAMS_KEPT = 4  # shapes of batches that are traced; not measured
+
+# ---------------------------------------------------------------- kernels (results/narrow.txt, on the H200)
+
+NARROW_MOST_INPUTS = 256  # channels; wider convolutions cuDNN does well
+NARROW_OUTPUTS = (16, 32, 64)  # channels; other numbers of outputs are filled up to one of these
+NARROW_ALONE = 16  # outputs up to which the kernel beats cuDNN with nothing behind the convolution
+NARROW_PIXELS = (128, 64)  # of a block of threads: the first whose inputs fit
+NARROW_COLUMNS = {True: 32, False: 16}  # of them beside each other at most, by whether whole rows of the image are
+NARROW_MOST_WORK = 1.25  # pixels computed for one wanted: patches hang over the edges of an image; not measured
+NARROW_WARPS = 4  # of a block
+NARROW_BLOCKS = {16: 4, 32: 4, 64: 3}  # that a multiprocessor should hold, by outputs: bounds registers
+NARROW_BLOCKS_OF_16 = 8  # from 16 inputs to 16 outputs
+HALVED_THREADS = 256  # of a block; not measured
+PROBABILITIES_THREADS = 128  # of a block; not measured
+PROBABILITIES_MOST_CLASSES = 32  # registers of a thread
+PROBABILITIES_LEAST_PLACES = 2**13  # a thread each: fewer leave the GPU idle; not measured

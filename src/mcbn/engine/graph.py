@@ -1,0 +1,142 @@
+"""A traced pass as an `fx` graph: what is known of each operation, and which changes to the graph that allows.
+
+A trace (`mcbn.engine.trace`) knows of every operation what its result was for the inputs traced, and notes it once as
+`Facts`. Every later step reads facts through `facts(node)` and asks nothing else of the tensors, which are gone by
+then. All of them rest on two words.
+
+*Memory.* Two results share memory if one is a view of the other, or the other changed in place. The trace compares
+storages: a result in the storage of an operand carries the operand's memory, any other has memory of its own, named by
+the node that made it. So equal names mean "may overlap", and different names mean "do not".
+
+*Depends.* A node depends on the draw if it is a stochastic batch norm or reads what depends on the draw.
+
+Why each change is safe:
+
+1. Sharing what comes before the first batch norm (`split`). The other nodes run once, all before the dependent ones of
+   every draw. Nodes of either kind keep their order among themselves; a reordered pair could only disturb each other
+   through memory. `depends_on_draw` refuses a trace in which a dependent node changes memory it did not make (every
+   draw would find the changes of the last), or another node later changes memory that a dependent node has read.
+2. Folding into weights (`rewrite.fold`). (x W + b) scale + shift = x (W scale) + (b scale + shift). Only where the
+   Linear or convolution is read by that batch norm alone, and its weights are constants of the network. Only in the
+   dependent part: elsewhere the product runs once for all draws, and folding would make it run for each.
+3. Working in place (`rewrite.work_in_place`). An activation or sum may overwrite its first operand if that operand is
+   a dependent result with memory of its own (no view of anything, nothing a view of it: a view is one more user), and
+   this node is its only reader. Then nobody can see the difference, within a draw; and no draw sees another's memory.
+4. Stacking draws (`rewrite.is_stackable`). Operations that work value by value or on the last axis do the same to
+   (t, N, C) as to (N, C), so t draws go through as they are. Everything else goes through `torch.vmap`, or is refused
+   by it, and then draws go one by one.
+5. Reusing memory (`rewrite.Workspace`). Stacked products write into buffers kept from pass to pass. A buffer belongs
+   to one place in the program, so no result of a pass overwrites another; the samples are copied out of the last
+   buffer before the next pass, and a workspace is active in one thread, for one call, alone.
+6. Fusing in kernels (`mcbn.engine.fuse`). A convolution, the batch norm, shortcut and rectifier behind it become one
+   kernel that reads the shortcut when the last of them would have run. Only if each is read by the next alone, and no
+   other node in between changes anything in place: the kernel would otherwise read an operand too late, or too early.
+7. Leaving out what nobody reads (`matters`). A node without readers stays if it changes memory, which others may read
+   under another name. Kernels take the place of nodes that worked in place; those are taken out by name.
+
+None of this is trusted: a plan is used only after it agreed with the network's own code (`mcbn.engine.agree`) on two
+draws. The rules are for what two draws of one input cannot show.
+"""
+
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from torch import fx, nn
+
+from mcbn.private_torch import forget_source
+
+KEY = "mcbn"  # of the facts in a node's meta
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the trace saw of one operation and its result; copies of a node keep it."""
+
+    shape: tuple[int, ...] = ()  # of the result, where that is a tensor
+    dtype: torch.dtype | None = None
+    memory: str = ""  # name of the node that made the memory its result lies in: its own, or that of an operand
+    changes: frozenset[str] = frozenset()  # memory it changes in place
+    loose: bool = False  # its size may be another for other values: a mask's selection, say
+
+
+UNKNOWN = Facts()  # of nodes that no trace wrote
+
+
+def declare(node: fx.Node, known: Facts) -> None:
+    """Note what is known of a node, once."""
+    node.meta[KEY] = known
+
+
+def facts(node: fx.Node) -> Facts:
+    """Return what is known of a node."""
+    return cast(Facts, node.meta.get(KEY, UNKNOWN))
+
+
+def matters(node: fx.Node) -> bool:
+    """Tell whether a node is needed though nobody reads its result: what it changes in place may be read by others."""
+    return node.is_impure() or bool(facts(node).changes)
+
+
+def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """Find some nodes and all that is computed from them, the graph's output apart."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "output" and (starts(node) or any(source in found for source in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+class Halves(NamedTuple):
+    """A graph cut in two: `first` gives the values of `crossing`, in order, which `second` takes as first arguments."""
+
+    first: fx.Graph
+    second: fx.Graph
+    crossing: list[fx.Node]  # nodes of the whole graph
+
+
+def split(
+    graph: fx.Graph,
+    later: Collection[fx.Node],
+    *,
+    both: Collection[fx.Node] = (),
+    needed: Callable[[fx.Node], bool] = matters,
+) -> Halves:
+    """Cut a graph into what runs first and what runs later; that such an order is safe is for the caller to know.
+
+    later: nodes of the second graph, with all that reads them. Placeholders among them are its further arguments.
+    both: nodes that both graphs compute (sizes, say), so that they need not cross; constants are in both anyway.
+    needed: tells which nodes stay though nobody reads them.
+    """
+    *nodes, last = graph.nodes
+    result = last.all_input_nodes[0]
+    again = {node for node in nodes if node.op == "get_attr" or node in both}
+    behind = {*later, *again}
+    crossing = [n for n in nodes if n not in behind and (n is result or any(user in behind for user in n.users))]
+    first, second = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    copies_behind = {node: second.placeholder(f"shared{number}") for number, node in enumerate(crossing)}
+    for node in nodes:
+        if node not in later:
+            copies[node] = first.node_copy(node, copies.__getitem__)
+        if node in behind:
+            copies_behind[node] = second.node_copy(node, copies_behind.__getitem__)
+    first.output(tuple(copies[node] for node in crossing))
+    second.output(copies_behind[result])
+    for half in (first, second):
+        half.eliminate_dead_code(needed)
+    return Halves(first, second, crossing)
+
+
+def as_code(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """Turn a graph into a module that runs it."""
+    module = fx.GraphModule(root, graph)
+    free_source(module)
+    return module
+
+
+def free_source(module: fx.GraphModule) -> None:
+    """Let the source of a module's present code go with the module."""
+    weakref.finalize(module, forget_source, module.forward.__code__.co_filename).atexit = False

@@ -1,0 +1,99 @@
+"""Every name of torch that is no part of its public face, and what becomes of mcbn where one is missing.
+
+Tried with torch 2.13.0 on a CPU and 2.11 on an H200. A new version of torch is tried by the tests, which use all of
+these; what is needed for speed alone is left out where it is missing, and the rest says so by an ImportError.
+"""
+
+import linecache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+# ---------------------------------------------------------------- tensors: in torch since 1.x
+
+
+def version_of(tensor: Tensor) -> int:
+    """Count how often a tensor was changed in place."""
+    return tensor._version
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a part of another, as autograd knows it."""
+    return tensor._is_view()
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identify the memory of a value, while it lives; 0 where it has none of its own, as tensors of torch.func."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def forget_source(file: str) -> None:
+    """Let the source of a graph's code go: torch keeps that of all code it ever made."""
+    linecache.cache.pop(file, None)
+    loader = getattr(fx.graph_module, "_loader", None)  # without it the source stays: some kilobytes a program
+    getattr(loader, "eval_cache", {}).pop(file, None)
+
+
+def works_in_place(node: fx.Node) -> bool:
+    """Tell whether the operation of an exported graph changes one of its operands."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def size_seen(size: int | torch.SymInt) -> int:
+    """Return an open size as it was for the example."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def stand_in_mode() -> Any:
+    """Return a mode that makes tensors without values, for graphs with an open axis."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+
+
+def decompositions(operators: list[Any]) -> dict[Any, Any]:
+    """Return how torch itself puts these operators together from others."""
+    return {**torch._decomp.get_decompositions(operators)}
+
+
+def scan(step: Any, start: Any, rows: Any) -> tuple[Any, Any]:
+    """Run a step over rows inside a graph, as a loop of the graph."""
+    from torch._higher_order_ops.scan import scan as loop
+
+    return loop(step, start, rows)
+
+
+# ---------------------------------------------------------------- a GPU
+
+
+def compiles_kernels() -> bool:
+    """Tell whether this torch has a compiler of CUDA sources (2.8 and later); without, networks run by its own."""
+    return hasattr(torch.cuda, "_compile_kernel")
+
+
+def compile_kernel(source: str, name: str, options: list[str]) -> bytes:  # pragma: no cover
+    """Compile the function of this name."""
+    from torch.cuda._utils import _nvrtc_compile
+
+    compiled, _ = _nvrtc_compile(source, name, nvcc_options=options)
+    return compiled
+
+
+def load_kernel(compiled: bytes, name: str) -> Any:  # pragma: no cover
+    """Load what `compile_kernel` gave onto the current GPU."""
+    from torch.cuda._utils import _cuda_load_module
+
+    return _cuda_load_module(compiled, [name])[name]  # type: ignore[index]
+
+
+def allow_steps_before_capture(optimizer: torch.optim.Optimizer) -> None:
+    """Let a capturable optimizer take steps outside of a CUDA graph without a warning."""
+    optimizer._warned_capturable_if_run_uncaptured = True
