@@ -12,11 +12,11 @@ import torch
 from mcbn.data import Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
 from mcbn_study.journal import Record
-from mcbn_study.machine import synchronize
-from mcbn_study.regression.evaluation import Evaluator
+from mcbn_study.machine import Numerics, synchronize
+from mcbn_study.regression.measure import Evaluator
 from mcbn_study.regression.problem import Part, Problem, make_problem
-from mcbn_study.regression.stack import Family
-from mcbn_study.regression.train import Networks, Trainer
+from mcbn_study.regression.stack import Family, Networks
+from mcbn_study.regression.train import Trainer
 
 LAMBDAS, STREAMS, RATES = 15, 25, 6  # of the paper's grid: 5 splits x 5 folds
 TARGET = 50  # times faster per network on a GPU than one network at a time
@@ -93,7 +93,7 @@ def one_at_a_time(cell: Cell, device: str, seconds: float) -> float:
 
 def evaluation(cell: Cell, trainer: Trainer, options: dict[str, bool]) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, cell.batch_size, 500, tf32=options["tf32"], compiled=options["compiled"])
+    evaluator = Evaluator(trainer.problem, cell.batch_size, 500, Numerics(**options))
     for few in (1, 2):  # compile, and draw the batches
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
@@ -123,7 +123,7 @@ def _trainer(cell: Cell, device: str, share: float, options: dict[str, bool]) ->
     networks = Networks(
         cell.family, stream, torch.full((S,), 1e-4), torch.full((S,), 0.05), cell.batch_size, facts.hidden_units
     )
-    return Trainer(problem, networks, **options)
+    return Trainer(problem, networks, Numerics(**options))
 
 
 def _problem(n: int, q: int, device: str) -> Problem:

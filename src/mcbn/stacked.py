@@ -58,7 +58,7 @@ def network(values: Values, s: int, n_inputs: int) -> RegressionMLP:
     L = len(hidden)
     state = {f"{3 * i}.weight": matrix[s].T for i, matrix in enumerate(matrices(values["weights"], sizes))}
     state |= {key: values[name][s] for name, key in ({f"bias{L + 1}": f"{3 * L}.bias"} | _norm_names(L)).items()}
-    module = RegressionMLP(n_inputs, hidden, n_outputs, seed=0)
+    module = RegressionMLP(n_inputs, hidden, n_outputs, seed=0).to(values["weights"].dtype)
     module.load_state_dict(state, strict=False)
     return module
 

@@ -13,12 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.files import replacing, write_text
+from mcbn.files import write_text
+from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.machine import environment
 
 Record: TypeAlias = dict[str, Any]
@@ -99,7 +98,7 @@ class CellJournal(Journal):
         path = self._cell(cell)
         if not path.exists():
             return None
-        tensors, metadata = read_tensors(path, "remove it")
+        tensors, metadata = read_tensors(path, hint="remove it")
         if json.loads(metadata["settings"]) != self.config:
             raise MCBNError(f"{path} belongs to another configuration; remove it, or use another folder with --out")
         self.append(json.loads(metadata["records"]))
@@ -133,23 +132,6 @@ def record_key(record: Row) -> tuple[object, ...]:
 def latest(records: Iterable[Record], keys: Sequence[str]) -> list[Record]:
     """Keep the last record of each key: runs again replace runs before in tables, never in the file."""
     return list({tuple(record[key] for key in keys): record for record in records}.values())
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
-    """Write tensors and text as one safetensors file, whole or not at all."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        save_file(plain, temporary, dict(metadata))
-    return path
-
-
-def read_tensors(path: str | Path, hint: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and text; the error of a missing or damaged file ends in the hint what to do."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise MCBNError(f"{path} is no whole safetensors file ({error}); {hint}") from error
 
 
 def append(path: str | Path, record: Mapping[str, Any]) -> None:

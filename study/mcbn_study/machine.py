@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -60,6 +61,26 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+class Numerics(NamedTuple):
+    """How stacked networks are computed; numbers change by rounding alone.
+
+    tf32: multiply as TF32; compiled: fuse elementwise work by torch.compile; fused: many training steps in one kernel.
+    """
+
+    tf32: bool = False
+    compiled: bool = False
+    fused: bool = False
+
+
+EXACT = Numerics()
+
+
+@cache
+def prepared(function: Callable[..., R], compiled: bool) -> Callable[..., R]:
+    """Return a function of tensors as it is, or compiled once for all sizes."""
+    return torch.compile(function, dynamic=True) if compiled else function
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from mcbn.networks import RegressionMLP
+from mcbn.stacked import network as stacked_network
 from mcbn_benchmarks.commands import app
-from mcbn_study.regression import evaluation
-from mcbn_study.regression.evaluation import Evaluator, population_statistics, rmse
-from mcbn_study.regression.stack import matrices, module_state
-from mcbn_study.regression.streams import batch_draws, purpose_key, uniforms
+from mcbn_study.regression import measure
+from mcbn_study.regression.measure import Evaluator, rmse
+from mcbn_study.regression.problem import batch_draws, purpose_key, uniforms
+from mcbn_study.regression.stack import matrices, population_statistics
 from mcbn_study.regression.train import Trainer
 from test_reproduce_training import STREAMS, H, M, Q, assert_same, networks, problem, toy
 
@@ -26,9 +26,7 @@ def trained(family):
 
 
 def module(trainer, index):
-    network = RegressionMLP(Q, (H, H)).double()
-    network.load_state_dict(module_state(trainer.values, index, Q, H), strict=False)
-    return network
+    return stacked_network(trainer.values, index, Q)
 
 
 def naive_draw(network, batch, query):
@@ -63,7 +61,7 @@ def test_dropout_draws_equal_masked_forward_passes(index, r):
     n = int(given.query.n[r])
     u = uniforms(torch.tensor([purpose_key(STREAMS[r], "dropout draws")]), torch.arange(T), n, Q + 2 * H)[0]
     masks = (u >= rate).double() / (1 - rate)
-    w = [part[index] for part in matrices(trainer.values["weights"], Q, H)]
+    w = [part[index] for part in matrices(trainer.values, Q)]
     b = [trainer.values[f"bias{i}"][index] for i in (1, 2, 3)]
     a = torch.relu((given.query.x[r, :n] * masks[..., :Q]) @ w[0] + b[0])
     a = torch.relu((a * masks[..., Q : Q + H]) @ w[1] + b[1])
@@ -76,7 +74,7 @@ def test_moments_are_those_of_the_draws_in_any_chunks(family, monkeypatch):
     evaluator = Evaluator(trainer.problem, M, T)
     samples = evaluator.samples(trainer.values, trainer.networks)
     for numbers in (1, 5 * 10 * H, 2**20):
-        monkeypatch.setitem(evaluation.CHUNK_NUMBERS, "cpu", numbers)
+        monkeypatch.setitem(measure.CHUNK_NUMBERS, "cpu", numbers)
         mean, variance = evaluator.moments(trainer.values, trainer.networks)
         assert_same(mean, samples.mean(1))
         assert_same(variance, samples.var(1, correction=0))
@@ -100,7 +98,7 @@ def test_plain_uses_the_statistics_of_the_whole_training_part():
 def test_plain_dropout_keeps_every_unit():
     trainer = trained("dropout")
     found = Evaluator(trainer.problem, M, T).plain(trainer.values, trainer.networks)[4]
-    w = [part[4] for part in matrices(trainer.values["weights"], Q, H)]
+    w = [part[4] for part in matrices(trainer.values, Q)]
     b = [trainer.values[f"bias{i}"][4] for i in (1, 2, 3)]
     a = torch.relu(trainer.problem.query.x[2] @ w[0] + b[0])
     assert_same(found, (torch.relu(a @ w[1] + b[1]) @ w[2] + b[2])[:, 0])

@@ -11,10 +11,12 @@ import torch
 
 from mcbn.data import Regression
 from mcbn.errors import MCBNError
+from mcbn_study.machine import Numerics
 from mcbn_study.regression import fused
 from mcbn_study.regression import train as training
 from mcbn_study.regression.problem import Part, make_problem
-from mcbn_study.regression.train import Networks, Trainer
+from mcbn_study.regression.stack import Networks
+from mcbn_study.regression.train import Trainer
 from on_host import library, pointers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,7 +40,7 @@ def launch_on_host(folder, constants, n_networks, tensors, k):
     run(n_networks, ctypes.c_longlong(fused.shared_bytes(constants)), *pointers(tensors), ctypes.c_longlong(k))
 
 
-def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), **options):
+def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), fused=False, **options):
     """Four networks on three streams of equally many batches."""
     n, generator = batch_size * steps, torch.Generator().manual_seed(0)
     x = torch.randn(n + 9, Q, generator=generator, dtype=torch.float64) + 2
@@ -46,7 +48,8 @@ def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None),
     parts = [Part(torch.arange(n + i), torch.arange(n + 5, n + 9), 7 * i + 1) for i in range(3)]
     decay, rate = torch.tensor([0.3, 1e-3] * 2), torch.tensor([0.1, 0.3] * 2)
     networks = Networks(family, torch.tensor([0, 1, 1, 2]), decay, rate, batch_size, hidden)
-    return Trainer(make_problem(data, parts, DEVICE), networks[torch.arange(4)[chosen]], **options)
+    given = make_problem(data, parts, DEVICE)
+    return Trainer(given, networks[torch.arange(4)[chosen]], Numerics(fused=fused), **options)
 
 
 def assert_equal_networks(found, expected):

@@ -22,9 +22,9 @@ from mcbn_study.journal import read as read_records
 from mcbn_study.networks.others import resnet32
 from mcbn_study.posteriors import measure, report
 from mcbn_study.posteriors import run as posteriors
+from mcbn_study.regression.measure import score_gaussian, score_run, with_bounds
 from mcbn_study.regression.profile import QUICK, TAU_RANGES
-from mcbn_study.regression.saved import load_networks, save_networks
-from mcbn_study.regression.scores import score_gaussian, score_run, with_bounds
+from mcbn_study.regression.train import load_networks, save_networks
 
 TINY = replace(QUICK, name="tiny", datasets=("boston",), splits=(1, 2), seeds=(1, 2), n_folds=2, n_samples=20)
 M = 32

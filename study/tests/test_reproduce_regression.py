@@ -15,14 +15,15 @@ from mcbn.errors import MCBNError
 from mcbn_study.journal import CellJournal, read
 from mcbn_study.regression import run as regression
 from mcbn_study.regression import search
-from mcbn_study.regression.profile import PAPER, TAU_RANGES
-from mcbn_study.regression.saved import load_networks
-from mcbn_study.regression.selection import Configuration, Search
-from mcbn_study.regression.train import Trainer
+from mcbn_study.regression.profile import PAPER, TAU_RANGES, Configuration
+from mcbn_study.regression.search import Choice, Search
+from mcbn_study.regression.train import Trainer, load_networks
 from mcbn_study.sensitivity import run as sensitivity
 from small_study import OURS, TINY, predictions
 
 NEVER = {"seconds"}
+KEYS = """kind study profile dataset method split seed config tau tau_constant n_samples n_test rmse crps pll
+crps_constant pll_constant crps_optimum pll_optimum crps_normalized pll_normalized seconds device commit config_hash"""
 
 
 def stripped(records):
@@ -88,11 +89,11 @@ def test_each_criterion_and_split_chooses_among_all_cells(monkeypatch):
         result = Search(rmse=scores, epoch=epoch, stopped=epoch[0], winner=scores.argmin(2), **parts)
         found.append((search.Cell(str(M), (Configuration(0.1, M), Configuration(0.2, M))), result))
     monkeypatch.setattr(search, "search", lambda *_: found)
-    context = types.SimpleNamespace(profile=TINY)
+    study = types.SimpleNamespace(profile=TINY)
     chosen = {
         criterion: [
             (choice.configuration.weight_decay, choice.configuration.batch_size, choice.epochs)
-            for choice in search.choose(context, "boston", None, "bn", criterion)
+            for choice in search.choose(study, "boston", None, "bn", criterion)
         ]
         for criterion in ("mc", "plain")
     }
@@ -155,7 +156,7 @@ def test_fold_networks_are_those_that_were_validated(whole):
 
 
 def test_foreign_files_are_refused(tmp_path, whole):
-    with pytest.raises(MCBNError, match="no whole safetensors file"):
+    with pytest.raises(MCBNError, match=r"there is no file .*mcbn reproduce regression"):
         load_networks(tmp_path / "missing")
     with pytest.raises(MCBNError, match="no networks of a study"):
         load_networks(whole / "cells" / "boston-bn-64.safetensors")
@@ -299,26 +300,28 @@ def test_paper_profile_is_the_protocol():
 # --- MNF --------------------------------------------------------------------------------------------------
 
 
-def fake_mnf(calls):
-    def run(dataset, splits, seeds, profile, device):
-        calls.append((dataset, list(splits)))
-        for s, seed in itertools.product(splits, seeds):
-            run = {"kind": "test", "dataset": dataset, "method": "mnf", "split": s, "seed": seed, "rmse": 1.0}
-            yield run | {"_predictions": (np.ones(101), 2 * np.ones(101), 3.0)}
-
-    return run
-
-
 def test_mnf_runs_are_recorded_split_by_split(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(regression.mnf, "run", fake_mnf(calls))
-    store = regression.run(TINY, tmp_path, methods=("mnf",))
-    assert [(r["split"], r["seed"]) for r in store.find(method="mnf")] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert all("_predictions" not in r and r["dataset"] == "boston" for r in store.records)
+
+    def search_mnf(dataset, splits, settings, device):
+        calls.append((dataset, list(splits), settings.patience))
+        return [Choice(Configuration(None, 100), 7, 2.0, 1 / 9) for _ in splits]
+
+    def draw(dataset, splits, seeds, epochs, n_samples, device):
+        assert epochs == [7] * len(splits)
+        return torch.arange(len(splits) * len(seeds) * n_samples * 101).view(-1, n_samples, 101).float()
+
+    monkeypatch.setattr(regression.mnf, "search", search_mnf)
+    monkeypatch.setattr(regression.mnf, "train_and_draw", draw)
+    journal = regression.run(TINY, tmp_path, methods=("mnf",))
+    assert [(r["split"], r["seed"]) for r in journal.find(method="mnf")] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    for r in journal.records:
+        assert set(r) == set(KEYS.split())
+        assert r["config"] == {"weight_decay": None, "batch_size": 100, "dropout": None, "epochs": 7}
     arrays = np.load(tmp_path / "predictions" / "boston-mnf-2.npz")
     assert arrays["error"].shape == arrays["std"].shape == (2, 101)
     assert arrays["constant_std"].tolist() == [3.0, 3.0]
-    lines = store.path.read_text().splitlines(keepends=True)
-    store.path.write_text("".join(lines[:2]))
+    lines = journal.path.read_text().splitlines(keepends=True)
+    journal.path.write_text("".join(lines[:2]))
     regression.run(TINY, tmp_path, methods=("mnf",))
-    assert calls == [("boston", [1, 2]), ("boston", [2])]
+    assert calls == [("boston", [1, 2], 20), ("boston", [2], 20)]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mcbn_study.regression import train as training
-from mcbn_study.regression.evaluation import Evaluator, rmse
-from mcbn_study.regression.final import Job, train_jobs
-from mcbn_study.regression.scores import score_run, tune_tau
-from mcbn_study.regression.selection import Configuration, CrossValidation, Rules, networks_of
-from mcbn_study.regression.train import Networks, Trainer
+from mcbn_study.regression.measure import Evaluator, rmse, score_run, tune_tau
+from mcbn_study.regression.profile import Configuration
+from mcbn_study.regression.search import CrossValidation, Rules, grid_networks
+from mcbn_study.regression.stack import Networks
+from mcbn_study.regression.train import Job, Trainer, train_jobs
 from test_reproduce_training import H, M, assert_same, problem
 
 RULES = Rules(evaluate_every=4, patience=2, max_epochs=60, search_samples=5, n_samples=20)
@@ -19,7 +19,7 @@ DECAYS = (1.0, 0.1, 1e-4)
 
 def naive_search(given, family, configuration, rules):
     """Train the fold networks of one configuration by themselves and follow the protocol's words."""
-    wanted = networks_of(given, [configuration], family, H)
+    wanted = grid_networks(given, [configuration], family, H)
     trainer = Trainer(given, wanted)
     wanted = trainer.networks
     evaluator = Evaluator(given, wanted.batch_size, rules.search_samples)
@@ -86,7 +86,7 @@ def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
     given = problem()
     search = CrossValidation(given, 3, [Configuration(0.1, M)], RULES, hidden=H, family="bn")
     found = search.run()
-    wanted = networks_of(given, [Configuration(0.1, M)], "bn", H)
+    wanted = grid_networks(given, [Configuration(0.1, M)], "bn", H)
     values = {name: value[0, 0] for name, value in found.values.items()}
     samples = Evaluator(given, M, RULES.n_samples).samples(values, wanted)
     for f, n in enumerate((10, 9, 8)):
@@ -104,7 +104,7 @@ def test_winner_can_be_given():
 
 
 def test_batch_size_above_the_smallest_part_means_that_part():
-    assert networks_of(problem(), [Configuration(0.1, 1024)], "bn", H).batch_size == 30
+    assert grid_networks(problem(), [Configuration(0.1, 1024)], "bn", H).batch_size == 30
 
 
 def test_jobs_get_their_own_epochs_and_configuration():

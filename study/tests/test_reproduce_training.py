@@ -7,10 +7,19 @@ from torch import nn
 from mcbn.data import Regression
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP
-from mcbn_study.regression.problem import Part, make_problem
-from mcbn_study.regression.stack import initial_values, matrices, module_state
-from mcbn_study.regression.streams import batch_draws, purpose_key, random_bits, row_orders, stream_key, uniforms
-from mcbn_study.regression.train import EPOCH_STEPS, Networks, Trainer
+from mcbn.stacked import network
+from mcbn_study.regression.problem import (
+    Part,
+    batch_draws,
+    make_problem,
+    purpose_key,
+    random_bits,
+    row_orders,
+    stream_key,
+    uniforms,
+)
+from mcbn_study.regression.stack import Networks, initial_values, matrices
+from mcbn_study.regression.train import EPOCH_STEPS, Trainer
 
 Q, H, M = 3, 6, 8
 SIZES = (30, 31, 32)  # 3, 3 and 4 batches an epoch
@@ -68,8 +77,8 @@ def test_a_stacked_network_equals_the_module_trained_alone_by_adam(index, r):
         error = alone(given.train.x[r, rows])[:, 0] - given.train.y[r, rows]
         (0.5 * error.square().mean()).backward()
         optimizer.step()
-    state = module_state(trainer.values, index, Q, H)
-    assert_same(state, {name: value.data for name, value in alone.named_parameters()})
+    state = dict(network(trainer.values, index, Q).named_parameters())
+    assert_same(state, dict(alone.named_parameters()))
 
 
 class DropoutMLP(nn.Module):
@@ -78,7 +87,7 @@ class DropoutMLP(nn.Module):
     def __init__(self, values):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(Q, H), nn.Linear(H, H), nn.Linear(H, 1)]).double()
-        for i, (layer, weight) in enumerate(zip(self.layers, matrices(values["weights"], Q, H), strict=True), 1):
+        for i, (layer, weight) in enumerate(zip(self.layers, matrices(values, Q), strict=True), 1):
             layer.weight.data, layer.bias.data = weight[0].T.double().clone(), values[f"bias{i}"][0].double().clone()
 
     def forward(self, x, masks):
@@ -107,7 +116,7 @@ def test_a_stacked_dropout_network_equals_the_module_trained_alone(index, r):
         optimizer.step()
     for name, layer in zip(("bias1", "bias2", "bias3"), alone.layers, strict=True):
         assert_same(trainer.values[name][index], layer.bias.data, 1e-8)  # rate and decay are float32 in the stack
-    found = torch.cat([w[index].flatten() for w in matrices(trainer.values["weights"], Q, H)])
+    found = torch.cat([w[index].flatten() for w in matrices(trainer.values, Q)])
     assert_same(found, torch.cat([layer.weight.data.T.flatten() for layer in alone.layers]), 1e-8)
 
 

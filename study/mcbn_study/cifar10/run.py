@@ -44,17 +44,16 @@ def run(
     progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
     at_once = device != "cpu" if together is None else together
     for group in [seeds] if at_once else [[seed] for seed in seeds]:
-        progress.start(f"seed {', '.join(map(str, group))}", len(group) * profile.steps)
 
         def watch(seed: int, epoch: Epoch) -> None:
             progress.fraction(epoch.steps / profile.steps)
 
         folder = networks or out / "networks"
-        for path in train_networks(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
-            record_training(journal, path)
-            if not dropout:
-                evaluate(journal, profile, path)
-        progress.end()
+        with progress.cell(f"seed {', '.join(map(str, group))}", len(group) * profile.steps):
+            for path in train_networks(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
+                record_training(journal, path)
+                if not dropout:
+                    evaluate(journal, profile, path)
     progress.close()
     return journal.path
 

@@ -1,4 +1,4 @@
-"""`mcbn reproduce`: the experiments of the paper."""
+"""`mcbn reproduce`: the experiments of the paper, and those beyond it."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mcbn.cli.session import one_line_errors as _one_line_errors
-from mcbn.cli.session import require_engine
+from mcbn.cli.session import one_line_errors, one_line_warnings, require_engine
+from mcbn.errors import MCBNError
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
 Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
@@ -56,7 +56,7 @@ def regression(
     from mcbn_study.regression import run as regression
     from mcbn_study.regression.profile import METHODS, find_profile
 
-    with _one_line_errors(), _one_thread(device):
+    with one_line_errors(), _one_thread(device):
         require_engine(engine)
         chosen = replace(find_profile(profile), search_seed=search_seed)
         options = {"methods": _split(methods) or METHODS, **_options(datasets, device, compiled, fused)}
@@ -90,7 +90,7 @@ def sensitivity(
     from mcbn_study.regression.profile import find_profile
     from mcbn_study.sensitivity import run as sensitivity
 
-    with _one_line_errors(), _one_thread(device):
+    with one_line_errors(), _one_thread(device):
         require_engine(engine)
         options = {"regression": regression, **_options(datasets, device, compiled, fused)}
         if engine == "ray":
@@ -115,7 +115,7 @@ def statistics(out: Results = Path("results/statistics")) -> None:
     """
     from mcbn_study import statistics
 
-    with _one_line_errors(), _one_thread("cpu"):
+    with one_line_errors(), _one_thread("cpu"):
         statistics.run(out)
 
 
@@ -129,7 +129,7 @@ def objective(out: Results = Path("results/objective")) -> None:
     """
     from mcbn_study import objective
 
-    with _one_line_errors(), _one_thread("cpu"):
+    with one_line_errors(), _one_thread("cpu"):
         objective.run(out)
 
 
@@ -143,7 +143,7 @@ def regularizer(datasets: Names = None, out: Results = Path("results/regularizer
     """
     from mcbn_study import regularizer
 
-    with _one_line_errors(), _one_thread("cpu"):
+    with one_line_errors(), _one_thread("cpu"):
         regularizer.run(out, datasets=_split(datasets) or regularizer.DATASETS)
 
 
@@ -155,10 +155,10 @@ def toy(out: Results = Path("results/regression")) -> None:
     Example:
       mcbn reproduce toy
     """
-    from mcbn_study.toy import run as toy
+    from mcbn_study import toy
 
-    with _one_line_errors(), _one_thread("cpu"):
-        typer.echo(toy.main(out))
+    with one_line_errors(), _one_thread("cpu"):
+        typer.echo(toy.run(out))
 
 
 @reproduce.command()
@@ -171,7 +171,7 @@ def estimators(out: Results = Path("results/estimators")) -> None:
     """
     from mcbn_study import estimators
 
-    with _one_line_errors(), _one_thread("cpu"):
+    with one_line_errors(), _one_thread("cpu"):
         estimators.run(out)
         typer.echo(estimators.report(out))
 
@@ -197,7 +197,7 @@ def posteriors(
     from mcbn_study.posteriors import run as posteriors
     from mcbn_study.regression.profile import find_profile
 
-    with _one_line_errors():
+    with one_line_errors():
         if cifar:
             foreign.cifar(weights, out, n_test=n_test)
         else:
@@ -216,8 +216,123 @@ def tables(results: Annotated[Path, typer.Option(help="folder that holds regress
     """
     from mcbn_study.regression import report as regression
 
-    with _one_line_errors():
+    with one_line_errors():
         typer.echo("\n".join(map(str, regression.write(results))))
+
+
+@reproduce.command()
+def mnf_epochs(datasets: Names = None, device: Device = "auto", out: Results = Path("results/mnf_epochs")) -> None:
+    """Measure MNF's test error by epochs of training, where ours is better than printed.
+
+    \b
+    Example:
+      mcbn reproduce mnf-epochs --datasets power --device cuda
+    """
+    from mcbn_study import mnf_epochs
+
+    with one_line_errors():
+        for line in mnf_epochs.run(out, datasets=_split(datasets), device=device):
+            typer.echo(line)
+
+
+@reproduce.command()
+def cifar10(
+    seeds: Annotated[str, typer.Option(help="one network each, separated by commas")] = "1,2,3",
+    profile: ProfileName = "paper",
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
+        "results/cifar10"
+    ),
+    networks: Annotated[
+        Path | None, typer.Option(help="folder of trained networks; those it holds are not trained again")
+    ] = None,
+    dropout: Annotated[float, typer.Option(help="train with this rate for MC dropout instead, and stop there")] = 0.0,
+) -> None:
+    """Train ResNet-32 on CIFAR-10 and measure MCBN on it over T and M (Table 2); needs `mcbn data cifar10`.
+
+    \b
+    Example:
+      mcbn reproduce cifar10 --seeds 1,2,3 --device cuda
+    """
+    from mcbn_study.cifar10 import report
+    from mcbn_study.cifar10.profile import find_profile
+    from mcbn_study.cifar10.run import run
+
+    with one_line_errors(), _one_thread(device):
+        chosen = _numbers(seeds)
+        run(find_profile(profile), out, seeds=chosen, device=device, networks=networks, dropout=dropout)
+        if not dropout:
+            typer.echo("\n".join(map(str, report.write(out))))
+
+
+@reproduce.command()
+def alternatives(
+    networks: Annotated[Path, typer.Option(help="networks of `mcbn reproduce cifar10`")] = Path(
+        "results/cifar10/networks"
+    ),
+    out: Annotated[Path, typer.Option(help="folder of records, tables and figures")] = Path("results/alternatives"),
+    foreign: Annotated[Path | None, typer.Option(help="npz of foreign images; made there where it is missing")] = None,
+    methods: Names = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="of the networks; all by default")] = None,
+    device: Device = "auto",
+    n_samples: Annotated[int, typer.Option(help="T of MCBN and MC dropout")] = 128,
+    n_test: Annotated[int | None, typer.Option(help="test images; all by default")] = None,
+    n_corrupted: Annotated[int, typer.Option(help="of these, how many are also corrupted at each severity")] = 1250,
+    measure: Annotated[bool, typer.Option(help="no: only tables and figures, from the records")] = True,
+) -> None:
+    """Compare MCBN with softmax, temperature scaling, MC dropout, an ensemble and last-layer Laplace on CIFAR-10.
+
+    \b
+    Example:
+      mcbn reproduce alternatives --foreign foreign.npz --device cuda
+    """
+    from mcbn_study.alternatives import report
+    from mcbn_study.alternatives import run as alternatives
+    from mcbn_study.alternatives.inputs import build_foreign
+
+    with one_line_errors():
+        if measure:
+            if foreign is not None and not foreign.is_file():
+                build_foreign(foreign)
+            chosen = _split(methods)
+            alternatives.run(
+                networks,
+                out,
+                foreign=foreign,
+                device=device,
+                methods=chosen,
+                seeds=seeds or (),
+                n_samples=n_samples,
+                n_test=n_test,
+                n_corrupted=n_corrupted,
+            )
+            alternatives.time_methods(networks, out, device=device, methods=chosen, n_samples=n_samples)
+        typer.echo("\n".join(map(str, report.write(out))))
+
+
+@reproduce.command()
+def segmentation(
+    dataset: Annotated[str, typer.Option(help="camvid or voc")] = "camvid",
+    device: Device = "auto",
+    profile: ProfileName = "paper",
+    out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
+        "results/segmentation"
+    ),
+) -> None:
+    """Train SegNet, segment with the paper's setting and with ours, score and draw the uncertainty maps.
+
+    \b
+    Example:
+      mcbn reproduce segmentation --dataset camvid --device cuda
+    """
+    from mcbn_study.segmentation import report
+    from mcbn_study.segmentation.profile import find_profile
+    from mcbn_study.segmentation.run import run
+
+    with one_line_errors(), one_line_warnings():
+        run(find_profile(profile, dataset), out, device=device, echo=typer.echo)
+        for path in report.write(out):
+            typer.echo(path)
 
 
 def _options(datasets: Sequence[str] | None, device: str, compiled: bool, fused: bool) -> dict[str, Any]:
@@ -225,10 +340,17 @@ def _options(datasets: Sequence[str] | None, device: str, compiled: bool, fused:
 
 
 def _split(names: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(part.strip() for name in names or () for part in name.split(",") if part.strip())
+    return tuple(name.strip() for text in names or () for name in text.split(",") if name.strip())
 
 
 def _one_thread(device: str) -> AbstractContextManager[None]:
-    from mcbn_study.machine import one_thread
+    from mcbn_study.machine import one_thread  # torch takes a second
 
     return one_thread(device)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in _split([text])]
+    except ValueError:
+        raise MCBNError(f"seeds are whole numbers separated by commas, such as 1,2,3; got {text!r}") from None

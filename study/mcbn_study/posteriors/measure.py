@@ -28,8 +28,8 @@ from mcbn.data import Regression, folds, split
 from mcbn.model import MCBN
 from mcbn.prediction import RegressionPrediction
 from mcbn_study.machine import saved_bytes, timed
+from mcbn_study.regression.measure import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
 from mcbn_study.regression.profile import TAU_RANGES
-from mcbn_study.regression.scores import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
 
 FAMILIES = ("sample", "sample_again", "gaussian", "layerwise", "diagonal", "linear", "linear_gaussian", "tuned")
 AGAIN = 1000  # added to the seed of `sample_again`

@@ -16,11 +16,10 @@ from mcbn.errors import MCBNError
 from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.posteriors.measure import FAMILIES, Measured, Network, choose_batch_size, measure
-from mcbn_study.regression.context import Context
 from mcbn_study.regression.profile import Profile
-from mcbn_study.regression.run import check_request
-from mcbn_study.regression.saved import load_networks
-from mcbn_study.regression.testing import save_predictions
+from mcbn_study.regression.run import check_request, save_predictions
+from mcbn_study.regression.train import load_networks
+from mcbn_study.study import Study
 
 STUDY = "posteriors"
 METHODS = {"mcbn_linear": "linear", "mcbn_gaussian": "gaussian", "mcbn_tuned": "tuned"}  # in the regression study
@@ -40,18 +39,16 @@ def run(
     check_request(datasets, ("mcbn",), "cpu")
     chosen = tuple(datasets) or _saved_sets(Path(regression), profile)
     files = {name: _network_files(Path(regression), name) for name in chosen}
-    study = Context("regression", profile, CellJournal(Path(regression), profile.settings()), "cpu")
-    context = Context(STUDY, profile, CellJournal(Path(out), profile.settings()), "cpu")
+    study = Study("regression", profile, regression)
+    context = Study(STUDY, profile, out)
     for name in tracked(chosen, STUDY, "set"):
         wanted, tests = _expected(profile, name), _expected_tests(profile, name)
-        if not (all(context.store.has(**r) for r in wanted) and all(study.store.has(**r) for r in tests)):
+        if not (all(context.journal.has(**r) for r in wanted) and all(study.journal.has(**r) for r in tests)):
             _compare(context, study, name, *(load_networks(path) for path in files[name]))
-    return context.store
+    return context.journal
 
 
-def _compare(
-    context: Context, study: Context, dataset: str, final: Sequence[Network], trained: Sequence[Network]
-) -> None:
+def _compare(context: Study, study: Study, dataset: str, final: Sequence[Network], trained: Sequence[Network]) -> None:
     """Measure every network of a data set; write predictions, then the records of both folders."""
     data, T = load(dataset), context.profile.n_samples
     choices = {
@@ -66,11 +63,11 @@ def _compare(
     pairs = [(info, family, one) for info, found in measured for family, one in found.items()]
     methods = {family: method for method, family in METHODS.items()}
     tests = [_record(study, "test", info, one, method=methods[f]) for info, f, one in pairs if f in methods]
-    study.store.append(tests)
-    context.store.append(_record(context, "posterior", info, one, family=family) for info, family, one in pairs)
+    study.journal.append(tests)
+    context.journal.append(_record(context, "posterior", info, one, family=family) for info, family, one in pairs)
 
 
-def _record(context: Context, kind: str, info: dict[str, Any], one: Measured, **name: str) -> Record:
+def _record(context: Study, kind: str, info: dict[str, Any], one: Measured, **name: str) -> Record:
     place: Record = {"dataset": info["dataset"], **name, "split": info["split"], "seed": info["seed"]}
     place |= {"config": info["config"] | {"posterior_batch_size": one.batch_size}}
     place |= {"tau": one.tau, "tau_constant": info["tau_constant"], "n_samples": context.profile.n_samples}
@@ -80,7 +77,7 @@ def _record(context: Context, kind: str, info: dict[str, Any], one: Measured, **
 
 
 def _save_predictions(
-    study: Context, dataset: str, data: Regression, method: str, runs: Sequence[tuple[dict[str, Any], Measured]]
+    study: Study, dataset: str, data: Regression, method: str, runs: Sequence[tuple[dict[str, Any], Measured]]
 ) -> None:
     for s in study.profile.splits:
         y = data.y[split(len(data.y), s).test]

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mcbn.networks import BN_EPSILON
-from mcbn_study.regression.stack import Family, Values
+from mcbn.stacked import Values
+from mcbn_study.regression.stack import Family
 
 VECTORS = {"bn": ("beta1", "beta2", "gamma1", "gamma2"), "dropout": ("bias1", "bias2")}  # after the weights, in order
 BETA_1, BETA_2 = 0.9, 0.999  # torch.optim.Adam

@@ -1,14 +1,26 @@
-"""The training and held-out rows of many streams, standardised, padded and stacked."""
+"""What the networks of a study train on, and their random numbers: R streams, standardised, padded and stacked.
 
+A stream is one (dataset, split, fold, seed). Its random numbers depend on it and on a position alone, not on what else
+runs or on which device. Networks of a stream that differ in configuration share its row orders, initial weights,
+dropout uniforms and batches of statistics: common random numbers.
+"""
+
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mcbn.data import Regression
 from mcbn.networks import Standardized
+
+Purpose = Literal["rows", "weights", "training dropout", "dropout draws", "batch draws"]
+_GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # as signed 64-bit numbers
+_FEW_BITS = 24  # a float32 holds these exactly
+_LAST = 2**63 - 1
 
 
 class Part(NamedTuple):
@@ -54,6 +66,10 @@ class Problem:
         """Where the rows lie."""
         return self.train.x.device
 
+    def keys(self, purpose: Purpose) -> Tensor:
+        """Return the key of every stream for one use, (R,)."""
+        return torch.tensor([purpose_key(stream, purpose) for stream in self.streams], device=self.device)
+
 
 def make_problem(
     data: Regression,
@@ -66,13 +82,9 @@ def make_problem(
     units = [Standardized(nn.Identity(), data.x[part.train], data.y[part.train]) for part in parts]
     train = [unit.standardize(data.x[part.train], data.y[part.train]) for unit, part in zip(units, parts, strict=True)]
     query = [unit.standardize(data.x[part.query], data.y[part.query]) for unit, part in zip(units, parts, strict=True)]
-    return Problem(
-        _stack(train, device, dtype),
-        _stack(query, device, dtype),
-        torch.stack([unit.y_mean for unit in units]).double().to(device),
-        torch.stack([unit.y_std for unit in units]).double().to(device),
-        tuple(part.stream for part in parts),
-    )
+    y_mean, y_std = torch.stack([unit.y_mean for unit in units]), torch.stack([unit.y_std for unit in units])
+    rows = _stack(train, device, dtype), _stack(query, device, dtype)
+    return Problem(*rows, y_mean.double().to(device), y_std.double().to(device), tuple(part.stream for part in parts))
 
 
 def _stack(rows: Sequence[tuple[Tensor, Tensor]], device: str | torch.device, dtype: torch.dtype) -> Rows:
@@ -80,3 +92,65 @@ def _stack(rows: Sequence[tuple[Tensor, Tensor]], device: str | torch.device, dt
     y = nn.utils.rnn.pad_sequence([y.to(dtype) for _, y in rows], batch_first=True)  # (R, N)
     n = torch.tensor([len(y) for _, y in rows])
     return Rows(x.to(device), y.to(device), n.to(device))
+
+
+def stream_key(dataset: str, split: int, fold: int | None, seed: int) -> int:
+    """Name the stream of one training part by 63 bits; fold None is the whole of train+CV."""
+    return _digest(f"{dataset}/{split}/{'all' if fold is None else fold}/{seed}")
+
+
+def purpose_key(stream: int, purpose: Purpose) -> int:
+    """Derive the key of one use, so that a stream's orders, weights and masks are unrelated."""
+    return _digest(f"{stream}/{purpose}")
+
+
+def random_bits(keys: Tensor, counters: Tensor) -> Tensor:
+    """Hash keys (R,) and counters (n,), int64, to independent 64-bit numbers (R, n).
+
+    z = key + (counter + 1) golden, then two rounds of xor-shift and multiply: SplitMix64 (Steele et al. 2014)
+    at any position without the ones before.
+    """
+    z = keys[:, None] + (counters + 1) * _GOLDEN  # wraps, as the generator does
+    z = (z ^ _shift(z, 30)).mul_(_MIX_1)
+    z = (z ^ _shift(z, 27)).mul_(_MIX_2)
+    return z ^ _shift(z, 31)
+
+
+def uniforms(keys: Tensor, outer: Tensor, n_rows: int, n_units: int) -> Tensor:
+    """Draw float32 numbers in [0, 1) for (stream, outer position, row, unit): (R, A, n_rows, n_units).
+
+    outer (A,) counts steps or draws. A number stays the same whatever the number of rows or streams.
+    """
+    rows = torch.arange(n_rows, device=keys.device)
+    units = torch.arange(n_units, device=keys.device)
+    counters = (outer[:, None, None] << 32) + (rows[:, None] << 10) + units  # (A, rows, units)
+    bits = _shift(random_bits(keys, counters.flatten()), 64 - _FEW_BITS)
+    return bits.float().mul_(2.0**-_FEW_BITS).view(len(keys), *counters.shape)
+
+
+def row_orders(keys: Tensor, n_rows: Tensor, epochs: Tensor) -> Tensor:
+    """Permute the rows of each stream for each epoch: (R, E, N); beyond a stream's own rows come the padding ones.
+
+    keys, n_rows (R,), epochs (E,); N is the largest of n_rows.
+    """
+    N = int(n_rows.max())
+    rows = torch.arange(N, device=keys.device)
+    counters = (epochs[:, None] << 32) + rows  # (E, N)
+    bits = random_bits(keys, counters.flatten()).view(len(keys), *counters.shape)
+    return bits.masked_fill_(rows >= n_rows[:, None, None], _LAST).argsort(-1)
+
+
+def batch_draws(stream: int, n_rows: int, n_samples: int, batch_size: int) -> np.ndarray[tuple[int, int], np.dtype]:
+    """Draw T batches of M distinct rows, independently of each other: (T, M)."""
+    generator = np.random.default_rng(purpose_key(stream, "batch draws"))
+    draws = [generator.choice(n_rows, batch_size, replace=False, shuffle=False) for _ in range(n_samples)]
+    return np.stack(draws)
+
+
+def _shift(z: Tensor, places: int) -> Tensor:
+    """Shift right without copying the sign."""
+    return (z >> places).bitwise_and_((1 << (64 - places)) - 1)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

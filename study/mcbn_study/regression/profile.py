@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from mcbn.data import NAMES, describe, split
 from mcbn.errors import MCBNError
@@ -26,6 +27,14 @@ ADDED = {
     "search_seed": 1,
 }  # fields newer than the format, left out at their default: older folders stay valid
 LARGEST_BATCH = {"energy": 512}  # published code
+
+
+class Configuration(NamedTuple):
+    """One point of the grid; rate is None in the BN family, weight_decay in MNF."""
+
+    weight_decay: float | None
+    batch_size: int
+    rate: float | None = None
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ def n_significant(summary: Summary) -> tuple[int, int]:
 def fidelity_tables(summary: Summary, repeats: Sequence[Summary] = (), by_epochs: Sequence[Record] = ()) -> list[Table]:
     """Count the data sets on which we agree with the paper, then list where we differ.
 
-    repeats: of other searches; by_epochs: records of `mcbn_study.mnf_epochs.run`.
+    repeats: of other searches; by_epochs: records of `mcbn reproduce mnf-epochs`.
     """
     return [_counts(summary), _differences(summary, repeats, by_epochs)]
 
@@ -303,7 +303,7 @@ def _differences(summary: Summary, repeats: Sequence[Summary], by_epochs: Sequen
         "All methods and scores whose means are more than 2 combined standard errors apart, as printed; by rounding:"
         " apart by no more than that and half a unit of the last printed digit. The search: means with other seeds of"
         " the fold networks, below. Fewer epochs: our networks of one seed, trained as long, are as far off as the"
-        " paper's (`python -m mcbn_study.mnf_epochs.run`); ours stop where validation says."
+        " paper's (`mcbn reproduce mnf-epochs`); ours stop where validation says."
         f" {len(compared)} means are compared: by chance alone some {0.05 * len(compared):.0f} would be as far apart."
     )
     title = "Where ours differs from the paper"

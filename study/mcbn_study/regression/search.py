@@ -1,51 +1,254 @@
-"""Cross-validation over the grid: cells of stacked networks, and what each split chooses from them."""
+"""Cross-validation over the grid: cells of stacked networks with early stopping, and what each split chooses from them.
+
+Symbols: B splits, F folds, C configurations that share a batch size; S = B F C networks of one stacked program. Two
+criteria each: the validation RMSE of the mean over T draws ("mc") and of the plain network ("plain"). Protocol: Teye
+et al. 2018, Section 4.3, and published code.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mcbn.data import Regression, describe, folds, split
+from mcbn.stacked import Values
 from mcbn_study.journal import Record
-from mcbn_study.regression.context import Context
-from mcbn_study.regression.problem import Part, Problem, make_problem
-from mcbn_study.regression.profile import TAU_RANGES, Profile
-from mcbn_study.regression.scores import tune_tau
-from mcbn_study.regression.selection import CRITERIA, Configuration, CrossValidation, Rules, Search
-from mcbn_study.regression.stack import Family, Values
-from mcbn_study.regression.streams import stream_key
+from mcbn_study.machine import EXACT, Numerics
+from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_both
+from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
+from mcbn_study.regression.profile import Configuration, Profile
+from mcbn_study.regression.stack import Family, Networks, take
+from mcbn_study.regression.train import Trainer, ascending, networks_of
+from mcbn_study.study import Study
 
 Criterion = Literal["mc", "plain"]
+CRITERIA: tuple[Criterion, ...] = ("mc", "plain")
+SHRINK = 0.75  # the stack is rebuilt once so small a part of it is still in training
 KEEP_SECONDS = 60.0  # between states kept of a search at work
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
 
 
-@dataclass(frozen=True)
-class Cell:
+class Rules(NamedTuple):
+    """When validation happens and when training ends, counted in epochs and evaluations, and how it is computed."""
+
+    evaluate_every: int = 20
+    patience: int = 10
+    max_epochs: int = 2000
+    search_samples: int = 500
+    n_samples: int = 500
+    numerics: Numerics = EXACT
+
+
+@dataclass
+class Search:
+    """What cross-validation found: best mean RMSE over folds and its epoch, and each split's best networks.
+
+    rmse, epoch (2, B, C) per criterion; stopped (B, C): the last epoch trained; winner (2, B) the best configuration;
+    values: parameters of the winners' fold networks, each (2, B, F, ...); mean, variance, y (2, B, F, n) of their
+    validation rows in original units, NaN beyond a fold's own.
+    """
+
+    rmse: Tensor
+    epoch: Tensor
+    stopped: Tensor
+    winner: Tensor
+    values: Values
+    mean: Tensor
+    variance: Tensor
+    y: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of it by name, as a cell keeps it."""
+        plain = {name: value for name, value in vars(self).items() if name != "values"}
+        return plain | {f"value.{name}": value for name, value in self.values.items()}
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor]) -> "Search":
+        """Return what `tensors` described."""
+        plain = {name: value for name, value in tensors.items() if not name.startswith("value.")}
+        return cls(values=_under(tensors, "value."), **plain)
+
+
+class _Best:
+    """The best evaluation of each (split, configuration) by one criterion, and the parameters it had."""
+
+    def __init__(self, shape: tuple[int, int], values: Values) -> None:
+        device = values["weights"].device
+        self.rmse = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
+        self.epoch = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.waited = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.values = {name: value.clone() for name, value in values.items()}
+
+    def update(self, scores: Tensor, epoch: int, running: Tensor) -> Tensor:
+        """Enter the mean RMSE of an evaluation, (B, C); return where it is a new best."""
+        better = (scores < self.rmse) & running  # NaN is never better
+        self.rmse = torch.where(better, scores, self.rmse)
+        self.epoch = torch.where(better, epoch, self.epoch)
+        self.waited = torch.where(better, 0, self.waited + running.long())
+        return better
+
+
+class CrossValidation:
+    """Trains B F C networks. Streams of the problem are ordered by split, then fold.
+
+    `winner` names the configuration of each split beforehand; otherwise the lowest RMSE decides.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        n_folds: int,
+        configurations: Sequence[Configuration],
+        rules: Rules,
+        *,
+        hidden: int,
+        family: Family,
+        winner: Sequence[int] | None = None,
+    ) -> None:
+        self.problem, self.rules, self._winner = problem, rules, winner
+        self.F, self.B, self.C = n_folds, len(problem.streams) // n_folds, len(configurations)
+        wanted = grid_networks(problem, configurations, family, hidden)
+        order = ascending(problem, wanted)  # the place of each trained network in (B, F, C)
+        self.trainer = Trainer(problem, wanted[order], rules.numerics)
+        self.best = {name: _Best((self.B, self.C), self.trainer.values) for name in CRITERIA}
+        self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
+        self.stopped = torch.full((self.B, self.C), rules.max_epochs)
+        self._all, self._order = self.trainer.networks, order.to(problem.device)
+        self._present = torch.arange(len(order), device=problem.device)  # of the trainer's, in the whole stack
+        self._split, self._configuration = self._order // (self.F * self.C), self._order % self.C
+
+    def run(self, on_evaluation: Callable[[int], object] = lambda epoch: None) -> Search:
+        """Train until every configuration has stopped; `on_evaluation(epoch)` may keep the `state`."""
+        rules = self.rules
+        evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, rules.numerics)
+        while bool(self.running.any()) and self.trainer.epoch + rules.evaluate_every <= rules.max_epochs:
+            self._shrink()
+            self.trainer.advance(rules.evaluate_every)
+            self._evaluate(evaluator, self.trainer.epoch)
+            on_evaluation(self.trainer.epoch)
+        return self._result()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything the search goes on from after an evaluation."""
+        state = {f"trainer.{name}": value for name, value in self.trainer.state().items()}
+        state |= {"present": self._present, "running": self.running, "stopped": self.stopped}
+        for criterion, best in self.best.items():
+            tensors = {"rmse": best.rmse, "epoch": best.epoch, "waited": best.waited}
+            tensors |= {f"value.{name}": value for name, value in best.values.items()}
+            state |= {f"best.{criterion}.{name}": value for name, value in tensors.items()}
+        return state
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of the same search."""
+        device = self.problem.device
+        self._present, self.running = state["present"].to(device), state["running"].to(device)
+        self.stopped = state["stopped"]
+        self.trainer.restore(_under(state, "trainer."), self._present)
+        for criterion, best in self.best.items():
+            tensors = {name: value.to(device) for name, value in _under(state, f"best.{criterion}.").items()}
+            best.rmse, best.epoch, best.waited = tensors["rmse"], tensors["epoch"], tensors["waited"]
+            best.values = _under(tensors, "value.")
+
+    def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
+        local = torch.nonzero(self._is_running()).flatten()  # places in the trainer
+        places = self._present[local]  # in the whole stack
+        networks, values = self.trainer.networks[local], take(self.trainer.values, local)
+        predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
+        for name, prediction in zip(CRITERIA, predictions, strict=True):
+            scores = self._mean_over_folds(rmse(prediction, self.problem, networks.stream), places)
+            better = self.best[name].update(scores, epoch, self.running)
+            chosen = better[self._split[places], self._configuration[places]]  # (networks,)
+            for parameter, kept in self.best[name].values.items():
+                kept[places[chosen]] = values[parameter][chosen]
+        waiting = torch.stack([best.waited >= self.rules.patience for best in self.best.values()]).all(0)
+        self.stopped[(self.running & waiting).cpu()] = epoch
+        self.running &= ~waiting
+
+    def _mean_over_folds(self, scores: Tensor, places: Tensor) -> Tensor:
+        at = self._split[places] * self.C + self._configuration[places]
+        total = scores.new_zeros(self.B * self.C).index_add_(0, at, scores)
+        return (total / self.F).view(self.B, self.C)
+
+    def _is_running(self) -> Tensor:
+        return self.running[self._split[self._present], self._configuration[self._present]]
+
+    def _shrink(self) -> None:
+        running = torch.nonzero(self._is_running()).flatten()
+        if len(running) <= SHRINK * len(self._present):
+            self.trainer.keep(running)
+            self._present = self._present[running]
+
+    def _result(self) -> Search:
+        """Gather the scores, and evaluate the best networks of each split and criterion with all T draws."""
+        best = [self.best[name] for name in CRITERIA]
+        winner = torch.stack([each.rmse.argmin(1) for each in best])  # (2, B)
+        if self._winner is not None:
+            winner = torch.tensor([self._winner] * len(CRITERIA), device=self.problem.device)
+        place_of = torch.argsort(self._order).view(self.B, self.F, self.C)
+        places = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).squeeze(2) for row in winner]  # (B, F)
+        kept = [take(each.values, at) for each, at in zip(best, places, strict=True)]
+        moments, y = zip(*map(self._validate, CRITERIA, kept, places), strict=True)
+        return Search(
+            torch.stack([each.rmse for each in best]).cpu(),
+            torch.stack([each.epoch for each in best]).cpu(),
+            self.stopped,
+            winner.cpu(),
+            {name: torch.stack([values[name] for values in kept]).cpu() for name in kept[0]},
+            torch.stack([each.mean for each in moments]).cpu(),
+            torch.stack([each.variance for each in moments]).cpu(),
+            torch.stack(y).cpu(),
+        )
+
+    def _validate(self, criterion: Criterion, values: Values, places: Tensor) -> tuple[Moments, Tensor]:
+        """Return moments and targets of the validation rows, (B, F, n) in original units."""
+        networks = self._all[places.flatten()]
+        values = {name: value.flatten(0, 1) for name, value in values.items()}
+        evaluator = Evaluator(self.problem, networks.batch_size, self.rules.n_samples, self.rules.numerics)
+        if criterion == "mc":
+            moments = evaluator.moments(values, networks)
+        else:
+            mean = evaluator.plain(values, networks).double()
+            moments = Moments(mean, torch.zeros_like(mean))
+        y = self.problem.query.y[networks.stream].double()
+        mean, variance = original_units(moments, self.problem, networks.stream)
+        target, _ = original_units(Moments(y, y), self.problem, networks.stream)
+        shape = (self.B, self.F, -1)
+        return Moments(mean.view(shape), variance.view(shape)), target.view(shape)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def grid_networks(problem: Problem, configurations: Sequence[Configuration], family: Family, hidden: int) -> Networks:
+    """List every configuration for every stream, stream first. All share one batch size."""
+    streams = [stream for stream in range(len(problem.streams)) for _ in configurations]
+    return networks_of(problem, family, streams, [*configurations] * len(problem.streams), hidden)
+
+
+class Cell(NamedTuple):
     """One stacked cross-validation: configurations that share a batch size."""
 
     name: str
     configurations: tuple[Configuration, ...]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What cross-validation chose for one split: configuration, epochs, tau, and the fold networks it kept."""
+class Choice(NamedTuple):
+    """What validation chose for one split: configuration, epochs, tau, and the fold networks it kept."""
 
     configuration: Configuration
     epochs: int
-    tau: float
-    tau_constant: float
-    values: Values  # each (F, ...)
+    tau: float = 0.0
+    tau_constant: float = 0.0
+    values: Values = {}  # each (F, ...)  # noqa: RUF012
 
     def describe(self) -> dict[str, object]:
         """Return the configuration as records have it."""
-        c = self.configuration
-        settings = {"weight_decay": c.weight_decay, "batch_size": c.batch_size}
-        return settings | {"dropout": c.rate, "epochs": self.epochs}
+        weight_decay, batch_size, rate = self.configuration
+        return {"weight_decay": weight_decay, "batch_size": batch_size, "dropout": rate, "epochs": self.epochs}
 
 
 def cells(profile: Profile, dataset: str, family: Family) -> list[Cell]:
@@ -57,73 +260,8 @@ def cells(profile: Profile, dataset: str, family: Family) -> list[Cell]:
     M = profile.dropout_batch_size
     grid = [tuple(Configuration(decay, M, rate) for decay in decays) for rate in profile.rates]
     if describe(dataset).hidden_units <= WIDE:
-        return [Cell(f"{dataset}-dropout", tuple(c for row in grid for c in row))]
+        return [Cell(f"{dataset}-dropout", sum(grid, ()))]
     return [Cell(f"{dataset}-dropout-{row[0].rate}", row) for row in grid]
-
-
-def fold_problem(
-    context: Context,
-    dataset: str,
-    data: Regression,
-    *,
-    splits: Sequence[int] | None = None,
-    seeds: Sequence[int] = (),
-) -> Problem:
-    """Stack the folds of all splits, once a seed (that of the search by default); ordered by split, fold, seed."""
-    parts = []
-    for s in splits or context.profile.splits:
-        for f, fold in enumerate(folds(split(len(data.y), s).train, context.profile.n_folds)):
-            parts += [Part(*fold, stream_key(dataset, s, f, seed)) for seed in seeds or (context.profile.search_seed,)]
-    return make_problem(data, parts, context.device)
-
-
-def rules_of(context: Context, dataset: str) -> Rules:
-    """Return the protocol's rules for a data set."""
-    profile = context.profile
-    return Rules(
-        evaluate_every=profile.evaluate_every,
-        patience=profile.patience,
-        max_epochs=profile.max_epochs,
-        search_samples=profile.search_samples(dataset),
-        n_samples=profile.n_samples,
-        **context.numerics,
-        fused=context.fused,
-    )
-
-
-def search(context: Context, dataset: str, data: Regression, family: Family) -> list[tuple[Cell, Search]]:
-    """Run or read every cell of a family's cross-validation."""
-    problem: Problem | None = None
-    found = []
-    for cell in cells(context.profile, dataset, family):
-        context.progress.start(cell.name, search_weight(context.profile, dataset, cell))
-        tensors = context.store.load(cell.name)
-        if tensors is None:
-            problem = problem or fold_problem(context, dataset, data)
-            tensors = _search_cell(context, dataset, family, cell, problem)
-        found.append((cell, _search_of(tensors)))
-        context.progress.end()
-    return found
-
-
-def choose(context: Context, dataset: str, data: Regression, family: Family, criterion: Criterion) -> list[Choice]:
-    """Choose the configuration and tau of each split."""
-    found, i = search(context, dataset, data, family), CRITERIA.index(criterion)
-    choices = []
-    for b in range(len(context.profile.splits)):
-        cell, best = min(found, key=lambda pair: float(pair[1].rmse[i, b].min()))
-        c = int(best.winner[i, b])
-        tau, constant = tune_both(best.mean[i, b], best.variance[i, b], best.y[i, b], dataset)
-        values = {name: value[i, b] for name, value in best.values.items()}
-        choices.append(Choice(cell.configurations[c], int(best.epoch[i, b, c]), tau, constant, values))
-    return choices
-
-
-def tune_both(mean: Tensor, variance: Tensor, y: Tensor, dataset: str) -> tuple[float, float]:
-    """Tune tau and the tau of constant uncertainty on validation rows (F, n) within the data set's range."""
-    bounds = TAU_RANGES[dataset]
-    constant = tune_tau(mean, torch.zeros_like(mean), y, bounds)
-    return (tune_tau(mean, variance, y, bounds) if bool((variance > 0).any()) else constant), constant
 
 
 def search_weight(profile: Profile, dataset: str, cell: Cell) -> float:
@@ -132,60 +270,91 @@ def search_weight(profile: Profile, dataset: str, cell: Cell) -> float:
     return rows * (networks / cell.configurations[0].batch_size + 0.1 * networks) * profile.max_epochs
 
 
-def run_kept(context: Context, name: str, validation: CrossValidation) -> Search:
+def fold_problem(
+    study: Study, dataset: str, data: Regression, *, splits: Sequence[int] = (), seeds: Sequence[int] = ()
+) -> Problem:
+    """Stack the folds of all splits, once a seed (that of the search by default); ordered by split, fold, seed."""
+    parts = []
+    for s in splits or study.profile.splits:
+        for f, fold in enumerate(folds(split(len(data.y), s).train, study.profile.n_folds)):
+            parts += [Part(*fold, stream_key(dataset, s, f, seed)) for seed in seeds or (study.profile.search_seed,)]
+    return make_problem(data, parts, study.device)
+
+
+def rules_of(study: Study, dataset: str) -> Rules:
+    """Return the protocol's rules for a data set."""
+    p = study.profile
+    samples = p.search_samples(dataset), p.n_samples
+    return Rules(p.evaluate_every, p.patience, p.max_epochs, *samples, study.numerics)
+
+
+def search(study: Study, dataset: str, data: Regression, family: Family) -> list[tuple[Cell, Search]]:
+    """Run or read every cell of a family's cross-validation."""
+    searches = []
+    for cell in cells(study.profile, dataset, family):
+        with study.progress.cell(cell.name, search_weight(study.profile, dataset, cell)):
+            tensors = study.journal.load(cell.name)
+            done = search_cell(study, dataset, data, family, cell) if tensors is None else Search.of(tensors)
+            searches.append((cell, done))
+    return searches
+
+
+def search_cell(study: Study, dataset: str, data: Regression, family: Family, cell: Cell) -> Search:
+    """Run one cell of the cross-validation and write it."""
+    started, problem = time.perf_counter(), fold_problem(study, dataset, data)
+    hidden, rules = describe(dataset).hidden_units, rules_of(study, dataset)
+    validation = CrossValidation(
+        problem, study.profile.n_folds, cell.configurations, rules, hidden=hidden, family=family
+    )
+    done = run_kept(study, cell.name, validation)
+    seconds = time.perf_counter() - started
+    study.journal.finish(cell.name, done.tensors(), _records(study, dataset, family, cell, done, seconds))
+    return done
+
+
+def run_kept(study: Study, name: str, validation: CrossValidation) -> Search:
     """Run a cross-validation, keeping its state every minute; one that was interrupted goes on from there."""
-    part, kept = f"{name}.part", time.monotonic()
-    state = context.store.load(part)
+    kept = time.monotonic()
+    state = study.journal.load(f"{name}.part")
     if state is not None:
         validation.restore(state)
 
     def on_evaluation(epoch: int) -> None:
         nonlocal kept
-        context.progress.fraction(epoch / context.profile.max_epochs)
+        study.progress.fraction(epoch / study.profile.max_epochs)
         if time.monotonic() - kept >= KEEP_SECONDS:
-            context.store.keep(part, validation.state())
+            study.journal.keep(f"{name}.part", validation.state())
             kept = time.monotonic()
 
     return validation.run(on_evaluation)
 
 
-def _search_cell(context: Context, dataset: str, family: Family, cell: Cell, problem: Problem) -> dict[str, Tensor]:
-    profile, started = context.profile, time.perf_counter()
-    validation = CrossValidation(
-        problem,
-        profile.n_folds,
-        list(cell.configurations),
-        rules_of(context, dataset),
-        hidden=describe(dataset).hidden_units,
-        family=family,
-    )
-    found = run_kept(context, cell.name, validation)
-    tensors = {name: value for name, value in vars(found).items() if name != "values"}
-    tensors |= {f"value.{name}": value for name, value in found.values.items()}
-    seconds = time.perf_counter() - started
-    context.store.finish(cell.name, tensors, _records(context, dataset, family, cell, found, seconds))
-    return tensors
-
-
-def _records(context: Context, dataset: str, family: Family, cell: Cell, found: Search, seconds: float) -> list[Record]:
+def _records(study: Study, dataset: str, family: Family, cell: Cell, done: Search, seconds: float) -> list[Record]:
     """Make one record a split and batch size or dropout rate: RMSE and epoch of every lambda."""
-    C = len(context.profile.weight_decays)
-    records = []
-    for b, s in enumerate(context.profile.splits):
+    C, records = len(study.profile.weight_decays), []
+    for b, s in enumerate(study.profile.splits):
         for first in range(0, len(cell.configurations), C):
-            part = slice(first, first + C)
-            own = cell.configurations[part]
-            scores: Record = {"weight_decay": [c.weight_decay for c in own]}
+            row = slice(first, first + C)
+            configurations = cell.configurations[row]
+            scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
             for i, name in enumerate(CRITERIA):
-                scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in found.rmse[i, b, part].tolist()]
-                scores[f"epoch_{name}"] = found.epoch[i, b, part].tolist()
-            scores |= {"stopped": found.stopped[b, part].tolist(), "cell": cell.name}
+                scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in done.rmse[i, b, row].tolist()]
+                scores[f"epoch_{name}"] = done.epoch[i, b, row].tolist()
+            scores |= {"stopped": done.stopped[b, row].tolist(), "cell": cell.name}
             place = {"dataset": dataset, "split": s, "family": family}
-            place |= {"batch_size": own[0].batch_size, "dropout": own[0].rate}
-            records.append(context.record("selection", seconds, **place, **scores))
+            place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
+            records.append(study.record("selection", seconds, **place, **scores))
     return records
 
 
-def _search_of(tensors: dict[str, Tensor]) -> Search:
-    values = {name.removeprefix("value."): v for name, v in tensors.items() if name.startswith("value.")}
-    return Search(values=values, **{name: v for name, v in tensors.items() if not name.startswith("value.")})
+def choose(study: Study, dataset: str, data: Regression, family: Family, criterion: Criterion) -> list[Choice]:
+    """Choose the configuration and tau of each split."""
+    searches, i = search(study, dataset, data, family), CRITERIA.index(criterion)
+    choices = []
+    for b in range(len(study.profile.splits)):
+        cell, best = min(searches, key=lambda pair: float(pair[1].rmse[i, b].min()))
+        c = int(best.winner[i, b])
+        taus = tune_both(best.mean[i, b], best.variance[i, b], best.y[i, b], dataset)
+        values = {name: value[i, b] for name, value in best.values.items()}
+        choices.append(Choice(cell.configurations[c], int(best.epoch[i, b, c]), *taus, values))
+    return choices

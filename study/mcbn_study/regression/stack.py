@@ -1,39 +1,67 @@
-"""Many small networks as stacked tensors, and the gradients of their losses without a graph of autograd.
+"""The networks of the study as stacked tensors, in two families, with their gradients and statistics.
 
-Symbols: S networks, M rows of a batch, Q inputs, H hidden units. Two families (Teye et al. 2018, Section 4.3):
-"bn": Linear (no bias) -> BN -> ReLU, twice, then Linear; "dropout": dropout before each of three Linear layers
-with bias. The loss of one network is 1/2 mean_B (f(x) - y)^2 + lambda sum_l 1/2 ||W_l||^2.
+Teye et al. 2018, Section 4.3. "bn": the networks of `mcbn.stacked`, two hidden layers. "dropout": dropout before each
+of three Linear layers with bias, ReLU between. The loss of one network is 1/2 mean_B (f(x) - y)^2
++ lambda sum_l 1/2 ||W_l||^2. Symbols: S networks, M rows of a batch, Q inputs, H hidden units.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu_
 
-from mcbn.networks import BN_EPSILON, INITIAL_STD, RegressionMLP
-from mcbn_study.regression.streams import purpose_key
+from mcbn import stacked
+from mcbn.networks import BN_EPSILON, INITIAL_STD
+from mcbn.stacked import Values
+from mcbn_study.regression.problem import Problem, purpose_key
 
 Family = Literal["bn", "dropout"]
-Values = dict[str, Tensor]  # parameters or gradients by name, each (S, ...)
-_backward = torch.ops.aten.native_batch_norm_backward
 _relu_backward = torch.ops.aten.threshold_backward
 
 
-class Matrices(NamedTuple):
-    """The weight matrices of S networks, as they multiply rows from the right."""
+@dataclass(frozen=True)
+class Networks:
+    """S networks to train: the stream of each and its configuration.
 
-    first: Tensor  # (S, Q, H)
-    second: Tensor  # (S, H, H)
-    last: Tensor  # (S, H, 1)
+    stream (S,) indexes `Problem.streams`; weight_decay (S,) is lambda; rate (S,) of dropout, unused by "bn".
+    """
+
+    family: Family
+    stream: Tensor
+    weight_decay: Tensor
+    rate: Tensor
+    batch_size: int
+    hidden: int = 50
+
+    def __getitem__(self, index: Tensor) -> "Networks":
+        chosen = (self.stream[index], self.weight_decay[index], self.rate[index])
+        return Networks(self.family, *chosen, self.batch_size, self.hidden)
+
+    def like(self, x: Tensor) -> "Networks":
+        """Bring the tensors to the device and the precision of x."""
+        moved = (self.stream.to(x.device), self.weight_decay.to(x), self.rate.to(x))
+        return Networks(self.family, *moved, self.batch_size, self.hidden)
 
 
-def matrices(weights: Tensor, n_inputs: int, hidden: int) -> Matrices:
-    """View weights (S, QH + HH + H) as the three matrices of each network."""
-    S = len(weights)
-    first, second, last = torch.split(weights, [n_inputs * hidden, hidden * hidden, hidden], 1)
-    return Matrices(first.view(S, n_inputs, hidden), second.view(S, hidden, hidden), last.view(S, hidden, 1))
+class Affine(NamedTuple):
+    """What batch statistics make of a BN layer: z -> scale z + shift, each (..., H)."""
+
+    scale: Tensor
+    shift: Tensor
+
+
+def take(values: Values, index: Tensor) -> Values:
+    """Return the parameters of the networks at an index."""
+    return {name: value[index] for name, value in values.items()}
+
+
+def matrices(values: Values, n_inputs: int) -> list[Tensor]:
+    """View the weights as (S, Q, H), (S, H, H) and (S, H, 1), which multiply rows from the right."""
+    H = values["gamma1" if "gamma1" in values else "bias1"].shape[1]
+    return stacked.matrices(values["weights"], (n_inputs, H, H, 1))
 
 
 def initial_values(family: Family, streams: Sequence[int], n_inputs: int, hidden: int) -> Values:
@@ -41,63 +69,26 @@ def initial_values(family: Family, streams: Sequence[int], n_inputs: int, hidden
 
     Biases of the dropout family's ReLU layers are absolute values.
     """
-    networks = [_initial(family, purpose_key(stream, "weights"), n_inputs, hidden) for stream in streams]
-    return {name: torch.stack([network[name] for network in networks]) for name in networks[0]}
-
-
-def _initial(family: Family, seed: int, n_inputs: int, hidden: int) -> Values:
-    state = RegressionMLP(n_inputs, (hidden, hidden), seed=seed).state_dict()
-    values = {"weights": _flatten(state), "bias3": state["6.bias"]}
+    seeds = [purpose_key(stream, "weights") for stream in streams]
+    values = stacked.initial_values(n_inputs, (hidden, hidden), seeds=seeds)
     if family == "bn":
-        norms = {"gamma1": "1.weight", "beta1": "1.bias", "gamma2": "4.weight", "beta2": "4.bias"}
-        return values | {name: state[key] for name, key in norms.items()}
-    generator = torch.Generator().manual_seed(purpose_key(seed, "weights"))
-    for name in ("bias1", "bias2"):
-        cut = 2 * INITIAL_STD
-        bias = nn.init.trunc_normal_(torch.empty(hidden), std=INITIAL_STD, a=-cut, b=cut, generator=generator)
-        values[name] = bias.abs_()
-    return values
+        return values
+    biases = torch.stack([_initial_biases(purpose_key(seed, "weights"), hidden) for seed in seeds])  # (S, 2, H)
+    shared = {name: values[name] for name in ("weights", "bias3")}
+    return shared | {"bias1": biases[:, 0].clone(), "bias2": biases[:, 1].clone()}
 
 
-def _flatten(state: dict[str, Tensor]) -> Tensor:
-    return torch.cat([state[key].T.flatten() for key in ("0.weight", "3.weight", "6.weight")])
-
-
-def module_state(values: Values, index: int, n_inputs: int, hidden: int) -> dict[str, Tensor]:
-    """Return the parameters of one network of the BN family as `RegressionMLP` names them."""
-    first, second, last = matrices(values["weights"][index : index + 1].cpu(), n_inputs, hidden)
-    state = {"0.weight": first[0].T, "3.weight": second[0].T, "6.weight": last[0].T}
-    state |= {f"{layer}.weight": values[f"gamma{i}"][index].cpu() for i, layer in ((1, 1), (2, 4))}
-    state |= {f"{layer}.bias": values[f"beta{i}"][index].cpu() for i, layer in ((1, 1), (2, 4))}
-    state |= {"6.bias": values["bias3"][index].cpu()}
-    return {name: value.clone().contiguous() for name, value in state.items()}
+def _initial_biases(seed: int, hidden: int) -> Tensor:
+    generator, cut = torch.Generator().manual_seed(seed), 2 * INITIAL_STD
+    empty = (torch.empty(hidden) for _ in range(2))
+    return torch.stack(
+        [nn.init.trunc_normal_(bias, std=INITIAL_STD, a=-cut, b=cut, generator=generator) for bias in empty]
+    ).abs_()
 
 
 def bn_gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Values:
-    """Return the gradient of each network's loss; x (S, M, Q), y (S, M), weight_decay (S,).
-
-    Activations lie as (M, S H), so that one batch norm of S H channels serves all networks.
-    """
-    _, _, Q = x.shape
-    H = values["gamma1"].shape[1]
-    w = matrices(values["weights"], Q, H)
-    grads = {name: torch.empty_like(value) for name, value in values.items()}
-    g = matrices(grads["weights"], Q, H)
-    z1 = _product(x, w.first)  # (S, M, H), as are the others
-    a1, saved1 = _normalize(z1, values["gamma1"], values["beta1"])
-    z2 = _product(relu_(a1), w.second)
-    a2, saved2 = _normalize(z2, values["gamma2"], values["beta2"])
-    error = _error(relu_(a2), w.last, values["bias3"], y)  # (S, M, 1)
-
-    torch.bmm(a2.transpose(1, 2), error, out=g.last)
-    torch.sum(error, 1, out=grads["bias3"])
-    d2 = _normalize_backward(_through_last(error, w.last, a2), z2, values["gamma2"], saved2, grads, 2)
-    torch.bmm(a1.transpose(1, 2), d2, out=g.second)
-    d1 = _relu_backward(_product(d2, w.second.transpose(1, 2)), a1, 0)
-    d1 = _normalize_backward(d1, z1, values["gamma1"], saved1, grads, 1)
-    torch.bmm(x.transpose(1, 2), d1, out=g.first)
-    grads["weights"].addcmul_(values["weights"], weight_decay[:, None])
-    return grads
+    """Return the gradient of each network's loss; x (S, M, Q), y (S, M), weight_decay (S,)."""
+    return stacked.gradients(values, x, y.unsqueeze(2), weight_decay)
 
 
 def dropout_gradients(
@@ -108,70 +99,68 @@ def dropout_gradients(
     uniform (R, M, Q + 2H): of the inputs, then of both hidden layers; stream, rate (S,). Kept units are multiplied
     by 1 / (1 - rate).
     """
-    _, _, Q = x.shape
+    _, M, Q = x.shape
     H = values["bias1"].shape[1]
-    w = matrices(values["weights"], Q, H)
     grads = {name: torch.empty_like(value) for name, value in values.items()}
-    g = matrices(grads["weights"], Q, H)
+    (w1, w2, w3), (g1, g2, g3) = matrices(values, Q), stacked.matrices(grads["weights"], (Q, H, H, 1))
     rate = rate[:, None, None]
     masks = (uniform[stream] >= rate) * (1 / (1 - rate))  # (S, M, Q + 2H)
     kept0, kept1, kept2 = torch.split(masks, [Q, H, H], 2)
     a0 = x * kept0  # (S, M, Q)
-    a1 = relu_(torch.bmm(a0, w.first).add_(values["bias1"][:, None])).mul_(kept1)  # (S, M, H)
-    a2 = relu_(torch.bmm(a1, w.second).add_(values["bias2"][:, None])).mul_(kept2)
-    error = _error(a2, w.last, values["bias3"], y)
+    a1 = relu_(torch.bmm(a0, w1).add_(values["bias1"][:, None])).mul_(kept1)  # (S, M, H)
+    a2 = relu_(torch.bmm(a1, w2).add_(values["bias2"][:, None])).mul_(kept2)
+    error = torch.bmm(a2, w3).add_((values["bias3"] - y).unsqueeze(2)).div_(M)  # (S, M, 1)
 
-    torch.bmm(a2.transpose(1, 2), error, out=g.last)
+    torch.bmm(a2.transpose(1, 2), error, out=g3)
     torch.sum(error, 1, out=grads["bias3"])
-    d2 = _relu_backward(error * w.last.transpose(1, 2), a2, 0).mul_(kept2)  # a2 > 0: kept, and the rectifier open
-    torch.bmm(a1.transpose(1, 2), d2, out=g.second)
+    d2 = _relu_backward(error * w3.transpose(1, 2), a2, 0).mul_(kept2)  # a2 > 0: kept, and the rectifier open
+    torch.bmm(a1.transpose(1, 2), d2, out=g2)
     torch.sum(d2, 1, out=grads["bias2"])
-    d1 = _relu_backward(torch.bmm(d2, w.second.transpose(1, 2)), a1, 0).mul_(kept1)
-    torch.bmm(a0.transpose(1, 2), d1, out=g.first)
+    d1 = _relu_backward(torch.bmm(d2, w2.transpose(1, 2)), a1, 0).mul_(kept1)
+    torch.bmm(a0.transpose(1, 2), d1, out=g1)
     torch.sum(d1, 1, out=grads["bias1"])
     grads["weights"].addcmul_(values["weights"], weight_decay[:, None])
     return grads
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply (S, M, K) by (S, K, H) into memory laid out as (M, S, H)."""
-    result = a.new_empty(a.shape[1], a.shape[0], b.shape[2]).transpose(0, 1)
-    return torch.bmm(a, b, out=result)
+def population_statistics(values: Values, networks: Networks, problem: Problem) -> list[tuple[Tensor, Tensor]]:
+    """Return mean and biased variance of both BN layers over the whole training part, each (S, H)."""
+    x, mask = problem.train.x[networks.stream], problem.train.mask[networks.stream, :, None]  # (S, N, Q), (S, N, 1)
+    first, second, _ = matrices(values, x.shape[2])
+    z = torch.bmm(x, first)
+    statistics = _masked_moments(z, mask)
+    scale, shift = fold(*statistics, values, 1)
+    a = relu_(torch.addcmul(shift[:, None], z, scale[:, None]))
+    return [statistics, _masked_moments(torch.bmm(a, second), mask)]
 
 
-def _channels(a: Tensor) -> Tensor:
-    """See (S, M, H) that lies as (M, S, H) as the rows of one batch with S H channels."""
-    return a.transpose(0, 1).flatten(1)
+def _masked_moments(z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of z (S, N, H) over the rows of the mask (S, N, 1)."""
+    n = mask.sum(1)  # (S, 1)
+    mean = (z * mask).sum(1) / n
+    return mean, ((z - mean[:, None]) * mask).square_().sum(1) / n
 
 
-def _networks(a: Tensor, S: int) -> Tensor:
-    return a.view(len(a), S, -1).transpose(0, 1)
+def fold(mean: Tensor, variance: Tensor, values: Values, layer: int) -> Affine:
+    """Return what statistics (S, ..., H) make of a BN layer."""
+    gamma, beta = (values[f"{name}{layer}"].view(len(mean), *[1] * (mean.ndim - 2), -1) for name in ("gamma", "beta"))
+    scale = gamma * torch.rsqrt(variance + BN_EPSILON)
+    return Affine(scale, torch.addcmul(beta, mean, scale, value=-1))
 
 
-def _normalize(z: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    flat, mean, inverse_std = torch.native_batch_norm(
-        _channels(z), gamma.flatten(), beta.flatten(), None, None, True, 0.0, BN_EPSILON
-    )
-    return _networks(flat, len(z)), (mean, inverse_std)
+@torch.no_grad()
+def network_states(values: Values, networks: Networks, problem: Problem) -> list[dict[str, Tensor]]:
+    """Return each BN network as a state dict of `RegressionMLP`.
 
-
-def _normalize_backward(
-    d: Tensor, z: Tensor, gamma: Tensor, saved: tuple[Tensor, Tensor], grads: Values, layer: int
-) -> Tensor:
-    d, d_gamma, d_beta = _backward(
-        _channels(d), _channels(z), gamma.flatten(), None, None, *saved, True, BN_EPSILON, [True, True, True]
-    )
-    grads[f"gamma{layer}"], grads[f"beta{layer}"] = d_gamma.view_as(gamma), d_beta.view_as(gamma)
-    return _networks(d, len(z))
-
-
-def _error(a: Tensor, last: Tensor, bias: Tensor, y: Tensor) -> Tensor:
-    """Return the derivative of 1/2 mean_B (f - y)^2 by f, (f - y) / M: (S, M, 1)."""
-    return torch.bmm(a, last).add_((bias - y).unsqueeze(2)).div_(a.shape[1])
-
-
-def _through_last(error: Tensor, last: Tensor, a: Tensor) -> Tensor:
-    """Return the derivative by the second layer's normalised values, laid out like `a`."""
-    d = torch.mul(error.transpose(0, 1), last.transpose(1, 2).transpose(0, 1)).transpose(0, 1)  # (S, M, H)
-    result: Tensor = _relu_backward(d, a, 0)
-    return result
+    Running statistics are those of one pass over the whole training part: the plain network.
+    """
+    states = []
+    for index in range(len(networks.stream)):
+        state = stacked.network(values, index, problem.train.x.shape[2]).state_dict()
+        one = torch.tensor([index], device=problem.device)
+        statistics = population_statistics(take(values, one), networks[one], problem)
+        for layer, (mean, variance) in zip((1, 4), statistics, strict=True):
+            del state[f"{layer}.num_batches_tracked"]
+            state |= {f"{layer}.running_mean": mean[0].cpu(), f"{layer}.running_var": variance[0].cpu()}
+        states.append(state)
+    return states

@@ -1,22 +1,28 @@
 """One program that trains S networks at once: stacked gradients, one fused Adam, CUDA graphs on a GPU."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mcbn.data import Regression, folds, split
+from mcbn.data import load as load_data
 from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
+from mcbn.networks import RegressionMLP, Standardized
 from mcbn.private_torch import allow_steps_before_capture
-from mcbn_study.machine import precision
+from mcbn.saving import read_tensors, write_tensors
+from mcbn.stacked import Values
+from mcbn_study.machine import EXACT, Numerics, precision, prepared
 from mcbn_study.regression import fused as fused_steps
-from mcbn_study.regression.problem import Problem
-from mcbn_study.regression.stack import Family, Values, bn_gradients, dropout_gradients, initial_values
-from mcbn_study.regression.streams import Purpose, purpose_key, row_orders, uniforms
+from mcbn_study.regression.problem import Problem, row_orders, uniforms
+from mcbn_study.regression.profile import Configuration
+from mcbn_study.regression.stack import Family, Networks, bn_gradients, dropout_gradients, initial_values, take
 
 LEARNING_RATE = 1e-3  # Teye et al. 2018, Section 4.3
 BLOCK_STEPS = 32  # at most so many steps in one CUDA graph
@@ -24,30 +30,8 @@ FUSED_STEPS = 128  # and in one kernel
 BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**27}  # that batches and masks of a block may hold
 ORDER_NUMBERS = 2**24  # rows permuted at a time
 EPOCH_STEPS = 2**16  # more than any epoch has: positions of dropout masks
-
-
-@dataclass(frozen=True)
-class Networks:
-    """S networks to train: the stream of each and its configuration.
-
-    stream (S,) indexes `Problem.streams`; weight_decay (S,) is lambda; rate (S,) of dropout, unused by "bn".
-    """
-
-    family: Family
-    stream: Tensor
-    weight_decay: Tensor
-    rate: Tensor
-    batch_size: int
-    hidden: int = 50
-
-    def __getitem__(self, index: Tensor) -> "Networks":
-        chosen = (self.stream[index], self.weight_decay[index], self.rate[index])
-        return Networks(self.family, *chosen, self.batch_size, self.hidden)
-
-    def like(self, x: Tensor) -> "Networks":
-        """Bring the tensors to the device and the precision of x."""
-        moved = (self.stream.to(x.device), self.weight_decay.to(x), self.rate.to(x))
-        return Networks(self.family, *moved, self.batch_size, self.hidden)
+FORMAT = "mcbn study networks"
+GRADIENTS: dict[Family, Callable[..., Values]] = {"bn": bn_gradients, "dropout": dropout_gradients}
 
 
 class _Group(NamedTuple):
@@ -72,35 +56,32 @@ class Trainer:
     in their number of batches: networks that have none left wait, unchanged, until the epoch ends. Networks come in
     ascending order of that number.
 
-    tf32: multiply as TF32; graphs: capture blocks of steps as CUDA graphs (the default on a GPU); compiled: fuse
-    elementwise work by torch.compile; fused: whole blocks of steps as one CUDA kernel, where CuPy is and networks fit.
+    graphs: capture blocks of steps as CUDA graphs, the default on a GPU. With numerics.fused whole blocks of steps
+    are one CUDA kernel, where networks fit.
     """
 
     def __init__(
         self,
         problem: Problem,
         networks: Networks,
+        numerics: Numerics = EXACT,
         *,
-        tf32: bool = False,
         graphs: bool | None = None,
-        compiled: bool = False,
-        fused: bool = False,
     ) -> None:
-        device = problem.device
-        self.problem, self.networks, self.tf32, self.epoch = problem, networks.like(problem.train.x), tf32, 0
-        self._graphs = device.type == "cuda" if graphs is None else graphs
-        self._gradients = _gradients(networks.family, compiled)
-        self._kernel: Any = _kernel(networks) if fused else None
+        self.problem, self.networks, self.numerics = problem, networks.like(problem.train.x), numerics
+        self.epoch, self._graphs = 0, problem.device.type == "cuda" if graphs is None else graphs
+        self._gradients = prepared(GRADIENTS[networks.family], numerics.compiled)
+        self._kernel: Any = _kernel(networks) if numerics.fused else None
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
-        self.values: Values = {name: value.to(problem.train.x)[self.networks.stream] for name, value in drawn.items()}
-        self._row_keys, self._mask_keys = self._keys("rows"), self._keys("training dropout")
+        self.values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
+        self._row_keys, self._mask_keys = problem.keys("rows"), problem.keys("training dropout")
         self._start({})
 
     def advance(self, epochs: int) -> None:
         """Train every network for so many further epochs."""
         chunk = max(1, ORDER_NUMBERS // self.problem.train.y.numel())
         end = self.epoch + epochs
-        with precision(self.tf32):
+        with precision(self.numerics.tf32):
             while self.epoch < end:
                 now = torch.arange(self.epoch, min(self.epoch + chunk, end), device=self.problem.device)
                 orders = row_orders(self._row_keys, self.problem.train.n, now)  # (R, E, N)
@@ -111,7 +92,7 @@ class Trainer:
     def keep(self, index: Tensor) -> None:
         """Go on with the networks at `index`, ascending, alone."""
         moments = {name: [part[index] for part in parts] for name, parts in self._moments().items()}
-        self.values = {name: value[index] for name, value in self.values.items()}
+        self.values = take(self.values, index)
         self.networks = self.networks[index]
         self._start(moments)
 
@@ -238,15 +219,6 @@ class Trainer:
                     parameter.grad = grads[name][group.rows] if i >= active else None
             self._optimizer.step()
 
-    def _keys(self, purpose: Purpose) -> Tensor:
-        return torch.tensor([purpose_key(s, purpose) for s in self.problem.streams], device=self.problem.device)
-
-
-@cache
-def _gradients(family: Family, compiled: bool) -> Callable[..., Values]:
-    function: Callable[..., Values] = bn_gradients if family == "bn" else dropout_gradients
-    return torch.compile(function, dynamic=True) if compiled else function
-
 
 def _kernel(networks: Networks) -> Any:
     """Return the module of fused steps if such networks fit, else None."""
@@ -271,3 +243,99 @@ def _groups(steps: Tensor) -> list[_Group]:
         groups.append(_Group(slice(start, start + count), number))
         start += count
     return groups
+
+
+class Job(NamedTuple):
+    """One network to train: its stream in the problem, its configuration, its epochs."""
+
+    stream: int
+    configuration: Configuration
+    epochs: int
+
+
+class Trained(NamedTuple):
+    """Networks of one batch size, in the order of `jobs`, which are places in the list that was asked for."""
+
+    jobs: list[int]
+    networks: Networks
+    values: Values
+
+
+def train_jobs(
+    problem: Problem, jobs: Sequence[Job], family: Family, hidden: int, numerics: Numerics = EXACT
+) -> list[Trained]:
+    """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
+    by_size: dict[int, list[int]] = {}
+    for place, job in enumerate(jobs):
+        by_size.setdefault(job.configuration.batch_size, []).append(place)
+    return [_train_stack(problem, jobs, by_size[M], family, hidden, numerics) for M in sorted(by_size)]
+
+
+def _train_stack(
+    problem: Problem, jobs: Sequence[Job], places: list[int], family: Family, hidden: int, numerics: Numerics
+) -> Trained:
+    streams, configurations = [jobs[place].stream for place in places], [jobs[place].configuration for place in places]
+    networks = networks_of(problem, family, streams, configurations, hidden)
+    order = ascending(problem, networks)
+    places = [places[i] for i in order.tolist()]
+    trainer = Trainer(problem, networks[order], numerics)
+    networks, values = trainer.networks, {name: value.clone() for name, value in trainer.values.items()}
+    epochs = torch.tensor([jobs[place].epochs for place in places], device=problem.device)
+    present = torch.arange(len(places), device=problem.device)
+    for end in sorted(set(epochs.tolist())):
+        trainer.advance(end - trainer.epoch)
+        ready = epochs[present] == end
+        for name, value in trainer.values.items():
+            values[name][present[ready]] = value[ready]
+        if not bool(ready.all()):
+            trainer.keep(torch.nonzero(~ready).flatten())
+            present = present[~ready]
+    return Trained(places, networks, values)
+
+
+def networks_of(
+    problem: Problem, family: Family, streams: Sequence[int], configurations: Sequence[Configuration], hidden: int
+) -> Networks:
+    """List one network a stream and configuration; all share a batch size.
+
+    A batch size above the smallest training part means that part: published code.
+    """
+    M = min(configurations[0].batch_size, int(problem.train.n.min()))
+    weight_decay = torch.tensor([configuration.weight_decay for configuration in configurations])
+    rate = torch.tensor([configuration.rate or 0.0 for configuration in configurations])
+    return Networks(family, torch.tensor(streams), weight_decay, rate, M, hidden)
+
+
+def ascending(problem: Problem, networks: Networks) -> Tensor:
+    """Order networks as a trainer takes them, by batches an epoch: (S,) places."""
+    return torch.argsort((problem.train.n.cpu() // networks.batch_size)[networks.stream], stable=True)
+
+
+def save_networks(path: Path, states: Sequence[dict[str, Tensor]], infos: Sequence[dict[str, Any]]) -> None:
+    """Write networks, float32, with one description each: dataset, split, seed or fold, config, tau."""
+    tensors = {f"{i}.{name}": value.float() for i, state in enumerate(states) for name, value in state.items()}
+    write_tensors(path, tensors, {"format": FORMAT, "networks": json.dumps(list(infos))})
+
+
+def load_networks(path: str | Path) -> list[tuple[Standardized, dict[str, Any]]]:
+    """Read networks as modules that take and give original units, in eval mode, each with its description.
+
+    The description names dataset, split, seed or fold, config, tau, tau_constant, and holds `train`, the row indices
+    of its training part in `mcbn.data.load(dataset)`, from which statistics are drawn.
+    """
+    tensors, metadata = read_tensors(path, hint="run `mcbn reproduce regression`")
+    if metadata.get("format") != FORMAT:
+        raise MCBNError(f"{path} holds no networks of a study; they are written by `mcbn reproduce regression`")
+    infos = json.loads(metadata["networks"])
+    sets = {name: load_data(name) for name in {info["dataset"] for info in infos}}
+    return [(_module(tensors, f"{i}.", info, sets[info["dataset"]]), info) for i, info in enumerate(infos)]
+
+
+def _module(tensors: dict[str, Tensor], prefix: str, info: dict[str, Any], data: Regression) -> Standardized:
+    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    train = split(len(data.y), info["split"]).train
+    info["train"] = folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
+    hidden, n_inputs = state["0.weight"].shape
+    network = RegressionMLP(n_inputs, (hidden, hidden), seed=0)
+    network.load_state_dict(state, strict=False)  # counters of batches are not saved
+    return Standardized(network, data.x[info["train"]], data.y[info["train"]]).float().eval()

@@ -14,7 +14,7 @@ from mcbn.progress import bar
 GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
 
 
-def main(out: str | Path = "results/regression") -> Path:
+def run(out: str | Path = "results/regression") -> Path:
     """Train, tune tau and the constant one on fresh points, and save what the figure shows in predictions/toy.npz."""
     x, y = (part.float() for part in data.toy())
     x_val, y_val = (part.float() for part in data.toy(seed=1))

@@ -1,1 +1,0 @@
-"""MNF's test error by epochs."""

@@ -1,0 +1,298 @@
+"""What stacked networks predict, T draws in bounded memory and the plain networks, and how predictions are scored.
+
+Symbols as in `stack`; T draws, n query rows. Predictions are in standardised units unless said otherwise.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import relu_
+
+from mcbn import metrics
+from mcbn.errors import MCBNError
+from mcbn.noise import minimize_bounded
+from mcbn.stacked import Values
+from mcbn_study.machine import EXACT, Numerics, precision, prepared
+from mcbn_study.regression.problem import Problem, batch_draws, uniforms
+from mcbn_study.regression.profile import TAU_RANGES
+from mcbn_study.regression.stack import Affine, Networks, fold, matrices, population_statistics, take
+
+CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**26}  # that one activation of a chunk may hold
+GRID = 60  # points of log tau looked at before the fine search
+
+
+class Moments(NamedTuple):
+    """Mean and variance (with 1/T) of the T draws, each (S, n) float64."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class Chunk(NamedTuple):
+    """Outputs (s, t, n) of some networks under some draws."""
+
+    networks: slice
+    draws: slice
+    output: Tensor
+
+
+class Evaluator:
+    """Predicts the query rows of a problem. Draws belong to the stream: every evaluation uses the same ones.
+
+    The paper draws anew at every evaluation; fixed draws remove noise from the comparison of epochs and of lambda.
+    """
+
+    def __init__(self, problem: Problem, batch_size: int, n_samples: int, numerics: Numerics = EXACT) -> None:
+        self.problem, self.batch_size, self.n_samples, self.tf32 = problem, batch_size, n_samples, numerics.tf32
+        self._hidden, self._head, self._dropped = (prepared(f, numerics.compiled) for f in (_hidden, _head, _dropped))
+        self._mask_keys = problem.keys("dropout draws")
+
+    @torch.no_grad()
+    def moments(self, values: Values, networks: Networks) -> Moments:
+        """Return mean and variance over T draws."""
+        S, n = len(networks.stream), self.problem.query.y.shape[1]
+        total = torch.zeros(2, S, n, dtype=torch.float64, device=self.problem.device)
+        for chunk in self.chunks(values, networks):
+            output = chunk.output.double()  # (s, t, n)
+            total[0, chunk.networks] += output.sum(1)
+            total[1, chunk.networks] += output.square_().sum(1)
+        mean, square = total / self.n_samples
+        return Moments(mean, (square - mean.square()).clamp_(min=0))
+
+    @torch.no_grad()
+    def samples(self, values: Values, networks: Networks) -> Tensor:
+        """Return all draws, (S, T, n)."""
+        S, n = len(networks.stream), self.problem.query.y.shape[1]
+        result = self.problem.query.y.new_empty(S, self.n_samples, n)
+        for chunk in self.chunks(values, networks):
+            result[chunk.networks, chunk.draws] = chunk.output
+        return result
+
+    def chunks(self, values: Values, networks: Networks) -> Iterator[Chunk]:
+        """Yield the outputs of all networks and draws in pieces of bounded size."""
+        bn, S, T = networks.family == "bn", len(networks.stream), self.n_samples
+        at_once = self._at_once(max(self.problem.query.y.shape[1], self.batch_size if bn else 1), networks)
+        # Draws of dropout hash one number a unit for all networks of a stream: many networks, few draws at a time.
+        t = min(T, at_once if bn else max(1, at_once // S))
+        draw = self._bn_outputs if bn else self._dropout_outputs
+        with precision(self.tf32):
+            for place, some, their in self._pieces(values, networks, min(S, max(1, at_once // t))):
+                for start in range(0, T, t):
+                    draws = slice(start, min(start + t, T))
+                    yield Chunk(place, draws, draw(some, their, draws))
+
+    @torch.no_grad()
+    def plain(self, values: Values, networks: Networks) -> Tensor:
+        """Return what the deterministic networks say, (S, n).
+
+        BN: statistics of one pass over the whole training part. Dropout: every unit kept.
+        """
+        at_once = self._at_once(max(self.problem.train.y.shape[1], self.problem.query.y.shape[1]), networks)
+        with precision(self.tf32):
+            pieces = self._pieces(values, networks, at_once)
+            return torch.cat([self._plain(some, their) for _, some, their in pieces])
+
+    def _at_once(self, rows: int, networks: Networks) -> int:
+        return max(1, CHUNK_NUMBERS[self.problem.device.type] // (rows * networks.hidden))
+
+    def _pieces(self, values: Values, networks: Networks, size: int) -> Iterator[tuple[slice, Values, Networks]]:
+        S = len(networks.stream)
+        for start in range(0, S, size):
+            place = slice(start, min(start + size, S))
+            index = torch.arange(place.start, place.stop, device=self.problem.device)
+            yield place, take(values, index), networks[index]
+
+    def _plain(self, values: Values, networks: Networks) -> Tensor:
+        x = self.problem.query.x[networks.stream]  # (s, n, Q)
+        if networks.family == "bn":
+            statistics = population_statistics(values, networks, self.problem)
+            layers = [
+                fold(mean[:, None], variance[:, None], values, i) for i, (mean, variance) in enumerate(statistics, 1)
+            ]
+            return self._bn_forward(values, x, *layers)[:, 0]
+        first, second, last = matrices(values, x.shape[2])
+        a = relu_(torch.baddbmm(values["bias1"][:, None], x, first))
+        a = relu_(torch.baddbmm(values["bias2"][:, None], a, second))
+        return torch.baddbmm(values["bias3"][:, None], a, last).squeeze(2)
+
+    def _bn_outputs(self, values: Values, networks: Networks, draws: slice) -> Tensor:
+        """Estimate the statistics of both layers jointly from each draw's batch, then predict with them."""
+        train, stream = self.problem.train, networks.stream
+        R, N, Q = train.x.shape
+        at = self._batches[:, draws]  # (R, t, M)
+        at = (at + torch.arange(0, R * N, N, device=at.device)[:, None, None])[stream]  # (s, t, M)
+        weights = matrices(values, Q)
+        z = torch.bmm(train.x.view(R * N, Q)[at.flatten(1)], weights[0]).view(*at.shape, -1)  # (s, t, M, H)
+        first = _batch_affine(z, values, 1)
+        a = self._hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))
+        z = torch.bmm(a.view(len(stream), -1, networks.hidden), weights[1]).view_as(a)
+        return self._bn_forward(values, self.problem.query.x[stream], first, _batch_affine(z, values, 2))
+
+    @cached_property
+    def _batches(self) -> Tensor:
+        """The T batches of every stream as row indices, (R, T, M)."""
+        streams = zip(self.problem.streams, self.problem.train.n.tolist(), strict=True)
+        drawn = [torch.from_numpy(batch_draws(stream, n, self.n_samples, self.batch_size)) for stream, n in streams]
+        return torch.stack(drawn).to(self.problem.device)
+
+    def _bn_forward(self, values: Values, x: Tensor, first: Affine, second: Affine) -> Tensor:
+        """Predict x (s, n, Q) under t pairs of statistics, (s, t, H) each: (s, t, n)."""
+        s, n, Q = x.shape
+        t, H = first.scale.shape[1:]
+        weights = matrices(values, Q)
+        z = torch.bmm(x, weights[0]).unsqueeze(1)  # (s, 1, n, H): the same for all draws
+        a = self._hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))  # (s, t, n, H)
+        z = torch.bmm(a.view(s, t * n, H), weights[1]).view(s, t, n, H)
+        output: Tensor = self._head(z, second.scale.unsqueeze(2), second.shift.unsqueeze(2), weights[2])
+        return output.add_(values["bias3"][:, None])
+
+    def _dropout_outputs(self, values: Values, networks: Networks, draws: slice) -> Tensor:
+        """Drop inputs and hidden units of every query row anew in each draw."""
+        x, H = self.problem.query.x[networks.stream], networks.hidden
+        s, n, Q = x.shape
+        streams, which = torch.unique(networks.stream, return_inverse=True)
+        positions = torch.arange(draws.start, draws.stop, device=x.device)
+        u = uniforms(self._mask_keys[streams], positions, n, Q + 2 * H).flatten(1, 2)  # (r, t n, Q + 2H)
+        rate = networks.rate[:, None, None]
+        kept0, kept1, kept2 = torch.split(u, [Q, H, H], 2)
+        first, second, last = (weight * (1 / (1 - rate)) for weight in matrices(values, Q))
+        a = x.repeat(1, len(positions), 1) * (kept0[which] >= rate)  # (s, t n, Q)
+        a = self._dropped(torch.bmm(a, first), values["bias1"], kept1, which, rate)
+        a = self._dropped(torch.bmm(a, second), values["bias2"], kept2, which, rate)
+        return torch.baddbmm(values["bias3"][:, None], a, last).view(s, -1, n)
+
+
+def _batch_affine(z: Tensor, values: Values, layer: int) -> Affine:
+    """Return scale and shift of one BN layer from the batches z (s, t, M, H); biased variance."""
+    variance, mean = torch.var_mean(z, 2, correction=0)  # (s, t, H)
+    return fold(mean, variance, values, layer)
+
+
+def _hidden(z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Normalise and rectify."""
+    return relu_(torch.addcmul(shift, z, scale))
+
+
+def _head(z: Tensor, scale: Tensor, shift: Tensor, last: Tensor) -> Tensor:
+    """Normalise and rectify z (s, t, n, H), then multiply by the last weights (s, H, 1): (s, t, n)."""
+    s, t, n, H = z.shape
+    a = relu_(torch.addcmul(shift, z, scale))
+    if torch.compiler.is_compiling():
+        return (a * last.view(s, 1, 1, H)).sum(3)  # joins the kernel, where a matrix product would not
+    return torch.bmm(a.view(s, t * n, H), last).view(s, t, n)
+
+
+def _dropped(z: Tensor, bias: Tensor, uniform: Tensor, which: Tensor, rate: Tensor) -> Tensor:
+    """Rectify z (s, m, H) and drop units by the numbers of each network's stream, uniform[which]."""
+    return relu_(z + bias[:, None]) * (uniform[which] >= rate)
+
+
+def rmse(prediction: Tensor, problem: Problem, stream: Tensor) -> Tensor:
+    """Return each network's root mean squared error over its own query rows, in original units: (S,) float64."""
+    mask = problem.query.mask[stream]  # (S, n)
+    squares = (prediction.double() - problem.query.y[stream]).square() * mask
+    return (squares.sum(1) / mask.sum(1)).sqrt() * problem.y_std[stream]
+
+
+def original_units(moments: Moments, problem: Problem, stream: Tensor) -> Moments:
+    """Undo the scaling of the target, (S, n); rows that are padding become NaN."""
+    mean, std = problem.y_mean[stream, None], problem.y_std[stream, None]
+    padding = ~problem.query.mask[stream]
+    return Moments(
+        (moments.mean * std + mean).masked_fill(padding, torch.nan),
+        (moments.variance * std.square()).masked_fill(padding, torch.nan),
+    )
+
+
+def tune_both(mean: Tensor, variance: Tensor, y: Tensor, dataset: str) -> tuple[float, float]:
+    """Tune tau and the tau of constant uncertainty on validation rows (F, n) within the data set's range."""
+    bounds = TAU_RANGES[dataset]
+    constant = tune_tau(mean, torch.zeros_like(mean), y, bounds)
+    return (tune_tau(mean, variance, y, bounds) if bool((variance > 0).any()) else constant), constant
+
+
+def tune_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, float]) -> float:
+    """Find the tau within bounds that minimises CRPS of N(mean, variance + 1/tau), averaged within, then over folds.
+
+    mean, variance, y (F, n), NaN beyond a fold's own rows. Teye et al. 2018, Section 4.2; bounds: published code.
+    The minimum of a grid of log tau, refined by golden sections between its neighbours.
+    """
+    score = validation_crps(mean, variance, y)
+    grid = torch.linspace(math.log(bounds[0]), math.log(bounds[1]), GRID, dtype=torch.float64)
+    best = int(torch.stack([score(point) for point in grid]).argmin())
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+    return float(minimize_bounded(score, low, high, steps=30).exp())
+
+
+def validation_crps(mean: Tensor, variance: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the CRPS that `tune_tau` minimises, as a function of log tau."""
+    own = ~y.isnan()
+    weight = own / (own.sum(1, keepdim=True) * len(y))  # (F, n): mean over rows, then over folds
+    mean, variance, y, weight = (part[own].double() for part in (mean, variance, y, weight))
+    return lambda log_tau: (weight * metrics.crps_gaussian(mean, variance + torch.exp(-log_tau), y)).sum()
+
+
+def score_run(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> dict[str, float | None]:
+    """Score T draws (T, n) of one network at y (n,), original units, as the paper does.
+
+    crps of N(mean, variance + 1/tau); pll of the T-component mixture; *_constant of the same mean with variance
+    1/tau_constant; *_optimum bounds; *_normalized in percent between them. Means over the points.
+    """
+    samples, y = samples.double(), y.double()
+    mean, variance = samples.mean(0), samples.var(0, correction=0)
+    return _scores(mean, variance + 1 / tau, metrics.pll(samples, y, tau), y, tau_constant)
+
+
+def score_gaussian(
+    mean: Tensor, variance: Tensor, y: Tensor, tau: float, tau_constant: float
+) -> dict[str, float | None]:
+    """Score a Gaussian epistemic distribution, mean and variance (n,), as `score_run` does draws.
+
+    Its mixture over infinitely many draws is the Gaussian N(mean, variance + 1/tau) itself: pll is that log density.
+    """
+    mean, total, y = mean.double(), variance.double() + 1 / tau, y.double()
+    log_density = -0.5 * ((y - mean).square() / total + torch.log(2 * math.pi * total))  # (n,)
+    return _scores(mean, total, log_density, y, tau_constant)
+
+
+def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant: float) -> dict[str, float | None]:
+    """Average the scores of a prediction with this total variance and log density, each (n,)."""
+    constant = torch.full_like(mean, 1 / tau_constant)
+    scores = {
+        "rmse": metrics.rmse(mean, y),
+        "crps": metrics.crps_gaussian(mean, variance, y).mean(),
+        "pll": pll.mean(),
+        "crps_constant": metrics.crps_gaussian(mean, constant, y).mean(),
+        "pll_constant": metrics.pll(mean[None], y, tau_constant).mean(),
+        "crps_optimum": metrics.crps_optimum(mean, y).mean(),
+        "pll_optimum": metrics.pll_optimum(mean, y).mean(),
+    }
+    finite = {name: _finite(value) for name, value in scores.items()}
+    return with_bounds(finite, finite)
+
+
+def with_bounds(scores: Mapping[str, float | None], bounds: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Normalise scores between the constant and the optimum of a prediction, their own or another's."""
+    names = [f"{name}_{bound}" for bound in ("constant", "optimum") for name in ("crps", "pll")]
+    bounded = {**scores, **{name: bounds[name] for name in names}}
+    return bounded | {f"{name}_normalized": _normalized(bounded, name) for name in ("crps", "pll")}
+
+
+def _finite(value: Tensor) -> float | None:
+    """JSON has no infinity: the optimum of an exact prediction becomes null."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _normalized(scores: Mapping[str, float | None], name: str) -> float | None:
+    score, constant, optimum = (scores[key] for key in (name, f"{name}_constant", f"{name}_optimum"))
+    if score is None or constant is None or optimum is None:
+        return None
+    try:
+        return float(metrics.normalized(score, constant, optimum))
+    except MCBNError:  # the bounds coincide
+        return None

@@ -1,1 +1,0 @@
-"""The toy problem of Figure 1."""
