@@ -50,50 +50,10 @@ class RegressionMLP(nn.Sequential):
         super().__init__(*layers, _linear(sizes[-1], n_outputs, bias=True, generator=generator))
 
 
-class Standardized(nn.Module):
-    """A network that sees standardised inputs and targets, wrapped to work in original units.
-
-    f(x) = y_mean + y_std network((x - x_mean) / x_std), with mean and population std of the training part
-    (a constant column: std 1). Teye et al. 2018, Section 4.3. So tau and all scores are in units of y.
-
-    Args:
-        network: (N, Q) -> (N, D).
-        x: inputs of the training part, (N, Q).
-        y: its targets, (N,) or (N, D); outputs are shaped like them.
-    """
-
-    x_mean: Tensor
-    x_std: Tensor
-    y_mean: Tensor
-    y_std: Tensor
-
-    def __init__(self, network: nn.Module, x: Tensor, y: Tensor) -> None:
-        super().__init__()
-        _check_data(x, y)
-        self.network = network
-        for name, value in (("x", x), ("y", y)):
-            mean, std = _moments(value.detach())  # (Q,); (D,) or ()
-            self.register_buffer(f"{name}_mean", mean)
-            self.register_buffer(f"{name}_std", std)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict in original units: x (N, Q) -> (N,) or (N, D), as y was."""
-        output: Tensor = self.network((x - self.x_mean) / self.x_std)  # (N, D)
-        if output.shape[-1] != self.y_mean.numel():
-            raise MCBNError(f"the network gives {output.shape[-1]} outputs, the targets have {self.y_mean.numel()}")
-        if self.y_mean.ndim == 0:
-            output = output.squeeze(-1)
-        return output * self.y_std + self.y_mean
-
-    def standardize(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x and y in the units that the inner network sees, in their own shapes."""
-        return (x - self.x_mean) / self.x_std, (y - self.y_mean) / self.y_std
-
-
 class StandardizedInputs(nn.Module):
     """A network that sees standardised inputs; its outputs, such as logits, stay as they are.
 
-    f(x) = network((x - x_mean) / x_std), with mean and std as in `Standardized`.
+    f(x) = network((x - x_mean) / x_std), with mean and population std of the training part (a constant column: std 1).
 
     Args:
         network: (N, Q) -> any outputs.
@@ -107,18 +67,56 @@ class StandardizedInputs(nn.Module):
         super().__init__()
         _check_data(x, x)
         self.network = network
-        mean, std = _moments(x.detach())  # (Q,)
-        self.register_buffer("x_mean", mean)
-        self.register_buffer("x_std", std)
+        self._keep_moments(x=x)
+
+    def _keep_moments(self, **columns: Tensor) -> None:
+        for name, value in columns.items():
+            mean, std = _moments(value.detach())  # (Q,); (D,) or ()
+            self.register_buffer(f"{name}_mean", mean)
+            self.register_buffer(f"{name}_std", std)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run on x (N, Q) in original units."""
-        output: Tensor = self.network(self.standardize(x))
+        output: Tensor = self.network(self.standardize_inputs(x))
         return output
 
-    def standardize(self, x: Tensor) -> Tensor:
+    def standardize_inputs(self, x: Tensor) -> Tensor:
         """Return x in the units that the inner network sees."""
         return (x - self.x_mean) / self.x_std
+
+
+class Standardized(StandardizedInputs):
+    """A network that sees standardised inputs and targets, wrapped to work in original units.
+
+    f(x) = y_mean + y_std network((x - x_mean) / x_std), with moments as in `StandardizedInputs`.
+    Teye et al. 2018, Section 4.3. So tau and all scores are in units of y.
+
+    Args:
+        network: (N, Q) -> (N, D).
+        x: inputs of the training part, (N, Q).
+        y: its targets, (N,) or (N, D); outputs are shaped like them.
+    """
+
+    y_mean: Tensor
+    y_std: Tensor
+
+    def __init__(self, network: nn.Module, x: Tensor, y: Tensor) -> None:
+        _check_data(x, y)
+        super().__init__(network, x)
+        self._keep_moments(y=y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict in original units: x (N, Q) -> (N,) or (N, D), as y was."""
+        output = super().forward(x)  # (N, D)
+        if output.shape[-1] != self.y_mean.numel():
+            raise MCBNError(f"the network gives {output.shape[-1]} outputs, the targets have {self.y_mean.numel()}")
+        if self.y_mean.ndim == 0:
+            output = output.squeeze(-1)
+        return output * self.y_std + self.y_mean
+
+    def standardize(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x and y in the units that the inner network sees, in their own shapes."""
+        return self.standardize_inputs(x), (y - self.y_mean) / self.y_std
 
 
 def train_regression(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 
 COMMANDS, REPORTS, NAMES = "mcbn.commands", "mcbn.reports", "mcbn.names"
 STUDY = "the reproduction of the paper is a distribution of its own: pip install mcbn-study"
@@ -28,7 +28,7 @@ def load(point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever a foreign module does while it is imported
-        raise MCBNError(f"{_whose(point)} does not load ({type(error).__name__}: {error}); {_cure(point)}") from error
+        raise MCBNError(f"{_whose(point)} does not load ({one_line(error)}); {_cure(point)}") from error
 
 
 def _whose(point: metadata.EntryPoint) -> str:

@@ -41,6 +41,10 @@ class _Means(Metric):
             total += score.detach().double().sum().to(total.device)
         self.count += scores[0].numel()
 
+    def compute(self) -> Tensor:
+        """Return the mean over points and outputs."""
+        return self._means()[0]
+
     def _means(self) -> list[Tensor]:
         if not self.count:
             raise MCBNError(f"{type(self).__name__} has seen no points; call update first")
@@ -63,10 +67,6 @@ class PLL(_Means):
         """Take in draws (T, N, ...), as of `MCBN.sample`, and targets (N, ...)."""
         self._add(metrics.pll(samples, y, self.tau))
 
-    def compute(self) -> Tensor:
-        """Return the mean over points."""
-        return self._means()[0]
-
 
 class GaussianCRPS(_Means):
     """Mean CRPS of N(mean, variance), `mcbn.metrics.crps_gaussian`, in units of y; lower is better."""
@@ -76,10 +76,6 @@ class GaussianCRPS(_Means):
     def update(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         """Take in predictive moments and targets of one shape."""
         self._add(metrics.crps_gaussian(mean, variance, y))
-
-    def compute(self) -> Tensor:
-        """Return the mean over points and outputs."""
-        return self._means()[0]
 
 
 class _Normalized(_Means):

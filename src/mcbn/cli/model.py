@@ -173,12 +173,12 @@ def _write(out: Path, inputs: Source, coverage: float, predict: Callable[[Any], 
     rows = 0
     with (
         replacing(out) as temporary,
-        results.KINDS[out.suffix](temporary) as file,
+        results.WRITERS[out.suffix](temporary) as add,
         bar("predicting", inputs.count(), "row") as tick,
     ):
         for x, _ in inputs.blocks():
             arrays = results.arrays_of(predict(x), coverage)
-            file.add(arrays)
+            add(arrays)
             done = len(next(iter(arrays.values())))
             rows += done
             tick(done)
@@ -192,7 +192,7 @@ def _predict_many(data: Path, bayes: MCBN[Any], out: Path, ray: dict[str, Any] |
     """
     from mcbn import scale
 
-    if out.suffix in results.KINDS:
+    if out.suffix in results.WRITERS:
         raise MCBNError(f"--out {out} must be a folder: many files go there; leave out {out.suffix}")
     with bar("predicting", None, "row") as tick:
         options["on_part"] = lambda outcome: tick(outcome.rows)

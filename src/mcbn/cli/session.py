@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mcbn import saving
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import Tick, bar, counting
@@ -72,13 +72,13 @@ def one_line_errors() -> Iterator[None]:
 
 def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MCBNError):
-        return " ".join(str(error).split()), MISTAKE
+        return one_line(error), MISTAKE
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"cannot use{where}: {error.strerror or error}", MISTAKE
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
-    return f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", FAILURE
+    return f"{one_line(error)} (--debug shows where)", FAILURE
 
 
 @contextmanager

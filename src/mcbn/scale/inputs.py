@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.tables import Layout, find_inputs, find_targets, listing, rows_of_block
 from mcbn.tables.formats import Array, CsvTable, ParquetTable
 
@@ -199,7 +199,7 @@ class Reader:
                         raise MCBNError(f"its shape is {tuple(image.shape)}, that of the first {self.shape}: resize it")
                     good.append((image, label, place))
                 except Exception as error:
-                    bad.append({"file": label, "reason": reason(error)})
+                    bad.append({"file": label, "reason": one_line(error)})
             x = torch.stack([image for image, _, _ in good]) if good else torch.empty(0, *self.shape)
             rows = np.array([place for _, _, place in good], dtype=np.int64)
             yield Batch(x, [label for _, label, _ in good], rows, {}, bad)
@@ -258,9 +258,3 @@ def _first_image(files: Mapping[str, Path], transform: Callable[[Any], Tensor] |
         except Exception as error:
             first = first or error
     raise MCBNError(f"not one of {len(files)} images can be read; the first: {first}")
-
-
-def reason(error: BaseException) -> str:
-    """Say in one line why a file is left out."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, MCBNError) else f"{type(error).__name__}: {text}"

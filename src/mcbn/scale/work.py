@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn.scale.inputs import AsText, Batch, Inputs, Part, reason
+from mcbn.scale.inputs import AsText, Batch, Inputs, Part
 from mcbn.scale.job import Job, plan
 from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
@@ -121,7 +121,7 @@ class _Writing:
             try:
                 batch = next(source, None)
             except Exception as error:
-                raise UnreadableError(reason(error)) from error
+                raise UnreadableError(one_line(error)) from error
             if batch is None:
                 return
             self.bad += batch.bad

@@ -165,10 +165,10 @@ class _Run:
             x, y = self.scale.standardize(rows.x, rows.y)
             y = y.reshape(len(y), -1).float()
         else:
-            x, y = self.scale.standardize(rows.x), rows.y
+            x, y = self.scale.standardize_inputs(rows.x), rows.y
         return x.to(self.device, torch.float32), y.to(self.device)
 
-    def _standardized(self, network: nn.Module) -> Standardized | StandardizedInputs:
+    def _standardized(self, network: nn.Module) -> StandardizedInputs:
         """Wrap a network to work in original units: those of all rows, whatever the network was trained on."""
         if self.classify:
             return StandardizedInputs(network, self.rows.x)

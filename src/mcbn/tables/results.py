@@ -3,12 +3,11 @@
 import csv
 import shutil
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +16,7 @@ from mcbn.errors import MCBNError
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction, central_interval
 from mcbn.tables.formats import Array, CsvTable, ParquetTable, Table, pyarrow
 
+Add = Callable[[Mapping[str, Array]], None]  # appends a block to a file, each array (n, ...)
 COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...
 
 
@@ -50,45 +50,19 @@ def as_columns(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return columns
 
 
-class Results(ABC):
-    """A file of predictions that grows by blocks; `with` closes it."""
+@contextmanager
+def write_csv(path: Path) -> Iterator[Add]:
+    """Write one row an input; numbers with all their digits."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.stack = ExitStack()
+        def add(arrays: Mapping[str, Array]) -> None:
+            columns = as_columns(arrays)
+            if not file.tell():
+                writer.writerow(columns)
+            writer.writerows(zip(*(_digits(column) for column in columns.values()), strict=True))
 
-    @abstractmethod
-    def add(self, arrays: Mapping[str, Array]) -> None:
-        """Append a block, each array (n, ...)."""
-
-    def finish(self) -> None:  # noqa: B027 - a format may have nothing left to write
-        """Write what comes last."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        with self.stack:
-            if kind is None:
-                self.finish()
-
-
-class CsvResults(Results):
-    """One row an input; numbers with all their digits."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._file = self.stack.enter_context(path.open("w", encoding="utf-8", newline=""))
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._begun = False
-
-    def add(self, arrays: Mapping[str, Array]) -> None:
-        """Append a block as rows."""
-        columns = as_columns(arrays)
-        if not self._begun:
-            self._writer.writerow(columns)
-            self._begun = True
-        self._writer.writerows(zip(*(_digits(column) for column in columns.values()), strict=True))
+        yield add
 
 
 def _digits(column: Array) -> list[Any]:
@@ -97,59 +71,64 @@ def _digits(column: Array) -> list[Any]:
     return [f"{value:.9g}" for value in values] if column.dtype == np.float32 else values
 
 
-class ParquetResults(Results):
-    """One row an input, through pyarrow."""
+@contextmanager
+def write_parquet(path: Path) -> Iterator[Add]:
+    """Write one row an input, through pyarrow; a block is a group of rows."""
+    arrow, parquet = pyarrow(path)
+    with ExitStack() as stack:
+        writers: list[Any] = []  # one, once the first block tells the columns
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._arrow, self._parquet = pyarrow(path)
-        self._writer: Any = None
+        def add(arrays: Mapping[str, Array]) -> None:
+            table = arrow.table(as_columns(arrays))
+            if not writers:
+                writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
+            writers[0].write_table(table)
 
-    def add(self, arrays: Mapping[str, Array]) -> None:
-        """Append a block as a group of rows."""
-        table = self._arrow.table(as_columns(arrays))
-        if self._writer is None:
-            self._writer = self.stack.enter_context(self._parquet.ParquetWriter(self.path, table.schema))
-        self._writer.write_table(table)
+        yield add
 
 
-class NpzResults(Results):
-    """Arrays of any shape. Their values wait in files beside the result, as an archive takes one array at a time."""
+@contextmanager
+def write_npz(path: Path) -> Iterator[Add]:
+    """Write arrays of any shape. Values wait in files beside the result: an archive takes one array at a time."""
+    waiting: dict[str, tuple[IO[bytes], Array]] = {}  # file of the values, and an array of no rows
+    lengths: Counter[str] = Counter()
+    with ExitStack() as stack:
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._parts: dict[str, tuple[IO[bytes], Array]] = {}
-        self._length = 0
+        def add(arrays: Mapping[str, Array]) -> None:
+            for name, array in arrays.items():
+                if name not in waiting:
+                    waiting[name] = stack.enter_context(path.with_name(f"{name}.part").open("w+b")), array[:0]
+                file, empty = waiting[name]
+                if array.shape[1:] != empty.shape[1:]:
+                    raise MCBNError(
+                        f"{name} changes its shape from {empty.shape[1:]} to {array.shape[1:]} between inputs"
+                    )
+                file.write(np.ascontiguousarray(array).tobytes())
+                lengths[name] += len(array)
 
-    def add(self, arrays: Mapping[str, Array]) -> None:
-        """Append a block to every array."""
-        for name, array in arrays.items():
-            if name not in self._parts:
-                part = self.stack.enter_context(self.path.with_name(f"{name}.part").open("w+b"))
-                self._parts[name] = part, array[:0]
-            file, empty = self._parts[name]
-            if array.shape[1:] != empty.shape[1:]:
-                raise MCBNError(f"{name} changes its shape from {empty.shape[1:]} to {array.shape[1:]} between inputs")
-            file.write(np.ascontiguousarray(array).tobytes())
-        self._length += len(next(iter(arrays.values())))
-
-    def finish(self) -> None:
-        """Put the arrays into one archive."""
-        with zipfile.ZipFile(self.path, "w") as archive:
-            for name, (file, empty) in self._parts.items():
+        yield add
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, (file, empty) in waiting.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    shape = (self._length, *empty.shape[1:])
-                    descr = np.lib.format.dtype_to_descr(empty.dtype)
-                    header = {"descr": descr, "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(member, header)
-                    file.seek(0)
-                    shutil.copyfileobj(file, member)
+                    _write_array(member, file, empty.dtype, (lengths[name], *empty.shape[1:]))
 
 
-KINDS: dict[str, type[Results]] = {".csv": CsvResults, ".parquet": ParquetResults, ".npz": NpzResults}
+def _write_array(member: IO[bytes], values: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Write a header as numpy does, then the values of a file."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(member, header)
+    values.seek(0)
+    shutil.copyfileobj(values, member)
 
 
-def require_writable(path: Path, suffixes: tuple[str, ...] = tuple(KINDS)) -> Path:
+WRITERS: dict[str, Callable[[Path], AbstractContextManager[Add]]] = {
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+    ".npz": write_npz,
+}
+
+
+def require_writable(path: Path, suffixes: tuple[str, ...] = tuple(WRITERS)) -> Path:
     """Refuse an output that cannot be written, before any work is done for it."""
     if suffixes and path.suffix not in suffixes:
         raise MCBNError(f"--out {path} must end in {', '.join(suffixes)}")
@@ -166,19 +145,19 @@ def read_predictions(path: Path) -> dict[str, Array]:
     """Read what `mcbn predict` wrote: mean and std (N,), or probs (N, K) and mutual_information (N,)."""
     if not path.is_file():
         raise MCBNError(f"there is no file {path}")
-    if path.suffix not in KINDS:
-        raise MCBNError(f"{path} must end in {', '.join(KINDS)}, as `mcbn predict` writes it")
+    if path.suffix not in WRITERS:
+        raise MCBNError(f"{path} must end in {', '.join(WRITERS)}, as `mcbn predict` writes it")
     columns = _read_npz(path) if path.suffix == ".npz" else _read_columns(path)
     classes = [columns[f"prob_{k}"] for k in range(len(columns)) if f"prob_{k}" in columns]
     if classes:
         columns["probs"] = np.stack(classes, 1)
     wanted = ("probs", "mutual_information") if "probs" in columns else ("mean", "std")
-    found = {name: columns[name] for name in wanted if name in columns}
-    if not {"probs"} <= set(found) and set(found) != {"mean", "std"}:
+    predicted = {name: columns[name] for name in wanted if name in columns}
+    if "probs" not in predicted and set(predicted) != {"mean", "std"}:
         raise MCBNError(
             f"{path} holds {', '.join(columns)}; one output's mean and std are needed, or prob_0, prob_1, ..."
         )
-    return found
+    return predicted
 
 
 def _read_columns(path: Path) -> dict[str, Array]:

@@ -7,7 +7,6 @@ Regression is compared with the constant twin (the same mean, one variance for a
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from mcbn.outputs import as_logits, match_shape, require_labels
 LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
 Scores = dict[str, float | None]
+Report = dict[str, Any]  # scores and what they were made with, as JSON has them
 NAMES = {
     "rmse": "RMSE",
     "crps": "CRPS",
@@ -34,18 +34,6 @@ NAMES = {
 HIGHER_IS_BETTER = ("pll", "accuracy", "error_auroc")
 TWINS = {"regression": "constant twin", "classification": "plain network"}
 ITSELF = "the scored data itself, so it is the best constant there"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of MCBN, of its twin, and how far the first are on the way from the twin to the optimum, in percent."""
-
-    n_points: int
-    mcbn: Scores
-    twin: Scores
-    normalized: Scores
-    coverage: dict[float, float]  # regression: share of targets inside the central interval of each level
-    constant_tau: float | list[float] | None  # of the constant twin
 
 
 def constant_tau(bayes: MCBN[Any], pairs: Pairs) -> Tensor:
@@ -73,7 +61,7 @@ def evaluate_regression(
     constant: Tensor | None = None,
     levels: Iterable[float] = LEVELS,
     **options: Any,
-) -> Evaluation:
+) -> Report:
     """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
 
     Args:
@@ -82,6 +70,10 @@ def evaluate_regression(
         constant: tau of the constant twin, (D,); None: the best for these very targets, which favours the twin.
         levels: of the intervals whose coverage is measured.
         options: of `predict`.
+
+    Returns:
+        Scores of MCBN and of the constant twin, how far the first are on the way from the twin to the optimum in
+        percent, the share of targets inside each interval, and the twin's tau.
     """
     mean, variance, pll, y = _gather(_regression_rows(bayes, x, y, options) for x, y in pairs)  # (N, ...), pll (N,)
     tau = (noise.constant_tau(mean, y) if constant is None else constant).to(mean)  # (D,)
@@ -90,17 +82,17 @@ def evaluate_regression(
     constant_crps = metrics.crps_gaussian(mean, (1 / spread).expand_as(mean), y)
     constant_pll = metrics.pll(mean.unsqueeze(0), y, spread)
     rmse = metrics.rmse(mean, y).item()
-    return Evaluation(
-        n_points=len(y),
-        mcbn={"rmse": rmse, "crps": crps.mean().item(), "pll": pll.mean().item()},
-        twin={"rmse": rmse, "crps": constant_crps.mean().item(), "pll": constant_pll.mean().item()},
-        normalized={
+    return {
+        "n_points": len(y),
+        "mcbn": {"rmse": rmse, "crps": crps.mean().item(), "pll": pll.mean().item()},
+        "constant": {"rmse": rmse, "crps": constant_crps.mean().item(), "pll": constant_pll.mean().item()},
+        "normalized_percent": {
             "crps": _normalized(crps, constant_crps, metrics.crps_optimum(mean, y)),
             "pll": _normalized(pll, constant_pll, metrics.pll_optimum(mean, y)),
         },
-        coverage={level: _covered(mean, variance, y, level) for level in levels},
-        constant_tau=tau.tolist() if len(tau) > 1 else tau.item(),
-    )
+        "coverage": {f"{level:g}": _covered(mean, variance, y, level) for level in levels},
+        "constant_tau": tau.tolist() if len(tau) > 1 else tau.item(),
+    }
 
 
 def _regression_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -124,17 +116,10 @@ def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | Non
         return None
 
 
-def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> Evaluation:
+def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> Report:
     """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
     probs, plain, y = _gather(_classification_rows(bayes, x, y, options) for x, y in pairs)
-    return Evaluation(
-        n_points=len(y),
-        mcbn=_class_scores(probs, y),
-        twin=_class_scores(plain, y),
-        normalized={},
-        coverage={},
-        constant_tau=None,
-    )
+    return {"n_points": len(y), "mcbn": _class_scores(probs, y), "plain": _class_scores(plain, y)}
 
 
 def _classification_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -157,29 +142,20 @@ def _class_scores(probs: Tensor, y: Tensor) -> Scores:
     }
 
 
-def gather(
-    bayes: MCBN[Any], scores: Evaluation, *, data: str, n_samples: int | None, tuned_on: str | None
-) -> dict[str, Any]:
+def gather(bayes: MCBN[Any], scores: Report, *, data: str, n_samples: int | None, tuned_on: str | None) -> Report:
     """Put scores and what they were made with into one nest of plain values; what does not exist is None."""
-    regression = bayes.task == "regression"
     report = {
         "data": data,
         "task": bayes.task,
-        "n_points": scores.n_points,
         "n_samples": n_samples or bayes.posterior.n_samples,
         "batch_size": bayes.posterior.batch_size,
-        "tau": torch.as_tensor(bayes.tau).tolist(),
-        "mcbn": scores.mcbn,
-        "constant" if regression else "plain": scores.twin,
+        "tau": bayes.noise_precision.tolist(),
+        **scores,
     }
-    if regression:
-        report["normalized_percent"] = scores.normalized
-        report["coverage"] = {f"{level:g}": share for level, share in scores.coverage.items()}
-        report["constant_tau"], report["constant_tau_tuned_on"] = scores.constant_tau, tuned_on or ITSELF
-    return report
+    return report | {"constant_tau_tuned_on": tuned_on or ITSELF} if "constant" in scores else report
 
 
-def as_json(report: dict[str, Any]) -> str:
+def as_json(report: Report) -> str:
     """Write one line of JSON; infinite scores become null."""
     return json.dumps(_finite(report), allow_nan=False)
 
@@ -192,7 +168,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_text(report: dict[str, Any]) -> str:
+def as_text(report: Report) -> str:
     """Lay the scores out as a table."""
     twin, percent = report.get("constant") or report["plain"], report.get("normalized_percent", {})
     head = f"{report['task']} on {report['n_points']} points of {report['data']}, "

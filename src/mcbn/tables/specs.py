@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.network import unwrap
 from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors
@@ -28,26 +28,31 @@ def make(spec: str, option: str) -> Any:
     The working directory can be imported from. The global generators are seeded meanwhile, so that what a factory
     leaves to chance is the same in every command.
     """
-    module_name, _, name = spec.partition(":")
-    if not module_name or not name:
-        raise MCBNError(f"{option} must read package.module:factory; got {spec!r}")
-    with _working_directory_importable(), isolated_random(0):
-        found = _find(_import(module_name, option), name, option)
-        if isinstance(found, nn.Module) or not callable(found):
-            return found
+    with isolated_random(0):
+        factory = find(spec, option, "factory")
+        if isinstance(factory, nn.Module) or not callable(factory):
+            return factory
         try:
-            return found()
+            with _working_directory_importable():
+                return factory()
         except Exception as error:
-            raise MCBNError(f"{option} {spec}: calling it without arguments failed: {_one_line(error)}") from error
+            raise MCBNError(f"{option} {spec}: calling it without arguments failed: {one_line(error)}") from error
 
 
-def find(spec: str, option: str) -> Any:
+def find(spec: str, option: str, kind: str = "name") -> Any:
     """Import what `package.module:name` names, without calling it."""
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise MCBNError(f"{option} must read package.module:name; got {spec!r}")
+        raise MCBNError(f"{option} must read package.module:{kind}; got {spec!r}")
     with _working_directory_importable():
-        return _find(_import(module_name, option), name, option)
+        named = _import(module_name, option)
+    for attribute in name.split("."):
+        if not hasattr(named, attribute):
+            near = difflib.get_close_matches(attribute, [n for n in dir(named) if not n.startswith("_")])
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise MCBNError(f"{option}: {module_name} has no {name!r}{hint}")
+        named = getattr(named, attribute)
+    return named
 
 
 def model(spec: str, weights: Path | None, device: torch.device) -> nn.Module:
@@ -68,7 +73,7 @@ def device(name: str) -> torch.device:
         torch.empty(0, device=name)
         return torch.device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise MCBNError(f"--device {name} cannot be used here ({_one_line(error)}); take auto or cpu") from error
+        raise MCBNError(f"--device {name} cannot be used here ({one_line(error)}); take auto or cpu") from error
 
 
 @contextmanager
@@ -86,19 +91,8 @@ def _import(name: str, option: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:
         raise MCBNError(
-            f"{option}: cannot import {name!r} ({_one_line(error)}); it must be installed or lie in {os.getcwd()}"
+            f"{option}: cannot import {name!r} ({one_line(error)}); it must be installed or lie in {os.getcwd()}"
         ) from error
-
-
-def _find(module: Any, name: str, option: str) -> Any:
-    found = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")])
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise MCBNError(f"{option}: {module.__name__} has no {name!r}{hint}")
-        found = getattr(found, part)
-    return found
 
 
 def _load(network: nn.Module, path: Path) -> None:
@@ -123,7 +117,7 @@ def _state(path: Path) -> dict[str, Tensor]:
         raise MCBNError(f"there is no file {path}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise MCBNError(
-            f"{path} is not a file of weights ({_one_line(error)}); write it with torch.save(net.state_dict(), ...) or "
+            f"{path} is not a file of weights ({one_line(error)}); write it with torch.save(net.state_dict(), ...) or "
             "safetensors"
         ) from error
     for key in WRAPPERS:
@@ -132,8 +126,3 @@ def _state(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise MCBNError(f"{path} holds a {type(content).__name__}, not tensors by name; save net.state_dict()")
     return dict(content)
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
