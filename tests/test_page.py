@@ -13,7 +13,7 @@ import torch
 import mcbn
 from kinds import make
 from mcbn import metrics, networks
-from mcbn.page import charts, evidence, scores, templates, write_page
+from mcbn.page import evidence, scores, templates, write_page
 from pages import EVIL, Reader, assert_offline
 from untouched import untouched
 
@@ -228,7 +228,7 @@ def test_text_is_escaped_in_cells_attributes_and_data():
     blocks = templates.environment().get_template("blocks.html.j2").module
     assert "<td>&lt;b&gt;</td>" in blocks.table(["<i>"], [["<b>"]])
     assert "&lt;i&gt;</button>" in blocks.table(["<i>"], [["<b>"]])
-    figure = blocks.figure(charts.Chart('"><b>', "<i>", "&", {"a": "</script>", "b": [float("nan"), 1.5]}))
+    figure = blocks.figure('"><b>', "<i>", {"a": "</script>", "b": [float("nan"), 1.5]}, "&")
     assert figure.count("</script") == 1
     page = Reader(figure)
     assert page.blocks == {'"><b>': {"a": "</script>", "b": [None, 1.5]}}

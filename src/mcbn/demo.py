@@ -6,7 +6,7 @@ a validation fold; the scored network is trained on the whole training part; tes
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,16 +95,7 @@ def train_and_fit(
     def count(epoch: int) -> None:
         tick(1)
 
-    train_regression(
-        network,
-        x,
-        y,
-        batch_size=setting.batch_size,
-        epochs=setting.epochs,
-        weight_decay=setting.weight_decay,
-        seed=seed,
-        on_epoch=count,
-    )
+    train_regression(network, x, y, **asdict(setting), seed=seed, on_epoch=count)
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=setting.batch_size)
 
 
@@ -151,16 +142,11 @@ def plot_errors(folder: Path, scored: Mapping[str, Sequence[ScoredSplit]]) -> Pa
 def write_report(folder: Path, name: str, scored: ScoredSplit) -> Path:
     """Write the report of a data set's first split: one HTML file."""
     x, y = (values.float() for values in data.load(name))
-    split, about = data.split(len(x), 1), data.describe(name)
-    return write_page(
-        folder / "report.html",
-        scored.bayes,
-        x[split.test],
-        y[split.test],
-        train=x[split.train],
-        constant_std=scored.test.constant_std,
-        title=f"{about.title}, {about.target}: how far can this network be trusted?",
-    )
+    split, about, constant = data.split(len(x), 1), data.describe(name), scored.test.constant_std
+    title = f"{about.title}, {about.target}: how far can this network be trusted?"
+    held_out = x[split.test], y[split.test]
+    path = folder / "report.html"
+    return write_page(path, scored.bayes, *held_out, train=x[split.train], constant_std=constant, title=title)
 
 
 def plot_toy(folder: Path, setting: Setting, tick: Tick, seed: int = 0) -> Path:

@@ -5,6 +5,7 @@ Each function draws into `ax`, or into a new figure where none is given, and ret
 0.674 std, 95 % within 1.960 std. The legend sits above the axes; `ax.get_legend().remove()` suits panels.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -115,26 +116,23 @@ def statistics(
     values = _vectors(drawn=drawn)["drawn"]
     if (mean is None) != (std is None) or (std is not None and not std > 0):
         raise MCBNError(f"the analytic Gaussian takes mean and a positive std, or neither; got {mean} and {std}")
-    own_mean, own_std = float(values.mean()), float(values.std())
-    if not own_std > 1e-9 * np.abs(values).max():
-        raise MCBNError(f"all {len(values)} draws are {own_mean:.6g}: a unit that does not vary has no histogram")
+    centre, spread = float(values.mean()), float(values.std())
+    if not spread > 1e-9 * np.abs(values).max():
+        raise MCBNError(f"all {len(values)} draws are {centre:.6g}: a unit that does not vary has no histogram")
     bins = int(np.clip(np.sqrt(len(values)), 8, 40)) if bins is None else bins
     ax = _new_axes() if ax is None else ax
     ax.hist(values, bins=bins, density=True, color=color, alpha=0.45, label="drawn batches")
-    ends = [(float(values.min()), float(values.max())), (own_mean - 3.5 * own_std, own_mean + 3.5 * own_std)]
-    ends += [] if mean is None or std is None else [(mean - 3.5 * std, mean + 3.5 * std)]
-    at = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), 400)
-    ax.plot(at, _density(at, own_mean, own_std), "--", color="0.25", linewidth=1.0, label="Gaussian of their moments")
+    gaussians = [(centre, spread, "--", "0.25", 1.0, "Gaussian of their moments")]
     if mean is not None and std is not None:
-        ax.plot(at, _density(at, mean, std), color="tab:red", linewidth=1.6, label="analytic Gaussian")
+        gaussians.append((mean, std, "-", "tab:red", 1.6, "analytic Gaussian"))
+    ends = [m + side * 3.5 * s for m, s, *_ in gaussians for side in (-1, 1)]
+    at = np.linspace(min(values.min(), *ends), max(values.max(), *ends), 400)
+    for m, s, dashes, line_color, width, label in gaussians:
+        density = np.exp(-0.5 * ((at - m) / s) ** 2) / (s * np.sqrt(2 * np.pi))
+        ax.plot(at, density, dashes, color=line_color, linewidth=width, label=label)
     ax.set_xlim(at[0], at[-1])
     _finish(ax, xlabel, "density")
     return ax
-
-
-def _density(at: Vector, mean: float, std: float) -> Vector:
-    height: Vector = np.exp(-0.5 * ((at - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi))
-    return height
 
 
 def new_figure(width: float, height: float, *, dpi: int = 150) -> "Figure":
@@ -151,14 +149,7 @@ def _new_axes() -> "Axes":
 
 
 def _draw_bands(
-    ax: "Axes",
-    x: Vector,
-    centre: Vector,
-    std: Vector,
-    color: str,
-    constant_std: float | None,
-    *,
-    sides: tuple[int, ...],
+    ax: "Axes", x: Vector, centre: Vector, std: Vector, color: str, constant_std: float | None, *, sides: Sequence[int]
 ) -> None:
     """Fill centre + side z std over x, and dash the same for the constant std; one side only starts at centre."""
     from matplotlib.colors import to_rgb
@@ -169,10 +160,9 @@ def _draw_bands(
         ax.fill_between(x, low, centre + z * std, color=tuple(tint), linewidth=0, label=label)
     if constant_std is None:
         return
-    bounds = [(side, z) for side in sides for z in (Z50, Z95)]
-    for i, (side, z) in enumerate(bounds):
+    bounds = [centre + side * z * constant_std for side in sides for z in (Z50, Z95)]
+    for i, height in enumerate(bounds):
         label = "_constant" if i else "constant std: 50 %, 95 %"
-        height = centre + side * z * constant_std
         ax.plot(x, height, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
 
 

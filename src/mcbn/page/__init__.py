@@ -11,7 +11,7 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page import charts, evidence, examples, scores
 from mcbn.page.evidence import Spread, Votes
-from mcbn.page.templates import number, render, save
+from mcbn.page.templates import render, save
 
 __all__ = ["write_page", "write_prediction_page"]
 
@@ -69,14 +69,14 @@ def write_page(
         points = population = len(spread.error)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
-        content = _classification(ours, plain, x, names, classes)
+        labels = _label_names(classes, ours, plain)
+        content = _classification(ours, plain, x, names, labels)
         if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
-            content |= examples.map_examples(bayes, ours, x, y, ignore_index, content["classes"])
+            content |= examples.map_examples(bayes, ours, x, y, ignore_index, labels)
         points, population = len(ours.error), ours.population
     lead = _lead(bayes, len(y), points, population)
     diagnosis = None if train is None else evidence.check_draws(bayes, x, train, seed)
-    content |= {"title": title, "lead": lead, "checked": True, "diagnosis": diagnosis}
-    return save(Path(path), render("prediction.html.j2", **content))
+    return save(Path(path), render(title=title, lead=lead, checked=True, diagnosis=diagnosis, **content))
 
 
 def write_prediction_page(
@@ -110,49 +110,49 @@ def write_prediction_page(
         raise MCBNError(f"predictions and targets must be equally many; got {sizes} and {len(y)} targets")
     if "probs" in vectors:
         ours = evidence.votes_of(vectors["probs"], y, vectors.get("mutual_information"))
-        content = _classification(ours, None, x, names, classes)
+        content = _classification(ours, None, x, names, _label_names(classes, ours, ours))
     elif {"mean", "std"} <= set(vectors):
         content = _regression(evidence.spread_of(vectors["mean"], vectors["std"], y, constant_std), x, units, names)
     else:
         raise MCBNError(f"predictions need mean and std, or probs; got {', '.join(vectors) or 'nothing'}")
     lead = f"{len(y):,} predictions held against their targets."
-    return save(Path(path), render("prediction.html.j2", title=title, lead=lead, checked=False, **content))
+    return save(Path(path), render(title=title, lead=lead, checked=False, **content))
 
 
 def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
-    note = (
-        f"Constant uncertainty has MCBN's means and one std, {number(spread.constant_std)}, {spread.constant_source}."
-        " The bound is what the best std for every single point would reach at these means."
-    )
     return {
+        "template": "regression.html.j2",
+        "spread": spread,
         "headline": scores.regression_headline(spread),
-        "untuned": spread.log_prob is None,
         "charts": charts.regression_charts(spread, units),
-        "scores": scores.score_table(scores.regression_scores(spread), "Constant uncertainty", note),
+        "scores": scores.regression_scores(spread),
         "colors": [],
         "examples": examples.regression_examples(spread, x, names),
     }
 
 
 def _classification(
-    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str] | None
+    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str]
 ) -> dict[str, Any]:
-    n_classes = 1 + int(max(vector.max() for votes in (ours, plain or ours) for vector in (votes.label, votes.truth)))
+    rows = scores.class_scores(ours, plain)
+    return {
+        "template": "classification.html.j2",
+        "ours": ours,
+        "plain": plain,
+        "headline": scores.class_headline(ours, plain),
+        "charts": charts.class_charts(ours, plain),
+        "scores": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
+        "colors": [],
+        "examples": examples.class_examples(ours, x, names, classes),
+    }
+
+
+def _label_names(classes: Sequence[str] | None, ours: Votes, plain: Votes) -> list[str]:
+    """Name every class that occurs."""
+    n_classes = 1 + int(max(ours.label.max(), ours.truth.max(), plain.label.max()))
     if classes is not None and len(classes) < n_classes:
         raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
-    labels = [str(classes[k]) if classes else f"class {k}" for k in range(n_classes)]
-    note = "The bound is that of a network that is always right and sure."
-    if plain is not None:
-        note = f"The plain network is the same network in eval mode with its running statistics. {note}"
-    return {
-        "headline": scores.class_headline(ours, plain),
-        "untuned": False,
-        "charts": charts.class_charts(ours, plain),
-        "scores": scores.score_table(scores.class_scores(ours, plain), "Plain network" if plain else None, note),
-        "colors": [],
-        "examples": examples.class_examples(ours, x, names, labels),
-        "classes": labels,
-    }
+    return [f"class {k}" for k in range(n_classes)] if classes is None else [str(name) for name in classes]
 
 
 def _lead(bayes: MCBN[Any], inputs: int, points: int, population: int) -> str:

@@ -1,10 +1,11 @@
 """Charts of a report as data for chart.js; every one carries the text that stands for it where it cannot be seen.
 
-A new chart is a function here that returns a `Spec`, and a line in `regression_charts` or `class_charts`.
+A new chart is a function that returns a `Spec` and a line in `regression_charts` or `class_charts`; its words are in
+assets/regression.html.j2 or classification.html.j2.
 """
 
 import itertools
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,75 +20,35 @@ Spec: TypeAlias = dict[str, Any]
 MOST_POINTS = 10_000  # drawn at most; scores and curves count all
 MOST_NODES = 400  # of a curve
 DIAGONAL = {"name": "ideal", "kind": "line", "color": "gray", "dash": True, "x": [0, 1], "y": [0, 1], "quiet": True}
-SURE = "Below the diagonal: too sure of itself."
-LEFT = "when the least certain are left to someone else."
-APART = "The further apart, the better uncertainty tells them."
 
 
-class Chart(NamedTuple):
-    """A chart with its caption; `name` tells it from the others of its page."""
-
-    name: str
-    title: str
-    note: str
-    spec: Spec
-
-
-def regression_charts(spread: Spread, units: str) -> list[Chart]:
-    """Draw a regression: the first chart is the large one."""
-    std, error, constant = spread.std, spread.error, spread.constant_std
-    errors = uncertainty_error(std, error, constant_std=constant, inputs=spread.inputs, units=units)
-    twin = scores.interval_coverage(error, spread.constant_stds)
-    inside = coverage(scores.interval_coverage(error, std), twin, "constant uncertainty", "Interval coverage")
-    groups = ("the smaller half of errors", "the larger half of errors")
-    halves = histogram(std, error <= np.median(error), groups, f"predicted std ({units})")
-    note = (
-        "Half of the errors should lie in the dark band, 95 % in both. Bands that rise with the running mean know where"
-        f" errors are large; dashes are the bounds of one constant std.{_thinned(len(std))}"
-    )
-    bins = std_reliability(scores.spread_reliability(std, error), units)
-    kept = risk(std, error, None, "mean absolute error", percent=False)
-    return [
-        Chart("errors", "Errors in the order of uncertainty", note, errors),
-        Chart("coverage", "Interval coverage", f"Targets inside the interval of each level. {SURE}", inside),
-        Chart("reliability", "Reliability of the std", "Predicted std against the error, in ten groups.", bins),
-        Chart("risk", "Risk and coverage", f"Mean error of the points kept {LEFT}", kept),
-        Chart("histogram", "Uncertainty of small and large errors", APART, halves),
-    ]
+def regression_charts(spread: Spread, units: str) -> dict[str, Spec]:
+    """Draw a regression beside its twin of one constant std."""
+    std, error = spread.std, spread.error
+    inside, constant = (scores.interval_coverage(error, s) for s in (std, spread.constant_stds))
+    halves = ("the smaller half of errors", "the larger half of errors")
+    return {
+        "errors": uncertainty_error(std, error, constant_std=spread.constant_std, inputs=spread.inputs, units=units),
+        "coverage": coverage(inside, constant, twin_name="constant uncertainty", what="Interval coverage"),
+        "reliability": std_reliability(scores.spread_reliability(std, error), units),
+        "risk": risk(std, error, None, "mean absolute error", percent=False),
+        "histogram": histogram(std, error <= np.median(error), halves, f"predicted std ({units})"),
+    }
 
 
-def class_charts(ours: Votes, plain: Votes | None) -> list[Chart]:
-    """Draw a classification: the first chart is the large one."""
-    bins, sets = (scores.reliability(ours.confidence, ours.right), scores.set_coverage(ours.mass_above))
-    plain_bins, plain_sets, order = None, None, None
-    if plain is not None:
-        plain_bins, order = scores.reliability(plain.confidence, plain.right), plain.entropy
-        plain_sets = scores.set_coverage(plain.mass_above)
-    kept = risk(ours.entropy, ours.error, order, "share of wrong answers", percent=True)
-    note = (
-        "Every dot is a point, right at the bottom and wrong at the top; the line is the share of wrong answers among"
-        f" neighbours, the dashes what confidence promises and the rate over all.{_thinned(len(ours.entropy))}"
-    )
-    whole = (
-        "True classes in the smallest set of each level. Sets hold whole classes, so a calibrated network lies on the"
-        " diagonal or above."
-    )
-    inside = coverage(sets, plain_sets, "plain network", "Set coverage")
-    groups = histogram(ours.entropy, ours.right > 0, ("right", "wrong"), "entropy (nats)")
-    sure = class_reliability(bins, plain_bins)
-    return [
-        Chart("errors", "Share of wrong answers in the order of uncertainty", note, error_rate(ours)),
-        Chart("reliability", "Reliability", f"Accuracy against confidence. {SURE}", sure),
-        Chart("coverage", "Coverage of sets of classes", whole, inside),
-        Chart("risk", "Risk and coverage", f"Wrong answers among the points kept {LEFT}", kept),
-        Chart("histogram", "Uncertainty of right and wrong answers", APART, groups),
-    ]
-
-
-def _thinned(count: int) -> str:
-    if count <= MOST_POINTS:
-        return ""
-    return f" Drawn are {MOST_POINTS:,} of the {count:,} points, chosen at random."
+def class_charts(ours: Votes, plain: Votes | None) -> dict[str, Spec]:
+    """Draw a classification beside that of the plain network, where it was asked."""
+    beside = [ours, plain] if plain else [ours]
+    bins = [scores.reliability(votes.confidence, votes.right) for votes in beside]
+    sets = [scores.set_coverage(votes.mass_above) for votes in beside]
+    order = plain.entropy if plain else None
+    return {
+        "errors": error_rate(ours),
+        "reliability": class_reliability(*bins),
+        "coverage": coverage(*sets, twin_name="plain network", what="Set coverage"),
+        "risk": risk(ours.entropy, ours.error, order, "share of wrong answers", percent=True),
+        "histogram": histogram(ours.entropy, ours.right > 0, ("right", "wrong"), "entropy (nats)"),
+    }
 
 
 def uncertainty_error(
@@ -181,22 +142,22 @@ def _describe_errors(uncertainty: Vector, error: Vector, what: str) -> str:
     )
 
 
-def coverage(ours: Curve, twin: Curve | None, twin_name: str, what: str) -> Spec:
+def coverage(ours: Curve, twin: Curve | None = None, *, twin_name: str, what: str) -> Spec:
     """How often intervals or sets of each level hold the truth."""
     beside = f"; {twin.y[95]:.1%} for {twin_name}" if twin else ""
-    lines = [_line(twin_name, "red", twin, dash=True)] if twin else []
+    lines = [series("line", twin_name, "red", *twin, dash=True)] if twin else []
     return {
         "alt": f"{what}: at the level 95 %, {ours.y[95]:.1%} of points are inside{beside}.",
         "x": axis("level", 1, percent=True),
         "y": axis("share inside", 1, percent=True),
-        "series": [_line("MCBN", "blue", ours), *lines, DIAGONAL],
+        "series": [series("line", "MCBN", "blue", *ours), *lines, DIAGONAL],
     }
 
 
-def class_reliability(ours: Bins, twin: Bins | None) -> Spec:
+def class_reliability(ours: Bins, twin: Bins | None = None) -> Spec:
     """Accuracy against confidence, bin by bin."""
     beside = f", {twin.gap:.1%} for the plain network" if twin else ""
-    plain = [_line("plain network", "red", Curve(*twin[:2]), dash=True)] if twin else []
+    plain = [series("line", "plain network", "red", *twin[:2], dash=True)] if twin else []
     return {
         "alt": f"Reliability: accuracy and confidence are {ours.gap:.1%} apart{beside}.",
         "x": axis("confidence", 1, percent=True),
@@ -224,14 +185,15 @@ def std_reliability(bins: Bins, units: str) -> Spec:
 
 def risk(uncertainty: Vector, loss: Vector, twin: Vector | None, label: str, *, percent: bool) -> Spec:
     """Mean loss of the points kept when the most uncertain ones are handed to someone else."""
-    ours, best = _few(scores.risk_coverage(uncertainty, loss)), _few(scores.risk_coverage(loss, loss))
+    ours, best = (_few(scores.risk_coverage(order, loss)) for order in (uncertainty, loss))
     overall = float(loss.mean())
-    lines = [_line("by MCBN's uncertainty", "blue", ours)]
+    lines = [series("line", "by MCBN's uncertainty", "blue", *ours)]
     if twin is not None:
-        lines.append(_line("by the plain network's", "red", _few(scores.risk_coverage(twin, loss)), dash=True))
+        theirs = _few(scores.risk_coverage(twin, loss))
+        lines.append(series("line", "by the plain network's", "red", *theirs, dash=True))
     color = "red" if twin is None else "gray"
     lines.append(series("line", "constant: no order", color, [0, 1], [overall] * 2, dash=True))
-    lines.append(_line("best possible order", "green", best, dash=True))
+    lines.append(series("line", "best possible order", "green", *best, dash=True))
     half = float(ours.y[np.searchsorted(ours.x, 0.5).clip(max=len(ours.x) - 1)])
     shown = (f"{half:.1%}", f"{overall:.1%}") if percent else (number(half), number(overall))
     return {
@@ -270,15 +232,8 @@ def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = Fal
     return {"name": name, "kind": kind, "color": color, "dash": dash, "x": rounded(x, 6), "y": rounded(y)}
 
 
-def _line(name: str, color: str, curve: Curve, *, dash: bool = False) -> Spec:
-    return series("line", name, color, curve.x, curve.y, dash=dash)
-
-
 def _bins(ours: Bins) -> list[Spec]:
-    return [
-        series("dots", "MCBN, bins", "blue", ours.predicted, ours.observed),
-        series("line", "MCBN", "blue", ours.predicted, ours.observed),
-    ]
+    return [series(kind, name, "blue", *ours[:2]) for kind, name in (("dots", "MCBN, bins"), ("line", "MCBN"))]
 
 
 def _few(curve: Curve) -> Curve:

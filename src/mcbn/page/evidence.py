@@ -109,13 +109,10 @@ def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, const
     mean, epistemic, variance, target, plain, log_prob = (_vector(values) for values in zip(*blocks, strict=True))
     if constant_std is not None and not constant_std > 0:
         raise MCBNError(f"constant_std must be positive, got {constant_std!r}")
-    source = AS_GIVEN
-    if constant_std is None:
-        constant_std, source = _constant(bayes, validation, mean, target)
+    constant = (constant_std, AS_GIVEN) if constant_std else _constant(bayes, validation, mean, target)
     tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
     inputs = np.repeat(np.arange(len(y)), len(mean) // len(y))
-    likelihood = log_prob if tuned else None
-    return Spread(mean, np.sqrt(variance), target, epistemic, likelihood, plain, constant_std, source, inputs)
+    return Spread(mean, np.sqrt(variance), target, epistemic, log_prob if tuned else None, plain, *constant, inputs)
 
 
 def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
@@ -151,11 +148,9 @@ def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None =
     if not bool((std > 0).all()):
         raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
     centre, width, target = (_vector([values]) for values in (mean, std, y))
-    source = AS_GIVEN
-    if constant_std is None:
-        constant_std, source = _best_constant(centre, target), ON_SHOWN
+    constant = (_best_constant(centre, target), ON_SHOWN) if constant_std is None else (constant_std, AS_GIVEN)
     log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
-    return Spread(centre, width, target, None, log_prob, None, constant_std, source, np.arange(len(target)))
+    return Spread(centre, width, target, None, log_prob, None, *constant, np.arange(len(target)))
 
 
 def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:

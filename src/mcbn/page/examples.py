@@ -4,7 +4,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,35 +19,12 @@ from mcbn.page.templates import number
 COUNT = 6  # of each kind
 MOST_PIXELS = 192  # a side; larger pictures are thinned
 MOST_COLUMNS = 30  # of a table of features
-Pixels = NDArray[np.uint8]
+Pixels: TypeAlias = NDArray[np.uint8]
+Group: TypeAlias = dict[str, Any]  # inputs under one heading, or one of them: what a template shows
 _COLORS = 12  # of classes in a map, before they repeat
 
 
-class Tile(NamedTuple):
-    """One picture, as the address of its data."""
-
-    address: str
-    name: str = ""
-    alt: str = ""
-
-
-class Card(NamedTuple):
-    """An input as pictures: itself, and maps of it where there are any."""
-
-    tiles: list[Tile]
-    caption: str
-
-
-class Examples(NamedTuple):
-    """Inputs under one heading: cards where they are pictures, else rows of a table."""
-
-    heading: str
-    cards: list[Card]
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[str | float]] = ()
-
-
-def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> list[Examples]:
+def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> list[Group]:
     """Show the inputs with the widest and the narrowest predictive distributions."""
     groups = []
     for heading, chosen in ends(spread.std, spread.inputs):
@@ -59,23 +36,23 @@ def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> 
             for i, m, s, t in zip(chosen, *values[:3], strict=True)
         ]
         columns = dict(zip(("mean", "std", "target", "|error|"), values, strict=True))
-        groups.append(_group(heading, x, chosen, captions, columns, names))
+        groups.append({"heading": heading, **_show(x, chosen, captions, columns, names)})
     return groups
 
 
-def class_examples(votes: Votes, x: Any, names: Sequence[str] | None, classes: Sequence[str]) -> list[Examples]:
+def class_examples(votes: Votes, x: Any, names: Sequence[str] | None, classes: Sequence[str]) -> list[Group]:
     """Show the inputs with the highest and the lowest entropy, their answers and the truth."""
     groups = []
     for heading, chosen in ends(votes.entropy, votes.inputs):
         points = [int(np.flatnonzero(votes.inputs == i)[0]) for i in chosen]
         answer, truth = ([classes[vector[p]] for p in points] for vector in (votes.label, votes.truth))
-        confidence, entropy = ([float(vector[p]) for p in points] for vector in (votes.confidence, votes.entropy))
+        confidence, entropy = (vector[points].tolist() for vector in (votes.confidence, votes.entropy))
         captions = [
             f"input {i}: {a} ({c:.0%}), {'right' if a == b else f'in truth {b}'}, entropy {number(e, 3)}"
             for i, a, b, c, e in zip(chosen, answer, truth, confidence, entropy, strict=True)
         ]
         columns = {"answer": answer, "truth": truth, "confidence": confidence, "entropy": entropy}
-        groups.append(_group(heading, x, chosen, captions, columns, names))
+        groups.append({"heading": heading, **_show(x, chosen, captions, columns, names)})
     return groups
 
 
@@ -88,25 +65,28 @@ def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDAr
     return [("Least certain", order[::-1][:COUNT]), ("Most certain", order[:COUNT])]
 
 
-def _group(
-    heading: str,
+def _show(
     x: Any,
     chosen: NDArray[np.int64],
     captions: Sequence[str],
     columns: Mapping[str, Sequence[str] | Sequence[float]],
     names: Sequence[str] | None,
-) -> Examples:
+) -> Group:
     """Show inputs as pictures, else as rows: the prediction, then up to 30 features where x is a table."""
     if is_image(x):
-        tiles = [Tile(data_address(to_pixels(x[i])), alt=f"input {i}") for i in chosen]
-        return Examples(heading, [Card([tile], caption) for tile, caption in zip(tiles, captions, strict=True)])
+        tiles = [_tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
+        return {"cards": [{"tiles": [tile], "caption": text} for tile, text in zip(tiles, captions, strict=True)]}
     header = ["input", *columns]
-    rows: list[list[str | float]] = [[str(i), *(c[k] for c in columns.values())] for k, i in enumerate(chosen)]
+    rows = [[str(i), *values] for i, *values in zip(chosen, *columns.values(), strict=True)]
     if isinstance(x, Tensor) and x.ndim == 2:
         header += feature_names(x, names)[:MOST_COLUMNS]
-        for row, i in zip(rows, chosen, strict=True):
-            row += [float(v) for v in x[i, :MOST_COLUMNS]]
-    return Examples(heading, [], header, rows)
+        rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
+    return {"cards": [], "header": header, "rows": rows}
+
+
+def _tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
+    """Hold a picture (H, W) or (H, W, 3) as PNG in an address of its own."""
+    return {"address": "data:image/png;base64," + base64.b64encode(png(pixels)).decode(), "name": name, "alt": alt}
 
 
 def is_image(x: Any) -> bool:
@@ -125,23 +105,22 @@ def feature_names(x: Tensor, names: Sequence[str] | None) -> list[str]:
 
 def map_examples(
     bayes: MCBN[Any], votes: Votes, x: Tensor, y: Tensor, ignore_index: int | None, classes: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, list[Group]]:
     """Show segmented inputs with truth, answer and entropy beside them, and tell what the colors mean."""
     top = float(np.log(bayes.plain(x[:1]).shape[1]))  # the entropy of knowing nothing
-    void = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
-    truth = y.where(~void, -1)
+    truth = y if ignore_index is None else y.where(y != ignore_index, -1)
     groups = [
-        Examples(heading, _map_cards(bayes, votes, x, truth, chosen.tolist(), top))
+        {"heading": heading, "cards": _map_cards(bayes, votes, x, truth, chosen.tolist(), top)}
         for heading, chosen in ends(votes.entropy, votes.inputs)
     ]
     present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}
     names = present if ignore_index is None else present | {-1: "left out"}
-    colors = [Tile(data_address(label_colors(np.full((2, 2), k))), name) for k, name in names.items()]
-    scale = heat(np.linspace(0, top, 64)[None], top)
-    return {"examples": groups, "colors": [*colors, Tile(data_address(scale), f"entropy, 0 to {top:.2f} nats")]}
+    colors = [_tile(label_colors(np.full((2, 2), k)), name) for k, name in names.items()]
+    scale = _tile(heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats")
+    return {"examples": groups, "colors": [*colors, scale]}
 
 
-def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen: list[int], top: float) -> list[Card]:
+def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen: list[int], top: float) -> list[Group]:
     pred = bayes.predict(x[chosen])
     cards = []
     for i, label, entropy in zip(chosen, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
@@ -151,10 +130,11 @@ def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen:
             "answer": label_colors(label.numpy()),
             "entropy": heat(entropy.numpy(), top),
         }
-        tiles = [Tile(data_address(pixels), name, f"{name} of input {i}") for name, pixels in maps.items()]
         points = votes.inputs == i
         mean, wrong = number(votes.entropy[points].mean(), 3), votes.error[points].mean()
-        cards.append(Card(tiles, f"input {i}: mean entropy {mean}, {wrong:.1%} of pixels wrong"))
+        caption = f"input {i}: mean entropy {mean}, {wrong:.1%} of pixels wrong"
+        tiles = [_tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
+        cards.append({"tiles": tiles, "caption": caption})
     return cards
 
 
@@ -188,11 +168,6 @@ def label_colors(labels: NDArray[np.int64]) -> Pixels:
 def _thin(values: Any) -> Any:
     step = max(1, -(-max(values.shape[:2]) // MOST_PIXELS))
     return values[::step, ::step]
-
-
-def data_address(pixels: Pixels) -> str:
-    """Write a picture (H, W) or (H, W, 3) as PNG in a data address."""
-    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
 
 
 def png(pixels: Pixels) -> bytes:

@@ -4,8 +4,7 @@ Symbols: N points; `uncertainty` ranks them (std or entropy), `loss` is what wen
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -126,15 +125,6 @@ class Headline(NamedTuple):
     facts: tuple[str, ...]
 
 
-def score_table(rows: Sequence[Score], twin: str | None, note: str) -> dict[str, Any]:
-    """Lay out scores; without a twin the columns that need one are left out."""
-    header = ("Score", "Better", "MCBN")
-    if twin is None:
-        few = [(row.name, row.better, row.ours, row.bound) for row in rows]
-        return {"header": (*header, "Bound"), "rows": few, "note": note}
-    return {"header": (*header, twin, "Bound", "% of the way to the bound"), "rows": rows, "note": note}
-
-
 def regression_scores(spread: Spread) -> list[Score]:
     """RMSE, CRPS, PLL and the coverage of 95 % intervals (Teye et al. 2018, Sections 4.1 and 4.2)."""
     mean, y = torch.from_numpy(spread.mean), torch.from_numpy(spread.y)
@@ -229,15 +219,16 @@ def regression_headline(spread: Spread) -> Headline:
 
 
 def _compare_crps(gains: Vector) -> str:
-    gain, error = float(gains.mean()), _standard_error(gains)
-    way = "lower (better)" if gain > 0 else "higher (worse)"
-    doubt = "" if abs(gain) > 2 * error else ", which cannot be told from chance"
-    shown = f"{number(abs(gain), 3)} ± {number(error, 2)} (standard error over points)"
-    return f"The CRPS is {way} than that of constant uncertainty by {shown}{doubt}."
+    way = "lower (better)" if gains.mean() > 0 else "higher (worse)"
+    shown, error = _difference(gains)
+    doubt = "" if abs(gains.mean()) > 2 * error else ", which cannot be told from chance"
+    return f"The CRPS is {way} than that of constant uncertainty by {shown} (standard error over points){doubt}."
 
 
-def _standard_error(values: Vector) -> float:
-    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+def _difference(gains: Vector) -> tuple[str, float]:
+    """Show the size of a mean with its standard error over points, and return that error."""
+    error = float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+    return f"{number(abs(float(gains.mean())), 3)} ± {number(error, 2)}", error
 
 
 def _ratio(low: float, high: float, what: str) -> str:
@@ -262,14 +253,10 @@ def class_headline(ours: Votes, plain: Votes | None) -> Headline:
     facts = [wrong, f"Mean confidence {ours.confidence.mean():.1%} at an accuracy of {ours.right.mean():.1%}"]
     if plain:
         facts[-1] += f"; the plain network: {plain.confidence.mean():.1%} at {plain.right.mean():.1%}"
-        facts.append(_compare_likelihoods(ours.log_prob - plain.log_prob))
+        gains = ours.log_prob - plain.log_prob
+        way, shown = "higher" if gains.mean() >= 0 else "lower", _difference(gains)[0]
+        facts.append(
+            f"The log likelihood is {way} than the plain network's by {shown} nats (standard error over points)."
+        )
     facts[1] += "."
     return Headline(sentence if low == 0 else _ratio(low, high, "Wrong answers"), tuple(facts))
-
-
-def _compare_likelihoods(gains: Vector) -> str:
-    gain = float(gains.mean())
-    return (
-        f"The log likelihood is {'higher' if gain >= 0 else 'lower'} than the plain network's by "
-        f"{number(abs(gain), 3)} ± {number(_standard_error(gains), 2)} nats (standard error over points)."
-    )

@@ -72,6 +72,8 @@ FOLDERS = {  # shown as they are: their Markdown, pictures and records
     "zoo": "Networks of other packages",
     "posteriors": "Families of posteriors",
 }
+THEORY = {"objective": "Gradients of Eq. (1) and Eq. (2)", "regularizer": "Training with the KL regulariser"}
+SPEED = {"cpu": "Speed on a CPU", "cuda": "Speed on a GPU"}
 OTHERS = {"speed": "mcbn bench", "zoo": "make zoo", "foreign": "python examples/foreign_network.py"}
 COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | OTHERS
 PAGES = {

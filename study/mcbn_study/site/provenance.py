@@ -28,11 +28,6 @@ class Provenance(NamedTuple):
     commits: tuple[str, ...]
 
     @property
-    def counted(self) -> str:
-        """Say how many records there are."""
-        return f"{self.records:,} record{'' if self.records == 1 else 's'}"
-
-    @property
     def time(self) -> str:
         """Show the seconds as people say them."""
         if not self.records:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page.charts import Chart, axis, series, uncertainty_error
+from mcbn.page.charts import Spec, axis, series, uncertainty_error
 from mcbn.page.templates import render, rounded, save
 from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
@@ -18,7 +18,7 @@ from mcbn_study.regression.figures import SHAPES, first_split, load_arrays
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
 from mcbn_study.regression.summary import METHODS
-from mcbn_study.site.catalogue import COMMANDS, FOLDERS, FURTHER, ITEMS, PAGES, STUDIES, Item
+from mcbn_study.site.catalogue import COMMANDS, FOLDERS, FURTHER, ITEMS, PAGES, SPEED, STUDIES, THEORY, Item
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
 from mcbn_study.site.provenance import Provenance, trace
 from mcbn_study.tables import MISSING, Table
@@ -40,9 +40,8 @@ def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None 
     results = Path(results)
     reproduction = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
     if not reproduction.folders and not any(made.records for made in reproduction.made.values()):
-        raise MCBNError(
-            f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder"
-        )
+        command = COMMANDS["regression"]
+        raise MCBNError(f"{results} holds no records; make them with `{command}`, or name another folder")
     pages = PAGES | {f"{name}.html": title for name, title in reproduction.folders.items()}
     files = []
     for page in tracked(pages, "writing pages", "page"):
@@ -100,29 +99,34 @@ def _trace_folder(folder: Path) -> Provenance:
 def _sizes() -> Table:
     sets = [describe(name) for name in NAMES]
     rows = [(dataset.title, f"{dataset.n:,}", str(dataset.q), dataset.target) for dataset in sets]
-    note = (
-        "N rows and Q inputs are the paper's; every file is checked against them, and by its sha256, when it is loaded."
-    )
+    checks = "every file is checked against them, and by its sha256, when it is loaded."
+    note = f"N rows and Q inputs are the paper's; {checks}"
     return Table("Regression dataset summary", "table:datasets", ("Dataset", "N", "Q", "Target"), rows, note)
 
 
 def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
     """Return the template of a page and what it shows."""
-    made, tables = reproduction.made.get(page), reproduction.tables
-    if page == "regression":
-        return "tables", {"made": made, "tables": _grouped([*tables.paper, _sizes(), *tables.further])}
-    if page == "sensitivity":
-        return "tables", {"made": made, "tables": _grouped(tables.sensitivity)}
-    makers = {
-        "index": _index,
-        "figures": _figures,
-        "statistics": _statistics,
-        "theory": _theory,
-        "speed": _speed,
-    }
-    if page in makers:
-        return makers[page](reproduction)
-    return "folder", {"made": made, **_folder(reproduction.folder / page)}
+    folder, made, tables = reproduction.folder, reproduction.made, reproduction.tables
+    match page:
+        case "index":
+            return page, _index(reproduction)
+        case "regression":
+            shown = [*tables.paper, _sizes(), *tables.further]
+            return "tables", {"made": made[page], "tables": _grouped(shown)}
+        case "sensitivity":
+            return "tables", {"made": made[page], "tables": _grouped(tables.sensitivity)}
+        case "figures":
+            return page, {"made": made["regression"], **_figures(reproduction.predictions)}
+        case "statistics":
+            return page, {"made": made[page], **_statistics(folder / page)}
+        case "theory":
+            tests = [(_document(folder / n / "table.md", t, n, n), made[n]) for n, t in THEORY.items()]
+            return "documents", {"documents": tests}
+        case "speed":
+            benchmarks = reproduction.benchmarks
+            timings = [(_document(benchmarks / f"{n}.md", t, n, page), None) for n, t in SPEED.items()]
+            return "documents", {"documents": timings}
+    return "folder", {"made": made[page], **_folder(folder / page)}
 
 
 def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequence[str]]]]]:
@@ -135,24 +139,13 @@ def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequenc
     return grouped
 
 
-class Entry(NamedTuple):
-    """One line of the index."""
-
-    item: Item
-    run: bool
-    state: str
-    command: str
-    hardware: str
-    time: str
-
-
-def _index(reproduction: Reproduction) -> tuple[str, Content]:
+def _index(reproduction: Reproduction) -> Content:
     printed = {item.study for item in ITEMS}
     folders = {name: title for name, title in reproduction.folders.items() if name not in printed}
     further = [Item(FURTHER, title, name, f"{name}.html", "top") for name, title in folders.items()]
-    entries = [_entry(item, reproduction) for item in (*ITEMS, *further)]
-    states = [entry.state for entry in entries if entry.item.where != FURTHER]
-    return "index", {
+    entries = [(item, *_progress(item, reproduction)) for item in (*ITEMS, *further)]
+    states = [state for item, _, state, _ in entries if item.where != FURTHER]
+    return {
         "total": len(states),
         "whole": states.count(WHOLE),
         "partly": sum(state.startswith(PARTLY) for state in states),
@@ -161,12 +154,12 @@ def _index(reproduction: Reproduction) -> tuple[str, Content]:
     }
 
 
-def _entry(item: Item, reproduction: Reproduction) -> Entry:
+def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Provenance]:
+    """Tell whether a table or figure was run, how far it is, and what made it."""
     made = reproduction.made.get(item.study) or trace(item.study, [], COMMANDS.get(item.study, ""))
     toy = item.study == "toy" and (reproduction.predictions / "toy.npz").exists()
     run = toy or item.study == "data" or bool(made.records) or item.study in reproduction.folders
-    state = _state(item, reproduction) if run else f"Not run yet. The paper: {item.printed or 'see there'}"
-    return Entry(item, run, state, made.command, made.hardware or MISSING, made.time)
+    return run, _state(item, reproduction) if run else f"Not run yet. The paper: {item.printed or 'see there'}", made
 
 
 def _state(item: Item, reproduction: Reproduction) -> str:
@@ -181,35 +174,35 @@ def _state(item: Item, reproduction: Reproduction) -> str:
     return f"{PARTLY}{', '.join(missing)}" if missing else WHOLE
 
 
-def _figures(reproduction: Reproduction) -> tuple[str, Content]:
+def _figures(predictions: Path) -> Content:
     """Show Figure 1, then the uncertainty-error plots of every method that has predictions, the paper's first."""
-    predictions, methods = reproduction.predictions, []
+    methods = []
     for method in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS)):
         files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
         charts = [_error_chart(method, name, file) for name, file in files.items()]
         absent = [describe(name).title for name in NAMES if name not in files]
         methods.append({"name": method, "title": METHODS[method], "absent": absent, "charts": charts})
     toy = predictions / "toy.npz"
-    return "figures", {
-        "made": reproduction.made["regression"],
+    return {
         "toy": _toy_chart(toy) if toy.exists() else None,
         "toy_command": COMMANDS["toy"],
         "methods": [method for method in methods if method["charts"]],
     }
 
 
-def _error_chart(method: str, name: str, file: Path) -> Chart:
+def _error_chart(method: str, name: str, file: Path) -> tuple[str, str, Spec, str]:
+    """Return name, title, chart and note."""
     arrays = load_arrays(file, SHAPES)
     error, std, constant = arrays["error"][0], arrays["std"][0], float(arrays["constant_std"][0])
     title = f"{describe(name).title}, split {file.stem.rpartition('-')[2]}"
     if not (np.isfinite(error).all() and np.isfinite(std).all()):
-        return Chart(f"{method}-{name}", title, "Not finite: the run diverged.", {})
+        return f"{method}-{name}", title, {}, "Not finite: the run diverged."
     twin = constant if np.isfinite(constant) else None
     spec = uncertainty_error(std, np.abs(error), constant_std=twin, color=COLORS.get(method, "blue"))
-    return Chart(f"{method}-{name}", title, "", spec)
+    return f"{method}-{name}", title, spec, ""
 
 
-def _toy_chart(file: Path) -> Chart:
+def _toy_chart(file: Path) -> Spec:
     names = ("x_train", "y_train", "x_grid", "mean", "std")
     arrays = load_arrays(file, {**dict.fromkeys(names, 1), "constant_std": 0})
     x, mean, std, constant = (arrays[name] for name in ("x_grid", "mean", "std", "constant_std"))
@@ -223,48 +216,27 @@ def _toy_chart(file: Path) -> Chart:
         for way, z in (("above", Z95), ("below", -Z95))
     ]
     points = series("dots", "training points", "ink", arrays["x_train"][order], arrays["y_train"][order])
-    spec = {
+    return {
         "alt": "Toy problem: the MCBN bands are narrow on the points and widen in the gap and beyond both ends.",
         "x": axis("x", float(x.max()), float(x.min())),
         "y": axis("y", float((mean + Z95 * std).max()), float((mean - Z95 * std).min())),
         "series": [*bands, series("line", "mean", "blue", x, mean), *edges, {**points, "quiet": True}],
     }
-    return Chart("toy-chart", "MCBN and constant uncertainty", "", spec)
 
 
-def _statistics(reproduction: Reproduction) -> tuple[str, Content]:
-    folder, histograms = reproduction.folder / "statistics", []
+def _statistics(folder: Path) -> Content:
+    histograms = []
     for kind, title in (("mean", "means"), ("std", "standard deviations")):
-        files = sorted(folder.glob(f"{kind}-layer*.png"))
-        alt = "Batch {}, {}, by epoch and batch size"
-        images = [embed(file, alt.format(title, file.stem.partition("-")[2])) for file in files]
-        histograms.append((kind, title, images))
-    tests = _document(folder / "table.md", "Tests", "table", COMMANDS["statistics"])
-    return "statistics", {"made": reproduction.made["statistics"], "histograms": histograms, "tests": tests}
+        files = {file.stem.partition("-")[2]: file for file in sorted(folder.glob(f"{kind}-layer*.png"))}
+        alt = f"Batch {title}, {{}}, by epoch and batch size"
+        histograms.append((kind, title, [embed(file, alt.format(layer)) for layer, file in files.items()]))
+    return {"histograms": histograms, "tests": _document(folder / "table.md", "Tests", "table", "statistics")}
 
 
-def _document(path: Path, title: str, anchor: str, command: str) -> Content:
+def _document(path: Path, title: str, anchor: str, study: str) -> Content:
     """Read a Markdown file as the studies write them, to show under a heading of ours."""
     blocks = list(read_blocks(path.read_text("utf-8"), path.parent)) if path.exists() else None
-    return {"title": title, "anchor": anchor, "command": command, "blocks": blocks}
-
-
-def _theory(reproduction: Reproduction) -> tuple[str, Content]:
-    titles = {"objective": "Gradients of Eq. (1) and Eq. (2)", "regularizer": "Training with the KL regulariser"}
-    documents = [
-        (_document(reproduction.folder / name / "table.md", title, name, COMMANDS[name]), reproduction.made[name])
-        for name, title in titles.items()
-    ]
-    return "documents", {"documents": documents}
-
-
-def _speed(reproduction: Reproduction) -> tuple[str, Content]:
-    titles = {"cpu": "Speed on a CPU", "cuda": "Speed on a GPU"}
-    documents = [
-        (_document(reproduction.benchmarks / f"{name}.md", title, name, COMMANDS["speed"]), None)
-        for name, title in titles.items()
-    ]
-    return "documents", {"documents": documents}
+    return {"title": title, "anchor": anchor, "command": COMMANDS[study], "blocks": blocks}
 
 
 def _folder(folder: Path) -> Content:
@@ -279,6 +251,6 @@ def _folder(folder: Path) -> Content:
         "folder": folder.name,
         "anchor": ANCHORS.get(folder.name, "tables"),
         "blocks": [block for text in texts for block in read_blocks(text, folder)],
-        "images": [embed(p, _words(p.stem)) for p in pictures if str(p.relative_to(folder)) not in named],
+        "images": [embed(p, _words(p.stem)) for p in pictures if p.relative_to(folder).as_posix() not in named],
         "n_rows": sum(map(bool, lines)) - 1 if lines else None,
     }
