@@ -1,5 +1,6 @@
 """`mcbn playground`: Figure 1, live."""
 
+import webbrowser
 from typing import Annotated
 
 import typer
@@ -18,7 +19,13 @@ def playground(
     Example:
       mcbn playground --port 8000 --no-browser
     """
-    from mcbn_study.playground import server
+    from mcbn_study.playground.server import Playground
 
-    with session():
-        server.main(port, browser=browser)
+    with session(), Playground(port) as server:
+        typer.echo(f"playground at {server.address} (Ctrl-C stops it)")
+        if browser:
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever(poll_interval=0.1)
+        except KeyboardInterrupt:
+            typer.echo("stopped")

@@ -65,7 +65,7 @@ class Learner:
 
     def train(self, points: Tensor, batch_size: int, seconds: float) -> float:
         """Take steps on batches of M of the points (N, 2) for so long; return the last loss."""
-        x, y = _columns(points)  # (N, 1) each
+        x, y = (points / UNITS).chunk(2, 1)  # (N, 1) each
         M, loss = min(batch_size, len(points)), torch.zeros(())
         end = time.perf_counter() + seconds
         self.network.train()
@@ -81,7 +81,7 @@ class Learner:
 
     def bands(self, points: Tensor, settings: Settings) -> dict[str, Any]:
         """Predict on the grid: mean and std of MCBN, and of the twin with the same mean and one std."""
-        x, y = _columns(points)
+        x, y = (points / UNITS).chunk(2, 1)  # (N, 1) each
         M = min(settings.batch_size, len(points))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="mcbn:")  # running statistics lag behind while it learns
@@ -101,11 +101,6 @@ class Learner:
             "constant_std": constant**-0.5,
             "tau": tau,
         }
-
-
-def _columns(points: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = points / UNITS
-    return scaled[:, :1], scaled[:, 1:]
 
 
 def read_points(value: object) -> Tensor:

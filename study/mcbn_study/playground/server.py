@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-import webbrowser
 from collections import OrderedDict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,9 +35,8 @@ class Playground(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
-            raise MCBNError(
-                f"cannot listen on {HOST}:{port} ({error}); choose another port, or 0 for a free one"
-            ) from error
+            hint = "choose another port, or 0 for a free one"
+            raise MCBNError(f"cannot listen on {HOST}:{port} ({error}); {hint}") from error
         self.page = _page().encode()
 
     @property
@@ -144,15 +142,3 @@ def _page() -> str:
     return render(
         "playground.html.j2", package=__package__, scripts=["playground.js"], title="MCBN playground", first=first
     )
-
-
-def main(port: int = 0, *, browser: bool = True) -> None:
-    """Serve the playground until Ctrl-C, and open it in the browser."""
-    with Playground(port) as server:
-        print(f"playground at {server.address} (Ctrl-C stops it)", flush=True)
-        if browser:
-            webbrowser.open(server.address)
-        try:
-            server.serve_forever(poll_interval=0.1)
-        except KeyboardInterrupt:
-            print("stopped", flush=True)

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 _PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)\s]+)\)")
+_NUMBER = re.compile(r"[-+]?[\d.,]*\d")
 _INLINE = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<bold>.+?)\*\*|\[(?P<text>[^\]]+)\]\([^)]*\)")
 
 
@@ -49,11 +50,7 @@ def _read_table(lines: Sequence[str]) -> dict[str, Any]:
     """Return header, rows of equal length, and the columns that hold words (beside the first, which always does)."""
     header, _, *rows = [_cells(line) for line in lines if line.strip().startswith("|")]
     even = [[*row, *[""] * (len(header) - len(row))][: len(header)] for row in rows]
-    words = [
-        column
-        for column in range(1, len(header))
-        if not any(re.match(r"[-+]?[\d.,]*\d", row[column]) for row in even if row[column])
-    ]
+    words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in even)]
     return {"kind": "table", "header": header, "rows": even, "words": words}
 
 
