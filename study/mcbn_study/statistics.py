@@ -23,7 +23,7 @@ from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
 from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import kolmogorov_smirnov, lilliefors
-from mcbn_study.theory.regularizer import LiveNetwork, Moments
+from mcbn_study.theory.objective import LiveNetwork, StatisticsModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def _test(
     with warnings.catch_warnings():  # early in training the running statistics lag behind; they are not used here
         warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
         posterior = MCBN(network, "regression").fit(x, n_samples=n_samples, batch_size=M, seed=seed).posterior
-    with torch.no_grad(), Moments(M, N) as mode:  # the whole training set as the population
+    with torch.no_grad(), StatisticsModel(M, N) as mode:  # the whole training set as the population
         LiveNetwork(network)(x)
     for layer in LAYERS:
         law = mode.moments[layer]

@@ -16,7 +16,8 @@ as by CRPS: bounds of their own would reward a worse mean.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ Bayes = MCBN[RegressionPrediction]
 Network = tuple[nn.Module, dict[str, Any]]  # with what `load_networks` says of it
 
 
-class Choice(NamedTuple):
+class TunedPosterior(NamedTuple):
     """The batch size and tau of least validation CRPS."""
 
     batch_size: int
@@ -45,7 +46,7 @@ class Choice(NamedTuple):
     crps: float
 
 
-class Measured(NamedTuple):
+class FamilyScores(NamedTuple):
     """What one family of one network predicts for the test rows, its scores, and what it costs."""
 
     mean: Tensor  # (n,)
@@ -58,29 +59,29 @@ class Measured(NamedTuple):
     size: int  # bytes of the saved posterior
 
 
-def measure(network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: Choice) -> dict[str, Measured]:
+def measure(
+    network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: TunedPosterior
+) -> dict[str, FamilyScores]:
     """Predict the test rows of a network's split with every family."""
     x, M, seed = data.x.float(), info["config"]["batch_size"], info["seed"]
     test = split(len(data.y), info["split"]).test
-    query, y, constant = x[test], data.y[test], info["tau_constant"]
-    found: dict[str, Measured] = {}
+    rows = x[test], data.y[test], info["tau_constant"]
+    measured: dict[str, FamilyScores] = {}
     for family in FAMILIES[:5]:
         kind, shift = ("sample", AGAIN) if family == "sample_again" else (family, 0)
-        fit = _fitting(network, x[info["train"]], T, M, seed + shift, kind)
-        bayes, seconds = timed(fit)
+        bayes, seconds = timed(partial(_fit, network, x[info["train"]], T, M, seed + shift, kind))
         bayes.tau = info["tau"]
-        found[family] = _sampled(bayes, query, y, constant, seconds)
+        measured[family] = _sampled(bayes, *rows, seconds)
         if family in ("sample", "gaussian"):
-            linear = "linear" if family == "sample" else "linear_gaussian"
-            found[linear] = _linear(bayes, query, y, constant, seconds)
+            measured["linear" if family == "sample" else "linear_gaussian"] = _linear(bayes, *rows, seconds)
         if family == "sample":
             bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned.batch_size), tuned.tau
-            found["tuned"] = _sampled(bayes, query, y, constant, seconds)
-    bounds = found["sample"].scores
-    return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in found.items()}
+            measured["tuned"] = _sampled(bayes, *rows, seconds)
+    bounds = measured["sample"].scores
+    return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in measured.items()}
 
 
-def choose_batch_size(networks: Sequence[Network], data: Regression, T: int) -> Choice:
+def choose_batch_size(networks: Sequence[Network], data: Regression, T: int) -> TunedPosterior:
     """Choose M' and tau for one split by CRPS on the validation rows of its fold networks, averaged over the folds.
 
     Candidates are those of `MCBN.tune(batch_sizes="auto")`; the trained M is kept where none is better.
@@ -92,7 +93,7 @@ def choose_batch_size(networks: Sequence[Network], data: Regression, T: int) -> 
         M = info["config"]["batch_size"]
         with warnings.catch_warnings():  # M was chosen for the whole training part: a fold may hold no more rows than M
             warnings.filterwarnings("ignore", message="mcbn: batch_size=.* takes in all")
-            bayes = _fitting(network, data.x[info["train"]].float(), T, M, info["fold"], "sample")()
+            bayes = _fit(network, data.x[info["train"]].float(), T, M, info["fold"])
         drawn = bayes.posterior
         targets.append(data.y[rows])
         for candidate in noise.candidates("auto", M):
@@ -103,39 +104,37 @@ def choose_batch_size(networks: Sequence[Network], data: Regression, T: int) -> 
     return min((_tuned(M, pairs, _pad(targets), bounds) for M, pairs in moments.items()), key=lambda c: c.crps)
 
 
-def _tuned(M: int, pairs: Sequence[tuple[Tensor, Tensor]], y: Tensor, bounds: tuple[float, float]) -> Choice:
+def _tuned(M: int, pairs: Sequence[tuple[Tensor, Tensor]], y: Tensor, bounds: tuple[float, float]) -> TunedPosterior:
     """Tune tau at one batch size; pairs hold mean and variance (n,) of each fold, y (F, n)."""
-    mean, variance = (_pad(parts) for parts in zip(*pairs, strict=True))
+    mean, variance = map(_pad, zip(*pairs, strict=True))
     tau = tune_tau(mean, variance, y, bounds)
     log_tau = torch.tensor(math.log(tau), dtype=torch.float64)
-    return Choice(M, tau, float(validation_crps(mean, variance, y)(log_tau)))
+    return TunedPosterior(M, tau, float(validation_crps(mean, variance, y)(log_tau)))
 
 
 def _pad(rows: Iterable[Tensor]) -> Tensor:
     return pad_sequence([row.double() for row in rows], batch_first=True, padding_value=torch.nan)
 
 
-def _fitting(network: nn.Module, x: Tensor, T: int, M: int, seed: int, family: str) -> Callable[[], Bayes]:
-    return lambda: MCBN(network, "regression").fit(x, n_samples=T, batch_size=M, seed=seed, posterior=family)
+def _fit(network: nn.Module, x: Tensor, T: int, M: int, seed: int, family: str = "sample") -> Bayes:
+    return MCBN(network, "regression").fit(x, n_samples=T, batch_size=M, seed=seed, posterior=family)
 
 
-def _sampled(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> Measured:
+def _sampled(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> FamilyScores:
     """Score the T draws of a posterior; the time is that of `predict`, moments only."""
-    samples = bayes.sample(x).flatten(1).double()  # (T, n)
+    samples, tau = bayes.sample(x).flatten(1).double(), float(bayes.tau)  # (T, n)
     _, seconds = timed(lambda: bayes.predict(x))
-    tau = float(bayes.tau)
     scores = score_run(samples, y, tau, tau_constant)
-    M = bayes.posterior.batch_size
-    mean, variance = samples.mean(0), samples.var(0, correction=0)
-    return Measured(mean, variance, scores, tau, M, fit_seconds, seconds, saved_bytes(bayes))
+    costs = (fit_seconds, seconds, saved_bytes(bayes))
+    return FamilyScores(samples.mean(0), samples.var(0, correction=0), scores, tau, bayes.posterior.batch_size, *costs)
 
 
-def _linear(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> Measured:
+def _linear(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> FamilyScores:
     """Score the Gaussian that the network linearised in its statistics predicts."""
     for _ in range(2):
         bayes.predict(x, method="linear")  # what does not depend on the inputs is made once
     pred, seconds = timed(lambda: bayes.predict(x, method="linear"))
     mean, variance, tau = pred.mean.flatten().double(), pred.epistemic.flatten().double(), float(bayes.tau)
     scores = score_gaussian(mean, variance, y, tau, tau_constant)
-    M = bayes.posterior.batch_size
-    return Measured(mean, variance, scores, tau, M, fit_seconds, seconds, saved_bytes(bayes))
+    costs = (fit_seconds, seconds, saved_bytes(bayes))
+    return FamilyScores(mean, variance, scores, tau, bayes.posterior.batch_size, *costs)

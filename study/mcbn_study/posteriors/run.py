@@ -6,6 +6,7 @@ linear, gaussian and tuned are also the study's methods mcbn_linear, mcbn_gaussi
 """
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mcbn.data import NAMES, Regression, load, split
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
-from mcbn_study.posteriors.measure import FAMILIES, Measured, Network, choose_batch_size, measure
+from mcbn_study.posteriors.measure import FAMILIES, FamilyScores, Network, choose_batch_size, measure
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request, save_predictions
 from mcbn_study.regression.train import load_networks
@@ -37,82 +38,83 @@ def run(
     Appends to the records of both folders, a data set at a time; finished ones are not repeated.
     """
     check_request(datasets, ("mcbn",), "cpu")
-    chosen = tuple(datasets) or _saved_sets(Path(regression), profile)
-    files = {name: _network_files(Path(regression), name) for name in chosen}
-    study = Study("regression", profile, regression)
-    context = Study(STUDY, profile, out)
+    folder = Path(regression)
+    chosen = tuple(datasets) or _saved_sets(folder, profile)
+    files = {name: _network_files(folder, name) for name in chosen}
+    regression_study, study = Study("regression", profile, regression), Study(STUDY, profile, out)
     for name in tracked(chosen, STUDY, "set"):
-        wanted, tests = _expected(profile, name), _expected_tests(profile, name)
-        if not (all(context.journal.has(**r) for r in wanted) and all(study.journal.has(**r) for r in tests)):
-            _compare(context, study, name, *(load_networks(path) for path in files[name]))
-    return context.journal
+        compared = _has_runs(study, kind="posterior", dataset=name, family=FAMILIES)
+        if not (compared and _has_runs(regression_study, kind="test", dataset=name, method=METHODS)):
+            _compare(study, regression_study, name, *(load_networks(path) for path in files[name]))
+    return study.journal
 
 
-def _compare(context: Study, study: Study, dataset: str, final: Sequence[Network], trained: Sequence[Network]) -> None:
+def _has_runs(study: Study, **fields: Any) -> bool:
+    """Tell whether every split and seed of every name in the last field is on record."""
+    *_, kinds = fields
+    runs = product(fields[kinds], study.profile.splits, study.profile.seeds)
+    return all(study.journal.has(**fields | {kinds: name, "split": s, "seed": seed}) for name, s, seed in runs)
+
+
+def _compare(
+    study: Study, regression: Study, dataset: str, final: Sequence[Network], trained: Sequence[Network]
+) -> None:
     """Measure every network of a data set; write predictions, then the records of both folders."""
-    data, T = load(dataset), context.profile.n_samples
+    data, T = load(dataset), study.profile.n_samples
     choices = {
-        s: choose_batch_size([pair for pair in trained if pair[1]["split"] == s], data, T)
-        for s in context.profile.splits
+        s: choose_batch_size([pair for pair in trained if pair[1]["split"] == s], data, T) for s in study.profile.splits
     }
     network, info = final[0]
     measure(network, info, data, T, choices[info["split"]])  # first calls compile and load: not to be timed
     measured = [(info, measure(network, info, data, T, choices[info["split"]])) for network, info in final]
     for method, family in METHODS.items():
-        _save_predictions(study, dataset, data, method, [(info, found[family]) for info, found in measured])
-    pairs = [(info, family, one) for info, found in measured for family, one in found.items()]
+        runs = [(info, by_family[family]) for info, by_family in measured]
+        for s in study.profile.splits:
+            _save_predictions(regression, dataset, data, method, s, [run for run in runs if run[0]["split"] == s])
     methods = {family: method for method, family in METHODS.items()}
-    tests = [_record(study, "test", info, one, method=methods[f]) for info, f, one in pairs if f in methods]
-    study.journal.append(tests)
-    context.journal.append(_record(context, "posterior", info, one, family=family) for info, family, one in pairs)
+    pairs = [(info, family, one) for info, by_family in measured for family, one in by_family.items()]
+    tests = [_record(regression, "test", info, one, method=methods[f]) for info, f, one in pairs if f in methods]
+    regression.journal.append(tests)
+    study.journal.append(_record(study, "posterior", info, one, family=f) for info, f, one in pairs)
 
 
-def _record(context: Study, kind: str, info: dict[str, Any], one: Measured, **name: str) -> Record:
+def _record(study: Study, kind: str, info: dict[str, Any], one: FamilyScores, **name: str) -> Record:
     place: Record = {"dataset": info["dataset"], **name, "split": info["split"], "seed": info["seed"]}
     place |= {"config": info["config"] | {"posterior_batch_size": one.batch_size}}
-    place |= {"tau": one.tau, "tau_constant": info["tau_constant"], "n_samples": context.profile.n_samples}
+    place |= {"tau": one.tau, "tau_constant": info["tau_constant"], "n_samples": study.profile.n_samples}
     place |= {"n_train": len(info["train"]), "n_test": len(one.mean)}
     costs = {"fit_seconds": one.fit_seconds, "predict_seconds": one.predict_seconds, "bytes": one.size}
-    return context.record(kind, one.fit_seconds + one.predict_seconds, **place, **one.scores, **costs)
+    return study.record(kind, one.fit_seconds + one.predict_seconds, **place, **one.scores, **costs)
 
 
 def _save_predictions(
-    study: Study, dataset: str, data: Regression, method: str, runs: Sequence[tuple[dict[str, Any], Measured]]
+    study: Study,
+    dataset: str,
+    data: Regression,
+    method: str,
+    s: int,
+    runs: Sequence[tuple[dict[str, Any], FamilyScores]],
 ) -> None:
-    for s in study.profile.splits:
-        y = data.y[split(len(data.y), s).test]
-        own = [(info, one) for info, one in runs if info["split"] == s]
-        error = torch.stack([y - one.mean for _, one in own])  # (seeds, n)
-        std = torch.stack([(one.variance + 1 / one.tau).sqrt() for _, one in own])
-        save_predictions(study, dataset, method, s, error, std, [info["tau_constant"] ** -0.5 for info, _ in own])
-
-
-def _expected(profile: Profile, dataset: str) -> list[Record]:
-    runs = [(s, seed) for s in profile.splits for seed in profile.seeds]
-    base = {"kind": "posterior", "dataset": dataset}
-    return [base | {"family": family, "split": s, "seed": seed} for family in FAMILIES for s, seed in runs]
-
-
-def _expected_tests(profile: Profile, dataset: str) -> list[Record]:
-    runs = [(s, seed) for s in profile.splits for seed in profile.seeds]
-    base = {"kind": "test", "dataset": dataset}
-    return [base | {"method": method, "split": s, "seed": seed} for method in METHODS for s, seed in runs]
+    y = data.y[split(len(data.y), s).test]
+    error = torch.stack([y - one.mean for _, one in runs])  # (seeds, n)
+    std = torch.stack([(one.variance + 1 / one.tau).sqrt() for _, one in runs])
+    save_predictions(study, dataset, method, s, error, std, [info["tau_constant"] ** -0.5 for info, _ in runs])
 
 
 def _saved_sets(folder: Path, profile: Profile) -> tuple[str, ...]:
-    found = tuple(name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists())
-    if not found:
+    saved = tuple(name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists())
+    if not saved:
         raise MCBNError(f"{folder} holds no networks; make them with `{_command(folder, NAMES[0])}`")
-    return found
+    return saved
 
 
-def _network_files(folder: Path, dataset: str) -> tuple[Path, Path]:
+def _network_files(folder: Path, dataset: str) -> list[Path]:
     """Return the files of a set's tested networks and of its fold networks."""
-    final, trained = (folder / "networks" / f"{dataset}{part}.safetensors" for part in ("", "_folds"))
-    for path in (final, trained):
+    files = [folder / "networks" / f"{dataset}{end}.safetensors" for end in ("", "_folds")]
+    for path in files:
         if not path.exists():
             raise MCBNError(f"there is no {path}; make it with `{_command(folder, dataset)}`")
-    return final, trained
+    return files
 
 
 def _command(folder: Path, dataset: str) -> str:

@@ -34,10 +34,9 @@ class Prior:
             for one in value.values() if isinstance(value, Mapping) else [value]:
                 _require_value(field.name, torch.as_tensor(one), positive=field.name.endswith("_std"))
 
-    def of(self, layer: str, like: Tensor) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    def of(self, layer: str, like: Tensor) -> list[Tensor]:
         """Return mean, mean_std, std, std_std for one layer, each (C,) as `like`."""
-        found = [_of_layer(field.name, getattr(self, field.name), layer, like) for field in fields(self)]
-        return found[0], found[1], found[2], found[3]
+        return [_of_layer(field.name, getattr(self, field.name), layer, like) for field in fields(self)]
 
 
 def _require_value(name: str, value: Tensor, *, positive: bool) -> None:

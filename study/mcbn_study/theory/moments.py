@@ -1,8 +1,9 @@
-"""The distribution of batch statistics: Gaussian moments from population moments (appendix 1.3)."""
+"""The distribution of batch statistics: Gaussian moments from population moments, and tests (appendix 1.3)."""
 
 import torch
 from torch import Tensor
 
+from mcbn.check.diagnosis import ks_distance
 from mcbn.diagonal import StatisticMoments, statistic_moments
 from mcbn.errors import MCBNError
 
@@ -45,3 +46,17 @@ def activation_moments(h: Tensor, batch_size: float) -> StatisticMoments:
 def _above_rounding(square: Tensor, scale: Tensor) -> Tensor:
     """Put 0 for what is rounding against `scale`."""
     return square.masked_fill(square.detach() <= scale.detach() * (4 * torch.finfo(square.dtype).eps) ** 2, 0)
+
+
+def ks_pvalue(distance: Tensor, n: int) -> Tensor:
+    """Return the probability of a larger D for n draws from the reference itself, exactly."""
+    from scipy.stats import kstwo  # type: ignore[import-untyped]  # takes a second
+
+    return torch.as_tensor(kstwo.sf(distance.cpu().numpy(), n)).to(distance)
+
+
+def kolmogorov_smirnov(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
+    """Test T values against N(mean, std^2) known beforehand: (T, C) -> p-values (C,); 0 where std is 0."""
+    std = torch.as_tensor(std, dtype=torch.float64, device=values.device)
+    p = ks_pvalue(ks_distance(values, mean, std.where(std > 0, torch.ones_like(std))), len(values))
+    return p.where(std > 0, torch.zeros_like(p))

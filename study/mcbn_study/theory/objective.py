@@ -1,5 +1,6 @@
-"""How far variational inference and regularised training of a batch-normalised network are apart (section 3.3)."""
+"""The variational objective of batch norm, KL(q || p) of its statistics, and how far training is from it."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,13 +8,110 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches
+from mcbn import batch_norm as statistics
+from mcbn import batches, layers
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, scale_and_shift, statistics_dtype
+from mcbn.diagonal import StatisticMoments
 from mcbn.errors import MCBNError
-from mcbn.network import Output
-from mcbn_study.theory.divergence import Prior, implied_prior
-from mcbn_study.theory.regularizer import LiveNetwork, Moments, penalty
+from mcbn.network import Network, Output, unwrap
+from mcbn_study.theory.divergence import Prior, implied_prior, kl_gaussian
+from mcbn_study.theory.moments import activation_moments
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class LiveNetwork(Network):
+    """The user's own tensors in a private frame of modules: gradients reach them, hooks and modes do not."""
+
+    def __init__(self, model: nn.Module, output: Output = None) -> None:
+        model = unwrap(model)
+        layers.candidates(model)
+        layers.refuse_scripted(model)
+        loose = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *loose)}
+        try:
+            self.module: nn.Module = copy.deepcopy(model, shared)
+        except Exception as error:
+            raise MCBNError(
+                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); its modules are, so that "
+                "yours stay as they are: keep what cannot be copied (open files, locks, generators) out of it"
+            ) from error
+        for parent in list(self.module.modules()):
+            for name, child in list(parent.named_children()):
+                setattr(parent, name, unwrap(child))
+        for module in self.module.modules():
+            module.training = False
+        statistics.watch(self.module)
+        self.output = output
+        self._look()
+
+
+class StatisticsModel(BatchNormMode):
+    """Normalise every layer by the batch's own statistics, as training does, and model those of batches of M.
+
+    Everything is made of differentiable operations, so the moments carry gradients to the weights.
+    """
+
+    def __init__(self, batch_size: int, n_examples: int) -> None:
+        super().__init__()
+        self.batch_size, self.n_examples = batch_size, n_examples
+        self.moments: dict[str, StatisticMoments] = {}  # call name -> (C,) each
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Model this call's statistics and normalise by them."""
+        rows = call.x.shape[0]
+        if rows < 2:
+            return call.unchanged()  # instance norm and weight standardisation: no batch is seen
+        dtype = statistics_dtype(call.x)
+        x = call.x.to(dtype)
+        # rows beyond one an example (frames, crops) count as independent examples
+        self.moments[call.name] = activation_moments(x, self.batch_size * rows / self.n_examples)
+        mean, variance = self.moments[call.name].mean, x.var([a for a in range(x.ndim) if a != 1], correction=0)
+        return statistics.normalize(call.x, *scale_and_shift(mean, variance, call.weight, call.bias, call.eps))
+
+
+def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: int | None = None) -> Tensor:
+    """Return KL(q || p) summed over all batch norm units, differentiable in the network's weights.
+
+    sum_u KL(N(mu, sigma^2 / M) || p(mu_B)) + KL(N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)) || p(sigma_B)),
+    the moments over the batch inside the network. Teye et al. 2018, appendix 1.4: Eq. (6) in Eq. (4), the "exact VI
+    treatment of BN" named after Eq. (7). The objective of Eq. (1), over N tau, is then
+
+        loss = 0.5 * mse(network(x), y) + mcbn_study.theory.kl_regularizer(network, prior, x) / (N * tau).
+
+    The network is read, not run: running statistics, modes and hooks stay; dropout is off in this pass. A statistic
+    that does not vary in the batch (a dead unit) has no density and counts nothing.
+
+    Args:
+        model: any network with batch norm.
+        prior: `Prior(...)`, or `implied_prior(...)`.
+        batch: inputs for the network, at least 2 examples; more give better population moments.
+        batch_size: M of the batches whose statistics q describes; the batch's length unless given.
+    """
+    network = LiveNetwork(model, output=lambda _: torch.empty(0))  # the output is not looked at
+    N = batches.size_of(batch)
+    M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
+    if N < 2:
+        raise MCBNError(f"the batch holds {N} example(s); the statistics of a batch need at least 2")
+    with StatisticsModel(M, N) as mode:
+        network(network.prepare(batch))
+    return _penalty(mode.moments, prior, model)
+
+
+def _penalty(moments: dict[str, StatisticMoments], prior: Prior, model: nn.Module) -> Tensor:
+    """Sum the divergence over statistics of all calls."""
+    if not moments:
+        raise MCBNError(
+            f"{type(unwrap(model)).__name__} ran without a batch norm call on a batch; there is nothing to regularise"
+        )
+    pairs = []
+    for name, q in moments.items():
+        mean, mean_std, std, std_std = prior.of(layer_of(name), q.mean)
+        pairs += [(q.mean, q.mean_std, mean, mean_std), (q.std, q.std_std, std, std_std)]
+    home = pairs[0][0].device
+    columns = [torch.cat([values.to(home) for values in column]) for column in zip(*pairs, strict=True)]
+    varies = columns[1] > 0
+    return kl_gaussian(*(column[varies] for column in columns)).sum()
 
 
 class ObjectiveGap(NamedTuple):
@@ -70,10 +168,10 @@ def objective_gap(
     if not parameters:
         raise MCBNError(f"{type(network.module).__name__} has no parameter that requires a gradient; unfreeze it first")
     with torch.enable_grad():
-        with Moments(M, N) as mode:
+        with StatisticsModel(M, N) as mode:
             predicted = network(network.prepare(x))
         data = (loss or _half_squared_error)(predicted, y.to(network.device))
-        kl = penalty(mode.moments, prior, model) / (n * tau)
+        kl = _penalty(mode.moments, prior, model) / (n * tau)
         squares = [p.square().sum() for p in parameters if p.ndim > 1]
         decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
         of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))
@@ -94,8 +192,8 @@ def _half_squared_error(predicted: Tensor, y: Tensor) -> Tensor:
 
 
 def _gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    parts = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
-    return torch.cat([part.double().flatten() for part in parts])
+    slopes = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([slope.double().flatten() for slope in slopes])
 
 
 def _norm(vector: Tensor) -> float:
