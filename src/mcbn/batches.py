@@ -53,9 +53,9 @@ def tensors_of(tree: Any) -> list[Tensor]:
     """List every tensor of a nest, in order."""
     if isinstance(tree, Tensor):
         return [tree]
-    found: list[Tensor] = []
-    map_tensors(found.append, tree)
-    return found
+    tensors: list[Tensor] = []
+    map_tensors(tensors.append, tree)
+    return tensors
 
 
 def outline(tree: Any) -> Any:
@@ -116,14 +116,14 @@ def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> A
 
 
 def cut(inputs: Any, count: int) -> list[Any]:
-    """Cut every tensor of the inputs along its first axis into as many nearly equal parts."""
+    """Cut every tensor of the inputs along its first axis into as many nearly equal blocks."""
     pieces = [t.tensor_split(count) for t in tensors_of(inputs)]
 
-    def part(number: int) -> Any:
-        remaining = iter(piece[number] for piece in pieces)
+    def piece(number: int) -> Any:
+        remaining = iter(tensors[number] for tensors in pieces)
         return map_tensors(lambda t: next(remaining), inputs)
 
-    return [part(number) for number in range(count)]
+    return [piece(number) for number in range(count)]
 
 
 def require_finite(tree: Any) -> None:
@@ -185,9 +185,9 @@ def pick(batch: Any, picker: Picker, argument: str) -> Any:
     if callable(picker):
         return picker(batch)
     if isinstance(picker, Sequence) and not isinstance(picker, str):
-        parts = [pick(batch, one, argument) for one in picker]
+        picked = [pick(batch, one, argument) for one in picker]
         by_name = all(isinstance(one, str) for one in picker)
-        return dict(zip(picker, parts, strict=True)) if by_name else tuple(parts)
+        return dict(zip(picker, picked, strict=True)) if by_name else tuple(picked)
     try:
         return batch[picker]
     except (KeyError, IndexError, TypeError) as error:

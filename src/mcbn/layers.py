@@ -23,17 +23,17 @@ def candidates(module: nn.Module) -> list[str]:
     """Name the modules that are batch norm, or whose code calls the function: all that could be stochastic."""
     if any(nn.parameter.is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
         raise MCBNError("the network has lazy layers that are not initialised; run one batch through it first")
-    found = [name for name, child in bare_modules(module) if isinstance(child, _BatchNorm) or _calls(child)]
-    if not found:
+    names = [name for name, child in bare_modules(module) if isinstance(child, _BatchNorm) or _calls(child)]
+    if not names:
         norms = Counter(type(child).__name__ for child in module.modules() if "norm" in type(child).__name__.lower())
         seen = ", ".join(f"{count} x {name}" for name, count in norms.items()) or "no normalisation layer of any kind"
         script = any(isinstance(child, torch.jit.ScriptModule) for child in module.modules())
         hint = "; TorchScript hides its layers: pass the original module" if script else ""
         raise MCBNError(
-            f"{type(module).__name__} has no batch norm layer (found: {seen}), so it has no batch statistics to draw; "
+            f"{type(module).__name__} has no batch norm layer (it has: {seen}), so it has no batch statistics to draw; "
             f"MCBN needs a network that was trained with batch normalisation{hint}"
         )
-    return found
+    return names
 
 
 def _calls(module: nn.Module) -> bool:
@@ -63,36 +63,36 @@ def _mentions(code: CodeType, names: dict[str, Any], seen: set[CodeType]) -> boo
     return any(_mentions(f.__code__, f.__globals__, seen) for f in called if isinstance(f, FunctionType))
 
 
-def choose(layers: Layers, found: Sequence[str], module: nn.Module) -> list[str]:
-    """Resolve `layers=` against the batch-norm layers found, in calling order where `found` is."""
+def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]:
+    """Resolve `layers=` against the batch-norm layers of these names, in calling order where they are."""
     modules = dict(bare_modules(module))
     if layers is None:
-        return list(found)
+        return list(names)
     if callable(layers):
-        chosen = [name for name in found if layers(name, modules[name])]
+        chosen = [name for name in names if layers(name, modules[name])]
     elif isinstance(layers, int) and not isinstance(layers, bool) and layers > 0:
-        chosen = list(found[:layers])
+        chosen = list(names[:layers])
     elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
         wanted = [_canonical(name, module) for name in layers]
-        missing = [name for name in wanted if name not in found]
+        missing = [name for name in wanted if name not in names]
         if missing:
-            raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(found)}")
-        chosen = [name for name in found if name in wanted]
+            raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
+        chosen = [name for name in names if name in wanted]
     else:
         raise MCBNError(
             f"layers= must be None, a positive number, a list of names or a function of (name, module); got {layers!r}"
         )
     if not chosen:
-        raise MCBNError(f"layers= matches no batch norm layer; there are {list(found)}")
+        raise MCBNError(f"layers= matches no batch norm layer; there are {list(names)}")
     return chosen
 
 
 def _canonical(name: str, module: nn.Module) -> str:
     """Return a module's first name in the bare network: without what `torch.compile` and DataParallel put before it."""
-    first = {id(child): own for own, child in bare_modules(module)}
-    alias = {own: first[id(child)] for own, child in bare_modules(module, aliases=True)}
+    first = {id(child): alias for alias, child in bare_modules(module)}
+    canonical = {alias: first[id(child)] for alias, child in bare_modules(module, aliases=True)}
     bare = bare_name(name)
-    return next((alias[n] for n in (name, bare, bare.removeprefix("module.")) if n in alias), name)
+    return next((canonical[n] for n in (name, bare, bare.removeprefix("module.")) if n in canonical), name)
 
 
 def refuse_scripted(module: nn.Module) -> None:
@@ -115,13 +115,13 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     refuse_scripted(network.module)
     with torch.no_grad(), Survey(batches.tensors_of(x)) as survey:
         network(batches.copied(x))  # it may change its inputs in place
-    found = [*survey.layers, *deaf(network.module, survey)]
-    if not found:
+    names = [*survey.layers, *deaf(network.module, survey)]
+    if not names:
         raise MCBNError(
             f"{type(network.module).__name__} ran without a single batch norm call; its layers "
             f"{candidates(network.module)} are not used in eval mode"
         )
-    chosen = choose(layers, found, network.module)
+    chosen = choose(layers, names, network.module)
     _refuse_unusable(network.module, survey, chosen)
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:

@@ -215,7 +215,7 @@ class MCBN(Generic[P]):
         def sample_batch(inputs: Any) -> Tensor:
             return torch.cat(list(engine.outputs(inputs, T, chunk_size)))
 
-        return engine.network.over(x, sample_batch, lambda parts: torch.cat(parts, 1), self.inputs)
+        return engine.network.over(x, sample_batch, lambda samples: torch.cat(samples, 1), self.inputs)
 
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics, (N, ...)."""

@@ -229,9 +229,9 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
         picked = _lookup(result, output)
     elif not isinstance(result, Tensor):
         for key in OUTPUT_KEYS:
-            found = result.get(key) if isinstance(result, Mapping) else getattr(result, key, None)
-            if found is not None:
-                picked = found
+            value = result.get(key) if isinstance(result, Mapping) else getattr(result, key, None)
+            if value is not None:
+                picked = value
                 break
         else:
             if isinstance(result, tuple | list) and len(result) == 1:

@@ -200,7 +200,7 @@ def tune_by_crps(pairs: Pairs, moments: Callable[[Any], RegressionPrediction]) -
     for x, y in pairs:
         pred = moments(x)
         y = _finite(match_shape(y, pred.mean))
-        rows.append([_by_output(part) for part in (pred.mean, pred.epistemic, y)])  # each (n, D)
+        rows.append([_by_output(values) for values in (pred.mean, pred.epistemic, y)])  # each (n, D)
     gathered = _gather(rows)
     tau = tau_by_crps(*gathered)
     return Tuned(_compact(tau), _crps(*gathered)(tau.log()).cpu())
@@ -265,8 +265,8 @@ def best(tuned: Mapping[int, Tuned], score: str) -> int:
     reference = next(iter(tuned.values())).loss  # (D,)
 
     def loss(M: int) -> float:
-        own = tuned[M].loss
-        return (own / reference if score == "crps" else own - reference).mean().item()
+        each = tuned[M].loss  # (D,)
+        return (each / reference if score == "crps" else each - reference).mean().item()
 
     return min(tuned, key=loss)
 
@@ -283,10 +283,10 @@ def _finite(y: Tensor) -> Tensor:
 
 
 def _gather(rows: list[list[Tensor]]) -> list[Tensor]:
-    """Join the parts of all batches, each along its first axis; targets come last."""
+    """Join the tensors of all batches, each along its first axis; targets come last."""
     if sum(len(row[-1]) for row in rows) < 2:
         raise MCBNError("tune needs at least 2 held-out targets")
-    return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+    return [torch.cat(column) for column in zip(*rows, strict=True)]
 
 
 def _subset(y: Tensor, numbers_each: int) -> Tensor:

@@ -38,9 +38,9 @@ def are_probabilities(chunk: Tensor) -> Tensor:
     return (some >= 0).all() & ((some.sum(2) - 1).abs() < 1e-3).all()
 
 
-def refuse_probabilities(found: Tensor) -> None:
+def refuse_probabilities(suspect: Tensor) -> None:
     """Refuse outputs that `are_probabilities`: a softmax of them would be nearly uniform."""
-    if bool(found):
+    if bool(suspect):
         raise MCBNError(
             "the network returns probabilities, but classification expects logits; "
             "pass output=lambda p: p.log(), or leave the softmax out of the network"

@@ -28,12 +28,12 @@ class _Prediction:
         return replace(self, **moved)
 
 
-def join(parts: Sequence[Any]) -> Any:
+def join(predictions: Sequence[Any]) -> Any:
     """Join predictions of successive batches into one."""
-    if not parts:
+    if not predictions:
         raise MCBNError("the data to predict for gives no batch at all")
-    kind = type(parts[0])
-    return kind(**{f.name: _join_field(f.name, [getattr(p, f.name) for p in parts]) for f in fields(kind)})
+    kind = type(predictions[0])
+    return kind(**{f.name: _join_field(f.name, [getattr(p, f.name) for p in predictions]) for f in fields(kind)})
 
 
 def _join_field(name: str, values: list[Any]) -> Any:
@@ -106,9 +106,9 @@ class RegressionPrediction(_Prediction):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval (low, high) of the Gaussian with the predictive mean and variance."""
-        found = central_interval(self.mean, self.std, level)
+        interval = central_interval(self.mean, self.std, level)
         warn_if_untuned(self.tau)
-        return found
+        return interval
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of targets under the T-component mixture, per point (N,) (Teye et al. 2018, appendix 1.5).
