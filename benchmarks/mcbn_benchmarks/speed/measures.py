@@ -15,20 +15,9 @@ from mcbn import algorithm, data, metrics
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn.posterior import Posterior
 from mcbn.progress import tracked
 from mcbn_benchmarks.speed.cases import BATCH_SIZE, FIT, MEMORY, Case, Prepared, fitted, prepare, speed_cases
-from mcbn_benchmarks.speed.methods import (
-    ALGORITHM_1,
-    FORWARDS,
-    PEER,
-    PLAIN,
-    Algorithm1,
-    Method,
-    Peer,
-    forwards,
-    reason_against_peer,
-)
+from mcbn_benchmarks.speed.methods import ALGORITHM_1, FORWARDS, PEER, PLAIN, Algorithm1, Method, Peer, forwards
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, LINEAR_DATA, Record, table
 from mcbn_benchmarks.speed.timing import MOST_REPEATS, peak_bytes, threads, time_interleaved
 from mcbn_study import journal
@@ -54,21 +43,12 @@ class Options:
     compile: bool = False
     peer_path: Path | None = None
 
-    @property
-    def threads(self) -> int:
-        """Compute with two of a CPU, all beside a GPU, one in a hurry: a second waits on a busy machine."""
-        return torch.get_num_threads() if self.device == "cuda" else 1 if self.quick else CPU_THREADS
-
-    @property
-    def most_repeats(self) -> int:
-        """Limit the turns of every method."""
-        return 1 if self.quick else MOST_REPEATS
-
 
 def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
     """Measure, writing each record as it comes; print the table, and write that of the newest run of every case."""
     name = f"{options.device}-quick" if options.quick else options.device
-    with threads(options.threads):
+    few = 1 if options.quick else CPU_THREADS  # a second thread waits on a busy machine
+    with threads(torch.get_num_threads() if options.device == "cuda" else few):
         where, measured = environment(options.device), []
         for record in measure(options, only):
             measured.append(record)
@@ -130,7 +110,7 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
     }
     if options.compile:
         methods["mcbn compiled"] = lambda T: bayes.predict(ready.query, n_samples=T, compile=True)
-    if reason := reason_against_peer(ready, options.peer_path):
+    if reason := Peer.reason_against(ready, options.peer_path):
         yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
     else:
         methods[PEER] = Peer(case, ready, options.peer_path)
@@ -140,7 +120,8 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
 def _timed(
     case: Case, methods: dict[str, Method], options: Options, whole: frozenset[str], peaks: dict[str, int]
 ) -> Iterator[Record]:
-    timings = time_interleaved(methods, case.n_samples, options.device, whole=whole, most_repeats=options.most_repeats)
+    most_repeats = 1 if options.quick else MOST_REPEATS
+    timings = time_interleaved(methods, case.n_samples, options.device, whole=whole, most_repeats=most_repeats)
     for name, (milliseconds, draws_timed, seconds) in timings.items():
         sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name in OURS else ""
         yield Record(*sizes, name, milliseconds, draws_timed, peaks.get(name), note=note, seconds=seconds)
@@ -157,15 +138,12 @@ def agreement(case: Case, ready: Prepared, bayes: MCBN[Any]) -> Record:
     draws, fresh = min(AGREEMENT_DRAWS, case.n_samples), bayes.with_posterior(bayes.posterior)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         samples = fresh.sample(ready.query, n_samples=draws)  # (t, N, ...); its graphs have TF32 off, others on
-        expected = torch.stack([_replay(ready, bayes.posterior, t) for t in range(draws)])  # (t, N, ...)
+        statistics = [bayes.posterior.draw(t) for t in range(draws)]
+        pairs = [[(mean[name], var[name]) for name in mean] for mean, var in statistics]
+        expected = torch.stack([algorithm.replay(ready.network, [*draw], ready.query) for draw in pairs])
     error = ((samples - expected).abs().max() / expected.abs().max()).item()
     seconds = time.perf_counter() - started
     return Record(case.name, case.n, draws, "agreement", value=error, note="relative to the largest", seconds=seconds)
-
-
-def _replay(ready: Prepared, posterior: Posterior, t: int) -> Tensor:
-    mean, var = posterior.draw(t)
-    return algorithm.replay(ready.network, [(mean[name], var[name]) for name in mean], ready.query)
 
 
 def memory(case: Case, options: Options) -> Iterator[Record]:

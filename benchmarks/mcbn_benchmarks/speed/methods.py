@@ -1,10 +1,10 @@
 """Who is timed beside `predict`: the loop of Algorithm 1, plain passes, and torch-uncertainty where it can be had."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,20 +49,16 @@ class Algorithm1:
         return mean, squares / n_samples - mean.square()
 
     def _draw(self) -> Tensor:
-        self._normalise_by_batch(True)
-        self.network(self.batch())
-        self._normalise_by_batch(False)
-        outputs: Tensor = self.network(self.query)  # (N, ...)
-        return outputs
+        for inputs, training in ((self.batch(), True), (self.query, False)):
+            for layer in self.norms:
+                layer.training = training
+            outputs: Tensor = self.network(inputs)
+        return outputs  # (N, ...)
 
     def batch(self) -> Tensor:
         """Draw M training rows, (M, ...)."""
         rows = torch.randperm(len(self.train), generator=self.generator, device=self.train.device)
         return self.train[rows[: self.batch_size]]
-
-    def _normalise_by_batch(self, value: bool) -> None:
-        for layer in self.norms:
-            layer.training = value
 
 
 @torch.no_grad()
@@ -93,16 +89,16 @@ class Peer:
         outputs: Tensor = self.wrapped(self.query)
         return outputs
 
-
-def reason_against_peer(ready: Prepared, folder: Path | None) -> str:
-    """Say why the peer cannot run this case; empty where it can."""
-    if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
-        return "cannot run: it knows 2-d batch norm only"
-    try:
-        load_peer(folder)
-    except Exception as error:  # a foreign package may fail in any way
-        return f"cannot be imported here: {error}"
-    return ""
+    @staticmethod
+    def reason_against(ready: Prepared, folder: Path | None) -> str:
+        """Say why it cannot run this case; empty where it can."""
+        if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
+            return "cannot run: it knows 2-d batch norm only"
+        try:
+            load_peer(folder)
+        except Exception as error:  # a foreign package may fail in any way
+            return f"cannot be imported here: {error}"
+        return ""
 
 
 def load_peer(folder: Path | None) -> Any:
@@ -111,24 +107,16 @@ def load_peer(folder: Path | None) -> Any:
     Its package imports torchvision, lightning, timm and more, none of which MCBatchNorm uses; so its packages are
     entered by their folders, without running their `__init__`.
     """
-    home = _peer_home(folder)
-    if f"{PEER_PACKAGE}.post_processing.mc_batch_norm" not in sys.modules:
+    spec = PathFinder.find_spec(PEER_PACKAGE, [str(folder)] if folder else None)
+    if spec is None or not spec.submodule_search_locations:
+        where = "torch-uncertainty is not installed" if folder is None else f"--peer-path {folder} does not hold it"
+        raise MCBNError(f"{where}; pip install it as benchmarks/README.md says")
+    home, processing = Path(spec.submodule_search_locations[0]), f"{PEER_PACKAGE}.post_processing"
+    if f"{processing}.mc_batch_norm" not in sys.modules:
         for name in ("", ".layers", ".post_processing"):
             package = ModuleType(PEER_PACKAGE + name)
             package.__path__ = [str(home / name.lstrip("."))]
             sys.modules[package.__name__] = package
-        abstract = importlib.import_module(f"{PEER_PACKAGE}.post_processing.abstract")
-        sys.modules[f"{PEER_PACKAGE}.post_processing"].__dict__["PostProcessing"] = abstract.PostProcessing
-    return importlib.import_module(f"{PEER_PACKAGE}.post_processing.mc_batch_norm").MCBatchNorm
-
-
-def _peer_home(folder: Path | None) -> Path:
-    """Find the package's folder without importing it."""
-    if folder is not None:
-        if not (folder / PEER_PACKAGE).is_dir():
-            raise MCBNError(f"--peer-path {folder} holds no folder {PEER_PACKAGE}; pip install --target it there")
-        return folder / PEER_PACKAGE
-    spec = importlib.util.find_spec(PEER_PACKAGE) if PEER_PACKAGE not in sys.modules else None
-    if spec is None or not spec.submodule_search_locations:
-        raise MCBNError("torch-uncertainty is not installed; see benchmarks/README.md")
-    return Path(next(iter(spec.submodule_search_locations)))
+        abstract = importlib.import_module(f"{processing}.abstract")
+        sys.modules[processing].__dict__["PostProcessing"] = abstract.PostProcessing
+    return importlib.import_module(f"{processing}.mc_batch_norm").MCBatchNorm

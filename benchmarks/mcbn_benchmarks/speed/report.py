@@ -81,8 +81,8 @@ class Comparison(NamedTuple):
     n_samples: int | None
     ours: str
     against: str
-    theirs: str
-    ratio: float | None
+    theirs: str = ""
+    ratio: float | None = None
     note: str = ""
 
 
@@ -112,7 +112,8 @@ def table(records: Sequence[Record], where: Environment) -> str:
     goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device)}
     compared = {(row.case, row.n, row.against): row for row in compare(records)}
     rows = [_row(row, goals.get(place)) for place, row in compared.items()]
-    rows += [_row(_unmeasured(goal), goal) for place, goal in goals.items() if place not in compared]
+    missing = [goal for place, goal in goals.items() if place not in compared]
+    rows += [_row(Comparison(goal.case, goal.n, None, "", goal.against, note="not measured"), goal) for goal in missing]
     heading = f"{where.hardware}; torch {where.torch}; commit {where.commit[:12]}; {where.date}"
     summary = _summary([(row, goals[place]) for place, row in compared.items() if place in goals], len(goals))
     return "\n".join([heading, "", markdown(HEADER, rows, "l"), *summary, "", *_values(records)])
@@ -126,23 +127,18 @@ def _row(row: Comparison, goal: Target | None) -> tuple[str, ...]:
     return row.case, size, T, row.ours, row.against, row.theirs, ratio, goal.text if goal else "", words
 
 
-def _unmeasured(goal: Target) -> Comparison:
-    return Comparison(goal.case, goal.n, None, "", goal.against, "", None, "not measured")
-
-
 def _summary(judged: Sequence[tuple[Comparison, Target]], n_targets: int) -> list[str]:
     """Count the targets reached; list what was missed, and by how much."""
-    verdicts = [
-        (row.ratio, row, goal, goal.verdict(row.ratio, row.n_samples)) for row, goal in judged if row.ratio is not None
+    ratios = [(row, goal, row.ratio) for row, goal in judged if row.ratio is not None]
+    verdicts = [(row, goal, ratio, goal.verdict(ratio, row.n_samples)) for row, goal, ratio in ratios]
+    missed = [
+        f"- {row.case}{'' if row.n is None else f' N={row.n:,}'} against {row.against}: "
+        f"{show_ratio(row.against, ratio)}, target {goal.text}: {verdict}"
+        for row, goal, ratio, verdict in verdicts
+        if verdict != "reached"
     ]
-    missed = [verdict for verdict in verdicts if verdict[3] != "reached"]
     counts = f"{len(verdicts) - len(missed)} reached, {len(missed)} missed, {n_targets - len(verdicts)} not measured"
-    lines = [f"Targets: {counts}."]
-    for ratio, row, goal, verdict in missed:
-        size = "" if row.n is None else f" N={row.n:,}"
-        reached = show_ratio(row.against, ratio)
-        lines.append(f"- {row.case}{size} against {row.against}: {reached}, target {goal.text}: {verdict}")
-    return lines
+    return [f"Targets: {counts}.", *missed]
 
 
 def compare(records: Sequence[Record]) -> list[Comparison]:

@@ -1,6 +1,7 @@
 """Time and peak memory of methods that do the same work."""
 
 import multiprocessing
+import re
 import resource
 import tempfile
 import time
@@ -124,7 +125,8 @@ def growth(case: Case, method: str, folder: Path) -> int:
     ready = prepare(replace(case, rows=0), "cpu")
     ready.network.load_state_dict(torch.load(folder / "network.pt", weights_only=True))
     bayes: MCBN[Any] = MCBN.load(folder / "fitted.mcbn", ready.network)
-    _forget_peak()
+    with suppress(OSError):  # let the peak start at what is resident now, where the system can
+        Path("/proc/self/clear_refs").write_text("5")
     before = _peak_resident()
     _first_call(method, case, ready, bayes)
     return _peak_resident() - before
@@ -137,16 +139,8 @@ def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> N
         forwards(ready.network, ready.query, PLAIN_MEMORY_DRAWS)
 
 
-def _forget_peak() -> None:
-    """Let the peak start at what is resident now, where the system can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def _peak_resident() -> int:
     """Peak resident bytes of this process; ru_maxrss counts the parent's too, so /proc comes first."""
-    try:
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status")
+    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text() if status.exists() else "")
+    return 1024 * (int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

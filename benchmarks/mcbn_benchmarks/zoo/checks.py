@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,14 @@ class Finding:
 def run(out: Path, *, only: str = "", again: bool = False) -> None:
     """Examine every entry whose title holds `only`, one record each; what is on record is not run again."""
     journal = Journal(out)
+    known = {(r["package"], r["version"], r["name"]) for r in journal.records if r["outcome"] != "skipped"}
     with one_thread("cpu"), standing_in() as stood_in:
         where = asdict(environment("cpu"))
         for entry in all_entries():
-            if only in entry.title and (again or not _on_record(journal, entry)):
+            if only in entry.title and (again or (entry.package, version(entry.package), entry.name) not in known):
                 finding = examine(entry, absent=stood_in)
                 journal.append([asdict(finding) | {"stand_ins": stood_in} | where])
                 print(f"{entry.title}: {finding.outcome} {finding.reason} {finding.seconds} s", flush=True)
-
-
-def _on_record(journal: Journal, entry: Entry) -> bool:
-    runs = journal.find(package=entry.package, version=version(entry.package), name=entry.name)
-    return any(record["outcome"] != "skipped" for record in runs)
 
 
 def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
@@ -127,23 +124,11 @@ def first_tensor(result: Any) -> Tensor:
     return batches.tensors_of(result)[0]
 
 
-class OneArgument(nn.Module):
-    """A network of several arguments as one of a batch, as Algorithm 1 wants it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Any) -> Tensor:
-        """Return the first output."""
-        return call(self.model, inputs)
-
-
 def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any]:
     """Examine again in double precision: is it rounding, which untrained networks amplify, or a mistake?"""
     x = specimen.x
     try:
-        x = x.double() if isinstance(x, Tensor) else [example.clone().apply(_double) for example in x]
+        x = x.double() if isinstance(x, Tensor) else [example.clone().apply(_to_double) for example in x]
         double = replace(specimen, model=copy.deepcopy(specimen.model).double(), x=x)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
@@ -152,7 +137,7 @@ def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any
     return {"reason": "beyond rounding" if result["outcome"] == "inexact" else ""} | result
 
 
-def _double(tensor: Tensor) -> Tensor:
+def _to_double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
@@ -202,7 +187,7 @@ def _whole(batch: Any) -> Any:
 
 def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:
     """Return the errors of a draw's statistics and of its batch's outputs, and the query's by Algorithm 1, (N, ...)."""
-    network = OneArgument(specimen.model)
+    network: Any = partial(call, specimen.model)
     inputs = batch(specimen, rows_of_draw(len(specimen.x), specimen.batch_size, 0, t))
     expected = algorithm.record(network, inputs)
     draw = _aligned(*bayes.posterior.draw(t), expected)

@@ -1,6 +1,6 @@
 """What the zoo holds: networks that others wrote, each with small inputs to run it on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -13,27 +13,26 @@ from mcbn_benchmarks.zoo.imitations import IMITATIONS, DeepGraphNet, GraphNet
 
 ROWS = 12  # examples to draw batches from
 CIFAR = """resnet20 preresnet20 seresnet20 sepreresnet20 diaresnet20 resnext20_16x4d densenet40_k12_bc
-xdensenet40_2_k24_bc pyramidnet110_a48 rir ror3_56 shakeshakeresnet20_2x16d shakedropresnet20
-resdropresnet20 fractalnet msdnet22"""
+xdensenet40_2_k24_bc pyramidnet110_a48 rir ror3_56 shakeshakeresnet20_2x16d shakedropresnet20 resdropresnet20
+fractalnet msdnet22"""
 IMAGENET = """mobilenet_wd4 mobilenetv2_wd4 mobilenetv3_small_w7d20 shufflenet_g1_wd4 shufflenetv2_wd2 menet108_8x1_g3
 igcv3_wd4 sqnxt23_w1 efficientnet_b0 mixnet_s mnasnet_small ghostnet dicenet_wd5 espnetv2_wd2 condensenet74_c4_g4
 channelnet fbnet_cb proxylessnas_mobile spnasnet peleenet hardnet39ds vovnet27s selecsls42 regnetx002 regnety002
-bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 ibn_resnet50
-airnet50_1x64d_r2 sknet50 dla46c drnc26 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121
-darts resneta10"""
+bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 ibn_resnet50 airnet50_1x64d_r2 sknet50
+dla46c drnc26 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121 darts resneta10"""
 SEGMENTATION = """enet_cityscapes erfnet_cityscapes dabnet_cityscapes cgnet_cityscapes lednet_cityscapes
-linknet_cityscapes fastscnn_cityscapes edanet_cityscapes esnet_cityscapes
-unet_cityscapes segnet_cityscapes fpenet_cityscapes simplepose_mobile_resnet18_coco"""
+linknet_cityscapes fastscnn_cityscapes edanet_cityscapes esnet_cityscapes unet_cityscapes segnet_cityscapes
+fpenet_cityscapes simplepose_mobile_resnet18_coco"""
 TIMM = """resnet18 resnet18d resnetv2_50 seresnet18 efficientnet_lite0 tf_efficientnetv2_b0 mobilenetv3_small_050
 mobilenetv4_conv_small_050 regnety_002 res2net50_14w_8s dla34 ghostnet_050 hrnet_w18_small hardcorenas_a lcnet_050
-repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim
-cspresnet50 darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s fastvit_t8 mobilevit_xxs
-repvit_m0_9 efficientvit_b0 hgnetv2_b0 nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs
-tresnet_m densenet121 eca_resnet33ts legacy_seresnet18 visformer_tiny shvit_s1"""
+repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim cspresnet50
+darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s fastvit_t8 mobilevit_xxs repvit_m0_9 efficientvit_b0 hgnetv2_b0
+nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs tresnet_m densenet121 eca_resnet33ts legacy_seresnet18
+visformer_tiny shvit_s1"""
 SMP = "Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus UPerNet"
-EEG = """EEGNet EEGNeX Deep4Net ShallowFBCSPNet EEGConformer EEGInceptionERP EEGITNet EEGTCNet ATCNet
-CTNet ContraWR FBCNet FBMSNet IFNet MSVTNet SCCNet SPARCNet SincShallowNet TIDNet TSception DeepSleepNet
-AttnSleep SleepStagerBlanco2020 SleepStagerChambon2018 USleep EEGSimpleConv SSTDPN"""
+EEG = """EEGNet EEGNeX Deep4Net ShallowFBCSPNet EEGConformer EEGInceptionERP EEGITNet EEGTCNet ATCNet CTNet ContraWR
+FBCNet FBMSNet IFNet MSVTNet SCCNet SPARCNet SincShallowNet TIDNet TSception DeepSleepNet AttnSleep
+SleepStagerBlanco2020 SleepStagerChambon2018 USleep EEGSimpleConv SSTDPN"""
 GRAPHS = "GCN GraphSAGE GIN GAT PNA EdgeCNN DeepGCN"
 TSAI = """FCN ResNet InceptionTime XceptionTime OmniScaleCNN ResCNN XCM TST TSTPlus mWDN LSTM_FCN MLSTM_FCN xresnet1d18
 InceptionTimePlus ResNetPlus FCNPlus"""
@@ -90,11 +89,11 @@ class Entry:
 def all_entries() -> list[Entry]:
     """List every network, own imitations first."""
     image = "image classification"
-    sources = (
+    sources: Sequence[tuple[str, str, Sequence[str], Callable[[str], Specimen]]] = (
         ("mcbn", "imitations", list(IMITATIONS), _imitation),
-        ("pytorchcv", image, CIFAR.split(), _cifar10),
-        ("pytorchcv", image, IMAGENET.split(), _imagenet),
-        ("pytorchcv", "segmentation", SEGMENTATION.split(), _cityscapes),
+        ("pytorchcv", image, CIFAR.split(), lambda name: _pytorchcv(f"{name}_cifar10", 32)),
+        ("pytorchcv", image, IMAGENET.split(), lambda name: _pytorchcv(name, 64)),
+        ("pytorchcv", "segmentation", SEGMENTATION.split(), lambda name: _pytorchcv(name, 64, in_size=(64, 64))),
         ("timm", image, TIMM.split(), _timm),
         ("segmentation_models_pytorch", "segmentation", SMP.split(), _segmentation),
         ("monai", "3-D medical", list(MONAI), _monai),
@@ -118,8 +117,8 @@ def rows(*shape: int, n: int = ROWS) -> Tensor:
 
 
 def _imitation(name: str) -> Specimen:
-    build, shape = IMITATIONS[name]
-    return Specimen(build(), rows(*shape))
+    shape, modules = IMITATIONS[name]
+    return Specimen(nn.Sequential(*modules()), rows(*shape))
 
 
 def _pytorchcv(name: str, size: int, **options: Any) -> Specimen:
@@ -127,18 +126,6 @@ def _pytorchcv(name: str, size: int, **options: Any) -> Specimen:
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
     return Specimen(model, rows(3, size, size, n=8))
-
-
-def _cifar10(name: str) -> Specimen:
-    return _pytorchcv(f"{name}_cifar10", 32)
-
-
-def _imagenet(name: str) -> Specimen:
-    return _pytorchcv(name, 64)
-
-
-def _cityscapes(name: str) -> Specimen:
-    return _pytorchcv(name, 64, in_size=(64, 64))
 
 
 def _timm(name: str) -> Specimen:

@@ -101,26 +101,16 @@ class DeepGraphNet(nn.Module):
         return result
 
 
-def _batch_norm_act() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.Conv2d(6, 4, 3), BatchNormAct2d(4))
-
-
-def _reparameterised() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 6, 3), Reparameterised(6), Reparameterised(6), nn.Flatten())
-
-
-def _ghosts() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4))
-
-
-def _volume() -> nn.Module:
-    return nn.Sequential(nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2))
-
-
-IMITATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # and the shape of an input
-    "BatchNormAct": (_batch_norm_act, (3, 8, 8)),
-    "reparameterised": (_reparameterised, (3, 8, 8)),
-    "ghost batch norm": (_ghosts, (5,)),
-    "volume": (_volume, (1, 6, 6, 6)),
-    "LSTM and convolutions": (Recurrent, (4, 20)),
+IMITATIONS: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {  # the shape of an input, and modules
+    "BatchNormAct": ((3, 8, 8), lambda: [nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.Conv2d(6, 4, 3), BatchNormAct2d(4)]),
+    "reparameterised": ((3, 8, 8), lambda: [nn.Conv2d(3, 6, 3), Reparameterised(6), Reparameterised(6), nn.Flatten()]),
+    "ghost batch norm": (
+        (5,),
+        lambda: [nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4)],
+    ),
+    "volume": (
+        (1, 6, 6, 6),
+        lambda: [nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2)],
+    ),
+    "LSTM and convolutions": ((4, 20), lambda: [Recurrent()]),
 }

@@ -5,11 +5,11 @@ the zoo's networks do not use. Both are tied to one build of torch; with the sta
 """
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -33,30 +33,25 @@ class _Names(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = _Kind(name, (nn.Module,), {"__init__": _refuse})
-        setattr(self, name, made)
-        return made
+        kind = self.__dict__[name] = _Kind(name, (nn.Module,), {"__init__": _refuse})
+        return kind
 
 
 def _refuse(self: Any, *args: Any, **kwargs: Any) -> None:
     raise ImportError(f"{type(self).__name__} is of torchvision or torchaudio, which is not installed")
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers imports of some packages and of everything inside them."""
+class _Finder(MetaPathFinder, Loader):
+    """Answers imports of some packages, and of everything inside them, by modules of names."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """Take over the packages named, and no other."""
-        if fullname.split(".")[0] not in self.names:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] in self.names else None
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make a module of names."""
         return _Names(spec.name)
 
@@ -64,18 +59,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing: there is no code."""
 
 
-def missing() -> list[str]:
-    """Name the packages that are not here, or were built for another torch and cannot be imported."""
-    return [name for name in NAMES if not _works(name)]
-
-
-def _works(name: str) -> bool:
+def _is_missing(name: str) -> bool:
+    """Tell whether a package is not here, or was built for another torch and cannot be imported."""
     try:
         importlib.import_module(name)
     except Exception:  # ImportError where it is missing; OSError and RuntimeError where it does not fit torch
         _forget([name])
-        return False
-    return True
+        return True
+    return False
 
 
 def _forget(names: Sequence[str]) -> None:
@@ -86,7 +77,7 @@ def _forget(names: Sequence[str]) -> None:
 @contextmanager
 def standing_in() -> Iterator[list[str]]:
     """Let imports of what is missing succeed in this block, and say what that was; afterwards it is missing again."""
-    names = missing()
+    names = list(filter(_is_missing, NAMES))
     finder = _Finder(names)
     sys.meta_path.insert(0, finder)
     try:
