@@ -13,7 +13,7 @@ from mcbn import algorithm, data
 from mcbn.errors import MCBNError
 from mcbn_benchmarks import gpu
 from mcbn_benchmarks.commands import app
-from mcbn_benchmarks.speed import cases, measures, methods, timing
+from mcbn_benchmarks.speed import cases, measures, timing
 from mcbn_benchmarks.speed.measures import latest
 from mcbn_benchmarks.speed.report import Record, Target, compare, table, targets
 from mcbn_study import journal
@@ -164,16 +164,16 @@ def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
     ],
 )
 def test_verdict_says_how_far(bound: str, ratio: float, words: str) -> None:
-    assert Target("mlp", 1, "plain x T", bound, 2.0).verdict(ratio, 500) == words  # type: ignore[arg-type]
+    assert Target("mlp", 1, "plain x T", bound, 2.0, 500).verdict(ratio, 500) == words
 
 
 def test_verdict_is_withheld_at_another_number_of_draws() -> None:
-    assert "T=500" in Target("mlp", 1, "plain x T", "at least", 2.0).verdict(9.0, 4)
+    assert "T=500" in Target("mlp", 1, "plain x T", "at least", 2.0, 500).verdict(9.0, 4)
 
 
 def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:
     ready = cases.prepare(SMALL, "cpu")
-    loop, again = (methods.Algorithm1(ready.network, ready.train, ready.query) for _ in range(2))
+    loop, again = (cases.Algorithm1(ready.network, ready.train, ready.query) for _ in range(2))
     mean, variance = loop(6)  # (N, 1) each
     with torch.no_grad():
         draws = [algorithm.record(ready.network, again.batch()) for _ in range(6)]
@@ -233,9 +233,9 @@ def test_linear_says_why_a_data_set_is_skipped(monkeypatch: pytest.MonkeyPatch) 
 
 def test_peer_says_in_words_why_it_cannot_run(tmp_path: Path) -> None:
     ready = cases.prepare(SMALL, "cpu")
-    assert "2-d" in methods.Peer.reason_against(ready, tmp_path)
+    assert "2-d" in cases.Peer.reason_against(ready, tmp_path)
     images = cases.Prepared(torch.nn.BatchNorm2d(3), ready.train, ready.query)
-    assert "cannot be imported here: --peer-path" in methods.Peer.reason_against(images, tmp_path)
+    assert "cannot be imported here: --peer-path" in cases.Peer.reason_against(images, tmp_path)
 
 
 def test_growth_of_memory_counts_the_call_alone(tmp_path: Path) -> None:

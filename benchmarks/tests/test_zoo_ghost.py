@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import mcbn
-from mcbn_benchmarks.zoo.imitations import GhostBatchNorm
+from mcbn_benchmarks.zoo.entries import GhostBatchNorm
 
 VIRTUAL = 8
 

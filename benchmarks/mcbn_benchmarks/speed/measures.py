@@ -16,19 +16,20 @@ from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn.model import MCBN
 from mcbn.progress import tracked
-from mcbn_benchmarks.speed.cases import BATCH_SIZE, FIT, MEMORY, Case, Prepared, fitted, prepare, speed_cases
-from mcbn_benchmarks.speed.methods import ALGORITHM_1, FORWARDS, PEER, PLAIN, Algorithm1, Method, Peer, forwards
-from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, LINEAR_DATA, Record, table
+from mcbn_benchmarks.speed import cases
+from mcbn_benchmarks.speed.cases import BATCH_SIZE, Algorithm1, Case, Method, Peer, Prepared, fitted, forwards, prepare
+from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
 from mcbn_benchmarks.speed.timing import MOST_REPEATS, peak_bytes, threads, time_interleaved
 from mcbn_study import journal
 from mcbn_study.machine import Environment, environment
 
+ALGORITHM_1, PLAIN, PEER, FORWARDS = "algorithm 1", "plain x T", "torch-uncertainty", "training forwards"
 AGREEMENT_DRAWS = 3
 CPU_THREADS = 2
 MEMORY_SAMPLES = (5, 500)
 MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
 OURS = frozenset({"mcbn", "mcbn compiled"})
-LINEAR_SPLITS = 3
+LINEAR_DATA, LINEAR_SPLITS = ("boston", "concrete", "yacht", "energy"), 3
 MERGED = (
     "The newest run of every case in the file beside this one, ratios within that run; the heading is the last run's."
 )
@@ -64,11 +65,11 @@ def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
 def measure(options: Options, only: str = "") -> Iterator[Record]:
     """Yield the records of every case whose title holds `only`."""
     work: list[tuple[str, Callable[[], Iterator[Record]]]] = [
-        (case.title, partial(speed, case, options)) for case in speed_cases(options.device, quick=options.quick)
+        (case.title, partial(speed, case, options)) for case in cases.speed_cases(options.device, quick=options.quick)
     ]
     if not options.quick:
-        work += [(case.title, partial(memory, case, options)) for case in MEMORY]
-        work += [(case.title, partial(fit, case, options)) for case in FIT]
+        work += [(case.title, partial(memory, case, options)) for case in cases.MEMORY]
+        work += [(case.title, partial(fit, case, options)) for case in cases.FIT]
     if not options.quick and options.device == "cpu":
         work += [(f"linear {name}", partial(linear, name)) for name in LINEAR_DATA]
     for records_of_case in tracked([make for title, make in work if only in title], "measuring", "case"):

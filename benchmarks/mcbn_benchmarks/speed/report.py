@@ -1,36 +1,19 @@
 """Records as ratios beside their targets: what was set out to be reached, and what was."""
 
+import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from mcbn_benchmarks.speed.methods import ALGORITHM_1, FORWARDS, PEER, PLAIN
 from mcbn_study.machine import Environment
 from mcbn_study.tables import markdown
 
 CRPS_DIFFERENCE, LESS_DRAWS = "CRPS difference", "T=5"
-LINEAR_DATA = ("boston", "concrete", "yacht", "energy")
 OURS = ("mcbn", "mcbn compiled", "linear", "fit")
 HEADER = ("case", "N", "T", "ours", "against", "theirs", "ratio", "target", "")
-
-# (device, case) -> N -> times faster than (algorithm 1, plain x T); None: no target.
-SPEED: dict[tuple[str, str], dict[int, tuple[float, float | None]]] = {
-    ("cpu", "mlp"): {1: (300, 50), 100: (20, 6), 2000: (3, 1.5), 20_000: (2, 1.5)},
-    ("cpu", "resnet32"): {1: (50, 4), 32: (2.5, 1.3), 256: (1.8, 1.4)},
-    ("cuda", "resnet32"): {1: (150, None), 32: (60, None), 256: (12, 1.3)},
-    ("cuda", "resnet50"): {1: (30, None), 32: (6, None), 256: (3, 1.2)},
-}
-# T the targets are for
-SAMPLES = {"mlp": 500, "resnet32": 128, "unet": 20, "resnet50": 32, "memory mlp": 500, "memory unet": 500}
-PEER_CASES = {"cpu": {"resnet32": (1, 32, 256), "unet": (1, 8)}}
-PEER_CASES["cuda"] = PEER_CASES["cpu"] | {"resnet50": (1, 32, 256)}
-PEER_ONE_INPUT, PEER_ANY = 15.0, 1.0  # never slower
-LINEAR_SPEED, LINEAR_CRPS = 200.0, 0.01
-FIT_ROWS = ("fit mlp 1,000 rows", "fit mlp 100,000 rows", "fit mlp T=500", "fit resnet32", "fit resnet32 T=128")
-FIT_SPEED, FIT_BATCH = 1.0, 32  # no slower than as many training forwards
-MEMORY_GROWTH = 1.5  # T=500 over T=5
-MEMORY_ROWS = (("memory mlp", 2000), ("memory mlp", 100_000), ("memory unet", 1))
+TARGETS = Path(__file__).parent / "targets.csv"  # what was set out to be reached
 
 
 @dataclass(frozen=True)
@@ -55,8 +38,9 @@ class Target(NamedTuple):
     case: str
     n: int | None  # None: whatever the test part holds
     against: str
-    bound: Literal["at least", "at most"]
+    bound: str  # at least, or at most
     value: float
+    n_samples: int | None = None  # T it is for; None: any
 
     @property
     def text(self) -> str:
@@ -65,8 +49,8 @@ class Target(NamedTuple):
 
     def verdict(self, ratio: float, n_samples: int | None) -> str:
         """Say whether a ratio of T draws reaches the target, or how far it is from it."""
-        if n_samples != SAMPLES.get(self.case, n_samples):
-            return f"the target is for T={SAMPLES[self.case]}"
+        if self.n_samples not in (None, n_samples):
+            return f"the target is for T={self.n_samples}"
         if ratio >= self.value if self.bound == "at least" else ratio <= self.value:
             return "reached"
         word, missing = "short" if self.bound == "at least" else "over", abs(ratio / self.value - 1)
@@ -87,24 +71,11 @@ class Comparison(NamedTuple):
 
 
 def targets(device: str) -> list[Target]:
-    """List every target for this kind of device."""
-    speeds = [
-        (case, n, values) for (kind, case), sizes in SPEED.items() if kind == device for n, values in sizes.items()
-    ]
-    goals = [
-        Target(case, n, against, "at least", value)
-        for case, n, values in speeds
-        for against, value in zip((ALGORITHM_1, PLAIN), values, strict=True)
-        if value is not None
-    ]
-    peers = [(case, n) for case, sizes in PEER_CASES[device].items() for n in sizes]
-    goals += [Target(case, n, PEER, "at least", PEER_ONE_INPUT if n == 1 else PEER_ANY) for case, n in peers]
-    goals += [Target(case, n, LESS_DRAWS, "at most", MEMORY_GROWTH) for case, n in MEMORY_ROWS]
-    goals += [Target(case, FIT_BATCH, FORWARDS, "at least", FIT_SPEED) for case in FIT_ROWS]
-    if device == "cpu":
-        goals += [Target(f"linear {name}", None, ALGORITHM_1, "at least", LINEAR_SPEED) for name in LINEAR_DATA]
-        goals += [Target(f"linear {name}", None, CRPS_DIFFERENCE, "at most", LINEAR_CRPS) for name in LINEAR_DATA]
-    return goals
+    """Read every target for this kind of device."""
+    with TARGETS.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.pop("device") == device]
+    numbers = [{name: int(row[name]) if row[name] else None for name in ("n", "n_samples")} for row in rows]
+    return [Target(**row | number | {"value": float(row["value"])}) for row, number in zip(rows, numbers, strict=True)]
 
 
 def table(records: Sequence[Record], where: Environment) -> str:

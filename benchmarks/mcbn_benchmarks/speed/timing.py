@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mcbn.model import MCBN
-from mcbn_benchmarks.speed.cases import Case, Prepared, prepare
-from mcbn_benchmarks.speed.methods import Method, forwards
+from mcbn_benchmarks.speed.cases import Case, Method, Prepared, forwards, prepare
 from mcbn_study.machine import synchronize
 
 LEAST_REPEATS, MOST_REPEATS = 3, 20

@@ -1,4 +1,7 @@
-"""What the zoo holds: networks that others wrote, each with small inputs to run it on."""
+"""What the zoo holds: networks that others wrote, each with small inputs to run it on.
+
+Small imitations of what the packages do with batch norm are the part of it that needs none of them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +10,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from mcbn_benchmarks.zoo.imitations import IMITATIONS, DeepGraphNet, GraphNet
 
 ROWS = 12  # examples to draw batches from
 CIFAR = """resnet20 preresnet20 seresnet20 sepreresnet20 diaresnet20 resnext20_16x4d densenet40_k12_bc
@@ -84,6 +86,114 @@ class Entry:
     def title(self) -> str:
         """Name the entry in records: package/name."""
         return f"{self.package}/{self.name}"
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """Batch norm, dropout and activation in one module, in the manner of timm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Dropout(0.2), nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, then activate."""
+        x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps)
+        result: Tensor = self.act(self.drop(x))
+        return result
+
+
+class GhostBatchNorm(nn.Module):
+    """Batch norm of pieces of a batch, at most `virtual` rows each, in the manner of TabNet (arXiv 1705.08741)."""
+
+    def __init__(self, channels: int, virtual: int) -> None:
+        super().__init__()
+        self.virtual, self.bn = virtual, nn.BatchNorm1d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise piece by piece."""
+        return torch.cat([self.bn(piece) for piece in x.chunk(-(-len(x) // self.virtual), 0)])
+
+
+class Reparameterised(nn.Module):
+    """Parallel branches, one of them batch norm alone, in the manner of RepVGG and MobileOne."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels))
+        self.point = nn.Sequential(nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        self.identity = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branches."""
+        return F.relu(self.wide(x) + self.point(x) + self.identity(x))
+
+
+class Recurrent(nn.Module):
+    """An LSTM beside convolutions with batch norm, in the manner of LSTM-FCN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6, batch_first=True)
+        self.conv = nn.Sequential(
+            nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8)
+        )
+        self.head = nn.Linear(14, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify series (N, 4, L)."""
+        last = self.rnn(x.transpose(1, 2))[0][:, -1]  # (N, 6)
+        result: Tensor = self.head(torch.cat([last, self.conv(x).relu().mean(2)], 1))
+        return result
+
+
+class GraphNet(nn.Module):
+    """A network on nodes, pooled to one output a graph."""
+
+    def __init__(self, nodes: nn.Module, pool: Any) -> None:
+        super().__init__()
+        self.nodes, self.pool = nodes, pool
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        """Return (graphs, outputs) of nodes x (n, F)."""
+        result: Tensor = self.pool(self.nodes(x, edge_index), batch, int(batch[-1]) + 1)
+        return result
+
+
+class DeepGraphNet(nn.Module):
+    """Residual graph convolutions with PyG's own batch norm module, res+ order."""
+
+    def __init__(self, package: Any) -> None:
+        super().__init__()
+        layer, norm = package.GENConv, package.BatchNorm
+        self.first = nn.Linear(5, 8)
+        self.layers = nn.ModuleList(
+            package.DeepGCNLayer(layer(8, 8, norm="batch"), norm(8), nn.ReLU(), block="res+", dropout=0.1)
+            for _ in range(3)
+        )
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return (n, 2) of nodes x (n, 5)."""
+        h = self.first(x)
+        for layer in self.layers:
+            h = layer(h, edge_index)
+        result: Tensor = self.last(h)
+        return result
+
+
+IMITATIONS: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {  # the shape of an input, and modules
+    "BatchNormAct": ((3, 8, 8), lambda: [nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.Conv2d(6, 4, 3), BatchNormAct2d(4)]),
+    "reparameterised": ((3, 8, 8), lambda: [nn.Conv2d(3, 6, 3), Reparameterised(6), Reparameterised(6), nn.Flatten()]),
+    "ghost batch norm": (
+        (5,),
+        lambda: [nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4)],
+    ),
+    "volume": (
+        (1, 6, 6, 6),
+        lambda: [nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2)],
+    ),
+    "LSTM and convolutions": ((4, 20), lambda: [Recurrent()]),
+}
 
 
 def all_entries() -> list[Entry]:
