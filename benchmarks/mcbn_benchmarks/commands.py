@@ -19,12 +19,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 Measured = Annotated[Path, typer.Option("--records", help="folder of measured times")]
 RESULTS = Path("benchmarks/results")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Speed, memory and the networks of others.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -76,9 +71,7 @@ def _append(out: Path | None, record: dict[str, Any], device: str) -> None:
 def speed(
     out: Annotated[Path | None, typer.Option(help="folder for <device>.jsonl (appended to) and <device>.md")] = None,
     device: Device = "auto",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="two cases with few draws, to see that it runs; files <device>-quick")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="two cases with few draws, as <device>-quick")] = False,
     only: Only = "",
     compile: Annotated[bool, typer.Option("--compile", help="time predict(compile=True) too")] = False,
     peer_path: Annotated[Path | None, typer.Option(help="folder that torch-uncertainty was installed into")] = None,
@@ -113,20 +106,18 @@ def zoo(
 @_command
 def chunks(device: Device = "cuda", only: Only = "") -> None:
     """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
-    from mcbn_benchmarks import gpu
+    from mcbn_benchmarks.gpu import sweep_chunks
 
-    for case in gpu.CASES:
-        if only in case.title:
-            for line in gpu.sweep_chunks(case, device):
-                print(line, flush=True)
+    for line in sweep_chunks(device, only):
+        print(line, flush=True)
 
 
 @_command
 def narrow() -> None:
     """Time the kernel of narrow convolutions beside PyTorch's, and their distance from double precision."""
-    from mcbn_benchmarks import gpu
+    from mcbn_benchmarks.gpu import compare_narrow
 
-    for line in gpu.compare_narrow("cuda"):
+    for line in compare_narrow("cuda"):
         print(line, flush=True)
 
 
@@ -142,16 +133,13 @@ def trainer(
     fused: Annotated[bool, typer.Option("--fused", help="take many steps in one CUDA kernel")] = False,
 ) -> None:
     """Time the study's batched trainer against training one network at a time."""
-    from mcbn_benchmarks import trainer
-    from mcbn_study.machine import one_thread
+    from mcbn_benchmarks.trainer import measure
+    from mcbn_study.machine import Numerics, one_thread
 
-    options = {"tf32": tf32, "compiled": compile, "fused": fused}
     with one_thread(device):
-        for cell in trainer.CELLS:
-            if only in cell.title:
-                record = trainer.measure(cell, device, seconds, share, options)
-                print(json.dumps(record), flush=True)
-                _append(out, record, device)
+        for record in measure(device, only, seconds, share, Numerics(tf32=tf32, compiled=compile, fused=fused)):
+            print(json.dumps(record), flush=True)
+            _append(out, record, device)
 
 
 @_command

@@ -1,9 +1,8 @@
 """What constants and kernels of the engine rest on: chunks of draws by their bound, and narrow convolutions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from unittest import mock
 
 import torch
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from mcbn.engine import constants
 from mcbn.engine.kernels import narrow, packed
-from mcbn.model import MCBN
-from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, Case, fitted, prepare
+from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, fitted, prepare
 from mcbn_benchmarks.speed.timing import peak_bytes, time_interleaved
 
 EXPONENTS = (20, 22, 23, 24, 25, 27)
@@ -31,21 +29,22 @@ DRAWS, CALLS = 32, 50
 CHECKED = 8  # images at most of the first draw, compared with double precision
 
 
-def sweep_chunks(case: Case, device: str) -> Iterator[str]:
-    """Time one case at every bound on the values of a pass: `mcbn.engine.constants.GPU_CHUNK` and its like.
+def sweep_chunks(device: str, only: str = "", exponents: Sequence[int] = EXPONENTS) -> Iterator[str]:
+    """Time cases at every bound on the values of a pass: `mcbn.engine.constants.GPU_CHUNK` and its like.
 
     The constant should be the least that costs no time.
     """
-    ready = prepare(case, device)
-    drawn = fitted(case, ready)
     names = ("GPU_CHUNK", "GPU_CHUNK_FLAT") if device == "cuda" else ("CPU_CHUNK",)
-    for exponent in EXPONENTS:
-        with mock.patch.multiple(constants, **dict.fromkeys(names, 2**exponent)):
-            bayes: MCBN[Any] = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
-            peak = peak_bytes(case, ready, bayes, "mcbn", device)
-            method = {"mcbn": lambda T, bayes=bayes: bayes.predict(ready.query, n_samples=T)}
-            taken = time_interleaved(method, case.n_samples, device, whole=frozenset(method))["mcbn"].milliseconds
-        yield f"{case.title} T={case.n_samples} 2^{exponent}: {taken:.3f} ms, {peak / 2**20:.1f} MiB"
+    for case in (case for case in CASES if only in case.title):
+        ready = prepare(case, device)
+        drawn = fitted(case, ready)
+        for exponent in exponents:
+            with mock.patch.multiple(constants, **dict.fromkeys(names, 2**exponent)):
+                bayes = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
+                peak = peak_bytes(case, ready, bayes, "mcbn", device)
+                method = {"mcbn": lambda T, bayes=bayes, ready=ready: bayes.predict(ready.query, n_samples=T)}
+                taken = time_interleaved(method, case.n_samples, device, whole=frozenset(method))["mcbn"].milliseconds
+            yield f"{case.title} T={case.n_samples} 2^{exponent}: {taken:.3f} ms, {peak / 2**20:.1f} MiB"
 
 
 @torch.no_grad()
@@ -68,12 +67,11 @@ def compare_narrow(device: str) -> Iterator[str]:
             "without shortcut": partial(narrow, x, None, 0, laid_out, None, scale, shift, None, 0.0, stride, 1),
         }
         taken = time_interleaved({name: partial(_repeat, run) for name, run in runs.items()}, CALLS, device)
-        checked = min(images, CHECKED)
-        first = [values[:checked].double() for values in (x, shortcut)]
-        exact = _finish(F.conv2d(first[0], weight.double(), None, stride, 1), scale[0], shift[0], first[1])
-        plain = _finish(runs["convolution"]()[:checked], scale[0], shift[0], shortcut[:checked])
+        n = min(images, CHECKED)
+        exact = F.conv2d(x[:n].double(), weight.double(), None, stride, 1)
+        plain, exact = (_finish(y, scale[0], shift[0], shortcut[:n]) for y in (runs["convolution"]()[:n], exact))
         times = ", ".join(f"{name} {1000 * timing.milliseconds / CALLS:.0f} us" for name, timing in taken.items())
-        errors = [_distance(values, exact) for values in (plain, runs["kernel"]()[:checked])]
+        errors = [_distance(values, exact) for values in (plain, runs["kernel"]()[:n])]
         title = f"{C} -> {D} channels, {size} x {size}, stride {stride}"
         yield f"{title}: {times}; from float64 {errors[0]:.1e}, {errors[1]:.1e}"
 
@@ -85,7 +83,7 @@ def _repeat(run: Callable[[], Tensor], times: int) -> None:
 
 def _finish(y: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:
     scale, shift = (values.to(y.dtype)[:, None, None] for values in (scale, shift))
-    return torch.relu(y * scale + shift + shortcut)
+    return torch.relu(y * scale + shift + shortcut.to(y.dtype))
 
 
 def _distance(values: Tensor, exact: Tensor) -> float:

@@ -48,14 +48,9 @@ def measure(rows: int, n_samples: int, workers: int, pool: str = "data", rounds:
     record: Record = {"case": "ray mlp", "n": rows, "n_samples": n_samples, "workers": workers, "pool": pool}
     record |= {"rounds": rounds, "load": os.getloadavg()[0], "cluster_seconds": up}
     record |= {name: statistics.median(time[name] for time in times) for name in times[0]}
-    return record | _ratios(record)
-
-
-def _ratios(record: Record) -> Record:
-    """Divide Ray's rows a second by those of the plain engine: file to file, and from memory without any file."""
     plain, whole = record["plain_rows_per_second"], record["whole_rows_per_second"]
-    alone = record["n"] / (record["n"] / whole + record["cluster_seconds"])
-    return {
+    alone = rows / (rows / whole + up)
+    return record | {  # file to file, and to memory without any file
         "ratio_steady": record["steady_rows_per_second"] / plain,
         "ratio_whole": whole / plain,
         "ratio_alone": alone / plain,
@@ -91,14 +86,11 @@ def _nothing() -> None:
 def _time_ray(bayes: MCBN[Any], source: Path, out: Path, rows: int, workers: int, pool: str) -> Record:
     ends: list[tuple[float, int]] = []
     started = time.perf_counter()
-    summary = mcbn.ray.predict(
-        source,
-        bayes,
-        out=out,
-        workers=workers,
-        pool=pool,
-        on_part=lambda outcome: ends.append((time.perf_counter(), outcome.rows)),
-    )
+
+    def on_part(outcome: Any) -> None:
+        ends.append((time.perf_counter(), outcome.rows))
+
+    summary = mcbn.ray.predict(source, bayes, out=out, workers=workers, pool=pool, on_part=on_part)
     whole = time.perf_counter() - started
     assert summary.rows == rows
     warm = min(workers, len(ends) - 1)  # parts by which every actor has begun

@@ -4,7 +4,7 @@ Rows are random numbers of each data set's size, so no data is needed. Seconds p
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from mcbn.networks import RegressionMLP, train_regression
 from mcbn_study.journal import Record
 from mcbn_study.machine import Numerics, synchronize
 from mcbn_study.regression.measure import Evaluator
-from mcbn_study.regression.problem import Part, Problem, make_problem
+from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Family, Networks
 from mcbn_study.regression.train import Trainer
 
@@ -42,32 +42,30 @@ class Cell(NamedTuple):
 
 CELLS = (
     Cell("boston", "bn", 32),
-    Cell("kin8nm", "bn", 32),
-    Cell("kin8nm", "bn", 256),
-    Cell("protein", "bn", 32),
-    Cell("protein", "bn", 1024),
-    Cell("boston", "dropout", 32),
-    Cell("protein", "dropout", 32),
+    *(Cell("kin8nm", "bn", M) for M in (32, 256)),
+    *(Cell("protein", "bn", M) for M in (32, 1024)),
+    *(Cell(dataset, "dropout", 32) for dataset in ("boston", "protein")),
 )
 
 
-def measure(cell: Cell, device: str, seconds: float, share: float, options: dict[str, bool]) -> Record:
-    """Time one cell; `share` of the paper's networks train at once."""
-    single = one_at_a_time(cell, device, seconds)
-    trainer = _trainer(cell, device, share, options)
-    step, networks = batched(cell, trainer, seconds), len(trainer.networks.stream)
-    return {
-        "case": cell.title,
-        "networks": networks,
-        "milliseconds_a_step": 1e3 * step,
-        "microseconds_a_network_step": 1e6 * step / networks,
-        "microseconds_one_at_a_time": 1e6 * single,
-        "speed_up": single / (step / networks),
-        "target": TARGET,
-        "seconds_an_evaluation_500": evaluation(cell, trainer, options),
-        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-        **options,
-    }
+def measure(device: str, only: str, seconds: float, share: float, numerics: Numerics) -> Iterator[Record]:
+    """Yield one record a cell whose title holds `only`; `share` of the paper's networks train at once."""
+    for cell in (cell for cell in CELLS if only in cell.title):
+        single = one_at_a_time(cell, device, seconds)
+        trainer = _trainer(cell, device, share, numerics)
+        step, networks = batched(cell, trainer, seconds), len(trainer.networks.stream)
+        yield {
+            "case": cell.title,
+            "networks": networks,
+            "milliseconds_a_step": 1e3 * step,
+            "microseconds_a_network_step": 1e6 * step / networks,
+            "microseconds_one_at_a_time": 1e6 * single,
+            "speed_up": single / (step / networks),
+            "target": TARGET,
+            "seconds_an_evaluation_500": evaluation(cell, trainer, numerics),
+            "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+            **numerics._asdict(),
+        }
 
 
 def batched(cell: Cell, trainer: Trainer, seconds: float) -> float:
@@ -91,9 +89,9 @@ def one_at_a_time(cell: Cell, device: str, seconds: float) -> float:
     return _repeat(epoch, min(seconds, 2.0), device) / 100
 
 
-def evaluation(cell: Cell, trainer: Trainer, options: dict[str, bool]) -> float:
+def evaluation(cell: Cell, trainer: Trainer, numerics: Numerics) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, cell.batch_size, 500, Numerics(**options))
+    evaluator = Evaluator(trainer.problem, cell.batch_size, 500, numerics)
     for few in (1, 2):  # compile, and draw the batches
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
@@ -115,22 +113,14 @@ def _repeat(work: Callable[[], None], seconds: float, device: str) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def _trainer(cell: Cell, device: str, share: float, options: dict[str, bool]) -> Trainer:
+def _trainer(cell: Cell, device: str, share: float, numerics: Numerics) -> Trainer:
     facts = describe(cell.dataset)
-    problem = _problem(facts.n, facts.q, device)
-    S = max(1, round(cell.n_networks * share))
-    stream = torch.arange(S) % STREAMS
-    networks = Networks(
-        cell.family, stream, torch.full((S,), 1e-4), torch.full((S,), 0.05), cell.batch_size, facts.hidden_units
-    )
-    return Trainer(problem, networks, Numerics(**options))
-
-
-def _problem(n: int, q: int, device: str) -> Problem:
-    n_train = round(0.64 * n)  # of a fold
-    rows = torch.arange(round(0.8 * n))
+    rows, n_train = torch.arange(round(0.8 * facts.n)), round(0.64 * facts.n)  # of a fold
     parts = [Part(rows[:n_train], rows[n_train:], stream) for stream in range(STREAMS)]
-    return make_problem(_random(n, q), parts, device)
+    S = max(1, round(cell.n_networks * share))
+    weight_decays, rates, stream = torch.full((S,), 1e-4), torch.full((S,), 0.05), torch.arange(S) % STREAMS
+    networks = Networks(cell.family, stream, weight_decays, rates, cell.batch_size, facts.hidden_units)
+    return Trainer(make_problem(_random(facts.n, facts.q), parts, device), networks, numerics)
 
 
 def _random(n: int, q: int) -> Regression:

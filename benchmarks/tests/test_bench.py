@@ -134,9 +134,9 @@ def test_few_recorded_batches_stand_for_all_draws() -> None:
 
 
 def test_sweep_of_chunks_gives_a_line_for_each_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "EXPONENTS", (4, 20))
+    monkeypatch.setattr(gpu, "CASES", (SMALL, replace(SMALL, name="other")))
     monkeypatch.setattr(gpu, "peak_bytes", lambda *arguments: 2**20)
-    lines = list(gpu.sweep_chunks(SMALL, "cpu"))
+    lines = list(gpu.sweep_chunks("cpu", "mlp", (4, 20)))
     assert [line.split(":")[0] for line in lines] == ["mlp N=3 T=4 2^4", "mlp N=3 T=4 2^20"]
 
 
