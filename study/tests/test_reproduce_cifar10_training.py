@@ -70,11 +70,11 @@ def test_networks_trained_together_are_those_trained_alone(dropout: float) -> No
     found = train(
         profile, images(), seeds=[1, 5], dropout=dropout, watch=lambda seed, epoch: told.append((seed, epoch.steps))
     )
-    for seed, (network, epochs) in zip([1, 5], found, strict=True):
+    for seed, trainer in zip([1, 5], found, strict=True):
         alone = train_one(profile, images(), seed=seed, dropout=dropout)
-        assert same(network, alone.network)
-        assert [e[:4] for e in epochs] == [e[:4] for e in alone.epochs]
-        assert not network.training
+        assert same(trainer.network, alone.network)
+        assert [e[:4] for e in trainer.epochs] == [e[:4] for e in alone.epochs]
+        assert not trainer.network.training
     assert told == [(1, 5), (5, 5), (1, 7), (5, 7)]
 
 
@@ -87,11 +87,11 @@ def test_networks_interrupted_together_go_on_together_or_one_by_one(tmp_path: Pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(TINY, images(), seeds=[1, 2], checkpoints=files, watch=interrupt, **options)
+        train(TINY, images(), seeds=[1, 2], files=files, watch=interrupt, **options)
     whole = train_one(TINY, images(), seed=2, dropout=0.3).network
     assert same(train_one(TINY, images(), seed=2, checkpoint=files[1], **options).network, whole)
     with pytest.raises(mcbn.MCBNError, match=r"different steps, \[10, 0\].*one by one"):
-        train(TINY, images(), seeds=[1, 2], checkpoints=files, **options)
+        train(TINY, images(), seeds=[1, 2], files=files, **options)
     assert files[0].exists()
 
 
@@ -108,7 +108,7 @@ def test_a_captured_step_is_the_step(seeds: list[int]) -> None:
     for one, other in zip(*trainers, strict=True):
         for found, wanted in zip(one.epochs, other.epochs, strict=True):
             assert found == pytest.approx(wanted, rel=1e-2)  # TF32
-        for (name, a), b in zip(one.state().items(), other.state().values(), strict=True):
+        for (name, a), b in zip(one.state.items(), other.state.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -168,7 +168,9 @@ def test_a_checkpoint_of_other_settings_or_damaged_is_refused(tmp_path: Path) ->
     with pytest.raises(mcbn.MCBNError, match="other settings"):
         train_one(TINY, images(), seed=2, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(mcbn.MCBNError, match=r"unfinished\.safetensors is not a whole .*remove what is there"):
+    with pytest.raises(
+        mcbn.MCBNError, match=r"unfinished\.safetensors is not a whole .*remove it to train from the beginning"
+    ):
         train_one(TINY, images(), seed=1, checkpoint=path)
 
 

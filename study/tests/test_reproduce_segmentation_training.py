@@ -110,16 +110,16 @@ class StopError(Exception):
 
 def test_training_resumes_to_the_very_same_network(tmp_path: Path) -> None:
     own, val = scenes(7), scenes(2, seed=9)
-    whole = training.train(TINY, own, val, tmp_path / "whole.pt")
+    whole = training.train(TINY, own, val, tmp_path / "whole.safetensors")
 
     def stop(run: training.TrainingRun) -> None:
         if run.epoch == 2:
             raise StopError
 
     with pytest.raises(StopError):
-        training.train(TINY, own, val, tmp_path / "cut.pt", on_epoch=stop)
+        training.train(TINY, own, val, tmp_path / "cut.file", on_epoch=stop)
     epochs: list[int] = []
-    resumed = training.train(TINY, own, val, tmp_path / "cut.pt", on_epoch=lambda run: epochs.append(run.epoch))
+    resumed = training.train(TINY, own, val, tmp_path / "cut.file", on_epoch=lambda run: epochs.append(run.epoch))
     assert epochs == [3]
     assert (resumed.losses, resumed.checks) == (whole.losses, whole.checks)
     assert [epoch for epoch, _ in whole.checks] == [2, 3]
@@ -130,25 +130,25 @@ def test_training_resumes_to_the_very_same_network(tmp_path: Path) -> None:
 
 def test_training_learns_and_leaves_the_global_generators_alone(tmp_path: Path) -> None:
     before = generators()
-    run = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None, tmp_path / "c.pt")
+    run = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None, tmp_path / "c.safetensors")
     assert generators() == before
     assert run.losses[-1] < 0.95 * run.losses[0]
 
 
 def test_checkpoints_of_other_settings_or_none_at_all_are_refused(tmp_path: Path) -> None:
-    training.train(replace(TINY, epochs=1), scenes(4), None, tmp_path / "c.pt")
+    training.train(replace(TINY, epochs=1), scenes(4), None, tmp_path / "c.safetensors")
     with pytest.raises(MCBNError, match="other settings; remove it"):
-        training.train(TINY, scenes(4), None, tmp_path / "c.pt")
-    (tmp_path / "c.pt").write_bytes(b"nothing")
-    with pytest.raises(MCBNError, match="no checkpoint of this training"):
-        training.train(TINY, scenes(4), None, tmp_path / "c.pt")
+        training.train(TINY, scenes(4), None, tmp_path / "c.safetensors")
+    (tmp_path / "c.safetensors").write_bytes(b"nothing")
+    with pytest.raises(MCBNError, match="is not a whole safetensors file"):
+        training.train(TINY, scenes(4), None, tmp_path / "c.safetensors")
     with pytest.raises(MCBNError, match="2 training images make no batch of 3"):
-        training.train(TINY, scenes(2), None, tmp_path / "d.pt")
+        training.train(TINY, scenes(2), None, tmp_path / "d.safetensors")
 
 
 def test_divergence_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MCBNError, match="diverged in epoch"):
-        training.train(replace(TINY, learning_rate=1e30, epochs=8), scenes(6), None, tmp_path / "c.pt")
+        training.train(replace(TINY, learning_rate=1e30, epochs=8), scenes(6), None, tmp_path / "c.safetensors")
 
 
 def test_saved_networks_come_back_up_to_half_precision(tmp_path: Path) -> None:

@@ -82,12 +82,12 @@ def train_networks(
             seeds=left,
             dropout=dropout,
             device=device,
-            checkpoints=[unfinished / paths[seed].name for seed in left],
+            files=[unfinished / paths[seed].name for seed in left],
             watch=watch,
         )
-        for seed, (network, epochs) in zip(left, trained, strict=True):
-            facts = _facts(profile, seed, dropout, epochs[-1], len(left))
-            save_network(network, paths[seed], facts | asdict(environment(device)))
+        for seed, trainer in zip(left, trained, strict=True):
+            facts = _facts(profile, seed, dropout, trainer.epochs[-1], len(left))
+            save_network(trainer.network, paths[seed], facts | asdict(environment(device)))
     if unfinished.is_dir() and not any(unfinished.iterdir()):
         unfinished.rmdir()
     return list(paths.values())

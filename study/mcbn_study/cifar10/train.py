@@ -18,6 +18,7 @@ from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors, write_tensors
+from mcbn_study import checkpoints
 from mcbn_study.cifar10.augmentation import Choices, crop, epoch_choices, pad
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.data.cifar import Images, require_labelled
@@ -38,13 +39,6 @@ class Epoch(NamedTuple):
     seconds: float
 
 
-class TrainedNetwork(NamedTuple):
-    """A trained network, in eval mode, and its epochs."""
-
-    network: CifarResNet
-    epochs: list[Epoch]
-
-
 def train(
     profile: CifarProfile,
     images: Images,
@@ -52,12 +46,13 @@ def train(
     seeds: Sequence[int],
     dropout: float = 0.0,
     device: str = "cpu",
-    checkpoints: Sequence[Path] = (),
+    files: Sequence[Path] = (),
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
-) -> list[TrainedNetwork]:
+) -> list["Trainer"]:
     """Train a network a seed by SGD with momentum, all at the same step: small ones leave most of a GPU idle alone.
 
+    Return the trainers, with their networks in eval mode and their epochs.
     The loss is cross-entropy + weight_decay / 2 * ||W||^2; W are the weights of convolutions and of the linear layer,
     neither gamma, beta nor bias decays (authors' code). Everything random depends on (seed, epoch), so that an
     interrupted training goes on as if nothing had happened, and each network is the one it is when trained alone;
@@ -69,7 +64,7 @@ def train(
         seeds: one network each; of initial weights, order, crops, flips and dropout.
         dropout: rate in each unit.
         device: cpu or cuda.
-        checkpoints: a file a network to keep its state in and to go on from, removed in the end; or none.
+        files: one a network to keep its state in and to go on from, removed in the end; or none.
         checkpoint_seconds: how often, at the end of an epoch.
         watch: is told of every epoch of every seed.
     """
@@ -80,22 +75,24 @@ def train(
     with fastest_convolutions(), torch.enable_grad():
         trainers = [Trainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
         replay = captured_step(trainers) if device != "cpu" else None
-        _resume(trainers, checkpoints)
+        _resume(trainers, files)
         before = trainers[0].epochs[-1].seconds if trainers[0].epochs else 0.0
         while trainers[0].steps_done < profile.steps:
             take_epoch(trainers, replay)
             now = time.perf_counter()
             for trainer in trainers:
                 trainer.finish_epoch(round(before + now - started, 3))
-            if checkpoints and trainers[0].steps_done < profile.steps and now - kept >= checkpoint_seconds:
-                for trainer, path in zip(trainers, checkpoints, strict=True):
+            if files and trainers[0].steps_done < profile.steps and now - kept >= checkpoint_seconds:
+                for trainer, path in zip(trainers, files, strict=True):
                     trainer.keep(path)
                 kept = now
             for trainer in trainers:
                 watch(trainer.seed, trainer.epochs[-1])
-    for path in checkpoints:
+    for path in files:
         path.unlink(missing_ok=True)
-    return [TrainedNetwork(trainer.network.eval(), trainer.epochs) for trainer in trainers]
+    for trainer in trainers:
+        trainer.network.eval()
+    return trainers
 
 
 def learning_rate(profile: CifarProfile, step: int) -> float:
@@ -116,6 +113,7 @@ class Trainer:
         self.network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.rate = torch.tensor(learning_rate(profile, 0), device=device)
         self.optimizer = _optimizer(self.network, self.rate, profile)
+        self.state = checkpoints.training_state(self.network, self.optimizer)
         self.choices = self._choose(0).to(device)  # (S, M) each
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the epoch
         self.sums = torch.zeros(2, device=device)  # of loss and accuracy over the steps of an epoch
@@ -161,32 +159,13 @@ class Trainer:
             raise MCBNError(f"training diverged before step {self.steps.stop}: the mean loss of the epoch is {loss}")
         self.epochs.append(Epoch(len(self.epochs), self.steps.stop, loss, accuracy, seconds))
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a step changes, themselves."""
-        momenta = {n: self.optimizer.state[p]["momentum_buffer"] for n, p in self.network.named_parameters()}
-        state = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
-        return state | {f"momentum.{name}": tensor for name, tensor in momenta.items()}
-
-    @torch.no_grad()
-    def put_back(self, state: Mapping[str, Tensor]) -> None:
-        """Fill the tensors that a step changes."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
-
     def keep(self, path: Path) -> None:
         """Write the state after an epoch."""
-        metadata = {"settings": json.dumps(self.settings), "epochs": json.dumps(self.epochs)}
-        write_tensors(path, self.state(), {"format": FORMAT, **metadata})
+        checkpoints.keep(path, self.state, self.settings, self.epochs)
 
     def resume(self, path: Path) -> None:
-        """Go on from a state that the same settings gave."""
-        state, metadata = _read(path)
-        if json.loads(metadata.get("settings", "{}")) != self.settings:
-            raise MCBNError(f"{path} is of a training with other settings; remove it, or use another folder with --out")
-        if {n: t.shape for n, t in self.state().items()} != {n: t.shape for n, t in state.items()}:
-            raise MCBNError(f"{path} does not fit the network it names; remove it to train from the beginning")
-        self.put_back(state)
-        self.epochs = [Epoch(*values) for values in json.loads(metadata["epochs"])]
+        """Go on from a state that the same settings gave, where there is one."""
+        self.epochs = [Epoch(*values) for values in checkpoints.resume(path, self.state, self.settings) or ()]
 
     def _choose(self, epoch: int) -> Choices:
         return epoch_choices(len(self.y), self.profile.batch_size, self.seed, epoch)
@@ -203,11 +182,10 @@ def _optimizer(network: CifarResNet, rate: Tensor, profile: CifarProfile) -> tor
     return optimizer
 
 
-def _resume(trainers: Sequence[Trainer], checkpoints: Sequence[Path]) -> None:
+def _resume(trainers: Sequence[Trainer], files: Sequence[Path]) -> None:
     """Go on from checkpoints where there are any; networks at different steps cannot go on together."""
-    for trainer, path in zip(trainers, checkpoints, strict=bool(checkpoints)):
-        if path.exists():
-            trainer.resume(path)
+    for trainer, path in zip(trainers, files, strict=bool(files)):
+        trainer.resume(path)
     reached = [trainer.steps_done for trainer in trainers]
     if len(set(reached)) > 1:
         raise MCBNError(
@@ -246,11 +224,11 @@ def captured_step(trainers: Sequence[Trainer]) -> Callable[[], None]:
 @contextmanager
 def _putting_back(trainers: Sequence[Trainer]) -> Iterator[None]:
     """Put back what the steps inside change."""
-    before = [{name: tensor.clone() for name, tensor in trainer.state().items()} for trainer in trainers]
+    before = [{name: tensor.clone() for name, tensor in trainer.state.items()} for trainer in trainers]
     with isolated_random(trainers[0].seed):
         yield
     for trainer, state in zip(trainers, before, strict=True):
-        trainer.put_back(state)
+        checkpoints.put_back(trainer.state, state)
         trainer.optimizer.zero_grad(set_to_none=True)
 
 
@@ -265,11 +243,7 @@ def load_network(path: Path) -> CifarResNet:
     """Read a trained network, in eval mode on the CPU; depth and dropout rate stand in the file."""
     tensors, metadata = _read(path)
     network = CifarResNet(int(metadata["depth"]), dropout=float(metadata["dropout"]), seed=0)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise MCBNError(f"{path} does not fit the network it names: {error}") from error
-    return network.eval()
+    return checkpoints.load_weights(network, tensors, path)
 
 
 def network_facts(path: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def train_network(profile: SceneProfile, out: Path, *, device: str = "cpu", echo
     if path.exists():
         load_network(profile, path)  # refuses one of other settings
         return
-    checkpoint = out / "checkpoints" / f"{profile.dataset}.pt"
+    checkpoint = out / "checkpoints" / f"{profile.dataset}.safetensors"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     (checkpoint.parent / ".gitignore").write_text("*\n")  # to go on from, not to publish
     scenes = profile.load("train")

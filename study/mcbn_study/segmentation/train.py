@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
-from mcbn.files import replacing
 from mcbn.saving import read_tensors, write_tensors
+from mcbn_study import checkpoints
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
 from mcbn_study.networks.segnet import SegNet
@@ -35,10 +35,14 @@ class TrainingRun:
 
     network: SegNet
     optimizer: torch.optim.Optimizer
-    epoch: int = 0  # epochs done
+    losses: list[float] = field(default_factory=list)  # one an epoch
+    checks: list[list[float]] = field(default_factory=list)  # epoch, validation mIoU
     seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    checks: list[tuple[int, float]] = field(default_factory=list)  # epoch, validation mIoU
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.losses)
 
 
 def train(
@@ -67,19 +71,22 @@ def train(
     optimizer = torch.optim.AdamW(
         network.parameters(), profile.learning_rate, weight_decay=profile.weight_decay, fused=device == "cuda"
     )
-    run = _resume(TrainingRun(network, optimizer), profile, checkpoint, device)
+    for p in network.parameters():
+        optimizer.state[p] = {"step": torch.zeros((), device=device)}
+        optimizer.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    run, state = TrainingRun(network, optimizer), checkpoints.training_state(network, optimizer)
+    run.losses, run.checks, run.seconds = checkpoints.resume(checkpoint, state, profile.settings()) or ([], [], 0.0)
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
     while run.epoch < profile.epochs:
         started = time.perf_counter()
         run.losses.append(_one_epoch(run, profile, scenes, weight, device))
-        run.epoch += 1
         last = run.epoch == profile.epochs
         if val is not None and (last or run.epoch % profile.check_every == 0):
-            run.checks.append((run.epoch, validate(network, val)))
+            run.checks.append([run.epoch, validate(network, val)])
         run.seconds += time.perf_counter() - started
         if last or run.epoch % profile.save_every == 0:
-            _save(run, profile, checkpoint)
+            checkpoints.keep(checkpoint, state, profile.settings(), [run.losses, run.checks, run.seconds])
         if on_epoch is not None:
             on_epoch(run)
     network.eval()
@@ -162,37 +169,6 @@ def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: 
     return mean
 
 
-def _save(run: TrainingRun, profile: SceneProfile, path: Path) -> None:
-    """Write everything the next step depends on, whole or not at all."""
-    state = {
-        "settings": digest(profile.settings()),
-        "network": run.network.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
-        "progress": {"epoch": run.epoch, "seconds": run.seconds, "losses": run.losses, "checks": run.checks},
-    }
-    with replacing(path) as temporary:
-        torch.save(state, temporary)
-
-
-def _resume(run: TrainingRun, profile: SceneProfile, path: Path, device: str) -> TrainingRun:
-    if not path.exists():
-        return run
-    try:
-        state = torch.load(path, map_location=device, weights_only=True)
-        settings = state["settings"]
-    except Exception as error:  # a foreign file can fail in any way
-        raise MCBNError(f"{path} is no checkpoint of this training ({error}); remove it to start anew") from error
-    if settings != digest(profile.settings()):
-        raise MCBNError(
-            f"{path} was made with other settings; remove it to start anew, or use another folder with --out"
-        )
-    run.network.load_state_dict(state["network"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    for name, value in state["progress"].items():
-        setattr(run, name, value)
-    return run
-
-
 def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
     """Write the weights with the digest of the settings that made them."""
     state = {name: value.half() if value.ndim == 4 else value for name, value in network.state_dict().items()}
@@ -208,11 +184,7 @@ def load_network(profile: SceneProfile, path: Path) -> SegNet:
             f"{path} was trained with other settings ({metadata.get('profile')}); remove it, or use another "
             "folder with --out"
         )
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise MCBNError(f"{path} is no network of this study ({error}); remove it to train anew") from error
-    return network.eval()
+    return checkpoints.load_weights(network, tensors, path)
 
 
 def _metadata(profile: SceneProfile) -> dict[str, str]:
