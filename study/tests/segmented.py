@@ -32,7 +32,7 @@ def scenes(n: int = 6, size: tuple[int, int] = (36, 48), seed: int = 0) -> Scene
     y = y.repeat_interleave(6, 1).repeat_interleave(6, 2)
     noise = torch.randint(0, 40, (n, 3, *size), generator=generator)
     x = (y.unsqueeze(1) * 18 + noise).byte()
-    return Scenes(x, y.byte(), tuple(f"s{i}" for i in range(n)), CAMVID.classes, CAMVID.colours, CAMVID.void)
+    return Scenes(x, y.byte(), tuple(f"s{i}" for i in range(n)), CAMVID)
 
 
 def segnet(classes: int = 11) -> SegNet:

@@ -66,14 +66,12 @@ class SceneSet:
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Images x (N, 3, H, W) and the class of every pixel y (N, H, W), both bytes; `void` pixels count nowhere."""
+    """Images x (N, 3, H, W) and the class of every pixel y (N, H, W), both bytes; `kind.void` pixels count nowhere."""
 
     x: Tensor
     y: Tensor
     names: tuple[str, ...]
-    classes: tuple[str, ...]
-    colours: tuple[Colour, ...]
-    void: int
+    kind: SceneSet
 
     def __len__(self) -> int:
         return len(self.x)
@@ -169,7 +167,7 @@ def load_scenes(
             f"{path} is damaged or no archive of scenes ({error}); remove it and run `mcbn data {kind.name}`"
         ) from error
     x, y = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
-    return Scenes(x, y, tuple(names), kind.classes, kind.colours, kind.void)
+    return Scenes(x, y, tuple(names), kind)
 
 
 def _read_pair(archive: zipfile.ZipFile, kind: SceneSet, name: str, where: str) -> tuple[Tensor, Tensor]:
@@ -188,7 +186,7 @@ def _read_pair(archive: zipfile.ZipFile, kind: SceneSet, name: str, where: str) 
             f"{where}: label {wrong[0]} is outside the class list, 0..{len(kind.classes) - 1} and {kind.void} for void"
         )
     x, y = torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0), torch.from_numpy(label).unsqueeze(0)
-    scene = Scenes(x, y, (name,), kind.classes, kind.colours, kind.void)
+    scene = Scenes(x, y, (name,), kind)
     scene = scene if size == kind.size else scene.shrink(kind.size)
     return scene.x.contiguous(), scene.y
 

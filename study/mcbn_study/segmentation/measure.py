@@ -184,7 +184,7 @@ class MeasuredScenes(NamedTuple):
 
 def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> MeasuredScenes:
     """Predict all images, a few at a time."""
-    scores, kept, seconds = PixelScores(scenes.classes, scenes.void), dict[str, list[Tensor]](), 0.0
+    scores, kept, seconds = PixelScores(scenes.kind.classes, scenes.kind.void), dict[str, list[Tensor]](), 0.0
 
     def predict(x: Tensor) -> Segmented:
         segmented = estimator(x)

@@ -66,7 +66,7 @@ def train(
     """
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
-    network = SegNet(len(scenes.classes), widths=profile.widths, seed=profile.seed)
+    network = SegNet(len(scenes.kind.classes), widths=profile.widths, seed=profile.seed)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.AdamW(
         network.parameters(), profile.learning_rate, weight_decay=profile.weight_decay, fused=device == "cuda"
@@ -74,8 +74,8 @@ def train(
     for p in network.parameters():
         optimizer.state[p] = {"step": torch.zeros((), device=device)}
         optimizer.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    run, state = TrainingRun(network, optimizer), checkpoints.training_state(network, optimizer)
-    run.losses, run.checks, run.seconds = checkpoints.resume(checkpoint, state, profile.settings()) or ([], [], 0.0)
+    state = checkpoints.training_state(network, optimizer)
+    run = TrainingRun(network, optimizer, *(checkpoints.resume(checkpoint, state, profile.settings()) or ()))
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
     while run.epoch < profile.epochs:
@@ -114,7 +114,7 @@ def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
 
 def median_frequency(scenes: Scenes) -> Tensor:
     """Return median_j f_j / f_k for every class k, (K,), 0 for those that never occur."""
-    K = len(scenes.classes)
+    K = len(scenes.kind.classes)
     counts = torch.stack([torch.bincount(y.flatten().long(), minlength=256)[:K] for y in scenes.y.cpu()])  # (N, K)
     shown = (counts > 0).sum(0) * scenes.y[0].numel()  # (K,)
     frequency = counts.sum(0) / shown.clamp(min=1)
@@ -127,12 +127,12 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     """Return the mean IoU of the plain network; its mode is put back."""
     was_training = network.training
     network.eval()
-    counts = torch.zeros(len(scenes.classes), len(scenes.classes), dtype=torch.int64, device=scenes.x.device)
+    counts = torch.zeros(len(scenes.kind.classes), len(scenes.kind.classes), dtype=torch.int64, device=scenes.x.device)
     try:
         for x, y in zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True):
             with precision(x.device.type):
                 label = network(normalize(x)).argmax(1)
-            counts += confusion(label, y, len(scenes.classes), scenes.void)
+            counts += confusion(label, y, len(scenes.kind.classes), scenes.kind.void)
     finally:
         network.train(was_training)
     return mean_iou(counts)
@@ -158,7 +158,7 @@ def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: 
         x, y = show(scenes, view)
         with precision(device):
             logits = run.network(x)  # (M, K, H, W)
-        loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.void)
+        loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
         run.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         run.optimizer.step()
