@@ -1,4 +1,4 @@
-"""Prediction, fit and the study on a real cluster of several nodes: the results of one process, whatever is killed."""
+"""Prediction and fit on a real cluster of several nodes: the results of one process, whatever is killed."""
 
 import json
 import os
@@ -8,30 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import mcbn
 import mcbn.ray
-import mcbn_study.journal
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
 from mcbn.ray import pools
 from mcbn.scale.work import read_results
 from mcbn_benchmarks import ray as benchmark
-from mcbn_study import ray as study
-from mcbn_study.journal import read
-from mcbn_study.regression import run as regression
-from mcbn_study.sensitivity import run as sensitivity
-from small_study import TINY, predictions
 from test_batching_shares import T, equal, small
 from workplace import command, environment, furnish
 
@@ -327,54 +319,6 @@ def test_the_benchmark_counts_every_row(cluster):
     assert found["waiting_ms_per_part"] > 0
 
 
-SMALL = replace(TINY, weight_decays=(1e-4,), max_epochs=10, splits=(1, 2), sensitivity_batch_sizes=(32,))
-
-
-def without_place(path: Path) -> list[str]:
-    left_out = {"seconds", "commit", "device"}
-    kept = [{k: v for k, v in record.items() if k not in left_out} for record in read(path)]
-    return sorted(json.dumps(record, sort_keys=True) for record in kept)
-
-
-def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):
-    methods = ("mcbn", "bn", "mcdo", "ensemble")
-    regression.run(SMALL, tmp_path / "local", methods=methods)
-    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
-    local, there = (without_place(tmp_path / name / "records.jsonl") for name in ("local", "ray"))
-    assert there == local
-    assert predictions(tmp_path / "ray" / "predictions") == predictions(tmp_path / "local" / "predictions")
-    for path in (tmp_path / "local" / "networks").iterdir():
-        here, elsewhere = load_file(path), load_file(tmp_path / "ray" / "networks" / path.name)
-        assert here.keys() == elsewhere.keys()
-        assert all(torch.equal(here[name], elsewhere[name]) for name in here)
-    before = (tmp_path / "ray" / "records.jsonl").read_bytes()
-    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
-    assert (tmp_path / "ray" / "records.jsonl").read_bytes() == before
-    sensitivity.run(SMALL, tmp_path / "a", regression=tmp_path / "local")
-    study.run_sensitivity(SMALL, tmp_path / "b", regression=tmp_path / "ray")
-    assert without_place(tmp_path / "a" / "records.jsonl") == without_place(tmp_path / "b" / "records.jsonl")
-
-
-def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):
-    study.run_regression(SMALL, tmp_path / "whole", methods=("bn",))
-    real, written = mcbn_study.journal.CellJournal.append, []
-
-    def interrupted(self: Any, records: Any) -> None:
-        real(self, records)
-        written.append(self.folder)
-        if len(written) == 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mcbn_study.journal.CellJournal, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
-    assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1
-    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
-    whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
-    assert whole == cut
-
-
 @contextmanager
 def one_killed(cluster: Any, name: bytes) -> Iterator[None]:
     """Kill the first process of that name that comes up meanwhile."""
@@ -399,11 +343,3 @@ def test_a_fit_whose_worker_is_killed_loses_no_draw(cluster):
     with one_killed(cluster, b"ray::_draw"):
         mcbn.ray.fit(bayes, x, n_samples=T, batch_size=16, seed=4, workers=2)
     assert equal(bayes.posterior, whole.posterior)
-
-
-def test_a_study_whose_worker_is_killed_loses_nothing(cluster, tmp_path):
-    regression.run(SMALL, tmp_path / "whole", methods=("bn",))
-    with one_killed(cluster, b"ray::_work"):
-        study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
-    whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
-    assert whole == cut
