@@ -73,9 +73,11 @@ class Comparison(NamedTuple):
 def targets(device: str) -> list[Target]:
     """Read every target for this kind of device."""
     with TARGETS.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.pop("device") == device]
-    numbers = [{name: int(row[name]) if row[name] else None for name in ("n", "n_samples")} for row in rows]
-    return [Target(**row | number | {"value": float(row["value"])}) for row, number in zip(rows, numbers, strict=True)]
+        rows = [row[1:] for row in csv.reader(file) if row[0] == device]
+    return [
+        Target(case, int(n) if n else None, against, bound, float(value), int(T) if T else None)
+        for case, n, against, bound, value, T in rows
+    ]
 
 
 def table(records: Sequence[Record], where: Environment) -> str:
