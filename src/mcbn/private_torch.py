@@ -1,7 +1,8 @@
 """Every name of torch that is no part of its public face, and what becomes of mcbn where one is missing.
 
 Tried with torch 2.13.0 on a CPU and 2.11 on an H200. A new version of torch is tried by the tests, which use all of
-these; what is needed for speed alone is left out where it is missing, and the rest says so by an ImportError.
+these. Tensors have had theirs since torch 1; those that compile kernels came with 2.8, and mcbn does without them
+where they are missing. `mcbn.export` needs the others.
 """
 
 import linecache
@@ -9,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-
-# ---------------------------------------------------------------- tensors: in torch since 1.x
 
 
 def version_of(tensor: Tensor) -> int:
@@ -29,9 +28,6 @@ def storage_of(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
-
-
-# ---------------------------------------------------------------- graphs
 
 
 def forget_source(file: str) -> None:
@@ -69,9 +65,6 @@ def scan(step: Any, start: Any, rows: Any) -> tuple[Any, Any]:
     from torch._higher_order_ops.scan import scan as loop
 
     return loop(step, start, rows)
-
-
-# ---------------------------------------------------------------- a GPU
 
 
 def compiles_kernels() -> bool:

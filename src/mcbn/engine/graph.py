@@ -58,7 +58,7 @@ class Facts:
     shape: tuple[int, ...] = ()  # of the result, where that is a tensor
     dtype: torch.dtype | None = None
     memory: str = ""  # name of the node that made the memory its result lies in: its own, or that of an operand
-    changes: frozenset[str] = frozenset()  # memory it changes in place
+    changes: frozenset[str] = frozenset()  # memory the network changes here; not what `work_in_place` overwrites
     loose: bool = False  # its size may be another for other values: a mask's selection, say
 
 
@@ -82,11 +82,11 @@ def matters(node: fx.Node) -> bool:
 
 def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """Find some nodes and all that is computed from them, the graph's output apart."""
-    found: set[fx.Node] = set()
+    behind: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "output" and (starts(node) or any(source in found for source in node.all_input_nodes)):
-            found.add(node)
-    return found
+        if node.op != "output" and (starts(node) or any(source in behind for source in node.all_input_nodes)):
+            behind.add(node)
+    return behind
 
 
 class Halves(NamedTuple):

@@ -115,7 +115,7 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     """Make a program of a trace; `fold(width, convolutional)` decides whether batch norm goes into weights."""
     convolutional = any(node.target is F.conv2d for node in tracer.graph.nodes)
     depends = rewrite.depends_on_draw(tracer.graph)
-    narrow = _narrow_share(tracer, depends) if convolutional and runs_kernels(tracer) else 0.0
+    narrow = _narrow_share(tracer, depends) if runs_kernels(tracer) else 0.0
     folds = fold(tracer.width, convolutional) and narrow < constants.MOSTLY_NARROW
     folded = rewrite.fold(tracer, depends) if folds else {}
     rewrite.work_in_place(tracer.graph, depends)
@@ -290,10 +290,6 @@ def plans_for(
 
 def _compiled(program: Program) -> Pass:
     """Compile a function with code of its own: torch.compile counts its recompilations by code object."""
-
-    def one_pass(shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        return program.run(shared, rows)
-
-    function = cast(FunctionType, one_pass)
+    function = cast(FunctionType, lambda shared, rows: program.run(shared, rows))
     alone = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     return torch.compile(alone, dynamic=False)

@@ -200,7 +200,7 @@ def _join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Te
                 "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
             )
     means, variances = (
-        {name: torch.cat([block[name][part] for block in blocks]) for name in blocks[0]} for part in (0, 1)
+        {name: torch.cat([block[name][moment] for block in blocks]) for name in blocks[0]} for moment in (0, 1)
     )
     for name in means:
         if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):

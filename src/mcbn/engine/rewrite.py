@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -133,14 +133,6 @@ def _is_matrix(node: fx.Node) -> bool:
     return len(facts(node).shape) == 2
 
 
-class ByDraw(NamedTuple):
-    """A pass in two: `shared(*inputs)` for all draws, `each(*shared, scale, shift, scale, ...)` for every draw."""
-
-    shared: fx.GraphModule
-    each: fx.GraphModule
-    names: list[str]  # of the stochastic calls whose scale and shift `each` takes, in order
-
-
 def split_by_draw(
     tracer: ReplayTracer,
     depends: set[fx.Node],
@@ -148,9 +140,11 @@ def split_by_draw(
     *,
     folded: Mapping[fx.Node, Norm] | None = None,
     stacked: bool = False,
-) -> ByDraw:
-    """Cut a traced pass into what all draws share and what runs for each; stochastic calls become `apply`.
+) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
+    """Cut a traced pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)` for every draw.
 
+    Returns both, and the stochastic calls whose scale and shift `each` takes, in order.
+    apply: what stochastic calls become, of (x, scale, shift).
     folded: operations that take weight and bias of a draw instead.
     stacked: several draws go through at once, in a workspace.
     """
@@ -158,7 +152,7 @@ def split_by_draw(
     if stacked:
         _use_workspace(tracer.graph, depends)
     halves = split(tracer.graph, depends | parameters)
-    return ByDraw(as_code(tracer.root, halves.first), as_code(tracer.root, halves.second), names)
+    return as_code(tracer.root, halves.first), as_code(tracer.root, halves.second), names
 
 
 def _take_parameters(

@@ -53,8 +53,14 @@ class Engine:
         Every input meets the same draws, so an input alone and in a batch give the same numbers.
         """
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
-            yield from (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
-            return
+            return (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
+        chunks = self._chunks(inputs, start, n_samples, chunk_size, compile)
+        return chunks if chunk_size is not None else _gathered(chunks)
+
+    def _chunks(
+        self, inputs: Any, start: int, n_samples: int, chunk_size: int | None, compile: bool
+    ) -> Iterator[Tensor]:
+        """Yield samples of as many draws as go through at once; fewer, then of fewer inputs, where memory runs out."""
         try:
             blocks = self._blocks(inputs, chunk_size, compile)
             workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
@@ -62,25 +68,18 @@ class Engine:
         except torch.OutOfMemoryError as error:
             yield from self._halved(inputs, start, n_samples, error)
             return
-        chunk, waiting = min(plan.at_once for _, plan in blocks), list[Tensor]()
+        chunk = min(plan.at_once for _, plan in blocks)
         while start < n_samples:
-            stop = min(start + chunk, n_samples)
             try:
-                pieces = [sampler(start, stop) for sampler in samplers]  # each (t, n, ...)
+                samples = joined([sampler(start, min(start + chunk, n_samples)) for sampler in samplers], 1)
             except torch.OutOfMemoryError as error:
                 if chunk == 1:
-                    yield from waiting
                     yield from self._halved(inputs, start, n_samples, error)
                     return
-                chunk = max(1, chunk // 2)
+                chunk //= 2
                 continue
-            waiting.append(joined(pieces, 1))  # (t, N, ...)
-            start = stop
-            gather = chunk_size is None and waiting[0].is_cuda  # whoever reads few large pieces launches few kernels
-            most = constants.GPU_GATHER - waiting[-1].numel()  # of those here, so that the next piece fits too
-            if not gather or start == n_samples or sum(samples.numel() for samples in waiting) > most:
-                yield joined(waiting)
-                waiting.clear()
+            yield samples  # (t, N, ...)
+            start += chunk
 
     def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
@@ -200,6 +199,19 @@ class Engine:
         halves = [self.outputs(half, stop, 1, start=start) for half in batches.cut(inputs, 2)]
         for pieces in zip(*halves, strict=True):
             yield torch.cat(pieces, 1)
+
+
+def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Join chunks on a GPU into few large ones: whoever reads them launches kernels too."""
+    waiting: list[Tensor] = []
+    for samples in chunks:
+        waiting.append(samples)
+        full = sum(one.numel() for one in waiting) > constants.GPU_GATHER - samples.numel()  # the next would not fit
+        if full or not samples.is_cuda:
+            yield joined(waiting)
+            waiting.clear()
+    if waiting:
+        yield joined(waiting)
 
 
 def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

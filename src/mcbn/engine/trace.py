@@ -98,10 +98,10 @@ class Tracer(BatchNormMode):
         if not batches.tensors_of(result) and name != "__setitem__":
             self._require_metadata(name, args, result, changed)
             return  # a size, a dtype: the same for every draw
-        called, given = (
-            (getattr, (*args, func.__self__.__name__)) if name == "__get__" else (NAMED.get(func, func), args)
-        )
-        node = self.graph.call_function(called, self._arguments(given), self._arguments(kwargs))
+        called, passed = NAMED.get(func, func), args
+        if name == "__get__":
+            called, passed = getattr, (*args, func.__self__.__name__)
+        node = self.graph.call_function(called, self._arguments(passed), self._arguments(kwargs))
         operands = batches.tensors_of((args, kwargs))
         memory = {storage_of(t): facts(self._node(t)).memory for t in operands}
         changes = frozenset(facts(self._node(t)).memory for t in changed)

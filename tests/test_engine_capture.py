@@ -1,0 +1,87 @@
+"""One capture for all: on a GPU against the function itself; elsewhere the order of warm-ups and capture."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from mcbn.engine import capture as capturing
+from mcbn.engine.capture import WARM_UPS, capture, capture_of, warm_up
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams and graphs that do nothing."""
+    for name in ("current_stream", "Stream", "stream", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_warm_ups_change_is_put_back_before_the_capture() -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        steps.append("in")
+        yield
+        steps.append("out")
+
+    capture(lambda: steps.append("run"), around=around())
+    assert steps == ["in", *["run"] * WARM_UPS, "out", "run"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_function_that_ran_already_needs_no_warm_up() -> None:
+    steps: list[str] = []
+    warm_up(lambda: steps.append("first"))
+    capture(lambda: steps.append("run"), warm_ups=0)
+    assert steps == ["first", "run"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_arguments_are_copied_in_and_results_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[Tensor] = []
+
+    def double(x: Tensor) -> Tensor:
+        places.append(x)
+        return 2 * x
+
+    def replaying(function, **_):
+        function()
+        return function
+
+    monkeypatch.setattr(capturing, "capture", replaying)
+    x = torch.ones(3)
+    captured = capture_of(double, [x])
+    captured(torch.full((3,), 5.0))
+    assert torch.equal(places[0], torch.full((3,), 5.0))
+    assert all(place is places[0] for place in places)
+    assert torch.equal(x, torch.ones(3))
+    with pytest.raises(ValueError, match="zip"):
+        captured(x, x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_captured_functions_give_the_numbers_of_the_function() -> None:
+    weight = torch.randn(4, 4, device="cuda")
+    captured = capture_of(lambda x: torch.relu(x @ weight), [torch.zeros(2, 4, device="cuda")])
+    for _ in range(3):
+        x = torch.randn(2, 4, device="cuda")
+        first = captured(x)
+        captured(x + 1)
+        assert torch.equal(first, torch.relu(x @ weight))  # a copy: later replays do not reach it
+    count = torch.zeros((), device="cuda")
+
+    @contextmanager
+    def zeroed() -> Iterator[None]:
+        yield
+        count.zero_()
+
+    step = capture(lambda: count.add_(1), around=zeroed())
+    assert count.item() == 0  # capturing runs nothing
+    step()
+    step()
+    assert count.item() == 2
