@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import mcbn
 from kinds import make, scramble, settle
 from mcbn import export
-from mcbn.export import onnx_file, passes
+from mcbn.export import tracing
 from mcbn_study.networks.others import UNet, resnet32
 from untouched import untouched
 
@@ -201,8 +201,8 @@ def test_layers_before_the_first_stochastic_one_run_once_for_all_draws() -> None
     bayes = mcbn.MCBN(model, "regression", layers=["4"]).fit(x, n_samples=6, batch_size=8)
     network, names = bayes.engine.network, ["4"]
     rows = [torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)]
-    written = passes.write_down(network, x[:3], names, rows)
-    counts = [str(part.graph).count("aten.linear") for part in (written.shared, written.each)]
+    program = tracing.trace_open(network, x[:3], names, rows)
+    counts = [str(part.graph).count("aten.linear") for part in (program.shared, program.each)]
     assert counts == [2, 1]
     program = export.to_torch_export(bayes, x[:3])
     assert_same(program.module()(x), bayes.predict(x), rtol=1e-8)
@@ -356,7 +356,7 @@ def test_bad_arguments_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bayes, x = fitted("regression")
-    monkeypatch.setattr(onnx_file, "PACKAGES", ("onnx", "onnx_of_another_world"))
+    monkeypatch.setattr(export, "PACKAGES", ("onnx", "onnx_of_another_world"))
     with pytest.raises(mcbn.MCBNError, match=r"needs onnx_of_another_world; pip install 'mcbn\[export\]'"):
         bayes.export(tmp_path / "net.onnx", x)
 

@@ -247,6 +247,8 @@ def normalize_each(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     if x.ndim > 2:
         shape = (*scale.shape, *(1,) * (x.ndim - 2))
         scale, shift = scale.reshape(shape), shift.reshape(shape)
+    if x.dtype == scale.dtype:
+        return torch.addcmul(shift, x, scale)  # `to` alone would leave an assertion in an exported graph
     return torch.addcmul(shift, x.to(scale.dtype), scale).to(x.dtype)
 
 

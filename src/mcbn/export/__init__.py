@@ -4,9 +4,14 @@ The T draws are constants of the graph, one scale and one shift a draw and chann
 Every graph is compared with `predict` before it is handed out, an ONNX file once more as onnxruntime runs it.
 """
 
+import importlib
+import importlib.util
 import json
+import logging
+import re
 import traceback
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +23,9 @@ from mcbn import batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError
-from mcbn.export import gradients, onnx_file, passes
 from mcbn.export.predictors import Classification, LinearPredictor, Regression, SamplePredictor, Summary
+from mcbn.export.tracing import grows, trace_gradient, trace_open
+from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
 from mcbn.outputs import as_float, spread
 from mcbn.randomness import isolated_random
@@ -29,29 +35,10 @@ if TYPE_CHECKING:
 
 CHUNK_VALUES = 2**19  # of the widest result of one pass on the example: onnxruntime is fastest while it stays in cache
 MOST_VALUES = 2**29  # a wider result (2 GiB in single precision) is refused
-
-
-def to_onnx(
-    bayes: "MCBN[Any]",
-    path: str | Path,
-    example_x: Any,
-    *,
-    method: str = "sample",
-    n_samples: int | None = None,
-    chunk_size: int | None = None,
-) -> None:
-    """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
-    path = Path(path)
-    onnx_file.require_extra()
-    onnx_file.require_place(path)
-    program = to_torch_export(bayes, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
-    engine, T = bayes.engine_for(n_samples, chunk_size)
-    inputs = engine.network.prepare(example_x)
-    content = onnx_file.convert(program, input_names(inputs), _names(bayes.task), _metadata(bayes, method, T))
-    arrays = dict(zip(input_names(inputs), batches.tensors_of(inputs), strict=True))
-    expected = bayes.predict(inputs, method=method, n_samples=T)
-    _compare(onnx_file.run(content, arrays), expected, "the file as onnxruntime runs it")
-    onnx_file.write(path, content)
+MOST_BYTES = 2**31 - 2**20  # of one protobuf file
+OPSET = 20
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 def to_torch_export(
@@ -73,11 +60,40 @@ def to_torch_export(
     inputs = _at_least_two(inputs)
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
-        with onnx_file.quiet(), _told(engine, method):
+        with _quiet(), _told(engine, method):
             predictor = _predictor(bayes, engine, inputs, method, T, chunk_size)
-            program = _exported(predictor, inputs)
+            N, batch = batches.size_of(inputs), torch.export.Dim("batch")
+            axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) else None, inputs)
+            program = torch.export.export(predictor, (inputs,), dynamic_shapes=(axes,), strict=False)
         _compare(program.module()(inputs), expected, "the exported program")
     return program
+
+
+def to_onnx(
+    bayes: "MCBN[Any]",
+    path: str | Path,
+    example_x: Any,
+    *,
+    method: str = "sample",
+    n_samples: int | None = None,
+    chunk_size: int | None = None,
+) -> None:
+    """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
+    path = Path(path)
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise MCBNError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
+    require_folder(path)
+    if path.is_dir():
+        raise MCBNError(f"cannot export to {path}: it is a folder; give the name of a file in it")
+    program = to_torch_export(bayes, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
+    engine, T = bayes.engine_for(n_samples, chunk_size)
+    inputs = engine.network.prepare(example_x)
+    names, results = input_names(inputs), (Regression if bayes.task == "regression" else Classification).names
+    content = _convert(program, names, results, _metadata(bayes, method, T))
+    found = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
+    _compare(found, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it")
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def input_names(inputs: Any) -> list[str]:
@@ -89,22 +105,17 @@ def input_names(inputs: Any) -> list[str]:
     return [f"x{number}" for number, _ in enumerate(batches.tensors_of(inputs))]
 
 
-def _names(task: str) -> tuple[str, ...]:
-    return Regression.names if task == "regression" else Classification.names
-
-
 def _metadata(bayes: "MCBN[Any]", method: str, T: int) -> dict[str, str]:
     from mcbn import __version__
 
-    drawn = bayes.posterior
     return {
         "mcbn_version": __version__,
         "task": bayes.task,
         "method": method,
         "tau": json.dumps(bayes.noise_precision.tolist()),
         "n_samples": str(T),
-        "batch_size": str(drawn.batch_size),
-        "posterior": drawn.family,
+        "batch_size": str(bayes.posterior.batch_size),
+        "posterior": bayes.posterior.family,
     }
 
 
@@ -113,7 +124,7 @@ def _at_least_two(inputs: Any) -> Any:
     N = batches.size_of(inputs)
     if N == 0:
         raise MCBNError(f"example_x holds no inputs: {batches.describe(inputs)}; give at least one")
-    return inputs if N > 1 else batches.map_tensors(lambda t: torch.cat([t, t]) if passes.grows(t, 1) else t, inputs)
+    return inputs if N > 1 else batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs)
 
 
 def _predictor(
@@ -124,23 +135,14 @@ def _predictor(
         output = engine.network.run_copy(inputs)  # (N, ...)
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
-    summary = _summary(bayes, output)
+    tau, values = bayes.noise_precision, as_float(output)
+    summary = Regression(1 / spread(tau, values)) if bayes.task == "regression" else Classification(tau.to(values))
     if method == "linear":
         return _linear(bayes, engine, inputs, T, output, summary)
-    parts = [part[:T] for pair in mode.drawn.values() for part in pair]  # (T, C) each
-    first = [part[0] for part in parts]
-    written = passes.write_down(engine.network, inputs, list(mode.drawn), first)
-    chunk = _chunk(T, written.width * len(output), chunk_size)
-    return SamplePredictor(written, parts, summary, chunk=chunk, output=output.shape[1:])
-
-
-def _summary(bayes: "MCBN[Any]", output: Tensor) -> Summary:
-    values = as_float(output)
-    return (
-        Regression(1 / spread(bayes.noise_precision, values))
-        if bayes.task == "regression"
-        else Classification(bayes.noise_precision.to(values))
-    )
+    drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
+    program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
+    chunk = _chunk(T, program.width * len(output), chunk_size)
+    return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:
@@ -157,36 +159,42 @@ def _chunk(T: int, width: int, chunk_size: int | None) -> int:
 def _linear(
     bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor, summary: Summary
 ) -> LinearPredictor:
-    """Write down the pass and its gradient at the average statistics."""
-    linearise = bayes.linearizer
-    linearise(inputs, T)  # refuses what has no gradient per input
-    expansion = linearise.expansion(inputs, T)
+    """Trace the pass and its gradient at the average statistics."""
+    bayes.linearizer(inputs, T)  # refuses what has no gradient per input
+    expansion = bayes.linearizer.expansion(inputs, T)
     names, points = list(expansion.centres), expansion.differentiate.points
     if missing := [name for name in names if name not in points]:
         raise MCBNError(f"example_x does not reach the layers {missing}, so they have no gradient; use method='sample'")
-    centres = [part for name in names for part in (points[name].scale, points[name].shift)]  # (C,) each
-    written = passes.write_down(engine.network, inputs, names, centres)
+    centre = [row for name in names for row in (points[name].scale, points[name].shift)]  # (C,) each
+    program = trace_open(engine.network, inputs, names, centre)
     N, D = len(output), output[0].numel()
-    if max(D, expansion.chosen.n_samples) * N * written.width > MOST_VALUES:
+    if max(D, expansion.chosen.n_samples) * N * program.width > MOST_VALUES:
         raise MCBNError(f"method='linear' takes {D} gradients of {N} inputs at once, too many; use method='sample'")
-    crossing = written.cross(batches.tensors_of(inputs), D)
-    rows = [part.expand(D * N, -1).contiguous() for part in centres]
-    jacobian = gradients.write_down_gradient(written, crossing, rows)
     with Gather(expansion.chosen) as mode:
         engine.network.run_copy(inputs)
-    chosen = [part for name in names for part in mode.drawn[name]]  # (K, C) each
-    return LinearPredictor(written, jacobian, expansion, chosen, summary, n_outputs=D)
+    chosen = [rows for name in names for rows in mode.drawn[name]]  # (K, C) each
+    return LinearPredictor(program, trace_gradient(program, D), expansion, chosen, summary, n_outputs=D)
 
 
-def _exported(predictor: nn.Module, inputs: Any) -> torch.export.ExportedProgram:
-    N, batch = batches.size_of(inputs), torch.export.Dim("batch")
-    axes = batches.map_tensors(lambda t: {0: batch} if passes.grows(t, N) else None, inputs)
-    return torch.export.export(predictor, (inputs,), dynamic_shapes=(axes,), strict=False)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' notes about themselves from the user."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated", category=FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
 def _told(engine: Engine, method: str) -> Iterator[None]:
-    """Say of a network that cannot be written down where its own code stands in the way."""
+    """Say of a network that cannot be exported where its own code stands in the way."""
     try:
         yield
     except MCBNError:
@@ -202,21 +210,91 @@ def _told(engine: Engine, method: str) -> Iterator[None]:
 
 def _place(error: Exception) -> str:
     """Find the last line of foreign code that led to an error."""
-    own = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    ours = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     frames = [frame for frame in frames if "contextlib" not in frame.filename]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f" (line {last.lineno} of {last.filename}, `{last.line}`)"
+    return f" (line {frames[-1].lineno} of {frames[-1].filename}, `{frames[-1].line}`)" if frames else ""
 
 
-def _compare(values: Mapping[str, Tensor], expected: Any, what: str) -> None:
+def _compare(results: Mapping[str, Tensor], prediction: Any, what: str) -> None:
     """Refuse a graph whose numbers are not those of `predict`."""
-    for name, value in values.items():
-        scale = expected.entropy.abs().max() if name == "mutual_information" else None  # a difference of entropies
-        if not agree(value, getattr(expected, name), EXPORTED, scale=scale):
+    for name, value in results.items():
+        expected = getattr(prediction, name)
+        scale = prediction.entropy if name == "mutual_information" else expected  # itself a difference of entropies
+        if not agree(value, expected, EXPORTED, scale=scale.abs().max()):
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
                 "which inputs run beside them may still work with chunk_size=1"
             )
+
+
+def _convert(
+    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], metadata: Mapping[str, str]
+) -> bytes:
+    """Return a program as the content of an ONNX file."""
+    try:
+        with _quiet():
+            onnx = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, input_names=list(inputs), optimize=False, verbose=False
+            )  # runtimes optimise a graph themselves when they load it
+    except Exception as error:
+        raise MCBNError(_refusal(error, metadata.get("method"))) from error
+    if onnx is None:
+        raise MCBNError("torch.onnx gave no program")
+    _clean(onnx.model, outputs)
+    size = sum(value.const_value.nbytes for value in onnx.model.graph.initializers.values() if value.const_value)
+    if size > MOST_BYTES:
+        raise MCBNError(
+            f"the constants take {size:,} bytes and one ONNX file holds {MOST_BYTES:,}; give fewer draws (n_samples=)"
+        )
+    onnx.model.metadata_props.update(metadata)
+    model = onnx.model_proto
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param:
+                axis.dim_param = "batch"  # no other axis is open
+    return bytes(model.SerializeToString())
+
+
+def _refusal(error: Exception, method: str | None) -> str:
+    """Name the operation that has no counterpart."""
+    text = str(error)
+    operator = re.search(r"target=torch\.ops\.([\w.]+)", text)
+    what = operator[1].removesuffix(".default") if operator else text.strip().split("\n")[0]
+    hint = "method='linear' needs it; use method='sample'" if method == "linear" else "replace that layer"
+    return f"ONNX has no operator for {what}: {hint}"
+
+
+def _clean(model: Any, outputs: Sequence[str]) -> None:
+    """Name the results, and drop what the exporter notes of the code it saw: paths of this machine among it."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if value.name in outputs:
+                value.name = f"{value.name}_inside"
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        graph.doc_string = None
+        for value in (*graph.inputs, *graph.initializers.values()):
+            value.metadata_props.clear()
+        for name in [name for name, value in graph.initializers.items() if not value.uses()]:
+            del graph.initializers[name]
+    for value, name in zip(model.graph.outputs, outputs, strict=True):
+        value.name = name
+
+
+def _run(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run a file's content on the CPU."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        results = session.run(None, {name: tensor.detach().cpu().numpy() for name, tensor in inputs.items()})
+    except Exception as error:
+        raise MCBNError(f"onnxruntime cannot run the exported network: {error}") from error
+    names = [output.name for output in session.get_outputs()]
+    return {name: torch.from_numpy(result) for name, result in zip(names, results, strict=True)}

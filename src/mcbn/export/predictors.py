@@ -1,6 +1,6 @@
 """The whole predictor as one module: inputs in, moments out; plain operations, no random numbers, any batch size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.engine.jacobian import Point
-from mcbn.export.passes import Pass, spread_rows
-from mcbn.linear import Expansion
+from mcbn.export.tracing import OpenProgram, spread_rows
+from mcbn.linear import Expansion, Linearised
 from mcbn.outputs import as_float, as_logits
 from mcbn.private_torch import scan
 
@@ -41,7 +41,7 @@ class Regression(nn.Module):
         difference = other - mean
         return mean + w * difference, (1 - w) * variance + w * spread + w * (1 - w) * difference.square()
 
-    def start(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+    def shapes(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
         """Give the shapes of the state for outputs (N, ...)."""
         return shape, shape
 
@@ -70,7 +70,7 @@ class Classification(nn.Module):
         """Pool averages, w being the share of the draws in `more`."""
         return tuple(old + w * (new - old) for old, new in zip(state, more, strict=True))
 
-    def start(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+    def shapes(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
         """Give the shapes of the state for outputs (N, ...)."""
         N, K, *rest = (*shape, 1) if len(shape) == 1 else shape
         return (N, 2 if K == 1 else K, *rest), (N, *rest)
@@ -96,63 +96,55 @@ def _rows(inputs: Any) -> int:
     return next(tensor.shape[0] for tensor in batches.tensors_of(inputs) if tensor.ndim)
 
 
-class _Buffers(nn.Module):
-    """Constant tensors in order."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__()
-        for number, tensor in enumerate(tensors):
-            self.register_buffer(f"part{number}", tensor.clone())
-
-    def all(self) -> list[Tensor]:
-        """List them."""
-        return list(self.buffers())
+def _constants(tensors: Sequence[Tensor]) -> nn.ParameterList:
+    return nn.ParameterList(nn.Parameter(tensor.clone(), requires_grad=False) for tensor in tensors)
 
 
 class SamplePredictor(nn.Module):
-    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all."""
+    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all.
+
+    `drawn` holds scale and shift of every stochastic call, (T, C) each.
+    """
 
     shares: Tensor  # (steps,), of each chunk among the draws up to it
 
     def __init__(
-        self, written: Pass, parts: Sequence[Tensor], summary: Summary, *, chunk: int, output: Sequence[int]
+        self, program: OpenProgram, drawn: Sequence[Tensor], summary: Summary, *, chunk: int, output: Sequence[int]
     ) -> None:
         super().__init__()
-        self.written, self.summary, self.chunk, self.output = written, summary, chunk, tuple(output)
-        self.steps = len(parts[0]) // chunk
-        self.parts = _Buffers([part.reshape(self.steps, chunk, -1) for part in parts])  # (steps, chunk, C) each
-        self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=parts[0].dtype))
+        self.program, self.summary, self.chunk, self.output = program, summary, chunk, tuple(output)
+        self.steps = len(drawn[0]) // chunk
+        self.drawn = _constants([rows.reshape(self.steps, chunk, -1) for rows in drawn])  # (steps, chunk, C) each
+        self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=drawn[0].dtype))
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
-        N, crossing = _rows(inputs), self.written.cross(batches.tensors_of(inputs), self.chunk)
-        parts = self.parts.all()
+        N, crossing = _rows(inputs), self.program.cross(batches.tensors_of(inputs), self.chunk)
 
         def run(rows: Sequence[Tensor]) -> State:
-            outputs = self.written.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
+            outputs = self.program.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
             return self.summary.of(outputs.unflatten(0, (self.chunk, -1)))
 
-        if self.steps == 1:
-            return self.summary.finish(run([part[0] for part in parts]))
-        return self.summary.finish(self._loop(run, parts, N))
+        state = run([rows[0] for rows in self.drawn]) if self.steps == 1 else self._loop(run, N)
+        return self.summary.finish(state)
 
-    def _loop(self, run: Any, parts: list[Tensor], N: int) -> State:
+    def _loop(self, run: Callable[[Sequence[Tensor]], State], N: int) -> State:
         """Pool the moments of chunk after chunk: memory grows with the chunk, not with T."""
 
         def step(state: State, now: tuple[list[Tensor], Tensor]) -> tuple[State, tuple[()]]:
             rows, share = now
             return self.summary.merge(state, run(rows), share), ()
 
-        empty = tuple(self.shares.new_zeros(shape) for shape in self.summary.start((N, *self.output)))
-        state, _ = scan(step, empty, (parts, self.shares))
+        empty = tuple(self.shares.new_zeros(shape) for shape in self.summary.shapes((N, *self.output)))
+        state, _ = scan(step, empty, (list(self.drawn), self.shares))
         return tuple(state)
 
 
 class LinearPredictor(nn.Module):
     """First-order moments: one pass, its gradient and K draws, the statistics all constants (`mcbn.linear`).
 
-    `jacobian(crossing, parts, chosen)` gives outputs and gradients, by scales and shifts, of D copies of the inputs,
-    copy d of output d.
+    `gradient(crossing, parameters, chosen)` gives outputs and gradients, by scales and shifts, of D copies of the
+    inputs, copy d of output d; `chosen` holds scale and shift of the K draws, (K, C) each.
     """
 
     deviations: Tensor  # (T, S)
@@ -161,54 +153,49 @@ class LinearPredictor(nn.Module):
 
     def __init__(
         self,
-        written: Pass,
-        jacobian: nn.Module,
+        program: OpenProgram,
+        gradient: nn.Module,
         expansion: Expansion,
-        chosen: Sequence[Tensor],  # scales and shifts of the K draws, (K, C) each
+        chosen: Sequence[Tensor],
         summary: Summary,
         *,
         n_outputs: int,
     ) -> None:
         super().__init__()
-        self.written, self.jacobian, self.summary, self.D = written, jacobian, summary, n_outputs
+        self.program, self.gradient, self.summary, self.D = program, gradient, summary, n_outputs
         points = [expansion.differentiate.points[name] for name in expansion.centres]
-        self.points = _Buffers([part for point in points for part in point])
-        self.chosen, self.factors = _Buffers(chosen), _Buffers(expansion.factors)
-        self.sizes = [len(part) for point in points for part in (point.scale, point.shift)]
+        self.points = _constants([value for point in points for value in point])
+        self.chosen, self.factors = _constants(chosen), _constants(expansion.factors)
+        self.sizes = [len(point.scale) for point in points for _ in range(2)]
         self.register_buffer("deviations", expansion.deviations.clone())
         self.register_buffer("offset", expansion.offset.clone())
         self.register_buffer("diagonal", None if expansion.diagonal is None else expansion.diagonal.clone())
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
-        N, values = _rows(inputs), self.written.shared(*batches.tensors_of(inputs))
-        points = [Point(*parts) for parts in zip(*[iter(self.points.all())] * len(Point._fields), strict=True)]
-        centre = [part.expand(self.D * N, -1) for point in points for part in (point.scale, point.shift)]
-        selected = spread_rows(torch.eye(self.D).to(self.offset), N)
-        _, gradient = self.jacobian(self.written.tile(values, self.D), centre, selected)
-        by = torch.split(gradient, self.sizes, 1)
-        pairs = (point.by_statistics(*by[2 * i : 2 * i + 2]) for i, point in enumerate(points))
-        flat = torch.cat([part for pair in pairs for part in pair], 1)  # (D N, S)
-        jacobian = flat.reshape(self.D, N, -1).transpose(0, 1)  # (N, D, S)
+        N, values = _rows(inputs), self.program.shared(*batches.tensors_of(inputs))
+        jacobian = self._jacobian(values, N)
         mean = self._mean(values, N, jacobian)
         if isinstance(self.summary, Regression):
-            return self.summary.finish((mean, self._variance(jacobian).reshape(mean.shape)))
+            linear = Linearised(mean, jacobian, self.deviations, tuple(self.factors), self.diagonal)
+            return self.summary.finish((mean, linear.projected.square().sum(2).reshape(mean.shape)))
         draws = torch.matmul(jacobian, self.deviations.T).permute(2, 0, 1)  # (T, N, D)
         return self.summary.finish(self.summary.of(mean + draws.reshape(-1, *mean.shape)))
 
+    def _jacobian(self, values: Sequence[Tensor], N: int) -> Tensor:
+        """Differentiate all outputs by the statistics at the centre, (N, D, S)."""
+        points = [Point(*fields) for fields in zip(*[iter(self.points)] * len(Point._fields), strict=True)]
+        centre = [row.expand(self.D * N, -1) for point in points for row in (point.scale, point.shift)]
+        selected = spread_rows(torch.eye(self.D).to(self.offset), N)
+        _, gradient = self.gradient(self.program.tile(values, self.D), centre, selected)
+        by = iter(torch.split(gradient, self.sizes, 1))
+        pairs = (point.by_statistics(next(by), next(by)) for point in points)
+        flat = torch.cat([column for pair in pairs for column in pair], 1)  # (D N, S)
+        return flat.reshape(self.D, N, -1).transpose(0, 1)
+
     def _mean(self, values: Sequence[Tensor], N: int, jacobian: Tensor) -> Tensor:
         """1/K sum_k [f_omega_k - J (omega_k - omega_0)], (N, ...)."""
-        rows = self.chosen.all()
-        K = len(rows[0])
-        outputs = self.written.each(*self.written.tile(values, K), *(spread_rows(row, N) for row in rows))
+        K = len(self.chosen[0])
+        outputs = self.program.each(*self.program.tile(values, K), *(spread_rows(row, N) for row in self.chosen))
         mean = as_float(outputs.unflatten(0, (K, -1))).mean(0)
         return mean - torch.matmul(jacobian, self.offset).reshape(mean.shape)
-
-    def _variance(self, jacobian: Tensor) -> Tensor:
-        """diag(J C J^T), C = blockdiag(factor^T factor, ...) + diagonal, (N, D)."""
-        factors = self.factors.all()
-        blocks = torch.split(jacobian, [factor.shape[1] for factor in factors], 2) if factors else ()
-        terms = [torch.matmul(J, F.T).square().sum(2) for J, F in zip(blocks, factors, strict=True)]
-        if self.diagonal is not None:
-            terms.append((jacobian.square() * self.diagonal).sum(2))
-        return torch.stack(terms).sum(0)
