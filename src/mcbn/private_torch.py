@@ -47,12 +47,11 @@ def size_seen(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def stand_in_mode() -> Any:
-    """Return a mode that makes tensors without values, for graphs with an open axis."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+def trace_open_sizes(function: Any, table: dict[Any, Any]) -> Any:
+    """Return what traces a function on tensors without values, as `torch.export` notes them, open sizes kept open."""
+    from torch.fx.experimental.proxy_tensor import make_fx
 
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+    return make_fx(function, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)
 
 
 def decompositions(operators: list[Any]) -> dict[Any, Any]:

@@ -18,7 +18,7 @@ from mcbn.engine.graph import as_code, reached, split
 from mcbn.engine.jacobian import normalize_each
 from mcbn.errors import MCBNError
 from mcbn.network import Network, pick_output
-from mcbn.private_torch import decompositions, size_seen, works_in_place
+from mcbn.private_torch import decompositions, size_seen, trace_open_sizes, works_in_place
 
 
 class PerRow(BatchNormMode):
@@ -150,7 +150,6 @@ def trace_gradient(program: OpenProgram, n_outputs: int) -> nn.Module:
     `chosen` (B, D) picks which of a row's outputs is differentiated, by the scales and shifts of that row (autograd, as
     in `mcbn.engine.jacobian`). Traced without values: on what `torch.export` noted of every argument, its batch open.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     def joint(crossing: list[Tensor], parameters: list[Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -163,8 +162,7 @@ def trace_gradient(program: OpenProgram, n_outputs: int) -> nn.Module:
     arguments = [node.meta["val"] for node in program.each.graph.nodes if node.op == "placeholder"]
     crossing, parameters = arguments[: len(program.axes)], arguments[len(program.axes) :]
     chosen = parameters[0].new_ones(parameters[0].shape[0], n_outputs)
-    trace = make_fx(joint, decomposition_table=_decompositions(), tracing_mode="symbolic", _allow_non_fake_inputs=True)
-    return cast(nn.Module, trace(crossing, parameters, chosen))
+    return cast(nn.Module, trace_open_sizes(joint, _decompositions())(crossing, parameters, chosen))
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
