@@ -32,13 +32,13 @@ def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] 
 def environment(package: str = "mcbn.page") -> Environment:
     """Make the environment for the templates of a package and of this one."""
     loaders = [PackageLoader(name, "assets") for name in dict.fromkeys((package, "mcbn.page"))]
-    made = Environment(
+    templates = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"number": number, "percent": percent, "sha256": _digest}
-    made.tests["finite"] = math.isfinite
-    made.policies["json.dumps_function"] = _to_json
-    return made
+    templates.filters |= {"number": number, "percent": percent, "sha256": _digest}
+    templates.tests["finite"] = math.isfinite
+    templates.policies["json.dumps_function"] = _to_json
+    return templates
 
 
 @cache

@@ -39,7 +39,7 @@ def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None 
     """
     results = Path(results)
     reproduction = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
-    if not reproduction.folders and not any(made.records for made in reproduction.made.values()):
+    if not reproduction.folders and not any(p.records for p in reproduction.provenance.values()):
         command = COMMANDS["regression"]
         raise MCBNError(f"{results} holds no records; make them with `{command}`, or name another folder")
     pages = PAGES | {f"{name}.html": title for name, title in reproduction.folders.items()}
@@ -57,7 +57,7 @@ class Reproduction(NamedTuple):
 
     folder: Path
     benchmarks: Path
-    made: Mapping[str, Provenance]
+    provenance: Mapping[str, Provenance]
     folders: Mapping[str, str]  # shown as they are, with their titles
     tables: RegressionReport
 
@@ -70,10 +70,10 @@ class Reproduction(NamedTuple):
 def _read(results: Path, benchmarks: Path) -> Reproduction:
     records = {study: journal.read(results / study / journal.RECORDS) for study in STUDIES}
     records["speed"] = [r for name in ("cpu", "cuda") for r in journal.read(benchmarks / f"{name}.jsonl")]
-    made = {study: trace(study, found, COMMANDS[study]) for study, found in records.items()}
+    provenance = {study: trace(study, rows, COMMANDS[study]) for study, rows in records.items()}
     folders = find_folders(results)
-    made |= {name: _trace_folder(results / name) for name in folders}
-    return Reproduction(results, benchmarks, made, folders, read_regression(results))
+    provenance |= {name: _trace_folder(results / name) for name in folders}
+    return Reproduction(results, benchmarks, provenance, folders, read_regression(results))
 
 
 def find_folders(results: Path) -> dict[str, str]:
@@ -106,27 +106,27 @@ def _sizes() -> Table:
 
 def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
     """Return the template of a page and what it shows."""
-    folder, made, tables = reproduction.folder, reproduction.made, reproduction.tables
+    folder, provenance, tables = reproduction.folder, reproduction.provenance, reproduction.tables
     match page:
         case "index":
             return page, _index(reproduction)
         case "regression":
             shown = [*tables.paper, _sizes(), *tables.further]
-            return "tables", {"made": made[page], "tables": _grouped(shown)}
+            return "tables", {"provenance": provenance[page], "tables": _grouped(shown)}
         case "sensitivity":
-            return "tables", {"made": made[page], "tables": _grouped(tables.sensitivity)}
+            return "tables", {"provenance": provenance[page], "tables": _grouped(tables.sensitivity)}
         case "figures":
-            return page, {"made": made["regression"], **_figures(reproduction.predictions)}
+            return page, {"provenance": provenance["regression"], **_figures(reproduction.predictions)}
         case "statistics":
-            return page, {"made": made[page], **_statistics(folder / page)}
+            return page, {"provenance": provenance[page], **_statistics(folder / page)}
         case "theory":
-            tests = [(_document(folder / n / "table.md", t, n, n), made[n]) for n, t in THEORY.items()]
+            tests = [(_document(folder / n / "table.md", t, n, n), provenance[n]) for n, t in THEORY.items()]
             return "documents", {"documents": tests}
         case "speed":
             benchmarks = reproduction.benchmarks
             timings = [(_document(benchmarks / f"{n}.md", t, n, page), None) for n, t in SPEED.items()]
             return "documents", {"documents": timings}
-    return "folder", {"made": made[page], **_folder(folder / page)}
+    return "folder", {"provenance": provenance[page], **_folder(folder / page)}
 
 
 def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequence[str]]]]]:
@@ -155,11 +155,12 @@ def _index(reproduction: Reproduction) -> Content:
 
 
 def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Provenance]:
-    """Tell whether a table or figure was run, how far it is, and what made it."""
-    made = reproduction.made.get(item.study) or trace(item.study, [], COMMANDS.get(item.study, ""))
+    """Tell whether a table or figure was run, how far it is, and where it comes from."""
+    provenance = reproduction.provenance.get(item.study) or trace(item.study, [], COMMANDS.get(item.study, ""))
     toy = item.study == "toy" and (reproduction.predictions / "toy.npz").exists()
-    run = toy or item.study == "data" or bool(made.records) or item.study in reproduction.folders
-    return run, _state(item, reproduction) if run else f"Not run yet. The paper: {item.printed or 'see there'}", made
+    run = toy or item.study == "data" or bool(provenance.records) or item.study in reproduction.folders
+    state = _state(item, reproduction) if run else f"Not run yet. The paper: {item.printed or 'see there'}"
+    return run, state, provenance
 
 
 def _state(item: Item, reproduction: Reproduction) -> str:
