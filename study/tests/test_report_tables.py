@@ -156,6 +156,13 @@ def test_fidelity_counts_data_sets_within_two_combined_standard_errors_or_better
     assert causes == {name: cause for name, (_, cause) in verdicts.items()} | searched
 
 
+def test_a_search_that_never_comes_near_the_paper_is_no_cause():
+    rows, far, near = ({("power", "mcbn", "rmse"): shifted("power", "mcbn", "rmse", errors)} for errors in (9, 4, 1))
+    causes = [report.fidelity_tables(rows, again)[1].rows[0][-1] for again in ([far], [far, near])]
+    assert causes[0] == "not found"
+    assert causes[1].endswith("in 3")
+
+
 def test_fidelity_of_part_of_the_data_sets_is_incomplete_not_missed():
     rows = {(d, "mcdo", "crps"): shifted(d, "mcdo", "crps") for d in NAMES[:3]}
     counts, differing = report.fidelity_tables(rows)
