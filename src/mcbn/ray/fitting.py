@@ -48,25 +48,20 @@ def fit(
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
     inputs = bayes.inputs if inputs is None else inputs
     network = bayes.copy_network()
+    unfitted = bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
+    options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
     with connected(address) as ray:
         tasks, gpus = workers_of(ray, threads, workers)
-        options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
-        payload = ray.put(pack(_unfitted(bayes), data))
+        payload = ray.put(pack(unfitted, data))
         draw = ray.remote(num_cpus=threads, num_gpus=gpus)(_draw)
-        pending = [draw.remote(payload, options, list(own), threads) for own in shares(n_samples, tasks) if own]
+        pending = [draw.remote(payload, options, list(draws), threads) for draws in shares(n_samples, tasks) if draws]
         try:
-            parts = ray.get(pending)
+            drawn = Posterior.merge(ray.get(pending)).to(network.device)
         except ray.exceptions.RayTaskError as error:
             raise MCBNError(f"a share could not be drawn: {error.cause}") from error
-    drawn = Posterior.merge(parts).to(network.device)
     bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     bayes.inputs = inputs
     return bayes
-
-
-def _unfitted(bayes: MCBN[Any]) -> MCBN[Any]:
-    """Copy an MCBN without what an earlier fit left, its network on the CPU."""
-    return bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
 
 
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
