@@ -1,7 +1,7 @@
 """`fit` on all ranks of a torch.distributed job: each draws its share, all end with the same posterior.
 
-Draw t depends on (seed, t) alone. Ranks take whole groups of draws and exchange them, over gloo or NCCL, so the posterior
-is bit for bit that of one process on the same kind of machine, wherever all training batches have one shape.
+Draw t depends on (seed, t) alone. Ranks take whole groups of draws and exchange them, over gloo or NCCL, so the
+posterior is bit for bit that of one process on the same kind of machine, wherever all training batches have one shape.
 """
 
 import hashlib

@@ -58,8 +58,8 @@ class MCBNCallback(Callback):
         }
         self.of_predict = dict(predict or {})
         self.bayes: MCBN[Any] | None = None
-        self._own: Any = None  # what the module itself held as predict_step, while ours stands in its place
-        self._ours: Any = None
+        self._before: Any = None  # what the module itself held as predict_step, while ours stands in its place
+        self._step: Any = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit on the training loader, tune on the validation loader."""
@@ -82,8 +82,8 @@ class MCBNCallback(Callback):
             with torch.inference_mode(False):  # method="linear" needs gradients, which the trainer turns off
                 return bayes.predict(batches.copied(picked), **options)
 
-        self._own = vars(pl_module).get("predict_step")
-        vars(pl_module)["predict_step"] = self._ours = predict_step
+        self._before = vars(pl_module).get("predict_step")
+        vars(pl_module)["predict_step"] = self._step = predict_step
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the module's own `predict_step` back."""
@@ -94,13 +94,13 @@ class MCBNCallback(Callback):
         self._put_back(pl_module)
 
     def _put_back(self, pl_module: LightningModule) -> None:
-        if self._ours is None or vars(pl_module).get("predict_step") is not self._ours:
+        if self._step is None or vars(pl_module).get("predict_step") is not self._step:
             return
-        if self._own is None:
+        if self._before is None:
             del vars(pl_module)["predict_step"]
         else:
-            vars(pl_module)["predict_step"] = self._own
-        self._own = self._ours = None
+            vars(pl_module)["predict_step"] = self._before
+        self._before = self._step = None
 
 
 def _first(loaders: Any) -> Any:

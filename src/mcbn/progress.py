@@ -44,14 +44,14 @@ def counting(bayes: Any, names: tuple[list[str], list[str]], tick: Tick) -> Iter
         names: what its network takes, `Network.accepted_keys()`.
         tick: called with 1 for every batch.
     """
-    given = bayes.inputs
+    before = bayes.inputs
 
     def pick_and_tick(batch: Any) -> Any:
         tick(1)
-        return batches.pick_inputs(batch, given, names)
+        return batches.pick_inputs(batch, before, names)
 
     bayes.inputs = pick_and_tick
     try:
         yield
     finally:
-        bayes.inputs = given
+        bayes.inputs = before

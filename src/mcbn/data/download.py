@@ -64,8 +64,8 @@ def disagreement(path: Path, digest: str | None) -> str | None:
         return None
     kind, expected = digest.split(":")
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
-    return None if found == expected else f"expected {kind} {expected}, found {found}"
+        digest = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    return None if digest == expected else f"expected {kind} {expected}, found {digest}"
 
 
 def _fetch(url: str, part: Path) -> None:

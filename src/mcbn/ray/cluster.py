@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 
 CONNECT_SECONDS = 10.0
@@ -19,10 +19,10 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
 HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4
 
 
-def require_ray(part: str = "ray") -> Any:
+def require_ray(module: str = "ray") -> Any:
     """Import Ray, or say how to get it."""
     try:
-        return importlib.import_module(part)
+        return importlib.import_module(module)
     except ImportError as error:
         raise MCBNError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
 
@@ -40,12 +40,12 @@ def connected(address: str | None = None) -> Iterator[Any]:
         return
     if address not in (None, "auto", "local"):
         _require_listening(str(address))
-    own = {"include_dashboard": False} if address in (None, "local") else {}
+    alone = {"include_dashboard": False} if address in (None, "local") else {}
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise MCBNError(
-            f"cannot join a Ray cluster at {address or 'this machine'} ({' '.join(str(error).split())}); start one "
+            f"cannot join a Ray cluster at {address or 'this machine'} ({one_line(error)}); start one "
             "with `ray start --head`, or leave the address out to use this machine"
         ) from error
     try:
@@ -56,9 +56,9 @@ def connected(address: str | None = None) -> Iterator[Any]:
 
 def _require_listening(address: str) -> None:
     """Refuse an address where nothing answers, within seconds: Ray itself would wait for minutes."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
+    url = urlsplit(address if "://" in address else f"//{address}")
     try:
-        host, port = parts.hostname, parts.port
+        host, port = url.hostname, url.port
     except ValueError:
         host, port = None, None
     if host is None or port is None:
@@ -102,10 +102,11 @@ def pack(bayes: MCBN[Any], *more: Any) -> bytes:
     Other machines may lack those files, and a worker does not start where the user did.
     """
     cloudpickle = require_ray("ray.cloudpickle")
-    parts = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
-    parts += [getattr(part, name, None) for part in more for name in ("dataset", "collate_fn", "reader")]
-    parts += [getattr(part, "transform", None) for part in parts]
-    registered = [sys.modules[name] for name in {_module_of(part) for part in parts} if _is_own(name)]
+    objects = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
+    objects += [getattr(item, name, None) for item in more for name in ("dataset", "collate_fn", "reader")]
+    objects += [getattr(item, "transform", None) for item in objects]
+    names = {str(getattr(item, "__module__", None) or type(item).__module__) for item in objects}
+    registered = [sys.modules[name] for name in names if _is_of_the_user(name)]
     for module in registered:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -120,12 +121,7 @@ def unpack(payload: bytes) -> Any:
     return require_ray("ray.cloudpickle").loads(payload)
 
 
-def _module_of(part: Any) -> str:
-    """Name the module of a function or class, or of an object's class."""
-    return str(getattr(part, "__module__", None) or type(part).__module__)
-
-
-def _is_own(name: str) -> bool:
+def _is_of_the_user(name: str) -> bool:
     """Tell whether a module is a file of the user's, which other machines need not have, and no installed package."""
     package, path = name.split(".")[0], str(getattr(sys.modules.get(name), "__file__", None) or "")
     installed = package in ("__main__", "torch", "mcbn") or package in sys.stdlib_module_names

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -50,26 +50,28 @@ class Layout:
 
 def find_targets(table: Table, target: str | None, fitted: Layout) -> list[int]:
     """Find the target columns: those asked for, else those of the fit where this table has them."""
-    if target is not None:
-        return [_column(table, part.strip()) for part in target.split(",")]
-    if fitted.target is None:
+    wanted = fitted.target if target is None else target
+    if wanted is None:
         return []
-    parts = [part.strip() for part in fitted.target.split(",")]
-    named = table.names and all(part in table.names for part in parts)
-    placed = all(_is_place(part) for part in parts) and table.width == (fitted.width or 0) + len(parts)
-    return [_column(table, part) for part in parts] if named or placed else []
+    names = [name.strip() for name in wanted.split(",")]
+    if target is None:
+        named = table.names and all(name in table.names for name in names)
+        placed = all(map(_is_place, names)) and table.width == (fitted.width or 0) + len(names)
+        if not named and not placed:
+            return []
+    return [_column(table, name) for name in names]
 
 
-def _column(table: Table, part: str) -> int:
-    if table.names and part in table.names:
-        return table.names.index(part)
-    if _is_place(part) and -table.width <= int(part) < table.width:
-        return int(part) % table.width
-    raise MCBNError(f"{table.path} has no column {part!r}; it has {listing(table)}")
+def _column(table: Table, name: str) -> int:
+    if table.names and name in table.names:
+        return table.names.index(name)
+    if _is_place(name) and -table.width <= int(name) < table.width:
+        return int(name) % table.width
+    raise MCBNError(f"{table.path} has no column {name!r}; it has {listing(table)}")
 
 
-def _is_place(part: str) -> bool:
-    return re.fullmatch(r"-?\d+", part) is not None
+def _is_place(name: str) -> bool:
+    return re.fullmatch(r"-?\d+", name) is not None
 
 
 def find_inputs(table: Table, targets: Sequence[int], fitted: Layout) -> list[int]:
@@ -103,8 +105,16 @@ class Source:
     name: str
     layout: Layout
     count: Callable[[], int | None]  # examples, where known
-    blocks: Callable[[], Iterator[Pair]]
+    read: Callable[[], Iterator[Pair]]
     loader: Any = None  # what the user's own factory made
+
+    def blocks(self) -> Iterator[Pair]:
+        """Yield the blocks; refuse data without a row."""
+        pairs = self.read()
+        first = next(pairs, None)
+        if first is None:
+            raise MCBNError(f"{self.name} holds no rows")
+        yield from chain([first], pairs)
 
     def inputs(self) -> Tensor:
         """Read the inputs of a file whole, (N, ...)."""
@@ -155,7 +165,7 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
     chosen = [*inputs, *targets]
     size = rows_of_block(8 * len(chosen))
 
-    def blocks() -> Iterator[Pair]:
+    def read() -> Iterator[Pair]:
         for block in table.read(chosen, size):
             x, y = block[:, : len(inputs)], block[:, len(inputs) :]  # (n, C), (n, D)
             y = y[:, 0] if len(targets) == 1 else y
@@ -163,7 +173,7 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
 
     columns = tuple(table.names[c] for c in inputs) if table.names else None
     layout = Layout(columns, len(inputs), target or fitted.target)
-    return Source(str(table.path), layout, table.count, _not_empty(table.path, blocks))
+    return Source(str(table.path), layout, table.count, read)
 
 
 def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Source:
@@ -191,23 +201,23 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
         raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
     size = rows_of_block(x.dtype.itemsize * int(np.prod(x.shape[1:], dtype=np.int64)))
 
-    def blocks() -> Iterator[Pair]:
+    def read() -> Iterator[Pair]:
         targets: Iterable[Array | None] = repeat(None) if y is None else y.blocks(size)
         for inputs, values in zip(x.blocks(size), targets, strict=False):
             yield torch.from_numpy(inputs), None if values is None else torch.from_numpy(values)
 
-    return Source(str(path), Layout(None, width, fitted.target), lambda: len(x), _not_empty(path, blocks))
+    return Source(str(path), Layout(None, width, fitted.target), lambda: len(x), read)
 
 
 def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Source:
-    made = specs.make(spec, "--data")
+    data = specs.make(spec, "--data")
 
-    def blocks() -> Iterator[Pair]:
-        again = specs.make(spec, "--data") if isinstance(made, Iterator) else made  # a generator gives out once
+    def read() -> Iterator[Pair]:
+        again = specs.make(spec, "--data") if isinstance(data, Iterator) else data  # a generator gives out once
         for batch in _as_batches(again, spec):
             yield batches.pick_inputs(batch, None, keys), _targets_of(batch, need_targets)
 
-    return Source(spec, Layout(), lambda: _examples(made), _not_empty(spec, blocks), made)
+    return Source(spec, Layout(), lambda: _examples(data), read, data)
 
 
 def _targets_of(batch: Any, need_targets: bool) -> Tensor | None:
@@ -219,21 +229,21 @@ def _targets_of(batch: Any, need_targets: bool) -> Tensor | None:
         return None
 
 
-def _as_batches(made: Any, spec: str) -> Iterable[Any]:
-    if isinstance(made, Tensor | np.ndarray | tuple):
-        return [made]
-    if isinstance(made, Dataset):
-        return DataLoader(made, batch_size=256)
-    if isinstance(made, Iterable):
-        return made
-    raise MCBNError(f"--data {spec} gives {batches.describe(made)}; return a DataLoader, a Dataset or tensors")
+def _as_batches(data: Any, spec: str) -> Iterable[Any]:
+    if isinstance(data, Tensor | np.ndarray | tuple):
+        return [data]
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=256)
+    if isinstance(data, Iterable):
+        return data
+    raise MCBNError(f"--data {spec} gives {batches.describe(data)}; return a DataLoader, a Dataset or tensors")
 
 
-def _examples(made: Any) -> int | None:
-    if isinstance(made, Tensor | np.ndarray | tuple):
-        return batches.size_of(made)
+def _examples(data: Any) -> int | None:
+    if isinstance(data, Tensor | np.ndarray | tuple):
+        return batches.size_of(data)
     try:
-        return len(getattr(made, "dataset", made))
+        return len(getattr(data, "dataset", data))
     except TypeError:  # a stream
         return None
 
@@ -244,15 +254,3 @@ def rows_of_block(row_bytes: int) -> int:
     Part of the results: rounding depends on which rows go through the network together.
     """
     return max(1, min(MOST_ROWS, BLOCK_BYTES // max(1, row_bytes)))
-
-
-def _not_empty(name: str | Path, blocks: Callable[[], Iterator[Pair]]) -> Callable[[], Iterator[Pair]]:
-    def checked() -> Iterator[Pair]:
-        empty = True
-        for pair in blocks():
-            empty = False
-            yield pair
-        if empty:
-            raise MCBNError(f"{name} holds no rows")
-
-    return checked

@@ -80,7 +80,7 @@ class CsvTable:
     def count(self) -> int:
         """Count line ends."""
         with self.path.open("rb") as file:
-            lines = sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b""))
+            lines = sum(text.count(b"\n") for text in iter(lambda: file.read(2**20), b""))
         return lines - (self.names is not None)
 
     def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
@@ -179,9 +179,9 @@ class ParquetTable:
         chosen = list(dict.fromkeys(self._schema.names[c] for c in (*columns, *keys)))
         first = start
         for rows in self._slices(chosen, size, start, self.count() if stop is None else stop):
-            parts = [rows.column(name) for name in names]
-            self._require_full(parts, names, first)
-            numbers = np.stack([part.to_numpy(zero_copy_only=False).astype(np.float64) for part in parts], 1)
+            arrays = [rows.column(name) for name in names]
+            self._require_full(arrays, names, first)
+            numbers = np.stack([array.to_numpy(zero_copy_only=False).astype(np.float64) for array in arrays], 1)
             require_finite(self.path, numbers, first, columns, self.names)
             yield Block(first, numbers, {c: rows.column(self._schema.names[c]) for c in keys})
             first += len(numbers)
@@ -213,10 +213,10 @@ class ParquetTable:
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
             raise MCBNError(f"{self.path}: row 1, column {name!r} is not a number: the column holds {kind}")
 
-    def _require_full(self, parts: Sequence[Any], names: Sequence[str], first: int) -> None:
-        for part, name in zip(parts, names, strict=True):
-            if part.null_count:
-                row = first + part.is_null().to_pylist().index(True) + 1
+    def _require_full(self, arrays: Sequence[Any], names: Sequence[str], first: int) -> None:
+        for array, name in zip(arrays, names, strict=True):
+            if array.null_count:
+                row = first + array.is_null().to_pylist().index(True) + 1
                 raise MCBNError(f"{self.path}: row {row}, column {name!r} is empty; clean or impute it first")
 
 

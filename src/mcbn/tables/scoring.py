@@ -47,11 +47,11 @@ def constant_tau(bayes: MCBN[Any], pairs: Pairs) -> Tensor:
 
 
 def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Join the parts of all blocks."""
-    parts = list(zip(*rows, strict=True))
-    if not parts:
+    """Join the rows of all blocks."""
+    columns = list(zip(*rows, strict=True))
+    if not columns:
         raise MCBNError("the data to score gives no batch at all")
-    return [torch.cat(part) for part in parts]
+    return [torch.cat(column) for column in columns]
 
 
 def evaluate_regression(
@@ -162,9 +162,9 @@ def as_json(report: Report) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(part) for part in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
