@@ -13,10 +13,10 @@ from mcbn.files import write_text
 from mcbn_study import journal, paper
 from mcbn_study.estimates import Estimate, Triple, cell, comparison, triple
 from mcbn_study.journal import RECORDS, Record
+from mcbn_study.provenance import total_seconds
 from mcbn_study.regression.figures import write_figures
 from mcbn_study.regression.summary import METHODS, METRICS, Key, Summary, runs, summarise, summary_csv
 from mcbn_study.sensitivity.report import sensitivity_tables
-from mcbn_study.site.provenance import total_seconds
 from mcbn_study.tables import MISSING, Table, escape_markdown, to_latex, to_markdown
 
 _COMMAND = "mcbn reproduce regression"

@@ -14,13 +14,13 @@ from mcbn.page.templates import render, rounded, save
 from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
 from mcbn_study import journal
+from mcbn_study.provenance import Provenance, trace
 from mcbn_study.regression.figures import SHAPES, first_split, load_arrays
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
 from mcbn_study.regression.summary import METHODS
 from mcbn_study.site.catalogue import COMMANDS, FOLDERS, FURTHER, ITEMS, PAGES, SPEED, STUDIES, THEORY, Item
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
-from mcbn_study.site.provenance import Provenance, trace
 from mcbn_study.tables import MISSING, Table
 
 WHOLE, PARTLY = "complete", "Not run yet: "

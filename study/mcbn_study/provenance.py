@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mcbn_study.journal import Record
-from mcbn_study.site.catalogue import STUDIES
 from mcbn_study.tables import MISSING
 
-_KNOWN = (*STUDIES, "speed")  # studies whose records are known
+_TIMED = ("regression", "sensitivity", "statistics", "objective", "regularizer", "speed")  # record by record
 # Records that carry the seconds of a whole run, which they share: what tells one run from another.
 _SHARED: dict[str, Callable[[Record], Any]] = {
     "selection": lambda record: (record.get("cell"), record.get("seconds")),  # a cell may have been run twice
@@ -63,7 +62,7 @@ def total_seconds(study: str, records: Iterable[Record]) -> float:
         if kind == _CLOCK:
             run = kind, *(record.get(name) for name in ("method", "seed", "config_hash"))
             shared[run] = max(seconds, shared.get(run, 0.0))
-        elif study not in _KNOWN:  # all records of one run bear its seconds, to the digit
+        elif study not in _TIMED:  # all records of one run bear its seconds, to the digit
             shared[kind, record.get("seed"), seconds] = seconds
         elif kind in _SHARED:
             shared[kind, _SHARED[kind](record)] = seconds
