@@ -50,12 +50,17 @@ def read_costs(folder: Path) -> list[Cost]:
                 latest[place] = record
     if not latest:
         raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")
-    return [_cost(device, record) for (_, device), record in latest.items()]
-
-
-def _cost(device: str, r: Record) -> Cost:
-    each = 1000 * r["milliseconds"] / (r["n"] * r["n_samples"])
-    return Cost(r["case"], device, r["hardware"], r["n"], r["n_samples"], each)
+    return [
+        Cost(
+            r["case"],
+            device,
+            r["hardware"],
+            r["n"],
+            r["n_samples"],
+            1000 * r["milliseconds"] / (r["n"] * r["n_samples"]),
+        )
+        for (_, device), r in latest.items()
+    ]
 
 
 def cost_table(costs: Iterable[Cost], prices: Mapping[str, float] = PRICES, draws: Sequence[int] = DRAWS) -> str:

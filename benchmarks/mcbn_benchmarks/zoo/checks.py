@@ -162,7 +162,9 @@ def _examine(specimen: Specimen) -> dict[str, Any]:
 def compare(specimen: Specimen) -> dict[str, Any]:
     """Compare draws with Algorithm 1 and with training passes, and the way `sample` takes with Algorithm 1."""
     x, M, collate = specimen.x, specimen.batch_size, specimen.collate
-    bayes: MCBN[Any] = MCBN(specimen.model, "classification", output=first_tensor, inputs=collate and _whole)
+    bayes: MCBN[Any] = MCBN(
+        specimen.model, "classification", output=first_tensor, inputs=collate and (lambda batch: batch)
+    )
     bayes.fit(DataLoader(x, batch_size=M, collate_fn=collate) if collate else x, n_samples=DRAWS, batch_size=M)
     query = batch(specimen, range(QUERIES))
     with torch.no_grad():
@@ -179,10 +181,6 @@ def compare(specimen: Specimen) -> dict[str, Any]:
         "fast_error": fast,
         "way": _way(bayes.explain(query)),
     }
-
-
-def _whole(batch: Any) -> Any:
-    return batch
 
 
 def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:

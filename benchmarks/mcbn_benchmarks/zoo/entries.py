@@ -3,10 +3,12 @@
 Small imitations of what the packages do with batch norm are the part of it that needs none of them.
 """
 
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,33 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROWS = 12  # examples to draw batches from
-CIFAR = """resnet20 preresnet20 seresnet20 sepreresnet20 diaresnet20 resnext20_16x4d densenet40_k12_bc
-xdensenet40_2_k24_bc pyramidnet110_a48 rir ror3_56 shakeshakeresnet20_2x16d shakedropresnet20 resdropresnet20
-fractalnet msdnet22"""
-IMAGENET = """mobilenet_wd4 mobilenetv2_wd4 mobilenetv3_small_w7d20 shufflenet_g1_wd4 shufflenetv2_wd2 menet108_8x1_g3
-igcv3_wd4 sqnxt23_w1 efficientnet_b0 mixnet_s mnasnet_small ghostnet dicenet_wd5 espnetv2_wd2 condensenet74_c4_g4
-channelnet fbnet_cb proxylessnas_mobile spnasnet peleenet hardnet39ds vovnet27s selecsls42 regnetx002 regnety002
-bninception octresnet10_ad2 resnestabc14 bam_resnet18 cbam_resnet18 sharesnet18 ibn_resnet50 airnet50_1x64d_r2 sknet50
-dla46c drnc26 isqrtcovresnet18 revnet38 hrnet_w18_small_v1 sparsenet121 darts resneta10"""
-SEGMENTATION = """enet_cityscapes erfnet_cityscapes dabnet_cityscapes cgnet_cityscapes lednet_cityscapes
-linknet_cityscapes fastscnn_cityscapes edanet_cityscapes esnet_cityscapes unet_cityscapes segnet_cityscapes
-fpenet_cityscapes simplepose_mobile_resnet18_coco"""
-TIMM = """resnet18 resnet18d resnetv2_50 seresnet18 efficientnet_lite0 tf_efficientnetv2_b0 mobilenetv3_small_050
-mobilenetv4_conv_small_050 regnety_002 res2net50_14w_8s dla34 ghostnet_050 hrnet_w18_small hardcorenas_a lcnet_050
-repvgg_a0 rexnet_100 selecsls42b semnasnet_075 spnasnet_100 tinynet_e xception41 ese_vovnet19b_slim cspresnet50
-darknet17 fbnetc_100 mixnet_s mnasnet_small levit_128s fastvit_t8 mobilevit_xxs repvit_m0_9 efficientvit_b0 hgnetv2_b0
-nextvit_small resnest14d skresnet18 starnet_s1 swiftformer_xs tresnet_m densenet121 eca_resnet33ts legacy_seresnet18
-visformer_tiny shvit_s1"""
-SMP = "Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus UPerNet"
-EEG = """EEGNet EEGNeX Deep4Net ShallowFBCSPNet EEGConformer EEGInceptionERP EEGITNet EEGTCNet ATCNet CTNet ContraWR
-FBCNet FBMSNet IFNet MSVTNet SCCNet SPARCNet SincShallowNet TIDNet TSception DeepSleepNet AttnSleep
-SleepStagerBlanco2020 SleepStagerChambon2018 USleep EEGSimpleConv SSTDPN"""
-GRAPHS = "GCN GraphSAGE GIN GAT PNA EdgeCNN DeepGCN"
-TSAI = """FCN ResNet InceptionTime XceptionTime OmniScaleCNN ResCNN XCM TST TSTPlus mWDN LSTM_FCN MLSTM_FCN xresnet1d18
-InceptionTimePlus ResNetPlus FCNPlus"""
+NETWORKS = Path(__file__).parent / "networks.toml"
 TSAI_MODULES = {"LSTM_FCN": "RNN_FCN", "MLSTM_FCN": "RNN_FCN", "xresnet1d18": "XResNet1d"}
-TORCHVISION = """resnet18 resnext50_32x4d mobilenet_v2 mobilenet_v3_small efficientnet_b0 efficientnet_v2_s densenet121
-googlenet shufflenet_v2_x0_5 regnet_y_400mf mnasnet0_5 vgg11_bn"""
 _UNET = {"channels": (4, 8, 16), "strides": (2, 2)}
 _FEATURES = {"features": (4, 4, 8, 8, 16, 4), "norm": "batch"}
 MONAI: dict[str, tuple[int, dict[str, Any]]] = {  # voxels a side, and options
@@ -198,26 +175,12 @@ IMITATIONS: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {
 
 def all_entries() -> list[Entry]:
     """List every network, own imitations first."""
-    image = "image classification"
-    sources: Sequence[tuple[str, str, Sequence[str], Callable[[str], Specimen]]] = (
-        ("mcbn", "imitations", list(IMITATIONS), _imitation),
-        ("pytorchcv", image, CIFAR.split(), lambda name: _pytorchcv(f"{name}_cifar10", 32)),
-        ("pytorchcv", image, IMAGENET.split(), lambda name: _pytorchcv(name, 64)),
-        ("pytorchcv", "segmentation", SEGMENTATION.split(), lambda name: _pytorchcv(name, 64, in_size=(64, 64))),
-        ("timm", image, TIMM.split(), _timm),
-        ("segmentation_models_pytorch", "segmentation", SMP.split(), _segmentation),
-        ("monai", "3-D medical", list(MONAI), _monai),
-        ("braindecode", "EEG", EEG.split(), _eeg),
-        ("torch_geometric", "graphs", GRAPHS.split(), _graphs),
-        ("tsai", "time series", TSAI.split(), _series),
-        ("torchtsmixer", "time series", ["TSMixer"], _mixer),
-        ("pytorch_tabnet", "tabular", ["TabNet", "TabNetNoEmbeddings"], _tabular),
-        ("torchvision", image, TORCHVISION.split(), _torchvision),
-    )
-    return [
-        Entry(package, domain, name, partial(build, name))
-        for package, domain, names, build in sources
-        for name in names
+    sources = tomllib.loads(NETWORKS.read_text())["source"]
+    imitations = [Entry("mcbn", "imitations", name, partial(_imitation, name)) for name in IMITATIONS]
+    return imitations + [
+        Entry(source["package"], source["domain"], name, partial(BUILDERS[source["build"]], name))
+        for source in sources
+        for name in source["names"].split()
     ]
 
 
@@ -313,3 +276,19 @@ def _tabular(name: str) -> Specimen:
     kind = getattr(import_module("pytorch_tabnet.tab_network"), name)
     model = kind(10, 3, virtual_batch_size=8, group_attention_matrix=torch.eye(10))
     return Specimen(model, rows(10, n=24), batch_size=8)
+
+
+BUILDERS: dict[str, Callable[[str], Specimen]] = {
+    "cifar10": lambda name: _pytorchcv(f"{name}_cifar10", 32),
+    "imagenet": lambda name: _pytorchcv(name, 64),
+    "cityscapes": lambda name: _pytorchcv(name, 64, in_size=(64, 64)),
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "segmentation": _segmentation,
+    "monai": _monai,
+    "eeg": _eeg,
+    "graphs": _graphs,
+    "series": _series,
+    "mixer": _mixer,
+    "tabular": _tabular,
+}
