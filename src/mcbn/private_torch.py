@@ -79,11 +79,14 @@ def compile_kernel(source: str, name: str, options: list[str]) -> bytes:  # prag
     return compiled
 
 
-def load_kernel(compiled: bytes, name: str) -> Any:  # pragma: no cover
-    """Load what `compile_kernel` gave onto the current GPU."""
+def load_kernel(compiled: bytes, name: str, shared: int = 0) -> Any:  # pragma: no cover
+    """Load what `compile_kernel` gave onto the current GPU; shared: bytes of dynamic shared memory it will take."""
     from torch.cuda._utils import _cuda_load_module
 
-    return _cuda_load_module(compiled, [name])[name]  # type: ignore[index]
+    kernel = _cuda_load_module(compiled, [name])[name]  # type: ignore[index]
+    if shared:
+        kernel.set_shared_memory_config(shared)
+    return kernel
 
 
 def allow_steps_before_capture(optimizer: torch.optim.Optimizer) -> None:

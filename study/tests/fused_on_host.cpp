@@ -1,4 +1,4 @@
-// The kernel of `mcbn.reproduce.fused` on the host.
+// The kernel of `mcbn_study.regression.fused` on the host.
 
 #include "cuda_on_host.h"
 
@@ -27,5 +27,5 @@ extern "C" void run(int blocks, long long bytes, const float *x, const float *y,
                     float *scratch, float *p, float *m, float *v, long long k) {
     std::vector<float4> memory((bytes + 15) / 16);
     shared_memory = memory.data();
-    run_blocks(blocks, [=] { train(x, y, uniform, streams, rates, decays, corrections, scratch, p, m, v, k); });
+    run_blocks(blocks, [=] { fused(x, y, uniform, streams, rates, decays, corrections, scratch, p, m, v, k); });
 }

@@ -29,7 +29,7 @@ Device = Annotated[
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
 EngineName = Annotated[str, typer.Option(help="local, or ray: cells of work as tasks on a cluster")]
 Address = Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")]
-Fused = Annotated[bool, typer.Option("--fused", help="take many training steps in one CUDA kernel; needs CuPy")]
+Fused = Annotated[bool, typer.Option("--fused", help="take many training steps in one CUDA kernel")]
 
 
 @reproduce.command()

@@ -1,6 +1,5 @@
 """One program that trains S networks at once: stacked gradients, one fused Adam, CUDA graphs on a GPU."""
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from mcbn.data import Regression, folds, split
 from mcbn.data import load as load_data
+from mcbn.engine import kernels
 from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
@@ -222,10 +222,10 @@ class Trainer:
 
 def _kernel(networks: Networks) -> Any:
     """Return the module of fused steps if such networks fit, else None."""
-    if importlib.util.find_spec("cupy") is None:
+    if not kernels.available():
         raise MCBNError(
-            "fused steps are a CUDA kernel that CuPy compiles, and CuPy is not installed; install it for your CUDA "
-            "(pip install cupy-cuda13x), or run without --fused"
+            "fused steps are a CUDA kernel, which needs a GPU, CUDA's compiler and PyTorch 2.8 or later; run without "
+            "--fused"
         )
     return fused_steps if fused_steps.fits(networks.family, networks.batch_size, networks.hidden) else None
 

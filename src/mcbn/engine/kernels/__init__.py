@@ -10,7 +10,7 @@ a dozen passes over memory as operations of their own.
 Imported on a GPU alone; benchmarks/README.md has times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -40,18 +40,18 @@ def available() -> bool:
     return CUDA_HOME is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
-def source(name: str) -> str:
+def source(name: str, package: str = __name__) -> str:
     """Read `<name>.cu`."""
-    return files(__name__).joinpath(f"{name}.cu").read_text()
+    return files(package).joinpath(f"{name}.cu").read_text()
 
 
-def options(constants: dict[str, int]) -> list[str]:
+def options(constants: Mapping[str, int | str]) -> list[str]:
     """Return the compiler's definitions."""
     return [f"-D{name}={value}" for name, value in constants.items()]
 
 
 @cache
-def compiles(name: str, constants: tuple[tuple[str, int], ...], device: int) -> bool:  # pragma: no cover
+def compiles(name: str, constants: tuple[tuple[str, int | str], ...], device: int) -> bool:  # pragma: no cover
     """Tell whether a kernel can be had: PyTorch's compiler is not a public part of it, and may refuse."""
     try:
         _compiled(name, constants, device)
@@ -61,18 +61,30 @@ def compiles(name: str, constants: tuple[tuple[str, int], ...], device: int) -> 
 
 
 def launch(
-    name: str, constants: dict[str, int], grid: tuple[int, int], tensors: Sequence[Tensor], *numbers: float
+    name: str,
+    constants: Mapping[str, int | str],
+    grid: tuple[int, int],
+    tensors: Sequence[Tensor],
+    *numbers: float,
+    package: str = __name__,
+    shared: int = 0,
 ) -> None:  # pragma: no cover
-    """Run the function of this name in `<name>.cu` on the current stream: (blocks, threads of one)."""
-    kernel = _compiled(name, tuple(constants.items()), tensors[0].device.index)
-    with torch.cuda.device(tensors[0].device):
-        kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers])
+    """Run the function of this name in `<name>.cu` on the current stream: (blocks, threads of one).
+
+    package: where the source lies; shared: bytes of dynamic shared memory of a block.
+    """
+    device = tensors[0].device
+    kernel = _compiled(name, tuple(constants.items()), device.index, package, shared)
+    with torch.cuda.device(device):
+        kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers], shared)
 
 
 @cache
-def _compiled(name: str, constants: tuple[tuple[str, int], ...], device: int) -> Any:  # pragma: no cover
+def _compiled(
+    name: str, constants: tuple[tuple[str, int | str], ...], device: int, package: str = __name__, shared: int = 0
+) -> Any:  # pragma: no cover
     """Load a kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
-    code, flags = source(name), ["-std=c++17", *options(dict(constants))]
+    code, flags = source(name, package), ["-std=c++17", *options(dict(constants))]
     with torch.cuda.device(device):
         known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
         kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
@@ -82,7 +94,7 @@ def _compiled(name: str, constants: tuple[tuple[str, int], ...], device: int) ->
             compiled = private_torch.compile_kernel(code, name, flags)
             with suppress(OSError), replacing(kept) as temporary:
                 temporary.write_bytes(compiled)
-        return private_torch.load_kernel(compiled, name)
+        return private_torch.load_kernel(compiled, name, shared)
 
 
 # ---------------------------------------------------------------- narrow.cu

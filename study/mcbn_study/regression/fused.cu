@@ -518,8 +518,8 @@ __device__ __forceinline__ void bring_back(const Batches &all, int step, const M
 // x (S, k M, Q), y (S, k M), uniform (., k M, UNIFORMS) by stream; streams, rates, decays (S,); corrections (k, 2);
 // scratch (S, M L) where batches have chunks; p, m, v (S, SMALL + H L): small parameters, then W2.
 extern "C" __global__ void __launch_bounds__(T, BLOCKS)
-    train(const float *x, const float *y, const float *uniform, const long long *streams, const float *rates,
-          const float *decays, const float *corrections, float *scratch, float *p, float *m, float *v, long long k) {
+    fused(const float *x, const float *y, const float *uniform, const long long *streams, const float *rates,
+          const float *decays, const float *corrections, float *scratch, float *p, float *m, float *v, int k) {
     SHARED(float4, memory);
     const Batches all = {x, y, uniform, scratch, k};
     const Memory at = lay_out((float *)memory);
