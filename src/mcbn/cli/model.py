@@ -153,16 +153,17 @@ def predict(
         is_many = engine == "ray" or resume or Path(data).is_dir()
         if not is_many:
             results.require_writable(out)
-        bayes, layout, _ = session.load(posterior, specs.model(model, weights, specs.device(device)))
+        fitted = session.load(posterior, model, weights, device)
+        bayes = fitted.bayes
         if is_many:
             options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage}
-            options |= {"target": target, "layout": layout, "resume": resume}
+            options |= {"target": target, "layout": fitted.layout, "resume": resume}
             options["key"] = [name.strip() for name in key.split(",")] if key else []
             options["transform"] = specs.find(transform, "--transform") if transform else None
             ray = {"address": address, "workers": workers} if engine == "ray" else None
             _predict_many(Path(data), bayes, out, ray, **options)
             return
-        inputs = open_source(data, target=target, fitted=layout, keys=session.keys(bayes))
+        inputs = fitted.open(data, target, need_targets=False)
         warn_if_untuned(bayes.noise_precision)
         rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
@@ -233,16 +234,9 @@ def evaluate(
     ECE and the AUROC of errors by entropy, beside the plain network.
     """
     with session.session():
-        bayes, layout, constant = session.load(posterior, specs.model(model, weights, specs.device(device)))
-        opening: dict[str, Any] = {
-            "target": target,
-            "fitted": layout,
-            "need_targets": True,
-            "keys": session.keys(bayes),
-        }
-        test = open_source(data, **opening)
-        if tune:
-            constant = session.tune(bayes, open_source(tune, **opening))
+        fitted = session.load(posterior, model, weights, device)
+        bayes, test = fitted.bayes, fitted.open(data, target)
+        constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
         _require_tau(bayes, posterior)
         with bar("evaluating", test.count(), "row") as tick:
             pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}

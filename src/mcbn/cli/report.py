@@ -10,7 +10,7 @@ from mcbn import plugins
 from mcbn.cli import session
 from mcbn.cli.session import Data, Debug, Device, Target, Weights
 from mcbn.errors import MCBNError
-from mcbn.tables import open_source, specs
+from mcbn.tables import open_source
 from mcbn.tables import results as outputs
 
 
@@ -84,23 +84,14 @@ def _of_network(
     if model is None or data is None:
         raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
     path = _writable(out)
-    bayes, layout, constant = session.load(posterior, specs.model(model, weights, specs.device(device)))
-    opening: dict[str, Any] = {"target": target, "fitted": layout, "keys": session.keys(bayes)}
-    test = open_source(data, need_targets=True, **opening)
-    fit_data = open_source(train, **opening) if train else None
-    if tune:
-        constant = session.tune(bayes, open_source(tune, need_targets=True, **opening))
+    fitted = session.load(posterior, model, weights, device)
+    test = fitted.open(data, target)
+    fit_data = session.training_data(fitted.open(train, target, need_targets=False)) if train else None
+    constant = session.tune(fitted.bayes, fitted.open(tune, target)) if tune else fitted.constant
+    constant_std = None if constant is None else float(constant.reshape(-1)[0]) ** -0.5
     x, y = session.read_whole(test)
-    return write_page(
-        path,
-        bayes,
-        x,
-        y,
-        train=session.training_data(fit_data) if fit_data else None,
-        constant_std=None if constant is None else float(constant.reshape(-1)[0]) ** -0.5,
-        names=test.layout.columns,
-        **wording,
-    )
+    wording |= {"constant_std": constant_std, "names": test.layout.columns}
+    return write_page(path, fitted.bayes, x, y, train=fit_data, **wording)
 
 
 def _of_predictions(

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from mcbn import saving
@@ -19,7 +19,7 @@ from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import Tick, bar, counting
-from mcbn.tables import Layout, Pair, Source, scoring
+from mcbn.tables import Layout, Pair, Source, open_source, scoring, specs
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 ENGINES = ("local", "ray")
@@ -106,13 +106,25 @@ def keys(bayes: MCBN[Any]) -> tuple[list[str], list[str]]:
     return Network(bayes.model).accepted_keys()
 
 
-def load(path: Path, network: nn.Module) -> tuple[MCBN[Any], Layout, Tensor | None]:
-    """Read a posterior with the layout it was fitted on and the constant twin's tau, where the file has them."""
-    bayes: MCBN[Any] = MCBN.load(path, network)
+class Fitted(NamedTuple):
+    """A posterior of `mcbn fit` with its network."""
+
+    bayes: MCBN[Any]
+    layout: Layout  # of the table it was fitted on
+    constant: Tensor | None  # tau of the constant twin, where the file has it
+
+    def open(self, data: str, target: str | None, *, need_targets: bool = True) -> Source:
+        """Open data for this network; columns are found by the names of the fit."""
+        return open_source(data, target=target, fitted=self.layout, need_targets=need_targets, keys=keys(self.bayes))
+
+
+def load(path: Path, model: str, weights: Path | None, device: str) -> Fitted:
+    """Make the network and read its posterior."""
+    bayes: MCBN[Any] = MCBN.load(path, specs.model(model, weights, specs.device(device)))
     _, metadata = saving.read_tensors(path)
     constant = metadata.get("constant_tau")
     tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
-    return bayes, Layout.from_json(metadata.get("table")), tau
+    return Fitted(bayes, Layout.from_json(metadata.get("table")), tau)
 
 
 def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
