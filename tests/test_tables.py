@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mcbn import MCBNError
-from mcbn.tables import Layout, open_source, results, specs
+from mcbn.tables import Layout, open_examples, results, specs
 from mcbn.tables.formats import CsvTable, StoredArray
 
 VALUES = [[1.5, -2.0, 3e-7], [4.0, 5.25, 6.0]]
@@ -95,12 +95,12 @@ def test_arrays_without_usable_numbers_are_refused(array: np.ndarray, message: s
 def test_inputs_and_targets_of_different_lengths_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.zeros(5))
     with pytest.raises(MCBNError, match=r"4 examples.* 5"):
-        open_source(str(tmp_path / "a.npz"))
+        open_examples(str(tmp_path / "a.npz"))
 
 
 def test_the_only_other_array_of_an_npz_holds_the_inputs(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.ones((4, 2)), label=np.arange(4))
-    ((x, y),) = open_source(str(tmp_path / "a.npz"), need_targets=True).blocks()
+    ((x, y),) = open_examples(str(tmp_path / "a.npz"), need_targets=True).blocks()
     assert x.shape == (4, 2)
     assert y is not None
     assert y.tolist() == [0, 1, 2, 3]

@@ -17,7 +17,7 @@ from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
-from mcbn.tables import Layout, Source, open_source, results, scoring, specs
+from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring, specs
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
 Posterior = Annotated[Path, typer.Option(help="the file that `mcbn fit` wrote")]
@@ -57,9 +57,9 @@ def fit(
         results.require_writable(out, ())
         network = specs.model(model, weights, specs.device(device))
         bayes: MCBN[Any] = MCBN(network, task, layers=_read_layers(layers))
-        train = open_source(data, target=target)
+        train = open_examples(data, target=target)
         opening: dict[str, Any] = {"target": target, "fitted": train.layout, "keys": session.keys(bayes)}
-        held_out = tune and open_source(tune, need_targets=True, **opening)
+        held_out = tune and open_examples(tune, need_targets=True, **opening)
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
         _save(bayes, out, train.layout, constant)
@@ -73,28 +73,17 @@ def _read_layers(text: str | None) -> int | list[str] | None:
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
 
 
-def _draw(bayes: MCBN[Any], train: Source, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
+def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
     """Fit the posterior."""
     if train.loader is None and batch_size is None:
         raise MCBNError("give --batch-size, the M of training: the spread of the draws depends on it")
     if batch_size is not None:
         batches.require_int("batch_size", batch_size, 1)
     if train.layout.width is not None:
-        _require_fits(bayes, train)
+        columns = f"the {train.layout.width} input columns of {train.name}"
+        require_fits(bayes, next(train.blocks())[0], columns, "--target leaves targets out")
     with bar("drawing", n_samples, "batch") as tick, counting(bayes, session.keys(bayes), tick):
         bayes.fit(session.training_data(train), n_samples=n_samples, batch_size=batch_size, **options)
-
-
-def _require_fits(bayes: MCBN[Any], train: Source) -> None:
-    """Try the network on a few rows, to say in the words of a table why it cannot run."""
-    x, _ = next(train.blocks())
-    try:
-        bayes.plain(x[:2])
-    except MCBNError as error:
-        raise MCBNError(
-            f"the network does not take the {train.layout.width} input columns of {train.name} "
-            f"({error.__cause__ or error}); --target leaves targets out"
-        ) from error
 
 
 def _save(bayes: MCBN[Any], path: Path, layout: Layout, constant: Tensor | None) -> None:
@@ -169,7 +158,7 @@ def predict(
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 
 
-def _write(out: Path, inputs: Source, coverage: float, predict: Callable[[Any], Any]) -> int:
+def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any], Any]) -> int:
     """Predict block by block into a file that appears whole or not at all; return the number of rows."""
     rows = 0
     with (

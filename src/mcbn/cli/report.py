@@ -10,7 +10,7 @@ from mcbn import plugins
 from mcbn.cli import session
 from mcbn.cli.session import Data, Debug, Device, Target, Weights
 from mcbn.errors import MCBNError
-from mcbn.tables import open_source
+from mcbn.tables import open_examples
 from mcbn.tables import results as outputs
 
 
@@ -102,7 +102,7 @@ def _of_predictions(
     if data is None:
         raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
     path, predicted = _writable(out), outputs.read_predictions(predictions)
-    test = open_source(data, target=target, need_targets=True)
+    test = open_examples(data, target=target, need_targets=True)
     x, y = session.read_whole(test)
     return write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
 

@@ -19,7 +19,7 @@ from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import Tick, bar, counting
-from mcbn.tables import Layout, Pair, Source, open_source, scoring, specs
+from mcbn.tables import Examples, Layout, Pair, open_examples, scoring, specs
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 ENGINES = ("local", "ray")
@@ -113,9 +113,9 @@ class Fitted(NamedTuple):
     layout: Layout  # of the table it was fitted on
     constant: Tensor | None  # tau of the constant twin, where the file has it
 
-    def open(self, data: str, target: str | None, *, need_targets: bool = True) -> Source:
+    def open(self, data: str, target: str | None, *, need_targets: bool = True) -> Examples:
         """Open data for this network; columns are found by the names of the fit."""
-        return open_source(data, target=target, fitted=self.layout, need_targets=need_targets, keys=keys(self.bayes))
+        return open_examples(data, target=target, fitted=self.layout, need_targets=need_targets, keys=keys(self.bayes))
 
 
 def load(path: Path, model: str, weights: Path | None, device: str) -> Fitted:
@@ -134,12 +134,12 @@ def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
         tick(len(x) if isinstance(x, Tensor) else 1 if y is None else len(y))
 
 
-def training_data(source: Source) -> Any:
+def training_data(examples: Examples) -> Any:
     """Give the data as `MCBN.fit` takes it: what the user's factory made, or all inputs (N, ...)."""
-    return source.inputs() if source.loader is None else source.loader
+    return examples.inputs() if examples.loader is None else examples.loader
 
 
-def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
+def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
     data = held_out.loader
     if not isinstance(data, DataLoader):
@@ -154,13 +154,13 @@ def tune(bayes: MCBN[Any], held_out: Source) -> Tensor | None:
         return scoring.constant_tau(bayes, counted(held_out.blocks(), tick))
 
 
-def read_whole(source: Source) -> tuple[Any, Tensor]:
+def read_whole(examples: Examples) -> tuple[Any, Tensor]:
     """Read inputs and targets of held-out data at once, (N, ...) each."""
-    with bar("reading", source.count(), "row") as tick:
-        pairs = list(counted(source.blocks(), tick))
+    with bar("reading", examples.count(), "row") as tick:
+        pairs = list(counted(examples.blocks(), tick))
     y = torch.cat([target for _, target in pairs if target is not None])
     if all(isinstance(x, Tensor) for x, _ in pairs):
         return torch.cat([x for x, _ in pairs]), y
     if len(pairs) == 1:
         return pairs[0][0], y
-    raise MCBNError(f"a report needs inputs that are one tensor; the batches of {source.name} hold several")
+    raise MCBNError(f"a report needs inputs that are one tensor; the batches of {examples.name} hold several")

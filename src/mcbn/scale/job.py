@@ -16,7 +16,7 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
 from mcbn.scale.inputs import Inputs, Part, Reader, cut_images, cut_tables, list_files
-from mcbn.tables import Layout
+from mcbn.tables import Layout, require_fits
 
 FORMAT = 1
 
@@ -69,7 +69,7 @@ def plan(
     reader = Reader.probe(files, keys, layout or Layout(), target, transform, batch_size)
     cut = cut_tables if reader.is_table else cut_images
     parts = tuple(cut(files, reader.batch_rows, part_rows))
-    _require_fits(bayes, reader, parts[0])
+    _require_first(bayes, reader, parts[0])
     settings = {
         "format": FORMAT,
         "network and posterior": identify(bayes),
@@ -81,22 +81,16 @@ def plan(
     return Job(Path(out).resolve(), parts, reader, method, n_samples, coverage, settings)
 
 
-def _require_fits(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
-    """Try the network on two inputs, to refuse what it cannot take before a cluster is at work."""
+def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
+    """Try the network on inputs of the first part, to refuse what it cannot take before a cluster is at work."""
     try:
         batch = next(reader.read(part), None)
     except Exception:  # a file that cannot be read is one of many
         return
-    if batch is None or not len(batch.rows):
-        return
-    try:
-        bayes.plain(batch.x[:2])
-    except MCBNError as error:
+    if batch is not None and len(batch.rows):
         what = f"the {reader.layout.width} input columns" if reader.is_table else f"images {reader.shape}"
-        raise MCBNError(
-            f"the network does not take {what} of {batch.labels[0]} ({error.__cause__ or error}); name its inputs by "
-            "columns=, leave out others by key= and target=, or give a transform="
-        ) from error
+        cure = "name its inputs by columns=, leave out others by key= and target=, or give a transform="
+        require_fits(bayes, batch.x, f"{what} of {batch.labels[0]}", cure)
 
 
 def identify(bayes: MCBN[Any]) -> str:

@@ -99,7 +99,7 @@ def listing(table: Table) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class Examples:
     """Blocks of inputs and targets, to be run through any number of times."""
 
     name: str
@@ -121,14 +121,14 @@ class Source:
         return torch.cat([x for x, _ in self.blocks()])
 
 
-def open_source(
+def open_examples(
     spec: str,
     *,
     target: str | None = None,
     fitted: Layout | None = None,
     need_targets: bool = False,
     keys: Keys = ([], []),
-) -> Source:
+) -> Examples:
     """Open a csv, parquet, npy or npz file, or a `module:loader_factory`.
 
     Args:
@@ -157,7 +157,7 @@ def open_source(
     return _from_table(table, target, fitted, need_targets)
 
 
-def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Source:
+def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Examples:
     targets = find_targets(table, target, fitted)
     if need_targets and not targets:
         raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {listing(table)}")
@@ -173,10 +173,10 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
 
     columns = tuple(table.names[c] for c in inputs) if table.names else None
     layout = Layout(columns, len(inputs), target or fitted.target)
-    return Source(str(table.path), layout, table.count, read)
+    return Examples(str(table.path), layout, table.count, read)
 
 
-def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Source:
+def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Examples:
     names = members(path)
     if target is not None and target not in names:
         raise MCBNError(f"{path} has no array {target!r}; it holds {names}")
@@ -191,7 +191,7 @@ def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool
     )
 
 
-def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Source:
+def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Examples:
     if need_targets and y is None:
         raise MCBNError(f"{path} holds no targets; write numpy.savez({str(path.with_suffix('.npz'))!r}, x=..., y=...)")
     if y is not None and len(x) != len(y):
@@ -206,10 +206,10 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
         for inputs, values in zip(x.blocks(size), targets, strict=False):
             yield torch.from_numpy(inputs), None if values is None else torch.from_numpy(values)
 
-    return Source(str(path), Layout(None, width, fitted.target), lambda: len(x), read)
+    return Examples(str(path), Layout(None, width, fitted.target), lambda: len(x), read)
 
 
-def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Source:
+def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
     data = specs.make(spec, "--data")
 
     def read() -> Iterator[Pair]:
@@ -217,7 +217,7 @@ def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Source:
         for batch in _as_batches(again, spec):
             yield batches.pick_inputs(batch, None, keys), _targets_of(batch, need_targets)
 
-    return Source(spec, Layout(), lambda: _examples(data), read, data)
+    return Examples(spec, Layout(), lambda: _examples(data), read, data)
 
 
 def _targets_of(batch: Any, need_targets: bool) -> Tensor | None:
@@ -246,6 +246,14 @@ def _examples(data: Any) -> int | None:
         return len(getattr(data, "dataset", data))
     except TypeError:  # a stream
         return None
+
+
+def require_fits(bayes: Any, x: Tensor, what: str, cure: str) -> None:
+    """Try the network of an `MCBN` on two inputs of x (N, ...), to say in the user's words why it cannot run."""
+    try:
+        bayes.plain(x[:2])
+    except MCBNError as error:
+        raise MCBNError(f"the network does not take {what} ({error.__cause__ or error}); {cure}") from error
 
 
 def rows_of_block(row_bytes: int) -> int:
