@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from mcbn import MCBN, data, metrics
+from mcbn import MCBN, data
 from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized
 from mcbn.progress import tracked
 from mcbn_study.estimates import cell, estimate
 from mcbn_study.journal import RECORDS, Journal, read
+from mcbn_study.regression.measure import score_run
 from mcbn_study.regression.profile import TAU_RANGES
 from mcbn_study.tables import markdown, to_csv
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
@@ -101,21 +102,10 @@ def train(
         yield epoch
 
 
-def _fit(network: Standardized, x: Tensor, batch_size: int, n_samples: int, seed: int) -> MCBN[Any]:
-    with warnings.catch_warnings():  # running statistics lag behind in short training; MCBN does not use them
-        warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
-        return MCBN(network, "regression").fit(x, n_samples=n_samples, batch_size=batch_size, seed=seed)
-
-
-def scores(bayes: MCBN[Any], x: Tensor, y: Tensor) -> dict[str, float]:
+def scores(bayes: MCBN[Any], x: Tensor, y: Tensor) -> dict[str, float | None]:
     """Return RMSE, CRPS (both lower is better) and PLL (higher is better) in original units."""
-    samples = bayes.sample(x)  # (T, N)
-    mean, variance = samples.mean(0), samples.var(0, correction=0) + 1 / float(bayes.tau)
-    return {
-        "rmse": float(metrics.rmse(mean, y)),
-        "crps": float(metrics.crps_gaussian(mean, variance, y).mean()),
-        "pll": float(metrics.pll(samples, y, bayes.tau).mean()),
-    }
+    scored = score_run(bayes.sample(x), y, float(bayes.tau), float(bayes.tau))
+    return {name: scored[name] for name in SCORES}
 
 
 class Experiment(NamedTuple):
@@ -154,10 +144,13 @@ class Experiment(NamedTuple):
     ) -> Iterator[tuple[int, MCBN[Any]]]:
         network = Standardized(RegressionMLP(rows.x.shape[1], seed=seed), rows.x, rows.y)
         penalty = penalty_of(method, setting, network.network, len(rows.x))
-        options = {"epochs": max(checkpoints), "seed": seed, "batch_size": self.batch_size}
-        for epoch in train(network, rows.x, rows.y, penalty, **options):
+        options = {"seed": seed, "batch_size": self.batch_size}
+        for epoch in train(network, rows.x, rows.y, penalty, epochs=max(checkpoints), **options):
             if epoch in checkpoints:
-                yield epoch, _fit(network, rows.x, self.batch_size, self.n_samples, seed)
+                with warnings.catch_warnings():  # running statistics lag in short training; MCBN does not use them
+                    warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
+                    bayes = MCBN(network, "regression").fit(rows.x, n_samples=self.n_samples, **options)
+                yield epoch, bayes
 
 
 def run(out: str | Path, *, datasets: Sequence[str] = DATASETS, experiment: Experiment | None = None) -> None:

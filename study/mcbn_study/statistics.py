@@ -8,9 +8,9 @@ deviations times sqrt((N - M) / (N - 1)); and Lilliefors' for a Gaussian of any 
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,15 +36,8 @@ KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
 HEAD = ("layer", "statistic", "M", "epoch", "Eq. (6)", "without replacement", "any Gaussian", "exact", "spread")
 
 
-class Curve(NamedTuple):
-    """The drawn values (T,) of one unit's statistic, and the Gaussian of Eq. (6)."""
-
-    values: Tensor
-    mean: float
-    std: float
-
-
-Curves = Mapping[tuple[str, str, int, int], Curve]  # by layer, statistic, M, epoch
+Curve = tuple[Tensor, float, float]  # the drawn values (T,) of one unit, mean and std of its Gaussian by Eq. (6)
+Curves = dict[tuple[str, str, int, int], Curve]  # by layer, statistic, M, epoch
 
 
 def run(
@@ -62,7 +55,7 @@ def run(
     out, start = Path(out), time.perf_counter()
     config = {"n_samples": n_samples, "split": split, "weight_decay": weight_decay, "seed": seed, "hidden": [50, 50]}
     rows: list[dict[str, Any]] = []
-    curves: dict[tuple[str, str, int, int], Curve] = {}
+    curves: Curves = {}
     for M in tracked(batch_sizes, "statistics", "batch size"):
         for epoch, network, x in _trained(dataset, split, M, epochs, weight_decay, seed):
             for row, curve in _test(network, x, M, n_samples, seed):
@@ -115,7 +108,7 @@ def _test(
         ):
             about = {"layer": layer, "statistic": statistic, "batch_size": M, "n": N, "units": len(mean)}
             shares = _shares(values, mean, std, ((N - M) / (N - 1)) ** 0.5)
-            yield shares | about, Curve(values[:, UNIT], float(mean[UNIT]), float(std[UNIT]))
+            yield shares | about, (values[:, UNIT], float(mean[UNIT]), float(std[UNIT]))
 
 
 def _shares(values: Tensor, mean: Tensor, std: Tensor, finite: float) -> dict[str, Any]:

@@ -95,8 +95,7 @@ class Results:
         for seed in dict.fromkeys(seed for _, seed in judged):
             nll = {m: value for (m, s), value in judged.items() if s == seed}
             chosen = self.best[best, seed] = min(nll, key=nll.__getitem__)
-            own = [(data, record) for (m, s, data), record in self.scores.items() if (m, s) == (chosen, seed)]
-            self.scores |= {(best, seed, data): record for data, record in own}
+            self.scores |= {(best, s, d): r for (m, s, d), r in self.scores.items() if (m, s) == (chosen, seed)}
 
     def seeds(self, method: Method) -> list[int | None]:
         """List the seeds of a method."""

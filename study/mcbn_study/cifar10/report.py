@@ -67,10 +67,10 @@ def write(out: str | Path = "results/cifar10") -> list[Path]:
     """Write summary.csv, table.md and a figure a network of the records in a folder."""
     out = Path(out)
     recorded = journal.read(out / RECORDS)
-    networks = collect(recorded)
-    text = "\n".join(["# CIFAR-10", "", *(section for network in networks for section in sections(network))])
+    studies = collect(recorded)
+    text = "\n".join(["# CIFAR-10", "", *(section for study in studies for section in sections(study))])
     written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
-    return [*written, *(save_figure(figure(found), out / f"{found.network}-pll.png") for found in networks)]
+    return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in studies)]
 
 
 def collect(recorded: Iterable[Record]) -> list[Measurements]:

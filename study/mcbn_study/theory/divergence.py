@@ -123,7 +123,7 @@ def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n
         n: N, the training examples.
         tau: noise precision; 1 for classification.
     """
-    found = layers.candidates(unwrap(model))
+    names = layers.candidates(unwrap(model))
     for name, value in (("n", n), ("tau", tau)):
         if not (value > 0 and math.isfinite(value)):
             raise MCBNError(f"{name} must be a positive number; got {value!r}")
@@ -135,6 +135,6 @@ def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n
 
     if not isinstance(weight_decay, Mapping):
         return Prior(std_std=spread(weight_decay))
-    if set(weight_decay) != set(found):
-        raise MCBNError(f"weight_decay names {list(weight_decay)}; the batch norm layers are {found}: name each once")
+    if set(weight_decay) != set(names):
+        raise MCBNError(f"weight_decay names {list(weight_decay)}; the batch norm layers are {names}: name each once")
     return Prior(std_std={layer: spread(decay) for layer, decay in weight_decay.items()})

@@ -30,11 +30,10 @@ def activation_moments(h: Tensor, batch_size: float) -> StatisticMoments:
     """
     if h.ndim < 2 or len(h) < 2:
         raise MCBNError(f"activations must be (N, C, ...) with N at least 2; got {tuple(h.shape)}")
-    own = list(range(2, h.ndim))  # axes inside an example
-    mean = h.mean([0, *own])  # (C,)
-    centred = h - mean.reshape(-1, *(1,) * len(own))  # (N, C, ...)
-    each_mean = centred.mean(own) if own else centred  # (N, C): a - mu
-    each_square = centred.square().mean(own) if own else centred.square()  # (N, C): b
+    h = h.reshape(*h.shape[:2], -1)  # (N, C, P): P values an example
+    mean = h.mean([0, 2])  # (C,)
+    centred = h - mean[:, None]  # (N, C, P)
+    each_mean, each_square = centred.mean(2), centred.square().mean(2)  # (N, C): a - mu, b
     average = each_square.mean(0)  # (C,)
     variance = _above_rounding(average, mean.square())
     of_mean = _above_rounding(each_mean.square().mean(0), batch_size * mean.square())  # (C,): Var(a)
