@@ -144,7 +144,7 @@ class Experiment(NamedTuple):
     ) -> Iterator[tuple[int, MCBN[Any]]]:
         network = Standardized(RegressionMLP(rows.x.shape[1], seed=seed), rows.x, rows.y)
         penalty = penalty_of(method, setting, network.network, len(rows.x))
-        options = {"seed": seed, "batch_size": self.batch_size}
+        options: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size}
         for epoch in train(network, rows.x, rows.y, penalty, epochs=max(checkpoints), **options):
             if epoch in checkpoints:
                 with warnings.catch_warnings():  # running statistics lag in short training; MCBN does not use them
