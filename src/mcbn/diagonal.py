@@ -72,6 +72,7 @@ class Population:
         self.pivot = pivot  # c, (C,)
         self.count = 0
         self.sums = torch.zeros(5, len(pivot), dtype=torch.float64)  # of p, q, p^2, p q, q^2
+        self.zero_sums = torch.zeros(len(pivot), dtype=torch.float64)
 
     def add(self, h: Tensor) -> None:
         """Take in the values (G, K, C, ...) of G examples with K rows each."""
@@ -81,6 +82,12 @@ class Population:
         q = shifted.square().mean(axes).cpu().double()  # (G, C)
         self.count += len(h)
         self.sums += torch.stack([product.sum(0) for product in (p, q, p * p, p * q, q * q)])
+        self.zero_sums += (h == 0).float().mean(axes).sum(0).cpu()
+
+    @property
+    def zeros(self) -> Tensor:
+        """Share of values of each unit that are exactly 0, (C,)."""
+        return self.zero_sums / self.count
 
     def moments(self, batch_size: float) -> StatisticMoments:
         """Model the statistics of batches of M examples: `statistic_moments` of all that was added.
@@ -186,7 +193,6 @@ class Averaged:
             name: posterior.var[name].mean(0) + value.var(0, correction=0) for name, value in posterior.mean.items()
         }
         self.populations = {name: Population(mean) for name, mean in self.mean.items()}
-        self.zero = {name: torch.zeros(len(mean), dtype=torch.float64) for name, mean in self.mean.items()}  # sums
         self.rows_each: dict[str, float] = {}  # rows of the layer for each example
         self.running: dict[str, tuple[Tensor, Tensor]] = {}
         self.values: dict[str, int] = {}
@@ -199,10 +205,6 @@ class Averaged:
     def moments(self, name: str) -> StatisticMoments:
         """Model the statistics of one layer's batches."""
         return self.populations[name].moments(self.posterior.batch_size * self.rows_each[name])
-
-    def zeros(self, name: str) -> Tensor:
-        """Return the share of values of each unit that are exactly 0, (C,)."""
-        return self.zero[name] / self.populations[name].count
 
     def recorded(self, x: Any) -> Recorded:
         """Put the draws beside the running statistics and a batch x, for `mcbn.check.drift`."""
@@ -224,11 +226,9 @@ class _Watch(Replay):
 
     def _add(self, call: BatchNormCall) -> None:
         averaged, name = self.averaged, call.name
-        rows, channels = call.x.shape[:2]
         averaged.populations[name].add(call.x.to(statistics_dtype(call.x)).unsqueeze(1))
-        zero = (call.x == 0).reshape(rows, channels, -1)  # (rows, C, values)
-        averaged.zero[name] += zero.float().mean(2).sum(0).cpu()
-        averaged.rows_each[name] = rows / self.n_examples
-        averaged.values[name] = round(zero.shape[2] * averaged.rows_each[name] * averaged.posterior.batch_size)
+        averaged.rows_each[name] = call.x.shape[0] / self.n_examples
+        values = call.x[0, 0].numel() * averaged.rows_each[name]  # of a channel, for each example
+        averaged.values[name] = round(values * averaged.posterior.batch_size)
         if call.running_mean is not None and call.running_var is not None:
             averaged.running[name] = (call.running_mean, call.running_var)

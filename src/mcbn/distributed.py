@@ -14,10 +14,9 @@ from mcbn import batches
 from mcbn.batch_norm import layer_of
 from mcbn.batching import shares
 from mcbn.errors import MCBNError
-from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.network import is_synchronised
-from mcbn.posterior import Posterior
+from mcbn.posterior import Posterior, require_family
 from mcbn.training_data import Source, read_source
 
 B = TypeVar("B", bound=MCBN[Any])

@@ -17,11 +17,10 @@ from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError
-from mcbn.gaussian import require_family
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
-from mcbn.posterior import Posterior
+from mcbn.posterior import Posterior, require_family
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
 

@@ -1,7 +1,7 @@
 """The approximate posterior q(omega): T joint draws of all batch-norm statistics, of training batches or a Gaussian.
 
-A further family is a `Gaussian` (`mcbn.gaussian`): its name in `FAMILIES`, its covariance blocks in `block_sizes`, and
-how it is fitted, from draws in `from_draws` or from the data as in `mcbn.diagonal`.
+A further family is a `mcbn.gaussian.Gaussian`: its name in `FAMILIES`, its blocks of covariance in `block_sizes`; one
+that is not fitted to draws, as `mcbn.diagonal`, has a module of its own that `MCBN.fit` calls.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +15,14 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.gaussian import Gaussian, from_draws, stretch, stretch_positive
+
+FAMILIES = ("sample", "gaussian", "layerwise", "diagonal")
+
+
+def require_family(family: str, known: Sequence[str] = FAMILIES) -> None:
+    """Check the name of a family."""
+    if family not in known:
+        raise MCBNError(f"posterior must be one of {list(known)}, got {family!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +161,7 @@ class Posterior:
             >>> drawn.as_gaussian().sample(1000)
             Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 3 channels)
         """
+        require_family(family, ("gaussian", "layerwise"))
         seed = batches.require_int("seed", seed, 0)
         if self.gaussian is not None:
             raise MCBNError(f"this posterior is a Gaussian already, of family {self.family!r}; fit again for another")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, require_folder
-from mcbn.gaussian import FAMILIES, Gaussian, block_sizes
+from mcbn.gaussian import Gaussian, block_sizes
 from mcbn.network import bare_name, structure, unwrap
-from mcbn.posterior import Posterior
+from mcbn.posterior import FAMILIES, Posterior
 
 FORMAT = "mcbn posterior"
 FORMAT_VERSION = 2  # 1 knew drawn statistics only

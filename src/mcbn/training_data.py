@@ -8,19 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils import data as loading
+from torch.utils.data import DataLoader, IterableDataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 
+PLAIN_SAMPLERS = (loading.RandomSampler, loading.SequentialSampler, loading.DistributedSampler)  # visit every row
 DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes without a loader
 
 
@@ -40,7 +35,7 @@ def read_source(data: Any) -> "Source | Stream":
     if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
         return _from_tensors(data)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
-        return Source(Fetch(data, torch.utils.data.default_collate), range(len(data)))
+        return Source(Fetch(data, loading.default_collate), range(len(data)))
     if isinstance(data, Iterable):
         return Stream(data)
     raise MCBNError(f"fit takes a DataLoader, a Dataset or tensors; got {batches.describe(data)}")
@@ -67,11 +62,11 @@ def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
 def _population(loader: DataLoader[Any]) -> Sequence[int]:
     """Return the rows a loader visits: all, or for a sampler of its own making those of one epoch."""
     N = len(loader.dataset)  # type: ignore[arg-type]
-    plain = isinstance(loader.sampler, RandomSampler | SequentialSampler | DistributedSampler)
-    if type(loader.batch_sampler) is BatchSampler and plain:
+    plain = isinstance(loader.sampler, PLAIN_SAMPLERS)
+    if type(loader.batch_sampler) is loading.BatchSampler and plain:
         return range(N)
     with isolated_random(0):
-        if type(loader.batch_sampler) is BatchSampler:
+        if type(loader.batch_sampler) is loading.BatchSampler:
             return [int(i) for i in islice(loader.sampler, 10 * N)]
         return [int(i) for batch in islice(loader.batch_sampler or [], 10 * N) for i in batch]
 

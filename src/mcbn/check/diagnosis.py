@@ -148,7 +148,7 @@ class Diagnosis:
     def _of_drift(self) -> Iterator[str]:
         far = [row.drift for row in self.layers if row.drift and row.drift.far]
         if far:
-            worst = max(far, key=lambda found: found.effect)
+            worst = max(far, key=lambda moved: moved.effect)
             yield (
                 f"drift: drawn and running statistics disagree in {len(far)} layer(s), most in {worst.layer!r} by "
                 f"{worst.effect:.2f} channel standard deviations; draw from data made as in training, with its "
@@ -227,7 +227,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     if first is None:
         raise MCBNError("the data gives no batch at all")
     recorded = population.recorded(first)
-    drifts = {found.layer: found for found in drift.measure(recorded)}
+    drifts = {moved.layer: moved for moved in drift.measure(recorded)}
     shares, failure = _shares(network, posterior, first)
     M, N = posterior.batch_size, drawn.n_examples
     rows = [_layer(n, population, _variance_factor(M, N), drifts.get(n), shares.get(n)) for n in posterior.layers]
@@ -269,7 +269,7 @@ def _layer(
         mean_spread=_spread(mean, model.mean_std * factor**0.5),
         std_spread=_spread(std, model.std_std * factor**0.5),
         constant=int(_constant(mean).sum()),
-        sparse=int((population.zeros(name) >= 0.9).sum()),
+        sparse=int((population.populations[name].zeros >= 0.9).sum()),
         offset=float(((mean.mean(0) - model.mean).abs() / scale).median()),
         drift=moved,
         share=share[0] if share else None,
@@ -307,16 +307,15 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
             output = network.run_copy(x)
-        channels = {name: value.shape[1] for name, value in posterior.mean.items()}
         D, most = output.numel() // len(output), SHARE_EXAMPLES
         if D > MOST_OUTPUTS:
             network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
-        values = 2 * sum(channels.values()) * D
+        values = 2 * sum(posterior.channels.values()) * D
         if values > SHARE_VALUES:
             return {}, f"the gradient of one input's outputs by all statistics has {values:,} values"
         count = min(most, SHARE_VALUES // values, len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
-        shares = Linearizer(network, posterior)(few, posterior.n_samples).shares(channels)
+        shares = Linearizer(network, posterior)(few, posterior.n_samples).shares(posterior.channels)
     except MCBNError as error:
         return {}, str(error)
     return shares, "" if shares else "the predictions do not vary"

@@ -86,10 +86,8 @@ def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
     for name, (running_mean, _) in recorded.running.items():
         groups.setdefault(running_mean.data_ptr(), []).append(name)
     for names in groups.values():
-        mean, var = (
-            torch.stack([part[name].double() for name in names]).mean(0)
-            for part in (recorded.posterior.mean, recorded.posterior.var)
-        )
+        drawn = recorded.posterior.mean, recorded.posterior.var
+        mean, var = (torch.stack([kind[name].double() for name in names]).mean(0) for kind in drawn)
         n = recorded.values[names[0]]
         yield names, mean, var * n / (n - 1)  # unbiased: what the running variance averages
 
@@ -127,12 +125,12 @@ def shift(network: Network, recorded: Recorded) -> Shift | None:
     counts = (value for name, value in network.module.named_buffers() if name.endswith("num_batches_tracked"))
     if any(0 < int(count) < YOUNG for count in counts):
         return None
-    drawn = {name: parts for names, *parts in _sharing(recorded) for name in names}
+    drawn = {name: statistics for names, *statistics in _sharing(recorded) for name in names}
     if not drawn:
         return None
 
     def under(draws: slice) -> Tensor:
-        mean, var = ({name: parts[i][draws].mean(0) for name, parts in drawn.items()} for i in (0, 1))
+        mean, var = ({name: pair[kind][draws].mean(0) for name, pair in drawn.items()} for kind in (0, 1))
         return _outputs(network, x, Replay(mean, var))
 
     try:
@@ -160,11 +158,11 @@ def _size(deviation: Tensor) -> float:
     return float(deviation.square().mean(0).nanmedian().sqrt())
 
 
-def describe(found: Shift) -> str:
+def describe(moved: Shift) -> str:
     """Say what a shift is, and what to do."""
     return (
-        f"the average drawn statistics move the outputs by {found.effect:.2f} of their standard deviation over inputs "
-        f"(limit {SHIFT_LIMIT}), {found.sigmas:.0f} times the sampling error; draw from data of the same kind as in "
+        f"the average drawn statistics move the outputs by {moved.effect:.2f} of their standard deviation over inputs "
+        f"(limit {SHIFT_LIMIT}), {moved.sigmas:.0f} times the sampling error; draw from data of the same kind as in "
         "training, with its preprocessing and augmentation"
     )
 

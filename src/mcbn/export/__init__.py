@@ -88,10 +88,10 @@ def to_onnx(
     program = to_torch_export(bayes, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
     engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
-    names, results = input_names(inputs), (Regression if bayes.task == "regression" else Classification).names
-    content = _convert(program, names, results, _metadata(bayes, method, T))
-    found = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
-    _compare(found, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it")
+    names, outputs = input_names(inputs), (Regression if bayes.task == "regression" else Classification).names
+    content = _convert(program, names, outputs, _metadata(bayes, method, T))
+    results = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
+    _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it")
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 

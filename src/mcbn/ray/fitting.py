@@ -7,10 +7,9 @@ import torch
 from mcbn import batches
 from mcbn.batching import shares
 from mcbn.errors import MCBNError
-from mcbn.gaussian import require_family
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
-from mcbn.posterior import Posterior
+from mcbn.posterior import Posterior, require_family
 from mcbn.ray.cluster import connected, pack, unpack, workers_of
 
 B = TypeVar("B", bound=MCBN[Any])
