@@ -80,12 +80,9 @@ def _enough(seconds: Mapping[str, list[float]], most_repeats: int) -> bool:
 
 def _warm_up(run: Method, n_samples: int, device: str, whole: bool) -> int:
     """Run once before the clock counts; return how many draws to time."""
-    if device == "cuda":
-        for _ in range(CUDA_WARM_UPS if whole else 1):
+    if whole or device == "cuda":
+        for _ in range(CUDA_WARM_UPS if whole and device == "cuda" else 1):
             run(n_samples)
-        return n_samples
-    if whole:
-        run(n_samples)
         return n_samples
     run(1)
     one = _seconds(run, 1, device)
