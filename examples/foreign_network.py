@@ -90,8 +90,7 @@ def fit_listening(bayes: mcbn.MCBN[Any], data: Any, *, n_samples: int) -> str:
 
 def score(method: str, predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
     """Predict and score class probabilities (N, K); pll_error: standard error of pll over the images."""
-    scores, seconds = predict_and_score(predict, x, y)
-    return {"method": method, "n": len(y), **scores, "seconds": seconds}
+    return {"method": method, **predict_and_score(predict, x, y)}
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mcbn_study.cifar10.profile import QUICK, CifarProfile
-from mcbn_study.cifar10.train import Epoch, Trainer, train
+from mcbn_study.cifar10.train import Epoch, ResNetTrainer, train
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import CifarResNet
 
@@ -42,7 +42,7 @@ def train_one(
     checkpoint: Path | None = None,
     watch: Callable[[Epoch], None] = lambda epoch: None,
     **options: Any,
-) -> Trainer:
+) -> ResNetTrainer:
     """Train one network alone."""
     files = [] if checkpoint is None else [checkpoint]
     (trained,) = train(profile, data, seeds=[seed], files=files, watch=lambda seed, epoch: watch(epoch), **options)

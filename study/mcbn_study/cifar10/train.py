@@ -49,7 +49,7 @@ def train(
     files: Sequence[Path] = (),
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
-) -> list["Trainer"]:
+) -> list["ResNetTrainer"]:
     """Train a network a seed by SGD with momentum, all at the same step: small ones leave most of a GPU idle alone.
 
     Return the trainers, with their networks in eval mode and their epochs.
@@ -73,7 +73,7 @@ def train(
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
     kept = started = time.perf_counter()
     with fastest_convolutions(), torch.enable_grad():
-        trainers = [Trainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
+        trainers = [ResNetTrainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
         replay = captured_step(trainers) if device != "cpu" else None
         _resume(trainers, files)
         before = trainers[0].epochs[-1].seconds if trainers[0].epochs else 0.0
@@ -100,7 +100,7 @@ def learning_rate(profile: CifarProfile, step: int) -> float:
     return next(rate for start, rate in reversed(profile.rates) if step >= start)
 
 
-class Trainer:
+class ResNetTrainer:
     """A network, its optimiser, and a step over fixed memory: images, the epoch's choices, the place in it."""
 
     def __init__(self, profile: CifarProfile, images: Images, *, seed: int, dropout: float, device: str) -> None:
@@ -131,12 +131,6 @@ class Trainer:
         self.place.zero_()
         self.sums.zero_()
         self.steps = range(self.steps_done, min((number + 1) * per_epoch, self.profile.steps))
-
-    def set_rate(self, step: int) -> None:
-        """Set the learning rate of a step; only where it changes, as that is a launch on a GPU."""
-        rate = learning_rate(self.profile, step)
-        if step == self.steps.start or rate != learning_rate(self.profile, step - 1):
-            self.rate.fill_(rate)
 
     def step(self) -> None:
         """Take one step; nothing in it waits for the device."""
@@ -182,7 +176,7 @@ def _optimizer(network: CifarResNet, rate: Tensor, profile: CifarProfile) -> tor
     return optimizer
 
 
-def _resume(trainers: Sequence[Trainer], files: Sequence[Path]) -> None:
+def _resume(trainers: Sequence[ResNetTrainer], files: Sequence[Path]) -> None:
     """Go on from checkpoints where there are any; networks at different steps cannot go on together."""
     for trainer, path in zip(trainers, files, strict=bool(files)):
         trainer.resume(path)
@@ -193,7 +187,7 @@ def _resume(trainers: Sequence[Trainer], files: Sequence[Path]) -> None:
         )
 
 
-def take_epoch(trainers: Sequence[Trainer], replay: Callable[[], None] | None) -> None:
+def take_epoch(trainers: Sequence[ResNetTrainer], replay: Callable[[], None] | None) -> None:
     """Take the steps of an epoch, by one network after the other, or by all at once where `replay` does a step."""
     for group in [trainers] if replay else [[trainer] for trainer in trainers]:
         for trainer in group:
@@ -201,11 +195,11 @@ def take_epoch(trainers: Sequence[Trainer], replay: Callable[[], None] | None) -
         with isolated_random(group[0].seed * 1_000_003 + len(group[0].epochs)):
             for step in group[0].steps:
                 for trainer in group:
-                    trainer.set_rate(step)
+                    trainer.rate.fill_(learning_rate(trainer.profile, step))
                 (replay or group[0].step)()
 
 
-def captured_step(trainers: Sequence[Trainer]) -> Callable[[], None]:
+def captured_step(trainers: Sequence[ResNetTrainer]) -> Callable[[], None]:
     """Capture one step of every network as a CUDA graph, each on a branch of its own, so that they overlap."""
     streams = [torch.cuda.Stream() for _ in trainers]  # type: ignore[no-untyped-call]
 
@@ -222,7 +216,7 @@ def captured_step(trainers: Sequence[Trainer]) -> Callable[[], None]:
 
 
 @contextmanager
-def _putting_back(trainers: Sequence[Trainer]) -> Iterator[None]:
+def _putting_back(trainers: Sequence[ResNetTrainer]) -> Iterator[None]:
     """Put back what the steps inside change."""
     before = [{name: tensor.clone() for name, tensor in trainer.state.items()} for trainer in trainers]
     with isolated_random(trainers[0].seed):

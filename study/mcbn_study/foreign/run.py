@@ -67,26 +67,26 @@ def _measure(
     """Fit one family, predict, score; the one pass of "diagonal" covers as many images as the T batches hold."""
     bayes = MCBN(network, "classification")
     if family == "plain":
-        yield _row("plain", *predict_and_score(lambda images: bayes.plain(images).softmax(1), x, y))
+        yield _row("plain", predict_and_score(lambda images: bayes.plain(images).softmax(1), x, y))
         return
     seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
     _, fit_seconds = timed(lambda: bayes.fit(seen, posterior=family, **fit))
     for name in NAMES[family]:
         predict = partial(bayes.predict, method="linear" if name == "linear" else "sample")
-        row = _row(name, *predict_and_score(lambda images, predict=predict: predict(images).probs, x, y))  # type: ignore[misc]
+        row = _row(name, predict_and_score(lambda images, predict=predict: predict(images).probs, x, y))  # type: ignore[misc]
         yield row | {"fit_seconds": fit_seconds, "bytes": saved_bytes(bayes)}
 
 
-def _row(family: str, scores: Row, seconds: float) -> Row:
+def _row(family: str, scores: Row) -> Row:
     kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}
-    return {"kind": "posterior", "dataset": "cifar10", "family": family} | kept | {"predict_seconds": seconds}
+    return {"kind": "posterior", "dataset": "cifar10", "family": family, **kept, "predict_seconds": scores["seconds"]}
 
 
-def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Row, float]:
-    """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; and its seconds.
+def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
+    """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; with its seconds.
 
     Probabilities are fetched from the device, so that the clock stops when the work is done.
     """
     at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
     probs, seconds = timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
-    return class_scores(probs, y), seconds
+    return {"n": len(y), **class_scores(probs, y), "seconds": seconds}

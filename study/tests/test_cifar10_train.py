@@ -14,7 +14,7 @@ from mcbn_study.cifar10.augmentation import epoch_choices
 from mcbn_study.cifar10.profile import PAPER, CifarProfile
 from mcbn_study.cifar10.train import (
     Epoch,
-    Trainer,
+    ResNetTrainer,
     captured_step,
     learning_rate,
     load_network,
@@ -99,7 +99,9 @@ def test_networks_interrupted_together_go_on_together_or_one_by_one(tmp_path: Pa
 @pytest.mark.parametrize("seeds", [[3], [3, 4, 5]])
 def test_a_captured_step_is_the_step(seeds: list[int]) -> None:
     profile = dataclasses.replace(TINY, steps=4, rates=((0, 0.02), (3, 0.005)), weight_decay=0.05)
-    trainers = [[Trainer(profile, images(16), seed=s, dropout=0.0, device="cuda") for s in seeds] for _ in range(2)]
+    trainers = [
+        [ResNetTrainer(profile, images(16), seed=s, dropout=0.0, device="cuda") for s in seeds] for _ in range(2)
+    ]
     for group, replay in zip(trainers, (captured_step(trainers[0]), None), strict=True):
         for _ in range(2):
             take_epoch(group, replay)
@@ -117,7 +119,7 @@ def test_captured_dropout_is_reproducible_and_differs_between_networks() -> None
     profile = dataclasses.replace(TINY, steps=2)
 
     def losses(seeds: list[int]) -> list[float]:
-        trainers = [Trainer(profile, images(16), seed=s, dropout=0.3, device="cuda") for s in seeds]
+        trainers = [ResNetTrainer(profile, images(16), seed=s, dropout=0.3, device="cuda") for s in seeds]
         take_epoch(trainers, captured_step(trainers))
         for trainer in trainers:
             trainer.finish_epoch(0.0)
@@ -162,7 +164,7 @@ def test_training_depends_on_the_seed_alone_and_leaves_the_global_generator() ->
 
 def test_a_checkpoint_of_other_settings_or_damaged_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "unfinished.safetensors"
-    trainer = Trainer(TINY, images(), seed=1, dropout=0.0, device="cpu")
+    trainer = ResNetTrainer(TINY, images(), seed=1, dropout=0.0, device="cpu")
     trainer.epochs = [Epoch(0, 5, 1.0, 0.1, 1.0)]
     trainer.keep(path)
     with pytest.raises(mcbn.MCBNError, match="other settings"):
