@@ -3,6 +3,7 @@
 import errno
 import json
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -117,6 +118,13 @@ def test_columns_are_found_by_name_and_others_left_out(tmp_path):
     assert table.column_names == ["file", "row", "note", "id", "mean", "std", "low", "high"]
     assert table["id"].to_pylist() == list(range(20))
     assert np.array_equal(table["mean"].to_numpy(), BAYES.predict(x).mean[:, 0].numpy())
+
+
+def test_images_without_pillow_name_the_extra(tmp_path, monkeypatch):
+    write_images(tmp_path / "in")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MCBNError, match=r"images need Pillow: pip install 'mcbn\[ray\]'"):
+        scale.predict(tmp_path / "in", classifier(), out=tmp_path / "out")
 
 
 def test_images_are_predicted_in_the_order_of_their_names(tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.errors import MCBNError, one_line
 from mcbn.tables import Layout, find_inputs, find_targets, listing, rows_of_block
-from mcbn.tables.formats import Array, CsvTable, ParquetTable
+from mcbn.tables.formats import Array, CsvTable, ParquetTable, open_table
 
 TABLES = (".csv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -155,9 +155,11 @@ class Reader:
         if batch_size is not None:
             batches.require_int("batch_size", batch_size, 1)
         if next(iter(files.values())).suffix.lower() not in TABLES:
-            shape, size = _first_image(files, transform)
-            return cls(False, batch_size or rows_of_block(size), transform=transform, shape=shape)
-        table = _first_table(files)
+            _pillow()
+            image: Tensor = _first(files, lambda path: read_image(path, transform), "images")
+            rows = batch_size or rows_of_block(image.numel() * image.element_size())
+            return cls(False, rows, transform=transform, shape=tuple(image.shape))
+        table = _first(files, open_table, "input files")
         _, inputs, targets = _columns(table, keys, layout, target)
         names = tuple(table.names[c] for c in inputs) if table.names else None
         layout = Layout(layout.columns or names, len(inputs), layout.target)
@@ -217,44 +219,29 @@ def _columns(
     return key_columns, find_inputs(table, [*targets, *key_columns], layout), targets
 
 
-def open_table(path: Path) -> CsvTable | ParquetTable:
-    """Open a csv or parquet file."""
-    return CsvTable(path) if path.suffix.lower() == ".csv" else ParquetTable(path)
-
-
-def _first_table(files: Mapping[str, Path]) -> CsvTable | ParquetTable:
-    """Open the first table that can be opened."""
-    first: MCBNError | None = None
+def _first(files: Mapping[str, Path], read: Callable[[Path], Any], kind: str) -> Any:
+    """Read the first file that can be read."""
+    first: Exception | None = None
     for path in files.values():
         try:
-            return open_table(path)
-        except MCBNError as error:
+            return read(path)
+        except Exception as error:
             first = first or error
-    raise MCBNError(f"not one of {len(files)} input files can be read; the first: {first}")
+    raise MCBNError(f"not one of {len(files)} {kind} can be read; the first: {first}")
 
 
 def read_image(path: Path, transform: Callable[[Any], Tensor] | None) -> Tensor:
     """Read an image, (C, H, W): through the user's transform, or as RGB in [0, 1]."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MCBNError("images need Pillow: pip install 'mcbn[ray]'") from error
-    with Image.open(path) as file:
+    with _pillow().open(path) as file:
         image = file.convert("RGB")
     if transform is not None:
         return torch.as_tensor(transform(image))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
 
 
-def _first_image(files: Mapping[str, Path], transform: Callable[[Any], Tensor] | None) -> tuple[tuple[int, ...], int]:
-    """Return shape and bytes of the first image that can be read."""
-    first: Exception | None = None
-    for path in files.values():
-        try:
-            image = read_image(path, transform)
-            return tuple(image.shape), image.numel() * image.element_size()
-        except MCBNError:
-            raise
-        except Exception as error:
-            first = first or error
-    raise MCBNError(f"not one of {len(files)} images can be read; the first: {first}")
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MCBNError("images need Pillow: pip install 'mcbn[ray]'") from error
+    return Image

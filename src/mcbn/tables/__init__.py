@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.tables import specs
-from mcbn.tables.formats import Array, ArrayTable, CsvTable, ParquetTable, StoredArray, Table, members, name_of
+from mcbn.tables.formats import Array, ArrayTable, StoredArray, Table, members, name_of, open_table
 
 BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192
@@ -153,8 +153,7 @@ def open_examples(
         if len(array.shape) != 2:
             return _from_arrays(path, array, None, fitted, need_targets)
         return _from_table(ArrayTable(array), target, fitted, need_targets)
-    table = CsvTable(path) if path.suffix == ".csv" else ParquetTable(path)
-    return _from_table(table, target, fitted, need_targets)
+    return _from_table(open_table(path), target, fitted, need_targets)
 
 
 def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Examples:

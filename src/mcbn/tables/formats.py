@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple, Protocol, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 
 Array = NDArray[Any]
 Line = tuple[int, list[str]]  # its number in the file, its cells
@@ -156,7 +156,7 @@ class ParquetTable:
         try:
             self._file = parquet.ParquetFile(path)
         except self._arrow.ArrowInvalid as error:
-            raise MCBNError(f"{path} is not a parquet file: {_first_line(error)}") from error
+            raise MCBNError(f"{path} is not a parquet file: {one_line(error)}") from error
         self._schema = self._file.schema_arrow
         self.names: tuple[str, ...] | None = tuple(self._schema.names)
         self.width = len(self._schema.names)
@@ -228,8 +228,9 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
         raise MCBNError(f"{path.name} needs pyarrow: pip install 'mcbn[parquet]', or use csv or npz") from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+def open_table(path: Path) -> CsvTable | ParquetTable:
+    """Open a csv or parquet file."""
+    return CsvTable(path) if path.suffix.lower() == ".csv" else ParquetTable(path)
 
 
 class StoredArray:

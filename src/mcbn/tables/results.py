@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction, central_interval
-from mcbn.tables.formats import Array, CsvTable, ParquetTable, Table, pyarrow
+from mcbn.tables.formats import Array, open_table, pyarrow
 
 Add = Callable[[Mapping[str, Array]], None]  # appends a block to a file, each array (n, ...)
 COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...
@@ -161,7 +161,7 @@ def read_predictions(path: Path) -> dict[str, Array]:
 
 
 def _read_columns(path: Path) -> dict[str, Array]:
-    table: Table = CsvTable(path) if path.suffix == ".csv" else ParquetTable(path)
+    table = open_table(path)
     if table.names is None:
         raise MCBNError(f"{path} names no columns; a file of predictions begins with mean,std,... or prob_0,...")
     values = np.concatenate(list(table.read(range(table.width), 8192)))
