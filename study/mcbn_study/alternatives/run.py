@@ -82,9 +82,9 @@ def time_methods(
     journal = Journal(out, {"n_samples": n_samples, "batch_size": batch_size, "n": len(x)}, device)
     first = [min(trained.plain)]
     for method, material, seed in tasks(trained, data, choose(methods, trained), first, n_samples, batch_size):
-        sampler, setup = timed(lambda m=method, made_of=material: catalogue.make(m, made_of))  # type: ignore[misc]
-        for _ in range(2):  # the first time to warm up; a number is fetched: the clock stops when the work is done
-            _, seconds = timed(lambda ask=sampler: ask(x).sum().item())  # type: ignore[misc]
+        sampler, setup = timed(catalogue.make, method, material)
+        for _ in range(2):  # the first time to warm up
+            _, seconds = timed(sampler, x)
         row = {"kind": "cost", "method": method, "seed": seed, "setup_seconds": setup}
         journal.add([row | {"milliseconds": 1000 * seconds / len(x)}])
     return journal.path

@@ -1,6 +1,5 @@
 """What is measured on a trained network: Table 2, a sweep over M, and fresh batches beside shared draws."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -21,7 +20,7 @@ from mcbn.prediction import entropy
 from mcbn_study.cifar10.augmentation import Augmented, Choices, fresh_choices
 from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.data.cifar import Images, require_labelled
-from mcbn_study.machine import synchronize
+from mcbn_study.machine import timed
 from mcbn_study.networks.resnet import standardize
 from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standard_error
 
@@ -116,20 +115,19 @@ class Evaluation:
 
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
-        yield from self._plain()
-        logits, seconds = self._sample(self.profile.batch_size, self.profile.n_draws)
+        for part in self.images:
+            scored, seconds = timed(self._plain, part)
+            yield self._row("plain", part, None, scored, seconds)
+        logits, seconds = timed(self._sample, self.profile.batch_size, self.profile.n_draws)
         for scored in curve(logits, self.images["test"].y, self.profile.n_samples):
             yield self._row("mcbn", "test", self.profile.batch_size, scored, seconds)  # seconds of all draws
         yield from self._sweep()
         yield from self._queries(logits)
 
-    def _plain(self) -> Iterator[Row]:
-        for part, (x, y) in self.images.items():
-            started = time.perf_counter()
-            with torch.no_grad():
-                logits = torch.cat([self.network(images) for images in torch.split(x, AT_ONCE)])
-            scored = Scored(None, 1, score(torch.softmax(logits.double(), 1)[None], y))
-            yield self._row("plain", part, None, scored, time.perf_counter() - started)
+    @torch.no_grad()
+    def _plain(self, part: str) -> Scored:
+        logits = torch.cat([self.network(images) for images in torch.split(self.images[part].x, AT_ONCE)])
+        return Scored(None, 1, score(torch.softmax(logits.double(), 1)[None], self.images[part].y))
 
     def _sweep(self) -> Iterator[Row]:
         """Score each M on validation and test images; test scores at the M of training stand in the curve."""
@@ -139,20 +137,17 @@ class Evaluation:
             for part, (x, y) in self.images.items():
                 if part == "test" and self.profile.batch_size == M and T in self.profile.n_samples:
                     continue
-                started = time.perf_counter()
-                (scored,) = curve(_sample_all(bayes, x), y, [T])
-                yield self._row("mcbn", part, M, scored, time.perf_counter() - started)
+                logits, seconds = timed(_sample_all, bayes, x)
+                (scored,) = curve(logits, y, [T])
+                yield self._row("mcbn", part, M, scored, seconds)
 
     def _queries(self, logits: Tensor) -> Iterator[Row]:
         """Compare fresh batches for each image with shared draws of M - 1 and of M images, on the same images."""
         M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
         x, y = (tensor[:N] for tensor in self.images["test"])
-        started = time.perf_counter()
         with exact():
-            fresh = per_query(self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
-        synchronize(fresh.device.type)
-        seconds = time.perf_counter() - started
-        shared, shared_seconds = self._sample(M - 1, self.profile.n_draws, N)
+            fresh, seconds = timed(per_query, self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
+        shared, shared_seconds = timed(self._sample, M - 1, self.profile.n_draws, N)
         gap, error = difference(fresh, shared, y)
         scores = score(torch.softmax(fresh.double(), 2), y) | {"pll_minus_shared": gap}
         yield self._row("mcbn_per_query", "query", M, Scored(T, 1, scores, {"pll_minus_shared": error}), seconds)
@@ -161,12 +156,9 @@ class Evaluation:
         (scored,) = curve(logits[:, :N], y, [T])
         yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
 
-    def _sample(self, batch_size: int, n_samples: int, n: int | None = None) -> tuple[Tensor, float]:
-        """Return logits (T, N, K) of the first n test images, and the seconds of fit and predictions."""
-        started = time.perf_counter()
-        logits = _sample_all(self._fit(batch_size, n_samples), self.images["test"].x[:n])
-        synchronize(logits.device.type)
-        return logits, time.perf_counter() - started
+    def _sample(self, batch_size: int, n_samples: int, n: int | None = None) -> Tensor:
+        """Fit, and return logits (T, N, K) of the first n test images."""
+        return _sample_all(self._fit(batch_size, n_samples), self.images["test"].x[:n])
 
     def _fit(self, batch_size: int, n_samples: int) -> MCBN[Any]:
         with exact():

@@ -20,7 +20,7 @@ from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import ClassificationPrediction
 from mcbn_study.data.scenes import Scenes
-from mcbn_study.machine import synchronize, timed
+from mcbn_study.machine import timed
 from mcbn_study.segmentation.augmentation import normalize, training_batches
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import PixelScores
@@ -185,15 +185,9 @@ class MeasuredScenes(NamedTuple):
 def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> MeasuredScenes:
     """Predict all images, a few at a time."""
     scores, kept, seconds = PixelScores(scenes.kind.classes, scenes.kind.void), dict[str, list[Tensor]](), 0.0
-
-    def predict(x: Tensor) -> Segmented:
-        segmented = estimator(x)
-        synchronize(x.device.type)
-        return segmented
-
     for start in range(0, len(scenes), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
-        (probs, maps), taken = timed(lambda rows=rows: predict(scenes.x[rows]))  # type: ignore[misc]
+        (probs, maps), taken = timed(estimator, scenes.x[rows])
         seconds += taken
         scores.add(probs, maps, scenes.y[rows])
         for row in (i - start for i in shown if start <= i < start + AT_ONCE):
