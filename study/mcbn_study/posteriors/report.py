@@ -1,8 +1,8 @@
 """Tables of the families of q(omega) from their records: scores, CRPS relative to sampled draws, costs."""
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from mcbn.data import NAMES, describe
@@ -116,7 +116,7 @@ def _relative_table(by_family: Runs, sets: Sequence[str], families: Sequence[str
 def relative(group: Sequence[Record], reference: Sequence[Record]) -> Estimate:
     """Compare the mean CRPS of two families over the runs that both have."""
     pairs = _paired(group, reference)
-    base = statistics.fmean(theirs for _, theirs in pairs)
+    base = fmean(theirs for _, theirs in pairs)
     return estimate((100 * (ours - theirs) / base for ours, theirs in pairs), decimals=2)
 
 
@@ -145,7 +145,7 @@ def _tuned_table(by_family: Runs, sets: Sequence[str]) -> Table:
 
 
 def _costs(group: Sequence[Record]) -> str:
-    fit, predict, size = (statistics.median(_values(group, m)) for m in _COSTS)
+    fit, predict, size = (median(_values(group, m)) for m in _COSTS)
     return f"{1000 * fit:.0f} + {1000 * predict:.1f}, {size / 1000:.0f}"
 
 

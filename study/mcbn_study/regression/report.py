@@ -1,10 +1,10 @@
 """The regression reproduction as tables and figures: summary.csv, tables.md, tables.tex, figures/*.png."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, mean, stdev
 from typing import NamedTuple
 
 from mcbn.data import NAMES, describe
@@ -223,7 +223,7 @@ def _repeat_rows(dataset: str, searches: dict[int, Summary]) -> list[tuple[str, 
     rows = [("", f"search {seed}", *map(cell, estimates)) for seed, estimates in scored.items()]
     rows[0] = (describe(dataset).title, *rows[0][1:])
     means = [[e.mean for e in column] for column in zip(*scored.values(), strict=True)]
-    spread = (f"{statistics.mean(m):.3f}, standard deviation {statistics.stdev(m):.3f}" for m in means)
+    spread = (f"{mean(m):.3f}, standard deviation {stdev(m):.3f}" for m in means)
     rows.append(("", f"mean of {len(scored)} searches", *spread))
     return [*rows, ("", "paper", *(cell(paper.find(*key)) for key in keys))]
 
@@ -339,7 +339,7 @@ def _fewer_epochs(dataset: str, method: str, by_epochs: Iterable[Record]) -> str
         if (record["dataset"], record["method"]) == (dataset, method):
             errors.setdefault(record["epochs"], []).append(record["rmse"])
     printed = paper.find(dataset, method, "rmse")
-    for (early, high), (late, low) in pairwise((n, statistics.fmean(errors[n])) for n in sorted(errors)):
+    for (early, high), (late, low) in pairwise((n, fmean(errors[n])) for n in sorted(errors)):
         if printed is not None and high >= printed.mean >= low:
             return f"fewer epochs: ours has RMSE {high:.3g} after {early}, {low:.3g} after {late}"
     return None
