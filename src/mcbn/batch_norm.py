@@ -65,6 +65,8 @@ class BatchNormMode(TorchFunctionMode):
         return call.unchanged()
 
     def __enter__(self) -> Self:
+        self.calls.clear()  # a new pass
+        self.next_rows.clear()
         self.outer = getattr(_running, "mode", None)
         _running.mode = self
         super().__enter__()  # type: ignore[no-untyped-call]

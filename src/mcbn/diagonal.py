@@ -182,25 +182,36 @@ def _factorised(populations: Mapping[str, Population], like: Tensor, batch_size:
     return Gaussian("diagonal", {name: len(m.mean) for name, m in moments.items()}, location, (), variance)
 
 
-class Averaged:
-    """Populations of all calls, the network normalised by the average of the draws."""
+class Averaged(Replay):
+    """Populations of all calls, the network normalised by the average of the draws: a replay of that average."""
 
     def __init__(self, posterior: Posterior) -> None:
-        self.posterior = posterior
-        self.mean = {name: value.mean(0) for name, value in posterior.mean.items()}
+        mean = {name: value.mean(0) for name, value in posterior.mean.items()}
         # law of total variance: within batches and between their means
-        self.var = {
-            name: posterior.var[name].mean(0) + value.var(0, correction=0) for name, value in posterior.mean.items()
-        }
-        self.populations = {name: Population(mean) for name, mean in self.mean.items()}
+        var = {name: posterior.var[name].mean(0) + value.var(0, correction=0) for name, value in posterior.mean.items()}
+        super().__init__(mean, var)
+        self.posterior, self.n_examples = posterior, 0
+        self.populations = {name: Population(pivot) for name, pivot in mean.items()}
         self.rows_each: dict[str, float] = {}  # rows of the layer for each example
         self.running: dict[str, tuple[Tensor, Tensor]] = {}
         self.values: dict[str, int] = {}
 
     def add(self, network: Network, x: Any) -> None:
         """Run one batch."""
-        with _Watch(self, batches.size_of(x)):
+        self.n_examples = batches.size_of(x)
+        with self:
             network.run_copy(x)
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Add what a layer sees, row by row, to its population."""
+        if call.layer in self.chosen and call.name in self.mean:
+            self.populations[call.name].add(call.x.to(statistics_dtype(call.x)).unsqueeze(1))
+            self.rows_each[call.name] = call.x.shape[0] / self.n_examples
+            values = call.x[0, 0].numel() * self.rows_each[call.name]  # of a channel, for each example
+            self.values[call.name] = round(values * self.posterior.batch_size)
+            if call.running_mean is not None and call.running_var is not None:
+                self.running[call.name] = (call.running_mean, call.running_var)
+        return super().answer(call)
 
     def moments(self, name: str) -> StatisticMoments:
         """Model the statistics of one layer's batches."""
@@ -209,26 +220,3 @@ class Averaged:
     def recorded(self, x: Any) -> Recorded:
         """Put the draws beside the running statistics and a batch x, for `mcbn.check.drift`."""
         return Recorded(self.posterior, self.running, self.values, x)
-
-
-class _Watch(Replay):
-    """Replay the average statistics and add what each layer sees, row by row, to its population."""
-
-    def __init__(self, averaged: Averaged, n_examples: int) -> None:
-        super().__init__(averaged.mean, averaged.var)
-        self.averaged, self.n_examples = averaged, n_examples
-
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Add this call's input."""
-        if call.layer in self.chosen and call.name in self.mean:
-            self._add(call)
-        return super().answer(call)
-
-    def _add(self, call: BatchNormCall) -> None:
-        averaged, name = self.averaged, call.name
-        averaged.populations[name].add(call.x.to(statistics_dtype(call.x)).unsqueeze(1))
-        averaged.rows_each[name] = call.x.shape[0] / self.n_examples
-        values = call.x[0, 0].numel() * averaged.rows_each[name]  # of a channel, for each example
-        averaged.values[name] = round(values * averaged.posterior.batch_size)
-        if call.running_mean is not None and call.running_var is not None:
-            averaged.running[name] = (call.running_mean, call.running_var)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ def read_source(data: Any) -> "Source | Stream":
     if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
         return _from_tensors(data)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
-        return Source(Fetch(data, loading.default_collate), range(len(data)))
+        return Source(partial(fetch, data, loading.default_collate), range(len(data)))
     if isinstance(data, Iterable):
         return Stream(data)
     raise MCBNError(f"fit takes a DataLoader, a Dataset or tensors; got {batches.describe(data)}")
@@ -55,18 +56,18 @@ def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
     if loader.batch_sampler is None:  # the dataset hands out ready batches
         return Stream(_Shuffled(loader))
     size = getattr(loader.batch_sampler, "batch_size", None)
-    fetch = Fetch(loader.dataset, loader.collate_fn)
-    return Source(fetch, _population(loader), size if isinstance(size, int) else None, loader)
+    rows = partial(fetch, loader.dataset, loader.collate_fn)
+    return Source(rows, _population(loader), size if isinstance(size, int) else None, loader)
 
 
 def _population(loader: DataLoader[Any]) -> Sequence[int]:
     """Return the rows a loader visits: all, or for a sampler of its own making those of one epoch."""
     N = len(loader.dataset)  # type: ignore[arg-type]
-    plain = isinstance(loader.sampler, PLAIN_SAMPLERS)
-    if type(loader.batch_sampler) is loading.BatchSampler and plain:
+    single = type(loader.batch_sampler) is loading.BatchSampler  # batches what the sampler gives one by one
+    if single and isinstance(loader.sampler, PLAIN_SAMPLERS):
         return range(N)
     with isolated_random(0):
-        if type(loader.batch_sampler) is loading.BatchSampler:
+        if single:
             return [int(i) for i in islice(loader.sampler, 10 * N)]
         return [int(i) for batch in islice(loader.batch_sampler or [], 10 * N) for i in batch]
 
@@ -83,17 +84,11 @@ class Take:
         return batches.map_tensors(lambda t: t[index.to(t.device)], self.data)
 
 
-class Fetch:
-    """Fetch rows of a dataset through its own transforms and collate function."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset, self.collate = dataset, collate
-
-    def __call__(self, rows: list[int]) -> Any:
-        """Return a collated batch."""
-        if hasattr(self.dataset, "__getitems__"):
-            return self.collate(self.dataset.__getitems__(rows))
-        return self.collate([self.dataset[row] for row in rows])
+def fetch(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[int]) -> Any:
+    """Fetch rows of a dataset through its own transforms and collate function, as one batch."""
+    if hasattr(dataset, "__getitems__"):
+        return collate(dataset.__getitems__(rows))
+    return collate([dataset[row] for row in rows])
 
 
 class Stream:
