@@ -5,11 +5,11 @@ Rows are random numbers of each data set's size, so no data is needed. Seconds p
 
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import cast
 
 import torch
 
-from mcbn.data import Regression, describe
+from mcbn.data import Dataset, Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
 from mcbn_study.journal import Record
 from mcbn_study.machine import Numerics, synchronize
@@ -20,78 +20,56 @@ from mcbn_study.regression.train import Trainer
 
 LAMBDAS, STREAMS, RATES = 15, 25, 6  # of the paper's grid: 5 splits x 5 folds
 TARGET = 50  # times faster per network on a GPU than one network at a time
-
-
-class Cell(NamedTuple):
-    """A cell of the study: a data set's size, a family of networks and its batch size."""
-
-    dataset: str
-    family: Family
-    batch_size: int
-
-    @property
-    def title(self) -> str:
-        """Name the cell in records, and for `--only`."""
-        return f"{self.dataset}-{self.family}-{self.batch_size}"
-
-    @property
-    def n_networks(self) -> int:
-        """Networks of the paper's grid that share the batch size."""
-        return STREAMS * LAMBDAS * (RATES if self.family == "dropout" else 1)
-
-
-CELLS = (
-    Cell("boston", "bn", 32),
-    *(Cell("kin8nm", "bn", M) for M in (32, 256)),
-    *(Cell("protein", "bn", M) for M in (32, 1024)),
-    *(Cell(dataset, "dropout", 32) for dataset in ("boston", "protein")),
+CELLS = (  # of the study: the size of a data set, a family of networks, a batch size
+    *("boston-bn-32", "kin8nm-bn-32", "kin8nm-bn-256", "protein-bn-32", "protein-bn-1024"),
+    *("boston-dropout-32", "protein-dropout-32"),
 )
 
 
 def measure(device: str, only: str, seconds: float, share: float, numerics: Numerics) -> Iterator[Record]:
-    """Yield one record a cell whose title holds `only`; `share` of the paper's networks train at once."""
-    for cell in (cell for cell in CELLS if only in cell.title):
-        single = one_at_a_time(cell, device, seconds)
-        trainer = _trainer(cell, device, share, numerics)
-        step, networks = batched(cell, trainer, seconds), len(trainer.networks.stream)
+    """Yield one record a cell whose name holds `only`; `share` of the paper's networks train at once."""
+    for cell in (cell for cell in CELLS if only in cell):
+        dataset, family, M = cell.split("-")
+        single = one_at_a_time(describe(dataset), int(M), device, seconds)
+        trainer = _trainer(describe(dataset), cast(Family, family), int(M), device, share, numerics)
+        step, networks = batched(trainer, seconds), len(trainer.networks.stream)
         yield {
-            "case": cell.title,
+            "case": cell,
             "networks": networks,
             "milliseconds_a_step": 1e3 * step,
             "microseconds_a_network_step": 1e6 * step / networks,
             "microseconds_one_at_a_time": 1e6 * single,
             "speed_up": single / (step / networks),
             "target": TARGET,
-            "seconds_an_evaluation_500": evaluation(cell, trainer, numerics),
+            "seconds_an_evaluation_500": evaluation(trainer, numerics),
             "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
             **numerics._asdict(),
         }
 
 
-def batched(cell: Cell, trainer: Trainer, seconds: float) -> float:
+def batched(trainer: Trainer, seconds: float) -> float:
     """Return the seconds of one step of all networks, past the capture of graphs."""
-    steps = int(trainer.problem.train.n[0]) // cell.batch_size
+    steps = int(trainer.problem.train.n[0]) // trainer.networks.batch_size
     trainer.advance(2)
     return _repeat(lambda: trainer.advance(1), seconds, trainer.problem.device.type) / steps
 
 
-def one_at_a_time(cell: Cell, device: str, seconds: float) -> float:
+def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) -> float:
     """Return the seconds of one step of `train_regression`; BN networks, as dropout ones cost as much."""
-    facts = describe(cell.dataset)
-    data = _random(100 * cell.batch_size, facts.q)
+    data = _random(100 * batch_size, facts.q)
     x, y = data.x.float().to(device), data.y.float().to(device)
     network = RegressionMLP(facts.q, (facts.hidden_units,) * 2, seed=0).to(device)
-    train_regression(network, x[: 2 * cell.batch_size], y[: 2 * cell.batch_size], batch_size=cell.batch_size, epochs=5)
+    train_regression(network, x[: 2 * batch_size], y[: 2 * batch_size], batch_size=batch_size, epochs=5)
 
     def epoch() -> None:
-        train_regression(network, x, y, batch_size=cell.batch_size, epochs=1)
+        train_regression(network, x, y, batch_size=batch_size, epochs=1)
 
     return _repeat(epoch, min(seconds, 2.0), device) / 100
 
 
-def evaluation(cell: Cell, trainer: Trainer, numerics: Numerics) -> float:
+def evaluation(trainer: Trainer, numerics: Numerics) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, cell.batch_size, 500, numerics)
+    evaluator = Evaluator(trainer.problem, trainer.networks.batch_size, 500, numerics)
     for few in (1, 2):  # compile, and draw the batches
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
@@ -113,13 +91,13 @@ def _repeat(work: Callable[[], None], seconds: float, device: str) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def _trainer(cell: Cell, device: str, share: float, numerics: Numerics) -> Trainer:
-    facts = describe(cell.dataset)
+def _trainer(facts: Dataset, family: Family, batch_size: int, device: str, share: float, numerics: Numerics) -> Trainer:
     rows, n_train = torch.arange(round(0.8 * facts.n)), round(0.64 * facts.n)  # of a fold
     parts = [Part(rows[:n_train], rows[n_train:], stream) for stream in range(STREAMS)]
-    S = max(1, round(cell.n_networks * share))
+    n_networks = STREAMS * LAMBDAS * (RATES if family == "dropout" else 1)  # of the paper's grid with this batch size
+    S = max(1, round(n_networks * share))
     weight_decays, rates, stream = torch.full((S,), 1e-4), torch.full((S,), 0.05), torch.arange(S) % STREAMS
-    networks = Networks(cell.family, stream, weight_decays, rates, cell.batch_size, facts.hidden_units)
+    networks = Networks(family, stream, weight_decays, rates, batch_size, facts.hidden_units)
     return Trainer(make_problem(_random(facts.n, facts.q), parts, device), networks, numerics)
 
 
