@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mcbn import batches
 from mcbn.batch_norm import Survey
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
+from mcbn.private_torch import AnyBatchNorm
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -23,7 +23,7 @@ def candidates(module: nn.Module) -> list[str]:
     """Name the modules that are batch norm, or whose code calls the function: all that could be stochastic."""
     if any(nn.parameter.is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
         raise MCBNError("the network has lazy layers that are not initialised; run one batch through it first")
-    names = [name for name, child in bare_modules(module) if isinstance(child, _BatchNorm) or _calls(child)]
+    names = [name for name, child in bare_modules(module) if isinstance(child, AnyBatchNorm) or _calls(child)]
     if not names:
         norms = Counter(type(child).__name__ for child in module.modules() if "norm" in type(child).__name__.lower())
         seen = ", ".join(f"{count} x {name}" for name, count in norms.items()) or "no normalisation layer of any kind"
@@ -106,7 +106,7 @@ def refuse_scripted(module: nn.Module) -> None:
 
 def deaf(module: nn.Module, survey: Survey) -> list[str]:
     """Name batch norm layers that ran without calling the function: their arithmetic is their own."""
-    names = [name for name, child in module.named_modules() if isinstance(child, _BatchNorm)]
+    names = [name for name, child in module.named_modules() if isinstance(child, AnyBatchNorm)]
     return [name for name in names if name in survey.entered and name not in survey.layers]
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn.modules.batchnorm import _BatchNorm
+
+AnyBatchNorm = _BatchNorm  # what all of torch's batch norms are; in torch since 1
 
 
 def version_of(tensor: Tensor) -> int:
@@ -68,7 +71,9 @@ def scan(step: Any, start: Any, rows: Any) -> tuple[Any, Any]:
 
 def compiles_kernels() -> bool:
     """Tell whether this torch has a compiler of CUDA sources (2.8 and later); without, networks run by its own."""
-    return hasattr(torch.cuda, "_compile_kernel")
+    from torch.cuda import _utils
+
+    return hasattr(_utils, "_nvrtc_compile") and hasattr(_utils, "_cuda_load_module")
 
 
 def compile_kernel(source: str, name: str, options: list[str]) -> bytes:  # pragma: no cover

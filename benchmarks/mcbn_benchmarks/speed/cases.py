@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
+from mcbn.private_torch import AnyBatchNorm
 from mcbn_study.networks.others import UNet, resnet32, resnet50
 
 BATCH_SIZE = 32  # M
@@ -123,7 +123,7 @@ class Algorithm1:
 
     def __init__(self, network: nn.Module, train: Tensor, query: Tensor, batch_size: int = BATCH_SIZE) -> None:
         self.network, self.train, self.query, self.batch_size = deepcopy(network).eval(), train, query, batch_size
-        self.norms = [module for module in self.network.modules() if isinstance(module, _BatchNorm)]
+        self.norms = [module for module in self.network.modules() if isinstance(module, AnyBatchNorm)]
         self.generator = torch.Generator(train.device).manual_seed(0)
         for layer in self.norms:
             layer.momentum = 1.0  # one batch sets the statistics

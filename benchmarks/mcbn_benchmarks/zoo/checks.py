@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from mcbn import algorithm, batches
 from mcbn.batching import rows_of_draw
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
+from mcbn.private_torch import AnyBatchNorm
 from mcbn_benchmarks.zoo.entries import Entry, Specimen, all_entries
 from mcbn_benchmarks.zoo.standin import standing_in
 from mcbn_study.journal import Journal
@@ -102,7 +102,7 @@ def norms_in_training(model: nn.Module) -> nn.Module:
     """Put batch norm modules alone into train mode."""
     model.eval()
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, AnyBatchNorm):
             module.training = True
     return model
 
@@ -152,7 +152,7 @@ def _examine(specimen: Specimen) -> dict[str, Any]:
     try:
         result = compare(specimen)
     except MCBNError as error:
-        none = not any(isinstance(module, _BatchNorm) for module in specimen.model.modules())
+        none = not any(isinstance(module, AnyBatchNorm) for module in specimen.model.modules())
         result = {"outcome": "no batch norm" if none else "refused", "reason": _short(error)}
     except Exception as error:
         result = {"outcome": "inexact", "reason": f"{type(error).__name__}: {_short(error)}"}

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from mcbn.batch_norm import normalize
 from mcbn.engine import constants
-from mcbn.engine.graph import as_code, facts, reached, split
+from mcbn.engine.graph import UNKNOWN, as_code, facts, reached, split
 from mcbn.engine.trace import Norm, ReplayTracer, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
@@ -64,7 +64,7 @@ def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, Norm]:
         if source not in depends or len(source.users) > 1 or source.target not in FOLDABLE:
             continue
         weight, bias = weights_of(tracer.root, source)
-        if weight is None or (source.target is F.linear and not _is_matrix(source)):
+        if weight is None or (source.target is F.linear and len(facts(source).shape) != 2):
             continue
         folded[source] = replace(tracer.norms[name], folded_weight=weight, folded_bias=bias)
         node.replace_all_uses_with(source)
@@ -74,14 +74,12 @@ def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, Norm]:
 
 def weights_of(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | None]:
     """Return the constant weight and bias of a Linear or convolution node, None where it is not that simple."""
-    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-    for operand in (weight, bias):
-        if operand is not None and (not isinstance(operand, fx.Node) or operand.op != "get_attr"):
-            return None, None
-    if not isinstance(weight, fx.Node):
-        return None, None
-    return getattr(root, str(weight.target)), getattr(root, str(bias.target)) if isinstance(bias, fx.Node) else None
+    operands = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | dict(node.kwargs)
+    weight, bias = (
+        getattr(root, str(operand.target)) if isinstance(operand, fx.Node) and operand.op == "get_attr" else None
+        for operand in (operands.get("weight"), operands.get("bias"))
+    )
+    return (weight, bias) if bias is not None or operands.get("bias") is None else (None, None)
 
 
 def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
@@ -107,30 +105,24 @@ def _overwrite(first: fx.Node, node: fx.Node) -> None:
         node.args, node.kwargs = node.args[:2], {**node.kwargs, "inplace": True}
     elif node.target in IN_PLACE_OPTION:
         node.args, node.kwargs = (first,), {**node.kwargs, "inplace": True}
-    elif node.target in ADDITIONS and not node.kwargs and _is_alike(first, node):
-        node.target = torch.Tensor.add_
-
-
-def _is_alike(one: fx.Node, other: fx.Node) -> bool:
-    return (facts(one).shape, facts(one).dtype) == (facts(other).shape, facts(other).dtype)
+    elif node.target in ADDITIONS and not node.kwargs:
+        over, known = facts(first), facts(node)
+        if (over.shape, over.dtype) == (known.shape, known.dtype):
+            node.target = torch.Tensor.add_
 
 
 def is_stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
     """Tell whether an operation on values (N, C) does the same on (t, N, C)."""
     first = node.args[0] if node.args else None
     if node.target is batch_norm or node.target is F.linear:
-        flat = isinstance(first, fx.Node) and _is_matrix(first) and facts(first).dtype in (torch.float32, torch.float64)
+        x = facts(first) if isinstance(first, fx.Node) else UNKNOWN
+        flat = len(x.shape) == 2 and x.dtype in (torch.float32, torch.float64)  # what batch norm computes in
         return flat and (node.target is batch_norm or first in depends)
     if node.target in (*RELUS, torch.relu_, *IN_PLACE_OPTION, F.leaky_relu, *ELEMENTWISE):
         return True
     if node.target in ARITHMETIC:
         return len({len(facts(source).shape) for source in node.all_input_nodes if source in depends}) == 1
     return node.target in (torch.squeeze, torch.Tensor.squeeze) and node.args[1:] == (-1,)
-
-
-def _is_matrix(node: fx.Node) -> bool:
-    """Tell whether a value is (N, C)."""
-    return len(facts(node).shape) == 2
 
 
 def split_by_draw(

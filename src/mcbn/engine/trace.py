@@ -110,13 +110,16 @@ class Tracer(BatchNormMode):
             self._remember(result, node, seen, memory)
             return
         declare(node, seen)
-        if name == "__setitem__":
-            return  # nothing to read: it changes what is known already
-        if not isinstance(result, tuple | list) or not all(isinstance(value, Tensor | None) for value in result):
+        if isinstance(result, tuple | list) and all(isinstance(value, Tensor | None) for value in result):
+            self._remember_items(result, node, memory)
+        elif name != "__setitem__":  # nothing to read: it changes what is known already
             raise UntraceableError(f"{name} gives {type(result).__name__}")
-        if seen.loose:
+
+    def _remember_items(self, values: Sequence[Tensor | None], node: fx.Node, memory: Mapping[int, str]) -> None:
+        """Give each of several results a node."""
+        if facts(node).loose:
             raise UntraceableError("a number of values depends on values")
-        for number, value in enumerate(result):
+        for number, value in enumerate(values):
             if value is not None:  # attention hands back None for weights that nobody asked for
                 self._remember(value, self.graph.call_function(_item, (node, number)), memory=memory)
 

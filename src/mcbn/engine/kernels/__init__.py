@@ -45,16 +45,16 @@ def source(name: str, package: str = __name__) -> str:
     return files(package).joinpath(f"{name}.cu").read_text()
 
 
-def options(constants: Mapping[str, int | str]) -> list[str]:
+def options(definitions: Mapping[str, int | str]) -> list[str]:
     """Return the compiler's definitions."""
-    return [f"-D{name}={value}" for name, value in constants.items()]
+    return [f"-D{name}={value}" for name, value in definitions.items()]
 
 
 @cache
-def compiles(name: str, constants: tuple[tuple[str, int | str], ...], device: int) -> bool:  # pragma: no cover
+def compiles(name: str, definitions: tuple[tuple[str, int | str], ...], device: int) -> bool:  # pragma: no cover
     """Tell whether a kernel can be had: PyTorch's compiler is not a public part of it, and may refuse."""
     try:
-        _compiled(name, constants, device)
+        _compiled(name, definitions, device)
     except Exception:
         return False
     return True
@@ -62,7 +62,7 @@ def compiles(name: str, constants: tuple[tuple[str, int | str], ...], device: in
 
 def launch(
     name: str,
-    constants: Mapping[str, int | str],
+    definitions: Mapping[str, int | str],
     grid: tuple[int, int],
     tensors: Sequence[Tensor],
     *numbers: float,
@@ -74,17 +74,17 @@ def launch(
     package: where the source lies; shared: bytes of dynamic shared memory of a block.
     """
     device = tensors[0].device
-    kernel = _compiled(name, tuple(constants.items()), device.index, package, shared)
+    kernel = _compiled(name, tuple(definitions.items()), device.index, package, shared)
     with torch.cuda.device(device):
         kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers], shared)
 
 
 @cache
 def _compiled(
-    name: str, constants: tuple[tuple[str, int | str], ...], device: int, package: str = __name__, shared: int = 0
+    name: str, definitions: tuple[tuple[str, int | str], ...], device: int, package: str = __name__, shared: int = 0
 ) -> Any:  # pragma: no cover
     """Load a kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
-    code, flags = source(name, package), ["-std=c++17", *options(dict(constants))]
+    code, flags = source(name, package), ["-std=c++17", *options(dict(definitions))]
     with torch.cuda.device(device):
         known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
         kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
