@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import mcbn
 from kinds import normal
 from mcbn_study.mnf import stack
-from mcbn_study.mnf.flows import FlowStep, MaskedFlow
-from mcbn_study.mnf.layers import MNFLinear, MNFNetwork
+from mcbn_study.mnf.layers import FlowStep, MaskedFlow, MNFLinear, MNFNetwork
 
 DOUBLE = torch.float64
 

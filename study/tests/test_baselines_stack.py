@@ -155,7 +155,7 @@ def test_layers_side_by_side_are_the_layers_in_turn(monkeypatch: pytest.MonkeyPa
     parts = two.network.cut(two.noise, two.batch_size)
     for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
         monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
-    for beside, alone in zip(stack.SideBySide(two.sources.functions)(parts), two.sources(parts), strict=True):
+    for beside, alone in zip(stack.side_by_side(two.sources.args[0], parts), two.sources(parts), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(beside, alone, strict=True))
 
 
@@ -195,7 +195,7 @@ def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
         return made
 
     beside, plain = trained(stack.COMPILE_FROM), trained(0)
-    assert isinstance(beside.sources, stack.SideBySide)
-    assert type(plain.sources) is stack.InTurn
+    assert beside.sources.func is stack.side_by_side
+    assert plain.sources.func is stack.in_turn
     for a, b in zip(beside.network.parameters(), plain.network.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

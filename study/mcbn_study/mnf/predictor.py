@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mcbn import batches
+from mcbn import batches, saving
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
-from mcbn.files import replacing, require_folder
 from mcbn.network import Network
 from mcbn.networks import Standardized
 from mcbn.randomness import isolated_random
@@ -129,21 +126,13 @@ class MNF(Predictor):
         model = cast(MNFModel, self.network.module)
         settings = {"task": self.task, "hidden": self.hidden, "n_samples": self.n_samples, "seed": self.seed}
         settings |= {"sizes": model.network.sizes, "tau": self.noise_precision.tolist(), "format": FORMAT}
-        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        path = Path(path)
-        require_folder(path)
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, {"mcbn": json.dumps(settings)})
+        saving.save(path, model.state_dict(), {"mcbn": json.dumps(settings)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a saved MNF, ready to predict."""
-        try:
-            with safe_open(path, "pt") as file:
-                settings = json.loads((file.metadata() or {}).get("mcbn", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise MCBNError(f"{path} cannot be read as a saved MNF ({error})") from error
+        tensors, metadata = saving.read_tensors(path, hint="write one with save(path)")
+        settings = json.loads(metadata.get("mcbn", "{}"))
         if settings.get("format") != FORMAT:
             raise MCBNError(f"{path} is not a saved MNF; write one with save(path)")
         method = cls(settings["task"], hidden=settings["hidden"])

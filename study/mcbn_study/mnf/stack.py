@@ -25,16 +25,13 @@ WATCH_EVERY = 20  # epochs between looks at whether all networks have stopped: e
 CHUNK = {"cpu": 2**21, "cuda": 2**26}  # numbers of the widest layer in one pass over draws
 STREAMS_DIFFER = "The AccumulateGrad node's stream does not match"  # how torch's warning of it begins
 INITIAL, TRAINING, VALIDATION, DRAWS = range(4)  # purposes of the streams of one network
-
-
-def stream(*key: int) -> int:
-    """Return the seed of the stream called `key`."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+LayerSources = Callable[[list[Tensor]], Sources]
 
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for the stream called `key`."""
-    return torch.Generator(device).manual_seed(stream(*key))
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(seed)
 
 
 def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) -> Tensor:
@@ -136,11 +133,12 @@ class Stack:
 
     def _use(self, prepared: Callable[[Any], Any] | None = None) -> None:
         """Choose how the loss is computed: as it is written, or prepared; on a GPU the layers' flows side by side."""
-        own = [layer.sources for layer in self.network.linear_layers()]
-        self.sources = InTurn(own)
+        functions = [layer.sources for layer in self.network.linear_layers()]
+        self.sources = partial(in_turn, functions)
         self.finish, self.loss = self._finish, self.losses
         if prepared is not None and self.device.type == "cuda":
-            self.sources, self.finish = SideBySide([prepared(each) for each in own]), prepared(self._finish)
+            self.sources = partial(side_by_side, [prepared(function) for function in functions])
+            self.finish = prepared(self._finish)
         elif prepared is not None:
             self.loss = prepared(self.losses)
 
@@ -156,31 +154,22 @@ class Stack:
         return self._step
 
 
-class InTurn:
-    """The sources of the layers, one after another."""
-
-    def __init__(self, functions: Sequence[Callable[[list[Tensor]], Sources]]) -> None:
-        self.functions = functions
-
-    def __call__(self, parts: list[list[Tensor]]) -> list[Sources]:
-        """Compute them, given the noise of each layer."""
-        return [function(part) for function, part in zip(self.functions, parts, strict=True)]
+def in_turn(functions: Sequence[LayerSources], parts: list[list[Tensor]]) -> list[Sources]:
+    """Compute the sources of the layers, given the noise of each, one after another."""
+    return [function(part) for function, part in zip(functions, parts, strict=True)]
 
 
-class SideBySide(InTurn):
-    """The sources of the layers, each on a stream of its own: none waits for another, and all are small."""
-
-    def __call__(self, parts: list[list[Tensor]]) -> list[Sources]:
-        """Compute them; autograd goes back the same ways."""
-        main, made = torch.cuda.current_stream(), list[Sources]()
-        streams = [torch.cuda.Stream() for _ in parts]  # type: ignore[no-untyped-call]
-        for function, part, stream in zip(self.functions, parts, streams, strict=True):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                made.append(function(part))
-        for stream in streams:
-            main.wait_stream(stream)
-        return made
+def side_by_side(functions: Sequence[LayerSources], parts: list[list[Tensor]]) -> list[Sources]:
+    """Compute them each on a stream of its own: none waits for another, and all are small; autograd goes back so."""
+    main, sources = torch.cuda.current_stream(), list[Sources]()
+    streams = [torch.cuda.Stream() for _ in parts]  # type: ignore[no-untyped-call]
+    for function, part, stream in zip(functions, parts, streams, strict=True):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            sources.append(function(part))
+    for stream in streams:
+        main.wait_stream(stream)
+    return sources
 
 
 @contextmanager
