@@ -92,8 +92,3 @@ def load_kernel(compiled: bytes, name: str, shared: int = 0) -> Any:  # pragma: 
     if shared:
         kernel.set_shared_memory_config(shared)
     return kernel
-
-
-def allow_steps_before_capture(optimizer: torch.optim.Optimizer) -> None:
-    """Let a capturable optimizer take steps outside of a CUDA graph without a warning."""
-    optimizer._warned_capturable_if_run_uncaptured = True

@@ -30,7 +30,7 @@ def kernel(monkeypatch, tmp_path_factory):
         return
     if shutil.which("g++") is None:
         pytest.skip("needs a GPU or g++")
-    monkeypatch.setattr(training, "_kernel", lambda networks: fused)
+    monkeypatch.setattr(training.kernels, "available", lambda: True)
     monkeypatch.setattr(fused, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
 
 
@@ -54,8 +54,8 @@ def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None),
 def assert_equal_networks(found, expected):
     for name, value in expected.values.items():
         torch.testing.assert_close(found.values[name], value, rtol=1e-5, atol=2e-5)
-        for mine, theirs in zip(found._moments()[name], expected._moments()[name], strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        for mine, theirs in zip(found.moments, expected.moments, strict=True):
+            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

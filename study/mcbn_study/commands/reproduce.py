@@ -1,6 +1,6 @@
 """`mcbn reproduce`: the experiments of the paper, and those beyond it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,9 @@ Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.
 EngineName = Annotated[str, typer.Option(help="local, or ray: cells of work as tasks on a cluster")]
 Address = Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")]
 Fused = Annotated[bool, typer.Option("--fused", help="take many training steps in one CUDA kernel")]
+Records = Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")]
+Results = Annotated[Path, typer.Option(help="folder of records, tables and figures")]
+Regression = Annotated[Path, typer.Option(help="folder of the regression study")]
 
 
 @reproduce.command()
@@ -41,9 +44,7 @@ def regression(
     compiled: Compile = False,
     fused: Fused = False,
     search_seed: Annotated[int, typer.Option(help="of the fold networks: how much does the search decide?")] = 1,
-    out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
-        "results/regression"
-    ),
+    out: Records = Path("results/regression"),
     engine: EngineName = "local",
     address: Address = None,
 ) -> None:
@@ -59,14 +60,15 @@ def regression(
     with one_line_errors(), _one_thread(device):
         require_engine(engine)
         chosen = replace(find_profile(profile), search_seed=search_seed)
-        options = {"methods": _split(methods) or METHODS, **_options(datasets, device, compiled, fused)}
+        options: dict[str, Any] = {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
+        options["methods"] = _split(methods) or METHODS
         if engine == "ray":
-            from mcbn_study import ray as study
+            from mcbn_study import ray
 
-            store = study.run_regression(chosen, out, address=address, **options)
+            journal = ray.run_regression(chosen, out, address=address, **options)
         else:
-            store = regression.run(chosen, out, **options)
-        typer.echo(f"{len(store.find(kind='test'))} test runs in {store.path}")
+            journal = regression.run(chosen, out, **options)
+        typer.echo(f"{len(journal.find(kind='test'))} test runs in {journal.path}")
 
 
 @reproduce.command()
@@ -76,8 +78,8 @@ def sensitivity(
     device: Device = "auto",
     compiled: Compile = False,
     fused: Fused = False,
-    out: Annotated[Path, typer.Option(help="folder of records")] = Path("results/sensitivity"),
-    regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
+    out: Records = Path("results/sensitivity"),
+    regression: Regression = Path("results/regression"),
     engine: EngineName = "local",
     address: Address = None,
 ) -> None:
@@ -92,17 +94,15 @@ def sensitivity(
 
     with one_line_errors(), _one_thread(device):
         require_engine(engine)
-        options = {"regression": regression, **_options(datasets, device, compiled, fused)}
+        options: dict[str, Any] = {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
+        options["regression"] = regression
         if engine == "ray":
-            from mcbn_study import ray as study
+            from mcbn_study import ray
 
-            store = study.run_sensitivity(find_profile(profile), out, address=address, **options)
+            journal = ray.run_sensitivity(find_profile(profile), out, address=address, **options)
         else:
-            store = sensitivity.run(find_profile(profile), out, **options)
-        typer.echo(f"{len(store.find(kind='sensitivity'))} runs in {store.path}")
-
-
-Results = Annotated[Path, typer.Option(help="folder of records, tables and figures")]
+            journal = sensitivity.run(find_profile(profile), out, **options)
+        typer.echo(f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}")
 
 
 @reproduce.command()
@@ -181,7 +181,7 @@ def posteriors(
     datasets: Names = None,
     profile: ProfileName = "paper",
     out: Results = Path("results/posteriors"),
-    regression: Annotated[Path, typer.Option(help="folder of the regression study")] = Path("results/regression"),
+    regression: Regression = Path("results/regression"),
     cifar: Annotated[bool, typer.Option("--cifar", help="CIFAR-10 instead, on a network that others trained")] = False,
     weights: Annotated[Path, typer.Option(help="ResNet-32 weights for --cifar")] = Path("resnet32.npz"),
     n_test: Annotated[int, typer.Option(help="test images for --cifar")] = 1000,
@@ -203,7 +203,7 @@ def posteriors(
         else:
             with _one_thread("cpu"):
                 posteriors.run(find_profile(profile), out, regression=regression, datasets=_split(datasets))
-        typer.echo("\n".join(map(str, report.write(out))))
+        _echo(report.write(out))
 
 
 @reproduce.command()
@@ -217,7 +217,7 @@ def tables(results: Annotated[Path, typer.Option(help="folder that holds regress
     from mcbn_study.regression import report as regression
 
     with one_line_errors():
-        typer.echo("\n".join(map(str, regression.write(results))))
+        _echo(regression.write(results))
 
 
 @reproduce.command()
@@ -231,8 +231,7 @@ def mnf_epochs(datasets: Names = None, device: Device = "auto", out: Results = P
     from mcbn_study import mnf_epochs
 
     with one_line_errors():
-        for line in mnf_epochs.run(out, datasets=_split(datasets), device=device):
-            typer.echo(line)
+        _echo(mnf_epochs.run(out, datasets=_split(datasets), device=device))
 
 
 @reproduce.command()
@@ -240,9 +239,7 @@ def cifar10(
     seeds: Annotated[str, typer.Option(help="one network each, separated by commas")] = "1,2,3",
     profile: ProfileName = "paper",
     device: Device = "auto",
-    out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
-        "results/cifar10"
-    ),
+    out: Records = Path("results/cifar10"),
     networks: Annotated[
         Path | None, typer.Option(help="folder of trained networks; those it holds are not trained again")
     ] = None,
@@ -262,7 +259,7 @@ def cifar10(
         chosen = _numbers(seeds)
         run(find_profile(profile), out, seeds=chosen, device=device, networks=networks, dropout=dropout)
         if not dropout:
-            typer.echo("\n".join(map(str, report.write(out))))
+            _echo(report.write(out))
 
 
 @reproduce.command()
@@ -270,7 +267,7 @@ def alternatives(
     networks: Annotated[Path, typer.Option(help="networks of `mcbn reproduce cifar10`")] = Path(
         "results/cifar10/networks"
     ),
-    out: Annotated[Path, typer.Option(help="folder of records, tables and figures")] = Path("results/alternatives"),
+    out: Results = Path("results/alternatives"),
     foreign: Annotated[Path | None, typer.Option(help="npz of foreign images; made there where it is missing")] = None,
     methods: Names = None,
     seeds: Annotated[list[int] | None, typer.Option(help="of the networks; all by default")] = None,
@@ -294,20 +291,11 @@ def alternatives(
         if measure:
             if foreign is not None and not foreign.is_file():
                 build_foreign(foreign)
-            chosen = _split(methods)
-            alternatives.run(
-                networks,
-                out,
-                foreign=foreign,
-                device=device,
-                methods=chosen,
-                seeds=seeds or (),
-                n_samples=n_samples,
-                n_test=n_test,
-                n_corrupted=n_corrupted,
-            )
-            alternatives.time_methods(networks, out, device=device, methods=chosen, n_samples=n_samples)
-        typer.echo("\n".join(map(str, report.write(out))))
+            options: dict[str, Any] = {"device": device, "methods": _split(methods), "n_samples": n_samples}
+            images: dict[str, Any] = {"foreign": foreign, "n_test": n_test, "n_corrupted": n_corrupted}
+            alternatives.run(networks, out, seeds=seeds or (), **options, **images)
+            alternatives.time_methods(networks, out, **options)
+        _echo(report.write(out))
 
 
 @reproduce.command()
@@ -315,9 +303,7 @@ def segmentation(
     dataset: Annotated[str, typer.Option(help="camvid or voc")] = "camvid",
     device: Device = "auto",
     profile: ProfileName = "paper",
-    out: Annotated[Path, typer.Option(help="folder of records; the same command goes on after an interruption")] = Path(
-        "results/segmentation"
-    ),
+    out: Records = Path("results/segmentation"),
 ) -> None:
     """Train SegNet, segment with the paper's setting and with ours, score and draw the uncertainty maps.
 
@@ -331,12 +317,12 @@ def segmentation(
 
     with one_line_errors(), one_line_warnings():
         run(find_profile(profile, dataset), out, device=device, echo=typer.echo)
-        for path in report.write(out):
-            typer.echo(path)
+        _echo(report.write(out))
 
 
-def _options(datasets: Sequence[str] | None, device: str, compiled: bool, fused: bool) -> dict[str, Any]:
-    return {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
+def _echo(lines: Iterable[object]) -> None:
+    for line in lines:
+        typer.echo(line)
 
 
 def _split(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ class MNF(Predictor):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a saved MNF, ready to predict."""
-        tensors, metadata = saving.read_tensors(path, hint="write one with save(path)")
+        tensors, metadata = saving.read_tensors(path, hint="a saved MNF is what save(path) writes")
         settings = json.loads(metadata.get("mcbn", "{}"))
         if settings.get("format") != FORMAT:
             raise MCBNError(f"{path} is not a saved MNF; write one with save(path)")

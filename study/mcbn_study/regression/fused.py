@@ -9,8 +9,6 @@ What it is worth, on one H200 (benchmarks/results): an epoch of Protein's 375 BN
 kernel Protein's 1137 s, which are epochs above all, would be nearly three times as many, and the study's minutes 75.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -18,7 +16,7 @@ from torch.nn.functional import pad
 from mcbn.engine import kernels
 from mcbn.networks import BN_EPSILON
 from mcbn.stacked import Values
-from mcbn_study.regression.stack import Family
+from mcbn_study.regression.stack import Family, Networks
 
 VECTORS = {"bn": ("beta1", "beta2", "gamma1", "gamma2"), "dropout": ("bias1", "bias2")}  # after the weights, in order
 BETA_1, BETA_2 = 0.9, 0.999  # torch.optim.Adam
@@ -33,25 +31,23 @@ def fits(family: Family, batch_size: int, hidden: int) -> bool:
 
 
 def take_steps(
-    family: Family,
     values: Values,
-    moments: dict[str, tuple[Tensor, Tensor]],
+    first: Values,
+    second: Values,
     x: Tensor,
     y: Tensor,
     uniform: Tensor,
-    networks: Any,
+    networks: Networks,
     taken: int,
     learning_rate: float,
 ) -> None:
     """Take k steps of every network in place.
 
-    values, moments (a pair a parameter) by name; x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H);
-    networks: as `stack.Networks`; taken: steps before these.
+    values and Adam's moments of them by name; x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H); taken: steps before.
     """
     S, rows, Q = x.shape
-    M, H = networks.batch_size, networks.hidden
-    k = rows // M
-    states = [values, *({name: pair[i] for name, pair in moments.items()} for i in range(2))]
+    family, M, H = networks.family, networks.batch_size, networks.hidden
+    k, states = rows // M, (values, first, second)
     packed = [_pack(family, state, Q, H) for state in states]  # (S, P) each
     corrections = _corrections(taken, k, learning_rate).to(x)
     scratch = x.new_empty(S, M * _padded(H) if M > ROWS else 0)

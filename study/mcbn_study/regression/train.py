@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from mcbn.data import Regression, folds, split
 from mcbn.data import load as load_data
@@ -15,7 +16,6 @@ from mcbn.engine import kernels
 from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
-from mcbn.private_torch import allow_steps_before_capture
 from mcbn.saving import read_tensors, write_tensors
 from mcbn.stacked import Values
 from mcbn_study.machine import EXACT, Numerics, precision, prepared
@@ -25,6 +25,7 @@ from mcbn_study.regression.profile import Configuration
 from mcbn_study.regression.stack import Family, Networks, bn_gradients, dropout_gradients, initial_values, take
 
 LEARNING_RATE = 1e-3  # Teye et al. 2018, Section 4.3
+ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}  # as torch.optim.Adam
 BLOCK_STEPS = 32  # at most so many steps in one CUDA graph
 FUSED_STEPS = 128  # and in one kernel
 BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**27}  # that batches and masks of a block may hold
@@ -61,21 +62,16 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        networks: Networks,
-        numerics: Numerics = EXACT,
-        *,
-        graphs: bool | None = None,
+        self, problem: Problem, networks: Networks, numerics: Numerics = EXACT, *, graphs: bool | None = None
     ) -> None:
         self.problem, self.networks, self.numerics = problem, networks.like(problem.train.x), numerics
         self.epoch, self._graphs = 0, problem.device.type == "cuda" if graphs is None else graphs
         self._gradients = prepared(GRADIENTS[networks.family], numerics.compiled)
-        self._kernel: Any = _kernel(networks) if numerics.fused else None
+        self._fits = numerics.fused and _fits(networks)
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
-        self.values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
+        values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
         self._row_keys, self._mask_keys = problem.keys("rows"), problem.keys("training dropout")
-        self._start({})
+        self._start(values, *({name: torch.zeros_like(value) for name, value in values.items()} for _ in range(2)))
 
     def advance(self, epochs: int) -> None:
         """Train every network for so many further epochs."""
@@ -91,50 +87,30 @@ class Trainer:
 
     def keep(self, index: Tensor) -> None:
         """Go on with the networks at `index`, ascending, alone."""
-        moments = {name: [part[index] for part in parts] for name, parts in self._moments().items()}
-        self.values = take(self.values, index)
         self.networks = self.networks[index]
-        self._start(moments)
+        self._start(*(take(tensors, index) for tensors in (self.values, *self.moments)))
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that training goes on from, to be handed to `restore`."""
-        state = {f"value.{name}": value for name, value in self.values.items()}
-        for name, parts in self._moments().items():
-            state |= {f"first.{name}": parts[0], f"second.{name}": parts[1]}
+        kinds = zip(("value", "first", "second"), (self.values, *self.moments), strict=True)
+        state = {f"{kind}.{name}": tensor for kind, tensors in kinds for name, tensor in tensors.items()}
         return state | {"epoch": torch.tensor(self.epoch)}
 
     def restore(self, state: dict[str, Tensor], index: Tensor) -> None:
         """Go on from a state: that of the networks at `index`, which alone remain."""
         self.networks, self.epoch = self.networks[index], int(state["epoch"])
-        like = self.problem.train.x
-        self.values = {name: state[f"value.{name}"].to(like) for name in self.values}
-        kinds = ("first", "second")
-        self._start({n: [state[f"{kind}.{n}"].to(like) for kind in kinds] for n in self.values})
+        like, kinds = self.problem.train.x, ("value", "first", "second")
+        self._start(*({name: state[f"{kind}.{name}"].to(like) for name in self.values} for kind in kinds))
 
-    def _start(self, moments: dict[str, list[Tensor]]) -> None:
-        """Make the optimizer of the present networks, with the moments they have, and forget captured graphs."""
+    def _start(self, values: Values, first: Values, second: Values) -> None:
+        """Go on from parameters and Adam's two moments of them; forget captured graphs."""
+        self.values, self.moments = values, (first, second)
         self._groups = _groups((self.problem.train.n // self.networks.batch_size)[self.networks.stream])
-        self._parameters = [{n: value[g.rows] for n, value in self.values.items()} for g in self._groups]
-        every = [parameter for group in self._parameters for parameter in group.values()]
-        self._optimizer = torch.optim.Adam(every, lr=LEARNING_RATE, fused=True, capturable=self._graphs)
-        allow_steps_before_capture(self._optimizer)
-        for group, parameters in zip(self._groups, self._parameters, strict=True):
-            for name, parts in moments.items():
-                first, second = (part[group.rows] for part in parts)
-                taken = torch.tensor(float(self.epoch * group.steps), device=first.device)
-                state = {"step": taken, "exp_avg": first, "exp_avg_sq": second}
-                self._optimizer.state[parameters[name]] = state
-        self._taken = self.epoch * self._groups[0].steps  # by the first group
+        taken = [float(self.epoch * group.steps) for group in self._groups]
+        self._taken = [[torch.tensor(steps, device=self.problem.device) for _ in values] for steps in taken]
+        self._count = self.epoch * self._groups[0].steps  # without a look at the GPU
         self._blocks: dict[int, _Block] = {}
         self._captured: dict[tuple[int, int], Callable[[], None] | None] = {}
-
-    def _moments(self) -> dict[str, list[Tensor]]:
-        """Return Adam's two moments of all networks by parameter; nothing before the first step."""
-        if not self._optimizer.state:
-            return {}
-        states = [{n: self._optimizer.state[p] for n, p in group.items()} for group in self._parameters]
-        kinds = ("exp_avg", "exp_avg_sq")
-        return {n: [torch.cat([state[n][kind] for state in states]) for kind in kinds] for n in self.values}
 
     def _segments(self, orders: Tensor, epochs: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield runs of steps: rows (R, k M), positions (k,) and the first group that takes part."""
@@ -157,7 +133,7 @@ class Trainer:
             self._run(size, active)
 
     def _fuses(self) -> bool:
-        return self._kernel is not None and len(self._groups) == 1
+        return self._fits and len(self._groups) == 1
 
     def _block_steps(self) -> int:
         S, R = len(self.networks.stream), len(self.problem.streams)
@@ -195,39 +171,37 @@ class Trainer:
             steps()
 
     def _take_fused_steps(self, size: int) -> None:
-        """Take the steps in one kernel; moments stay where Adam would have them."""
-        block, state, n = self._blocks[size], self._optimizer.state, self.networks
-        for parameter in self._parameters[0].values():
-            if not state[parameter]:
-                zeros = [torch.zeros_like(parameter) for _ in range(2)]
-                taken = torch.zeros((), device=parameter.device)
-                state[parameter] = {"step": taken, "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
-        moments = {name: (state[p]["exp_avg"], state[p]["exp_avg_sq"]) for name, p in self._parameters[0].items()}
-        self._kernel.take_steps(n.family, self.values, moments, *block, n, self._taken, LEARNING_RATE)
-        self._taken += size
-        for parameter in self._parameters[0].values():
-            state[parameter]["step"].fill_(self._taken)
+        """Take the steps in one kernel."""
+        fused_steps.take_steps(
+            self.values, *self.moments, *self._blocks[size], self.networks, self._count, LEARNING_RATE
+        )
+        self._count += size
+        for steps in self._taken[0]:
+            steps.fill_(self._count)
 
     def _take_steps(self, size: int, active: int) -> None:
         block, M, n = self._blocks[size], self.networks.batch_size, self.networks
         for k in range(size):
             batch = slice(k * M, (k + 1) * M)
             rest = (block.uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
-            grads = self._gradients(self.values, block.x[:, batch], block.y[:, batch], n.weight_decay, *rest)
-            for i, (group, parameters) in enumerate(zip(self._groups, self._parameters, strict=True)):
-                for name, parameter in parameters.items():
-                    parameter.grad = grads[name][group.rows] if i >= active else None
-            self._optimizer.step()
+            every = self._gradients(self.values, block.x[:, batch], block.y[:, batch], n.weight_decay, *rest)
+            values, grads, first, second = (
+                [tensors[name][group.rows] for group in self._groups[active:] for name in self.values]
+                for tensors in (self.values, every, *self.moments)
+            )
+            taken = [steps for group in self._taken[active:] for steps in group]
+            how: dict[str, Any] = {"fused": True, "capturable": self._graphs, "amsgrad": False, "maximize": False}
+            adam(values, grads, first, second, [], taken, lr=LEARNING_RATE, **ADAM, **how)
 
 
-def _kernel(networks: Networks) -> Any:
-    """Return the module of fused steps if such networks fit, else None."""
+def _fits(networks: Networks) -> bool:
+    """Tell whether the kernel of fused steps takes such networks."""
     if not kernels.available():
         raise MCBNError(
             "fused steps are a CUDA kernel, which needs a GPU, CUDA's compiler and PyTorch 2.8 or later; run without "
             "--fused"
         )
-    return fused_steps if fused_steps.fits(networks.family, networks.batch_size, networks.hidden) else None
+    return fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
 
 
 def _groups(steps: Tensor) -> list[_Group]:
