@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import mcbn
 from kinds import make
-from mcbn import batching as draws
+from mcbn import batching
 from mcbn.diagonal import Population
 from mcbn.training_data import Source
 from mcbn_study.theory import analytic_moments
@@ -38,7 +38,7 @@ def test_first_layer_has_the_moments_of_the_whole_set(M: int) -> None:
 
 def test_later_layers_see_inputs_normalised_by_their_batch() -> None:
     bayes, x = fitted(posterior="diagonal", batch_size=16)
-    net, rows = bayes.model, draws._Partition(Source(None, range(64)), 4, 16, 0)
+    net, rows = bayes.model, batching._Partition(Source(None, range(64)), 4, 16, 0)
     seen = []
     with torch.no_grad():
         for t in range(4):
@@ -92,12 +92,12 @@ def test_merged_moments_equal_those_of_all_values_at_once(offset: float) -> None
 def test_a_pass_visits_every_example_once_in_batches_of_at_least_m() -> None:
     x = torch.arange(47.0)[:, None]
     for data in (x, TensorDataset(x), DataLoader(TensorDataset(x), batch_size=3)):
-        drawn = draws.pass_over(data, most=1, batch_size=5, seed=0)
+        drawn = batching.pass_over(data, most=1, batch_size=5, seed=0)
         rows = [batch if isinstance(batch, Tensor) else batch[0] for batch in drawn.batches]
         assert sorted(torch.cat(rows).flatten().tolist()) == list(range(47))
         assert {len(row) for row in rows} == {5, 6}
         assert drawn.batch_size == 5
-    orders = [[r.tolist() for r in draws.pass_over(x, most=1, batch_size=5, seed=s).batches] for s in (0, 0, 1)]
+    orders = [[r.tolist() for r in batching.pass_over(x, most=1, batch_size=5, seed=s).batches] for s in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mcbn
 from drawn import check_equal, fit, loop
 from kinds import make, norms_in_training
-from mcbn import batch_norm as statistics
+from mcbn.batch_norm import Record
 from mcbn.batching import rows_of_draw
 from mcbn.engine import run as run_module
 
@@ -265,7 +265,7 @@ def test_draws_are_those_of_training_whatever_shares_memory_or_sizes(run: Any) -
     bayes = fit(net, x, n_samples=40)
     for t in (0, 1, 2, 39):
         batch = x[rows_of_draw(40, 8, 0, t)]
-        with statistics.Record(frozenset(["", "bn"])) as mode, torch.no_grad():
+        with Record(frozenset(["", "bn"])) as mode, torch.no_grad():
             network = copy.deepcopy(bayes.network)
             network(batch.clone())
         for name, mean in mode.mean.items():

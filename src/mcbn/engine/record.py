@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mcbn import batch_norm as statistics
 from mcbn import batches
+from mcbn.batch_norm import Record
 from mcbn.batches import Picker, pick_inputs
 from mcbn.batching import GROUP, TrainingBatches
 from mcbn.engine import constants
@@ -113,11 +113,11 @@ class Recorder:
         return recorded
 
     def _plain(self, x: Any) -> Statistics:
-        with statistics.Record(self.chosen) as mode:
+        with Record(self.chosen) as mode:
             self.network.run_copy(x)
         return self._seen(mode)
 
-    def _seen(self, mode: statistics.Record) -> Statistics:
+    def _seen(self, mode: Record) -> Statistics:
         self.running, self.values = mode.running, mode.values
         return {name: (mode.mean[name], mode.var[name]) for name in mode.mean}
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mcbn import batch_norm as statistics
 from mcbn import batches, layers
-from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, scale_and_shift, statistics_dtype
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, normalize, scale_and_shift, statistics_dtype, watch
 from mcbn.diagonal import StatisticMoments
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
@@ -41,7 +40,7 @@ class LiveNetwork(Network):
                 setattr(parent, name, unwrap(child))
         for module in self.module.modules():
             module.training = False
-        statistics.watch(self.module)
+        watch(self.module)
         self.output = output
         self._look()
 
@@ -67,7 +66,7 @@ class StatisticsModel(BatchNormMode):
         # rows beyond one an example (frames, crops) count as independent examples
         self.moments[call.name] = activation_moments(x, self.batch_size * rows / self.n_examples)
         mean, variance = self.moments[call.name].mean, x.var([a for a in range(x.ndim) if a != 1], correction=0)
-        return statistics.normalize(call.x, *scale_and_shift(mean, variance, call.weight, call.bias, call.eps))
+        return normalize(call.x, *scale_and_shift(mean, variance, call.weight, call.bias, call.eps))
 
 
 def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: int | None = None) -> Tensor:
