@@ -90,21 +90,15 @@ def _row(record: Record) -> list[str]:
     return [*cells, untouched, str(record["seconds"])]
 
 
-def readme_block(records: Iterable[Record]) -> str:
-    """Write what stands between the markers of the README: the networks of others alone."""
+def write_readme(path: Path, records: Iterable[Record]) -> None:
+    """Replace what stands between the markers of the README: the matrix of the networks of others alone."""
+    text = path.read_text()
+    if text.count(START) != 1 or text.count(END) != 1:
+        raise MCBNError(f"{path} needs one {START} and one {END}; the matrix goes between them")
     records = [r for r in records if r["package"] != "mcbn"]
     refused = [f"{r['name']} ({r['package']}): {r['reason']}" for r in ran(records) if r["outcome"] != "exact"]
     missing = {r["package"] for r in records if r["reason"].startswith(r["package"]) and "not installed" in r["reason"]}
     lines = [START, f"{summary(records)}:", "", matrix(records)]
     lines += [f"Not exact: {'; '.join(refused)}", ""] if refused else []
     lines += [f"Not installed where this was run: {', '.join(sorted(missing))}.", ""] if missing else []
-    return "\n".join([*lines, END])
-
-
-def write_readme(path: Path, records: Iterable[Record]) -> None:
-    """Replace what stands between the markers."""
-    text = path.read_text()
-    if text.count(START) != 1 or text.count(END) != 1:
-        raise MCBNError(f"{path} needs one {START} and one {END}; the matrix goes between them")
-    before, after = text.split(START)[0], text.split(END)[1]
-    write_text(path, before + readme_block(records) + after)
+    write_text(path, text.split(START)[0] + "\n".join([*lines, END]) + text.split(END)[1])
