@@ -50,8 +50,7 @@ class SegNet(nn.Module):
             encoder.append(_stage([*(above or [3]), *[width] * depth], generator))
             decoder.insert(0, _stage([*[width] * depth, *above], generator))
         self.encoder, self.decoder = nn.ModuleList(encoder), nn.ModuleList(decoder)
-        self.classifier = nn.Conv2d(widths[0], n_classes, 3, padding=1, device="meta").to_empty(device="cpu")
-        _initialize(self.classifier, generator)
+        self.classifier = _convolution(widths[0], n_classes, generator, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, K, H, W)."""
@@ -91,15 +90,15 @@ def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
 def _stage(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     """Convolution -> batch norm -> ReLU from each width to the next."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(widths):
-        convolution = nn.Conv2d(fan_in, fan_out, 3, padding=1, bias=False, device="meta").to_empty(device="cpu")
-        _initialize(convolution, generator)
-        layers += [convolution, nn.BatchNorm2d(fan_out), nn.ReLU(inplace=True)]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [_convolution(inputs, outputs, generator), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
-def _initialize(convolution: nn.Conv2d, generator: torch.Generator) -> None:
+def _convolution(inputs: int, outputs: int, generator: torch.Generator, *, bias: bool = False) -> nn.Conv2d:
     # built on "meta": PyTorch's own initial draw would move the global generator
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias, device="meta").to_empty(device="cpu")
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu", generator=generator)
     if convolution.bias is not None:
         nn.init.zeros_(convolution.bias)
+    return convolution

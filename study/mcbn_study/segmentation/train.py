@@ -146,8 +146,8 @@ def precision(device: str) -> AbstractContextManager[Any]:
 def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
     """Take the steps of one epoch; return the mean loss."""
     run.network.train()
-    drawn = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
-    views = [view.to(device) for view in drawn]
+    batches = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
+    views = [view.to(device) for view in batches]
     steps, total = len(views), torch.zeros((), device=device)
     for number, view in enumerate(views):
         rate = learning_rate(
