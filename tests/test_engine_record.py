@@ -78,7 +78,7 @@ def test_convolutions_in_tf32_may_differ_by_a_part_of_the_spread(monkeypatch, tf
     assert recording.statistics_agree({"bn": (mean, var * (1 + 2 * by))}, {"bn": (mean, var)}) == same
 
 
-def test_a_written_down_pass_keeps_no_layers_output():
+def test_a_traced_pass_keeps_no_layers_output():
     network, x = small()
     bayes = MCBN(network, "regression").fit(x, n_samples=2, batch_size=16)
     tracer = RecordTracer(frozenset(bayes.posterior.layers))
@@ -130,7 +130,7 @@ def test_a_network_that_refuses_groups_is_recorded_all_the_same():
 @pytest.mark.parametrize(
     "power", [lambda x: x**2, lambda x: x ** torch.full_like(x, 2), lambda x: 2**x, lambda x: 1 / x]
 )
-def test_operators_of_python_are_written_down(power: Callable[[Tensor], Tensor]) -> None:
+def test_operators_of_python_are_traced(power: Callable[[Tensor], Tensor]) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()

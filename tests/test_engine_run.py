@@ -1,4 +1,4 @@
-"""Every fast way gives the numbers of the plain loop, and what was found stays right between calls."""
+"""Every plan gives the numbers of Algorithm 1 as printed, and stays right between calls."""
 
 import copy
 import gc
@@ -34,7 +34,7 @@ def test_every_chunk_size_equals_the_loop(kind: str, chunk_size: int | None) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_written_down_as_a_program(kind: str) -> None:
+def test_every_kind_becomes_a_program(kind: str) -> None:
     model, x = make(kind, dtype=torch.float64)
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     assert "own code" not in bayes.explain(x)
@@ -387,7 +387,7 @@ def test_shapes_share_the_scales_and_shifts_of_the_draws() -> None:
     assert all(omega is found[0] for omega in found)
 
 
-def test_source_of_written_down_passes_goes_with_them() -> None:
+def test_source_of_programs_goes_with_them() -> None:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     gc.collect()

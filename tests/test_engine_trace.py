@@ -1,4 +1,4 @@
-"""Networks that are hard to write down: the numbers of the plain loop all the same."""
+"""Networks that are hard to trace: the numbers of Algorithm 1 all the same."""
 
 import copy
 import time
@@ -31,7 +31,7 @@ class Doubling(torch.autograd.Function):
 
 
 class Awkward(nn.Module):
-    """Batch norm followed by something that resists being written down or batched."""
+    """Batch norm followed by something that resists being traced or batched."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ def test_threads_find_a_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("attribute", ["T", "mT", "data", "real"])
-def test_attributes_that_are_tensors_are_written_down(attribute: str) -> None:
+def test_attributes_that_are_tensors_are_traced(attribute: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(30, 5, dtype=torch.float64)
     net = Written(lambda net, x: net.last(net.bn(net.first(x))) @ getattr(net.bn(net.first(x))[:2, :2], attribute))
@@ -314,7 +314,7 @@ def test_attributes_that_are_tensors_are_written_down(attribute: str) -> None:
         check_equal(bayes.sample(x, chunk_size=chunk_size), loop(bayes, x), 1e-12)
 
 
-def test_attention_is_written_down() -> None:
+def test_attention_is_traced() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -36,7 +36,7 @@ class Engine:
         self.network, self.posterior = network, posterior
         self.plans: dict[Any, Plan | OwnCode] = {}  # by shape of the inputs
         self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
-        self._scaled: tuple[list[tuple[Any, ...]], Tensor | None] = [], None  # layers, and their scales and shifts
+        self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,12 +145,12 @@ class Engine:
 
     def _omega(self, program: Program) -> Tensor:
         """Return scale and shift of every draw, (T, S): the same tensor for all shapes that meet the same layers."""
-        layers = [(norm.name, norm.eps, norm.weight, norm.bias) for norm in program.norms]
-        known, omega = self._scaled
-        if omega is None or len(known) != len(layers) or not all(map(_identical, known, layers)):
+        layers = [(norm.name, norm.eps, id(norm.weight), id(norm.bias)) for norm in program.norms]
+        if self._scaled is None or self._scaled[0] != layers:
             omega = program.scales_and_shifts(self.posterior.mean, self.posterior.var)
-            self._scaled = layers, omega
-        return omega
+            held = [(norm.weight, norm.bias) for norm in program.norms]  # while these live, no others have their ids
+            self._scaled = layers, held, omega
+        return self._scaled[2]
 
     def _agrees(self, inputs: Any, plan: Plan, first: Tensor, last: Tensor) -> bool:
         """Check a plan against replays of the draw it was traced on and of another one."""
@@ -212,10 +212,6 @@ def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:
             waiting.clear()
     if waiting:
         yield joined(waiting)
-
-
-def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return one[:2] == other[:2] and all(a is b for a, b in zip(one[2:], other[2:], strict=True))
 
 
 def keep(known: dict[Any, V], key: Any, value: V, most: int) -> None:
