@@ -46,7 +46,11 @@ class BatchNormCall(NamedTuple):
 
 
 def layer_of(name: str) -> str:
-    """Return the module name of a call name: "bn" for "bn#2"."""
+    """Return the module name of a call name.
+
+    >>> layer_of("bn#2")
+    'bn'
+    """
     return name.rsplit("#", 1)[0]
 
 

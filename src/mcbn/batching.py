@@ -150,7 +150,11 @@ class Generators:
 
 
 def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
-    """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone."""
+    """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone.
+
+    >>> rows_of_draw(100, batch_size=4, seed=0, t=7).shape
+    (4,)
+    """
     return _choose(n, batch_size, Generators(seed)(t))
 
 

@@ -20,7 +20,7 @@ worse.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,10 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 
+BLOCKS: dict[str, Callable[[list[int]], list[int]]] = {  # of the families fitted to draws, by the C of every call
+    "gaussian": lambda channels: [2 * sum(channels)],
+    "layerwise": lambda channels: [2 * C for C in channels],
+}
 DRAWS_AT_ONCE = 16  # always as many, so that rounding does not depend on how many are asked for
 INTENSITIES = torch.logspace(-5, -0.05, 60, dtype=torch.float64)  # shrinkage tried
 
@@ -45,9 +49,8 @@ def split(statistics: Tensor, channels: Mapping[str, int]) -> dict[str, tuple[Te
 
 
 def block_sizes(family: str, channels: Mapping[str, int]) -> list[int]:
-    """Return how many successive statistics each block of a family's covariance spans."""
-    sizes = {"gaussian": [2 * sum(channels.values())], "layerwise": [2 * C for C in channels.values()]}
-    return sizes.get(family, [])
+    """Return how many successive statistics each block of a family's covariance spans; none of one without blocks."""
+    return BLOCKS[family](list(channels.values())) if family in BLOCKS else []
 
 
 @dataclass(frozen=True, eq=False)

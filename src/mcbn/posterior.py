@@ -1,7 +1,7 @@
 """The approximate posterior q(omega): T joint draws of all batch-norm statistics, of training batches or a Gaussian.
 
-A further family is a `mcbn.gaussian.Gaussian`: its name in `FAMILIES`, its blocks of covariance in `block_sizes`; one
-that is not fitted to draws, as `mcbn.diagonal`, has a module of its own that `MCBN.fit` calls.
+A further family is a `mcbn.gaussian.Gaussian`. Fitted to draws, it is one more entry of `mcbn.gaussian.BLOCKS`;
+fitted otherwise, as "diagonal" is, it has a name in `FAMILIES` and a module that `MCBN.fit` calls.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.gaussian import Gaussian, from_draws, stretch, stretch_positive
+from mcbn.gaussian import BLOCKS, Gaussian, from_draws, stretch, stretch_positive
 
-FAMILIES = ("sample", "gaussian", "layerwise", "diagonal")
+FAMILIES = ("sample", *BLOCKS, "diagonal")
 
 
 def require_family(family: str, known: Sequence[str] = FAMILIES) -> None:
@@ -161,7 +161,7 @@ class Posterior:
             >>> drawn.as_gaussian().sample(1000)
             Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 3 channels)
         """
-        require_family(family, ("gaussian", "layerwise"))
+        require_family(family, tuple(BLOCKS))
         seed = batches.require_int("seed", seed, 0)
         if self.gaussian is not None:
             raise MCBNError(f"this posterior is a Gaussian already, of family {self.family!r}; fit again for another")
