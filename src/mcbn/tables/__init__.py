@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.tables import specs
-from mcbn.tables.formats import Array, ArrayTable, StoredArray, Table, members, name_of, open_table
+from mcbn.tables.formats import Array, StoredArray, Table, members, name_of, open_table
 
 BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192
@@ -152,7 +152,7 @@ def open_examples(
         array = StoredArray(path)
         if len(array.shape) != 2:
             return _from_arrays(path, array, None, fitted, need_targets)
-        return _from_table(ArrayTable(array), target, fitted, need_targets)
+        return _from_table(array, target, fitted, need_targets)
     return _from_table(open_table(path), target, fitted, need_targets)
 
 
@@ -198,7 +198,7 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
     width = x.shape[1] if len(x.shape) == 2 else None
     if None not in (width, fitted.width) and width != fitted.width:
         raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
-    size = rows_of_block(x.dtype.itemsize * int(np.prod(x.shape[1:], dtype=np.int64)))
+    size = rows_of_block(x.dtype.itemsize * x.width)
 
     def read() -> Iterator[Pair]:
         targets: Iterable[Array | None] = repeat(None) if y is None else y.blocks(size)

@@ -234,7 +234,9 @@ def open_table(path: Path) -> CsvTable | ParquetTable:
 
 
 class StoredArray:
-    """An npy file, or one array of an npz file: its shape at once, its values in blocks."""
+    """An npy file, or one array of an npz file: its shape at once, its values in blocks; (N, C) is a table too."""
+
+    names: tuple[str, ...] | None = None
 
     def __init__(self, path: Path, member: str | None = None) -> None:
         self.path, self.member = path, member
@@ -246,16 +248,26 @@ class StoredArray:
         if not self.shape:
             raise MCBNError(f"{self.label} is a single number; its first axis should count examples")
 
+        self.width = int(np.prod(self.shape[1:], dtype=np.int64))  # numbers of one example
+
     def __len__(self) -> int:
         return int(self.shape[0])
 
+    def count(self) -> int:
+        """Return the number of rows."""
+        return len(self)
+
+    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
+        """Yield blocks of these columns of an array (N, C), (n, len(columns))."""
+        return (block[:, list(columns)] for block in self.blocks(size))
+
     def blocks(self, size: int) -> Iterator[Array]:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity."""
-        for first, block in zip(range(0, len(self), size), self._parts(size), strict=True):
+        for first, block in zip(range(0, len(self), size), self._raw_blocks(size), strict=True):
             self._require_finite(block, first)
             yield block.astype(self.dtype.newbyteorder("="), copy=False)  # torch takes the machine's own byte order
 
-    def _parts(self, size: int) -> Iterator[Array]:
+    def _raw_blocks(self, size: int) -> Iterator[Array]:
         if self._fortran:  # columns first: a row is all over the file
             with self._open() as file:
                 whole = np.lib.format.read_array(file, allow_pickle=False)
@@ -263,7 +275,7 @@ class StoredArray:
             return
         with self._open() as file:
             self._header(file)
-            width = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+            width = self.width * self.dtype.itemsize  # bytes
             for first in range(0, len(self), size):
                 rows = min(size, len(self) - first)
                 content = file.read(rows * width)
@@ -296,22 +308,6 @@ class StoredArray:
                 yield member
         except zipfile.BadZipFile as error:
             raise MCBNError(f"{self.label} is damaged, or not a file as numpy.savez writes it: {error}") from error
-
-
-class ArrayTable:
-    """A two-dimensional array as a table without column names."""
-
-    def __init__(self, array: StoredArray) -> None:
-        self.names: tuple[str, ...] | None = None
-        self.array, self.path, self.width = array, array.path, array.shape[1]
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return len(self.array)
-
-    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
-        """Yield blocks of these columns, (n, len(columns))."""
-        return (block[:, list(columns)] for block in self.array.blocks(size))
 
 
 def members(path: Path) -> list[str]:
