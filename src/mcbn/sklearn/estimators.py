@@ -220,7 +220,8 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Predict the most probable label, (N,)."""
-        labels: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        most_probable = self.predict_proba(X).argmax(1)  # (N,); before `classes_`, which comes with the fit
+        labels: NDArray[Any] = self.classes_[most_probable]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> Array:
