@@ -1,7 +1,6 @@
 """Narrow convolutions in one kernel against PyTorch's: on a GPU, or compiled for the host."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from drawn import fit, program_of
 from mcbn.engine import fuse as fusing
 from mcbn.engine import kernels as narrow
 from mcbn.engine import plan as plans
-from mcbn_benchmarks import gpu as bench
-from mcbn_benchmarks.speed.timing import time_interleaved
 from mcbn_study.networks.others import UNet, cifar_resnet
 from mcbn_study.networks.resnet import CifarResNet
 
@@ -171,17 +168,3 @@ def test_rounding_takes_the_nearest_number_of_ten_digits() -> None:
     odd = torch.tensor([torch.inf, -torch.inf, 0.0, 1.0])
     assert torch.equal(narrow.rounded(odd), odd)
     assert narrow.rounded(torch.tensor([torch.nan])).isnan().all()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("kernel")
-def test_comparison_with_pytorch_gives_a_line_for_each_size(monkeypatch) -> None:
-    monkeypatch.setattr(bench, "SIZES", ((16, 16, 8, 1, 2),))
-    for name, number in (("DRAWS", 1), ("CALLS", 1)):
-        monkeypatch.setattr(bench, name, number)
-    monkeypatch.setattr(bench, "time_interleaved", partial(time_interleaved, most_repeats=1))
-    (line,) = bench.compare_narrow(DEVICE)
-    assert line.startswith("16 -> 16 channels, 8 x 8, stride 1: convolution ")
-    plain, kernel = (float(part) for part in line.split("from float64 ")[1].split(", "))
-    assert plain < TOLERANCE
-    assert kernel < 1e-3  # weights are rounded to TF32

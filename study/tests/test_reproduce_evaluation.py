@@ -1,14 +1,10 @@
 """Predictions of stacked networks against modules run one draw at a time."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from mcbn.stacked import network as stacked_network
-from mcbn_benchmarks.commands import app
 from mcbn_study.regression import measure
 from mcbn_study.regression.measure import Evaluator, rmse
 from mcbn_study.regression.problem import batch_draws, purpose_key, uniforms
@@ -119,17 +115,3 @@ def test_rmse_is_in_original_units_over_own_rows():
     found = rmse(prediction.expand(3, 10), given, torch.arange(3))
     for r, n in enumerate((30, 31, 32)):
         assert_same(found[r], (y[n:] - y[30:].mean()).square().mean().sqrt())
-
-
-@pytest.mark.slow
-def test_benchmark_records_both_times(tmp_path):
-    out = tmp_path / "new" / "trainer.jsonl"
-    options = ["--only", "boston-bn", "--share", "0.08", "--seconds", "0.1", "--out", str(out)]
-    result = CliRunner().invoke(app, ["trainer", *options])
-    record = json.loads(out.read_text())
-    assert record["networks"] == 30
-    ratio = record["microseconds_one_at_a_time"] / record["microseconds_a_network_step"]
-    assert record["speed_up"] == pytest.approx(ratio)
-    assert record["speed_up"] > 1
-    assert json.loads(result.output)["case"] == "boston-bn-32"
-    assert record["hardware"]

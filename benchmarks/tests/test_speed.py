@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from mcbn import algorithm, data
 from mcbn.errors import MCBNError
-from mcbn_benchmarks import gpu
 from mcbn_benchmarks.commands import app
 from mcbn_benchmarks.speed import cases, measures, timing
 from mcbn_benchmarks.speed.measures import latest
@@ -131,13 +130,6 @@ def test_few_recorded_batches_stand_for_all_draws() -> None:
         assert not torch.equal(part[0], part[1])
     records = list(measures._timed(case, {"mcbn": lambda T: None}, measures.Options(quick=True), frozenset(), {}))
     assert records[0].note == "statistics of 3 batches, repeated"
-
-
-def test_sweep_of_chunks_gives_a_line_for_each_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "CASES", (SMALL, replace(SMALL, name="other")))
-    monkeypatch.setattr(gpu, "peak_bytes", lambda *arguments: 2**20)
-    lines = list(gpu.sweep_chunks("cpu", "mlp", (4, 20)))
-    assert [line.split(":")[0] for line in lines] == ["mlp N=3 T=4 2^4", "mlp N=3 T=4 2^20"]
 
 
 @pytest.mark.parametrize("command", ["speed", "zoo", "chunks", "narrow", "trainer", "ray", "costs", "sweep"])
