@@ -28,15 +28,15 @@ def initial_values(n_inputs: int, hidden: Sequence[int], n_outputs: int = 1, *, 
     L = len(hidden)
     states = [RegressionMLP(n_inputs, hidden, n_outputs, seed=seed).state_dict() for seed in seeds]
     weights = [torch.cat([state[f"{3 * i}.weight"].T.flatten() for i in range(L + 1)]) for state in states]
-    names = {f"bias{L + 1}": f"{3 * L}.bias"} | _norm_names(L)
-    values = {name: torch.stack([state[key] for state in states]) for name, key in names.items()}
+    values = {name: torch.stack([state[key] for state in states]) for name, key in _module_names(L).items()}
     return {"weights": torch.stack(weights), **values}
 
 
-def _norm_names(L: int) -> dict[str, str]:
-    """Map the parameters of batch norm to what `RegressionMLP` calls them."""
+def _module_names(L: int) -> dict[str, str]:
+    """Map all but the matrices to what `RegressionMLP` calls them."""
     kinds = {"gamma": "weight", "beta": "bias"}
-    return {f"{kind}{i + 1}": f"{3 * i + 1}.{name}" for i in range(L) for kind, name in kinds.items()}
+    norms = {f"{kind}{i + 1}": f"{3 * i + 1}.{name}" for i in range(L) for kind, name in kinds.items()}
+    return {f"bias{L + 1}": f"{3 * L}.bias", **norms}
 
 
 def layer_sizes(values: Values, n_inputs: int) -> list[int]:
@@ -55,9 +55,8 @@ def matrices(weights: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 def network(values: Values, s: int, n_inputs: int) -> RegressionMLP:
     """Return network s as a module of its own, on the CPU; its running statistics are still unset."""
     n_inputs, *hidden, n_outputs = sizes = layer_sizes(values, n_inputs)
-    L = len(hidden)
     state = {f"{3 * i}.weight": matrix[s].T for i, matrix in enumerate(matrices(values["weights"], sizes))}
-    state |= {key: values[name][s] for name, key in ({f"bias{L + 1}": f"{3 * L}.bias"} | _norm_names(L)).items()}
+    state |= {key: values[name][s] for name, key in _module_names(len(hidden)).items()}
     module = RegressionMLP(n_inputs, hidden, n_outputs, seed=0).to(values["weights"].dtype)
     module.load_state_dict(state, strict=False)
     return module

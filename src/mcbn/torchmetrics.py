@@ -64,7 +64,7 @@ class PLL(_Means):
         self.tau = tau
 
     def update(self, samples: Tensor, y: Tensor) -> None:
-        """Take in draws (T, N, ...), as of `MCBN.sample`, and targets (N, ...)."""
+        """Take in samples (T, N, ...), as of `MCBN.sample`, and targets (N, ...)."""
         self._add(metrics.pll(samples, y, self.tau))
 
 
@@ -112,7 +112,7 @@ class NormalizedCRPS(_Normalized):
 class NormalizedPLL(_Normalized):
     """PLL from constant uncertainty (0) to the optimum (100 percent), `mcbn.metrics.normalized`; higher is better.
 
-    tau: precision of the noise; constant_tau: that of the constant twin, the mean of the draws with one variance.
+    tau: precision of the noise; constant_tau: that of the constant twin, the mean of the samples with one variance.
     """
 
     def __init__(self, tau: metrics.TensorLike, constant_tau: metrics.TensorLike, **kwargs: Any) -> None:
@@ -120,7 +120,7 @@ class NormalizedPLL(_Normalized):
         self.tau, self.constant_tau = tau, constant_tau
 
     def update(self, samples: Tensor, y: Tensor) -> None:
-        """Take in draws (T, N, ...) and targets (N, ...)."""
+        """Take in samples (T, N, ...) and targets (N, ...)."""
         mean = samples.mean(0)  # (N, ...)
         self._add(
             metrics.pll(samples, y, self.tau),

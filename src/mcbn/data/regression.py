@@ -149,16 +149,12 @@ def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Pat
     try:
         return download(url, folder / dataset.file, f"sha256:{dataset.sha256}")
     except (MCBNError, OSError) as error:
-        raise MCBNError(_explain_failure(dataset, url, folder, error)) from error
-
-
-def _explain_failure(dataset: Dataset, url: str, folder: Path, error: Exception) -> str:
-    searched = os.environ.get("MCBN_DATA_DIR") or "not set"
-    return (
-        f"dataset {dataset.name!r} could not be had: no {dataset.file} through MCBN_DATA_DIR ({searched}), "
-        f"and {url} could not be fetched into {folder}: {error}. "
-        f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
-    )
+        searched = os.environ.get("MCBN_DATA_DIR") or "not set"
+        raise MCBNError(
+            f"dataset {dataset.name!r} could not be had: no {dataset.file} through MCBN_DATA_DIR ({searched}), "
+            f"and {url} could not be fetched into {folder}: {error}. "
+            f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
+        ) from error
 
 
 def _read_checked(path: Path, dataset: Dataset) -> bytes:
