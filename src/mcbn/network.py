@@ -163,7 +163,7 @@ class Network:
     def __call__(self, inputs: Any) -> Tensor:
         """Run the network on prepared inputs and pick its output tensor."""
         try:
-            result = self._forward(inputs)
+            result = self.call_module(inputs)
         except (MCBNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -174,7 +174,7 @@ class Network:
             ) from error
         return pick_output(result, self.output)
 
-    def _forward(self, inputs: Any) -> Any:
+    def call_module(self, inputs: Any) -> Any:
         """Call with one value, or spread a tuple or dict that fits the signature of forward."""
         if isinstance(inputs, Mapping) and self._takes(**inputs):
             return self.module(**inputs)

@@ -164,7 +164,7 @@ class LinearPredictor(nn.Module):
         super().__init__()
         self.program, self.gradient, self.summary, self.D = program, gradient, summary, n_outputs
         points = [expansion.differentiate.points[name] for name in expansion.centres]
-        self.points = _constants([value for point in points for value in point])
+        self.points = nn.ModuleList(_constants(point) for point in points)
         self.chosen, self.factors = _constants(chosen), _constants(expansion.factors)
         self.sizes = [len(point.scale) for point in points for _ in range(2)]
         self.register_buffer("deviations", expansion.deviations.clone())
@@ -184,7 +184,7 @@ class LinearPredictor(nn.Module):
 
     def _jacobian(self, values: Sequence[Tensor], N: int) -> Tensor:
         """Differentiate all outputs by the statistics at the centre, (N, D, S)."""
-        points = [Point(*fields) for fields in zip(*[iter(self.points)] * len(Point._fields), strict=True)]
+        points = [Point(*values.parameters()) for values in self.points]
         centre = [row.expand(self.D * N, -1) for point in points for row in (point.scale, point.shift)]
         selected = spread_rows(torch.eye(self.D).to(self.offset), N)
         _, gradient = self.gradient(self.program.tile(values, self.D), centre, selected)

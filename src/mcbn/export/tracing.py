@@ -59,7 +59,7 @@ class Forward(nn.Module):
         remaining = iter(tensors)
         inputs = batches.map_tensors(lambda _: next(remaining).clone(), self.inputs)
         with PerRow(self.names, parameters):
-            return pick_output(self.network._forward(inputs), self.network.output)
+            return pick_output(self.network.call_module(inputs), self.network.output)
 
 
 class OpenProgram(nn.Module):
