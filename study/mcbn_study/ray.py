@@ -6,7 +6,6 @@ whose worker is lost is run again; a driver that is started again goes on from w
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.sensitivity import run as sensitivity
 from mcbn_study.study import Study
 
-Step = Callable[[Study, Regression], object]
+Step = Callable[..., object]
 
 
 class Made(NamedTuple):
@@ -51,16 +50,17 @@ def run_regression(
         desk = _Desk(ray, study, device)
         for name in datasets:
             desk.add_dataset(name)
-            searches = {}
-            for family in families:
-                cells = search.cells(profile, name, family)
-                steps = {cell.name: partial(_search, dataset=name, family=family, cell=cell) for cell in cells}
-                searches[family] = [desk.want(cell, step, name, []) for cell, step in steps.items()]
+            searches = {
+                family: [
+                    desk.want(cell.name, search.search_cell, name, [], family=family, cell=cell)
+                    for cell in search.cells(profile, name, family)
+                ]
+                for family in families
+            }
             for method in methods:
                 if not regression.is_done(study.journal, profile, name, method):
                     needed = searches[regression.TESTED[method][0]] if method in regression.TESTED else []
-                    step = partial(_test, dataset=name, method=method)
-                    desk.want(f"{name}-test-{method}", step, name, needed)
+                    desk.want(f"{name}-test-{method}", regression.score_method, name, needed, method=method)
         desk.collect()
     return study.journal
 
@@ -85,26 +85,14 @@ def run_sensitivity(
         for name in datasets:
             desk.add_dataset(name)
             for M in sensitivity.batch_sizes(profile, name):
-                step = partial(_sensitivity, dataset=name, M=M, decays=decays[name])
-                desk.want(f"{name}-sensitivity-{M}", step, name, [])
+                options = {"M": M, "decays": decays[name]}
+                desk.want(f"{name}-sensitivity-{M}", sensitivity.measure, name, [], **options)
         desk.collect()
     return study.journal
 
 
 def _check(datasets: Sequence[str], methods: Sequence[str]) -> None:
     regression.check_request(datasets, methods, "cpu")  # a GPU is looked for where the tasks run
-
-
-def _search(study: Study, data: Regression, **cell: Any) -> None:
-    search.search_cell(study, data=data, **cell)
-
-
-def _test(study: Study, data: Regression, **cell: Any) -> None:
-    regression.score_method(study, data=data, **cell)
-
-
-def _sensitivity(study: Study, data: Regression, **cell: Any) -> None:
-    sensitivity.measure(study, data=data, **cell)
 
 
 class _Desk:
@@ -121,12 +109,15 @@ class _Desk:
         """Put a data set where all tasks find it."""
         self.data[name] = self.ray.put(load(name))
 
-    def want(self, cell: str, step: Step, dataset: str, needed: Sequence[Any]) -> Any:
-        """Have a cell done, unless its file is there; return a reference to what it made."""
-        if self.journal.load(cell) is not None:
-            name = f"cells/{cell}.safetensors"
-            return self.ray.put(Made({name: (self.journal.folder / name).read_bytes()}, []))
-        self.pending.append(self.task.remote(self.about, step, self.data[dataset], *needed))
+    def want(self, name: str, step: Step, dataset: str, needed: Sequence[Any], **options: Any) -> Any:
+        """Have a cell done by `step(study, dataset, data, **options)`, unless its file is there.
+
+        needed: references to the cells it builds on. Returns one to what it made.
+        """
+        if self.journal.load(name) is not None:
+            file = f"cells/{name}.safetensors"
+            return self.ray.put(Made({file: (self.journal.folder / file).read_bytes()}, []))
+        self.pending.append(self.task.remote(self.about, step, dataset, self.data[dataset], options, *needed))
         return self.pending[-1]
 
     def collect(self) -> None:
@@ -144,7 +135,14 @@ class _Desk:
             self.journal.append(made.records)
 
 
-def _work(about: tuple[str, Profile, str, bool, bool], step: Step, data: Regression, *needed: Made) -> Made:
+def _work(
+    about: tuple[str, Profile, str, bool, bool],
+    step: Step,
+    dataset: str,
+    data: Regression,
+    options: Mapping[str, Any],
+    *needed: Made,
+) -> Made:
     """Run one cell in a folder of its own; return its new files and records."""
     name, profile, device, compiled, fused = about
     with one_thread(device), tempfile.TemporaryDirectory() as temporary:
@@ -153,7 +151,7 @@ def _work(about: tuple[str, Profile, str, bool, bool], step: Step, data: Regress
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         study = Study(name, profile, folder, device, compiled=compiled, fused=fused)
-        step(study, data)
+        step(study, dataset, data, **options)
         after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
         return Made({path: content for path, content in after.items() if path not in before}, study.journal.records)
 

@@ -30,7 +30,7 @@ class Study:
         self.name, self.profile, self.device = name, profile, device
         self.journal = CellJournal(out, profile.settings())
         self.numerics = Numerics(profile.tf32, compiled, fused)
-        self.progress = Progress(0)
+        self.progress = Progress()
         self._where = environment(device)
 
     @contextmanager

@@ -72,25 +72,6 @@ class Search:
         return cls(values=_under(tensors, "value."), **plain)
 
 
-class _Best:
-    """The best evaluation of each (split, configuration) by one criterion, and the parameters it had."""
-
-    def __init__(self, shape: tuple[int, int], values: Values) -> None:
-        device = values["weights"].device
-        self.rmse = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
-        self.epoch = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.waited = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.values = {name: value.clone() for name, value in values.items()}
-
-    def update(self, scores: Tensor, epoch: int, running: Tensor) -> Tensor:
-        """Enter the mean RMSE of an evaluation, (B, C); return where it is a new best."""
-        better = (scores < self.rmse) & running  # NaN is never better
-        self.rmse = torch.where(better, scores, self.rmse)
-        self.epoch = torch.where(better, epoch, self.epoch)
-        self.waited = torch.where(better, 0, self.waited + running.long())
-        return better
-
-
 class CrossValidation:
     """Trains B F C networks. Streams of the problem are ordered by split, then fold.
 
@@ -113,7 +94,7 @@ class CrossValidation:
         wanted = grid_networks(problem, configurations, family, hidden)
         order = ascending(problem, wanted)  # the place of each trained network in (B, F, C)
         self.trainer = Trainer(problem, wanted[order], rules.numerics)
-        self.best = {name: _Best((self.B, self.C), self.trainer.values) for name in CRITERIA}
+        self.best = {name: self._no_best() for name in CRITERIA}
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
         self.stopped = torch.full((self.B, self.C), rules.max_epochs)
         self._all, self._order = self.trainer.networks, order.to(problem.device)
@@ -134,12 +115,9 @@ class CrossValidation:
     def state(self) -> dict[str, Tensor]:
         """Return everything the search goes on from after an evaluation."""
         state = {f"trainer.{name}": value for name, value in self.trainer.state().items()}
-        state |= {"present": self._present, "running": self.running, "stopped": self.stopped}
         for criterion, best in self.best.items():
-            tensors = {"rmse": best.rmse, "epoch": best.epoch, "waited": best.waited}
-            tensors |= {f"value.{name}": value for name, value in best.values.items()}
-            state |= {f"best.{criterion}.{name}": value for name, value in tensors.items()}
-        return state
+            state |= {f"best.{criterion}.{name}": value for name, value in best.items()}
+        return state | {"present": self._present, "running": self.running, "stopped": self.stopped}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from a state of the same search."""
@@ -147,10 +125,8 @@ class CrossValidation:
         self._present, self.running = state["present"].to(device), state["running"].to(device)
         self.stopped = state["stopped"]
         self.trainer.restore(_under(state, "trainer."), self._present)
-        for criterion, best in self.best.items():
-            tensors = {name: value.to(device) for name, value in _under(state, f"best.{criterion}.").items()}
-            best.rmse, best.epoch, best.waited = tensors["rmse"], tensors["epoch"], tensors["waited"]
-            best.values = _under(tensors, "value.")
+        for name in CRITERIA:
+            self.best[name] = {key: value.to(device) for key, value in _under(state, f"best.{name}.").items()}
 
     def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
         local = torch.nonzero(self._is_running()).flatten()  # places in the trainer
@@ -159,13 +135,27 @@ class CrossValidation:
         predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
         for name, prediction in zip(CRITERIA, predictions, strict=True):
             scores = self._mean_over_folds(rmse(prediction, self.problem, networks.stream), places)
-            better = self.best[name].update(scores, epoch, self.running)
+            better = self._update(self.best[name], scores, epoch)
             chosen = better[self._split[places], self._configuration[places]]  # (networks,)
-            for parameter, kept in self.best[name].values.items():
+            for parameter, kept in _under(self.best[name], "value.").items():
                 kept[places[chosen]] = values[parameter][chosen]
-        waiting = torch.stack([best.waited >= self.rules.patience for best in self.best.values()]).all(0)
+        waiting = torch.stack([best["waited"] >= self.rules.patience for best in self.best.values()]).all(0)
         self.stopped[(self.running & waiting).cpu()] = epoch
         self.running &= ~waiting
+
+    def _no_best(self) -> dict[str, Tensor]:
+        """Return the best evaluation of each (split, configuration), and the parameters it had: none yet."""
+        rmse = torch.full((self.B, self.C), torch.inf, dtype=torch.float64, device=self.problem.device)
+        counts = {name: torch.zeros_like(rmse, dtype=torch.int64) for name in ("epoch", "waited")}
+        return {"rmse": rmse, **counts, **{f"value.{n}": value.clone() for n, value in self.trainer.values.items()}}
+
+    def _update(self, best: dict[str, Tensor], scores: Tensor, epoch: int) -> Tensor:
+        """Enter the mean RMSE of an evaluation, (B, C); return where it is a new best."""
+        better = (scores < best["rmse"]) & self.running  # NaN is never better
+        best["rmse"] = torch.where(better, scores, best["rmse"])
+        best["epoch"] = torch.where(better, epoch, best["epoch"])
+        best["waited"] = torch.where(better, 0, best["waited"] + self.running.long())
+        return better
 
     def _mean_over_folds(self, scores: Tensor, places: Tensor) -> Tensor:
         at = self._split[places] * self.C + self._configuration[places]
@@ -184,16 +174,16 @@ class CrossValidation:
     def _result(self) -> Search:
         """Gather the scores, and evaluate the best networks of each split and criterion with all T draws."""
         best = [self.best[name] for name in CRITERIA]
-        winner = torch.stack([each.rmse.argmin(1) for each in best])  # (2, B)
+        winner = torch.stack([each["rmse"].argmin(1) for each in best])  # (2, B)
         if self._winner is not None:
             winner = torch.tensor([self._winner] * len(CRITERIA), device=self.problem.device)
         place_of = torch.argsort(self._order).view(self.B, self.F, self.C)
         places = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).squeeze(2) for row in winner]  # (B, F)
-        kept = [take(each.values, at) for each, at in zip(best, places, strict=True)]
+        kept = [take(_under(each, "value."), at) for each, at in zip(best, places, strict=True)]
         moments, y = zip(*map(self._validate, CRITERIA, kept, places), strict=True)
         return Search(
-            torch.stack([each.rmse for each in best]).cpu(),
-            torch.stack([each.epoch for each in best]).cpu(),
+            torch.stack([each["rmse"] for each in best]).cpu(),
+            torch.stack([each["epoch"] for each in best]).cpu(),
             self.stopped,
             winner.cpu(),
             {name: torch.stack([values[name] for values in kept]).cpu() for name in kept[0]},
