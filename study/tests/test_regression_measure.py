@@ -1,4 +1,6 @@
-"""Predictions of stacked networks against modules run one draw at a time."""
+"""Predictions of stacked networks against modules run one draw at a time; tau and scores against their equations."""
+
+import math
 
 import pytest
 import torch
@@ -6,11 +8,11 @@ from torch import nn
 
 from mcbn.stacked import network as stacked_network
 from mcbn_study.regression import measure
-from mcbn_study.regression.measure import Evaluator, rmse
+from mcbn_study.regression.measure import Evaluator, rmse, score_run, tune_tau
 from mcbn_study.regression.problem import batch_draws, purpose_key, uniforms
 from mcbn_study.regression.stack import matrices, population_statistics
 from mcbn_study.regression.train import Trainer
-from test_reproduce_training import STREAMS, H, M, Q, assert_same, networks, problem, toy
+from test_regression_train import STREAMS, H, M, Q, assert_same, networks, problem, toy
 
 T = 12
 
@@ -115,3 +117,78 @@ def test_rmse_is_in_original_units_over_own_rows():
     found = rmse(prediction.expand(3, 10), given, torch.arange(3))
     for r, n in enumerate((30, 31, 32)):
         assert_same(found[r], (y[n:] - y[30:].mean()).square().mean().sqrt())
+
+
+# --- scores -----------------------------------------------------------------------------------------------
+
+
+def normal_crps(e, variance):
+    sigma = math.sqrt(variance)
+    z = e / sigma
+    cumulative = 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return sigma * (z * (2 * cumulative - 1) + 2 * density - 1 / math.sqrt(math.pi))
+
+
+def test_tau_minimises_crps_averaged_over_folds():
+    generator = torch.Generator().manual_seed(1)
+    error = 0.7 * torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    variance = 0.1 * torch.rand(3, 6, generator=generator, dtype=torch.float64)
+    error[2, 2:] = torch.nan  # a fold of two rows counts as much as one of six
+    mean = torch.zeros_like(error)
+
+    def score(tau):
+        folds = []
+        for row, own in zip(error.tolist(), variance.tolist(), strict=True):
+            points = [normal_crps(e, v + 1 / tau) for e, v in zip(row, own, strict=True) if not math.isnan(e)]
+            folds.append(sum(points) / len(points))
+        return sum(folds) / 3
+
+    found = tune_tau(mean, variance, error, (0.01, 100.0))
+    best = min((0.01 * 1.001**k for k in range(9210)), key=score)
+    assert found == pytest.approx(best, rel=1e-2)
+    assert score(found) <= score(best) + 1e-12
+
+
+def test_tau_stays_within_the_range():
+    y = torch.randn(2, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    zero = torch.zeros_like(y)
+    assert tune_tau(zero, zero, y, (10.0, 1000.0)) == pytest.approx(10.0, rel=1e-6)
+    assert tune_tau(zero, zero, y, (0.001, 0.01)) == pytest.approx(0.01, rel=1e-6)
+
+
+def test_scores_equal_their_equations():
+    generator = torch.Generator().manual_seed(2)
+    samples = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    y = torch.randn(5, generator=generator, dtype=torch.float64)
+    tau, constant = 2.0, 0.8
+    found = score_run(samples, y, tau, constant)
+    mean = [sum(column) / 7 for column in samples.T.tolist()]
+    variance = [sum((f - m) ** 2 for f in c) / 7 for c, m in zip(samples.T.tolist(), mean, strict=True)]
+    e = [a - b for a, b in zip(y.tolist(), mean, strict=True)]
+    log_2pi = math.log(2 * math.pi)
+
+    def pll(drawn, target, precision):
+        terms = [math.exp(-precision / 2 * (target - f) ** 2) for f in drawn]
+        return math.log(sum(terms) / len(terms)) - 0.5 * log_2pi + 0.5 * math.log(precision)
+
+    expected = {
+        "rmse": math.sqrt(sum(x * x for x in e) / 5),
+        "crps": sum(normal_crps(x, v + 1 / tau) for x, v in zip(e, variance, strict=True)) / 5,
+        "pll": sum(pll(c, t, tau) for c, t in zip(samples.T.tolist(), y.tolist(), strict=True)) / 5,
+        "crps_constant": sum(normal_crps(x, 1 / constant) for x in e) / 5,
+        "pll_constant": sum(pll([m], t, constant) for m, t in zip(mean, y.tolist(), strict=True)) / 5,
+        "crps_optimum": sum(normal_crps(x, x * x / math.log(2)) for x in e) / 5,
+        "pll_optimum": sum(-0.5 * log_2pi - 0.5 - math.log(abs(x)) for x in e) / 5,
+    }
+    for name in ("crps", "pll"):
+        low, high = expected[f"{name}_constant"], expected[f"{name}_optimum"]
+        expected[f"{name}_normalized"] = 100 * (expected[name] - low) / (high - low)
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_an_exact_prediction_has_no_finite_optimum():
+    found = score_run(torch.ones(3, 2), torch.tensor([1.0, 2.0]), 1.0, 1.0)
+    assert found["pll_optimum"] is None
+    assert found["pll_normalized"] is None
+    assert found["crps_normalized"] is not None
