@@ -14,7 +14,6 @@ from mcbn_study.regression import run as regression
 from small_study import TINY
 
 BRIEF = replace(TINY, name="brief", max_epochs=6, n_samples=20, patience_epochs=3)
-SETTINGS = mnf.Settings(6, 20, 3)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +63,8 @@ def test_errors_are_target_minus_mean_in_original_units(folder):
 
 
 def test_run_alone_equals_the_run_in_a_stack():
-    choices = mnf.search("boston", [1, 2], SETTINGS, "cpu")
-    (alone,) = mnf.search("boston", [2], SETTINGS, "cpu")
+    choices = mnf.search("boston", [1, 2], BRIEF, "cpu")
+    (alone,) = mnf.search("boston", [2], BRIEF, "cpu")
     assert alone.epochs == choices[1].epochs
     assert alone[2:4] == pytest.approx(choices[1][2:4], rel=1e-3)
     epochs = [choice.epochs for choice in choices]
@@ -82,7 +81,7 @@ def test_search_validates_on_the_last_fifth_and_the_test_trains_on_all(monkeypat
         return problem_of(dataset, rows, device)
 
     monkeypatch.setattr(mnf, "_problem", noted)
-    mnf.search("yacht", [3], mnf.Settings(1, 2), "cpu")
+    mnf.search("yacht", [3], replace(BRIEF, max_epochs=1, n_samples=2), "cpu")
     mnf.train_and_draw("yacht", [3], [1], [1], 2, "cpu")
     train, test = data.split(308, 3)  # 246 and 62 rows
     (searched,), (tested,) = asked

@@ -303,8 +303,8 @@ def test_paper_profile_is_the_protocol():
 def test_mnf_runs_are_recorded_split_by_split(tmp_path, monkeypatch):
     calls = []
 
-    def search_mnf(dataset, splits, settings, device):
-        calls.append((dataset, list(splits), settings.patience))
+    def search_mnf(dataset, splits, profile, device):
+        calls.append((dataset, list(splits), profile.patience_epochs))
         return [Choice(Configuration(None, 100), 7, 2.0, 1 / 9) for _ in splits]
 
     def draw(dataset, splits, seeds, epochs, n_samples, device):

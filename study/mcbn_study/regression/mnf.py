@@ -11,7 +11,6 @@ All splits are searched as one stack of networks, then all splits and seeds trai
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from mcbn_study.mnf import stack
 from mcbn_study.mnf.layers import MNFNetwork
 from mcbn_study.regression.measure import tune_both
 from mcbn_study.regression.problem import Part, Problem, make_problem
-from mcbn_study.regression.profile import Configuration
+from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.search import Choice
 
 HIDDEN = (50, 50)
@@ -32,26 +31,18 @@ SEARCH, TEST = 0, 1  # streams of the network that is searched with, and of thos
 Keys = Sequence[tuple[int, ...]]
 
 
-class Settings(NamedTuple):
-    """What of the protocol a profile decides."""
-
-    max_epochs: int
-    n_samples: int
-    patience: int = 200
-
-
-def search(dataset: str, splits: Sequence[int], settings: Settings, device: str) -> list[Choice]:
+def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -> list[Choice]:
     """Find epochs, tau and the constant tau of every split on the last fifth of its train+CV rows."""
     rows = [data.split(data.describe(dataset).n, s).train for s in splits]
     cut = len(rows[0]) * 8 // 10
     problem = _problem(dataset, [(train[:cut], train[cut:]) for train in rows], device)
     keys = [_key(dataset, s, SEARCH, 0) for s in splits]
-    training = _stack(problem, keys, settings.max_epochs)
+    training = _stack(problem, keys, profile.max_epochs)
     judged = [(*key, stack.VALIDATION) for key in keys]
     noise = stack.draw_noise(judged, 0, VALIDATION_PASSES, training.network.draw_size).to(device)
-    query, limits = problem.query, {"max_epochs": settings.max_epochs, "patience": settings.patience}
+    query, limits = problem.query, {"max_epochs": profile.max_epochs, "patience": profile.patience_epochs}
     epochs = stack.train_until_best(training, query.x, query.y.unsqueeze(2), noise, **limits)
-    drawn = _samples(training.network, problem, keys, settings.n_samples).double().cpu()  # (S, T, n)
+    drawn = _samples(training.network, problem, keys, profile.n_samples).double().cpu()  # (S, T, n)
     y = data.load(dataset).y
     targets = [y[train[cut:]] for train in rows]
     return [_choose(dataset, *found) for found in zip(epochs, drawn, targets, strict=True)]

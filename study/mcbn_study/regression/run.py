@@ -179,8 +179,7 @@ def _score_mnf(study: Study, dataset: str, data: Regression) -> None:
     profile = study.profile
     missing = sorted({r["split"] for r in expected(profile, dataset, "mnf") if not study.journal.has(**r)})
     started = time.perf_counter()
-    settings = mnf.Settings(profile.max_epochs, profile.n_samples, profile.patience_epochs)
-    choices = mnf.search(dataset, missing, settings, study.device)
+    choices = mnf.search(dataset, missing, profile, study.device)
     epochs = [choice.epochs for choice in choices]
     samples = mnf.train_and_draw(dataset, missing, profile.seeds, epochs, profile.n_samples, study.device).double()
     seconds = (time.perf_counter() - started) / len(samples)
