@@ -1,6 +1,5 @@
 """What an actor does, Ray aside: on a GPU where there is one."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,11 +23,11 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     folder = Folder(job, resume=False)
     monkeypatch.setattr(prediction, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
     monkeypatch.setattr(prediction, "unpack", lambda payload: payload)
-    worker = prediction.Worker([(bayes, replace(job, parts=()))], threads=torch.get_num_threads())
+    worker = prediction.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
     for part in folder.missing():
-        folder.add(Outcome.from_json(worker.work(part.to_json())))
+        folder.add(Outcome.from_json(worker.work(part.name)))
     assert not folder.finish().bad_files
     found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
     assert found.keys() == alone.keys()

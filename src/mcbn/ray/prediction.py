@@ -83,9 +83,9 @@ def _outcomes(
     if not parts:
         return
     workers, gpus = workers_of(ray, threads, asked)
-    payload = ray.put(pack(on_device(bayes, torch.device("cpu")), replace(job, parts=())))
+    payload = ray.put(pack(on_device(bayes, torch.device("cpu")), job))
     arguments, resources = ([payload], threads), {"num_cpus": threads, "num_gpus": gpus}
-    items = [part.to_json() for part in parts]
+    items = [part.name for part in parts]
     try:
         for text in POOLS[pool](ray, Worker, arguments, resources, items, min(workers, len(items))):
             yield Outcome.from_json(text)
@@ -104,6 +104,7 @@ class Worker:
     def __init__(self, payload: list[Any], threads: int) -> None:
         torch.set_num_threads(threads)
         self.bayes, self.job = unpack(require_ray().get(payload[0]))
+        self.parts = {part.name: part for part in self.job.parts}
         if torch.cuda.is_available():  # the GPU that Ray gave this actor
             self.bayes = on_device(self.bayes, torch.device("cuda"))
         self.ended: float | None = None
@@ -111,10 +112,10 @@ class Worker:
     def ready(self) -> None:
         """Answer once network and posterior are there."""
 
-    def work(self, text: str) -> str:
-        """Work on a part; return what became of it."""
+    def work(self, name: str) -> str:
+        """Work on the part of this name; return what became of it, as text."""
         waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
-        outcome = replace(work(self.job, self.bayes, Part.from_json(text)), waited=waited)
+        outcome = replace(work(self.job, self.bayes, self.parts[name]), waited=waited)
         self.ended = time.perf_counter()
         return outcome.to_json()
 

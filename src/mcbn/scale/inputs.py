@@ -1,11 +1,10 @@
 """Input files cut into parts, and parts read in batches, by the files alone: a part is what one worker predicts."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,21 +25,8 @@ PART_IMAGES = 2**11
 Inputs = str | Path | Sequence[str | Path]
 
 
-class AsText:
-    """A dataclass of plain values that travels as text."""
-
-    def to_json(self: Any) -> str:
-        """Write as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(**json.loads(text))
-
-
 @dataclass(frozen=True)
-class Part(AsText):
+class Part:
     """Rows start to stop of one table, or some images of a list."""
 
     name: str  # of the file with its results

@@ -11,7 +11,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from mcbn.errors import MCBNError, one_line
 from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn.scale.inputs import AsText, Batch, Inputs, Part
+from mcbn.scale.inputs import Batch, Inputs, Part
 from mcbn.scale.job import Job, plan
 from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
@@ -32,7 +32,7 @@ MARK = b"mcbn"  # metadata of a part's file
 
 
 @dataclass(frozen=True)
-class Outcome(AsText):
+class Outcome:
     """One part: its rows are in a file, or its input cannot be read, or nothing can be written."""
 
     part: str
@@ -44,6 +44,15 @@ class Outcome(AsText):
     waited: float = 0.0  # by its worker, since the part before
     bad: Sequence[dict[str, Any]] = ()  # inputs left out: file, rows, reason
     reason: str = ""
+
+    def to_json(self) -> str:
+        """Write as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Outcome":
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True)
