@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
-from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters
+from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters, reached
 from mcbn.network import Network
 from mcbn.private_torch import storage_of, version_of
 
@@ -121,7 +121,7 @@ class Tracer(BatchNormMode):
             raise UntraceableError("a number of values depends on values")
         for number, value in enumerate(values):
             if value is not None:  # attention hands back None for weights that nobody asked for
-                self._remember(value, self.graph.call_function(_item, (node, number)), memory=memory)
+                self._remember(value, self.graph.call_function(operator.getitem, (node, number)), memory=memory)
 
     def _require_metadata(self, name: str, args: Any, result: Any, changed: list[Tensor]) -> None:
         """Refuse an operation without a tensor as its result, unless it tells what no draw changes."""
@@ -203,14 +203,18 @@ class ReplayTracer(Tracer, Replay):
         """Write down a stochastic call as a node of its own."""
         if call.layer not in self.chosen:
             return self.write_unchanged(call)
-        for constant in (call.weight, call.bias):
-            if constant is not None and id(constant) not in self.constants and _varies(self._node(constant)):
+        for tensor in (call.weight, call.bias):
+            if tensor is not None and id(tensor) not in self.constants and self._varies(tensor):
                 raise UntraceableError("a batch norm's weights depend on the inputs")
         output, name = super().answer(call), self.drawn_name(call)
         self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
         node = self.graph.call_function(batch_norm, (self._node(call.x), name))
         self._remember(output, node, Facts(loose=self._is_loose(call.x)))
         return output
+
+    def _varies(self, tensor: Tensor) -> bool:
+        """Tell whether a value is computed from the inputs, or differs from draw to draw."""
+        return self._node(tensor) in reached(self.graph, lambda n: n.op == "placeholder" or n.target is batch_norm)
 
 
 class RecordTracer(Tracer, Record):
@@ -227,7 +231,7 @@ class RecordTracer(Tracer, Record):
         output = super().answer(call)
         operands = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
         node = self.graph.call_function(train_batch_norm, operands)
-        normalized, mean, var = (self.graph.call_function(_item, (node, number)) for number in range(3))
+        normalized, mean, var = (self.graph.call_function(operator.getitem, (node, number)) for number in range(3))
         self._remember(output, normalized, Facts(loose=self._is_loose(call.x)))
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
         return output
@@ -258,18 +262,6 @@ def _tensors_held(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers(), *batches.tensors_of(attributes)]
 
 
-def _varies(node: fx.Node) -> bool:
-    """Tell whether a value is computed from the inputs, or differs from draw to draw."""
-    waiting, seen = [node], {node}
-    while waiting:
-        one = waiting.pop()
-        if one.op == "placeholder" or one.target is batch_norm:
-            return True
-        waiting += [source for source in one.all_input_nodes if source not in seen]
-        seen.update(waiting)
-    return False
-
-
 def _sized_by_values(name: str, args: Any, kwargs: Any) -> bool:
     """Tell whether the result of an operation has another size for other values of its operands."""
     if name == "__getitem__":
@@ -290,10 +282,6 @@ def _selects(index: Any) -> bool:
     if isinstance(index, slice):
         return any(isinstance(bound, Tensor) for bound in (index.start, index.stop, index.step))
     return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _item(values: Any, number: int) -> Any:
-    return values[number]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:
