@@ -16,8 +16,8 @@ GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
 
 def run(out: str | Path = "results/regression") -> Path:
     """Train, tune tau and the constant one on fresh points, and save what the figure shows in predictions/toy.npz."""
-    x, y = (part.float() for part in data.toy())
-    x_val, y_val = (part.float() for part in data.toy(seed=1))
+    x, y = (column.float() for column in data.toy())
+    x_val, y_val = (column.float() for column in data.toy(seed=1))
     with bar("training", demo.TOY.epochs, "epoch") as tick:
         bayes = demo.train_and_fit(x, y, demo.TOY, 0, tick, hidden=(30, 30, 30)).tune((x_val, y_val))
     constant = float(constant_tau(bayes.predict(x_val).mean, y_val))

@@ -259,29 +259,29 @@ class MNFNetwork(nn.Module):
 
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Run a training pass with noise (S, `noise_size(B)`): outputs (S, B, D), KL (S,)."""
-        parts = self.cut(noise, x.shape[1])
+        noises = self.cut(noise, x.shape[1])
         return self.outputs(
-            x, [layer.sources(part) for layer, part in zip(self.linear_layers(), parts, strict=True)], parts
+            x, [layer.sources(noise) for layer, noise in zip(self.linear_layers(), noises, strict=True)], noises
         )
 
     def cut(self, noise: Tensor, batch_size: int) -> list[list[Tensor]]:
-        """Cut noise (S, `noise_size(B)`) into the parts of every layer."""
+        """Cut noise (S, `noise_size(B)`) into the noises of every layer."""
         return _cut(noise, [layer.pass_shapes(batch_size) for layer in self.linear_layers()])
 
-    def outputs(self, x: Tensor, sources: Sequence[Sources], parts: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+    def outputs(self, x: Tensor, sources: Sequence[Sources], noises: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
         """Send x (S, B, Q) through the layers, given the sources of each: outputs (S, B, D), KL (S,)."""
         kl = torch.zeros((), dtype=x.dtype, device=x.device)
-        for i, (layer, own, part) in enumerate(zip(self.linear_layers(), sources, parts, strict=True)):
-            x = layer.outputs(x.relu() if i else x, own, part)
-            kl = kl + own.kl
+        for i, (layer, source, noise) in enumerate(zip(self.linear_layers(), sources, noises, strict=True)):
+            x = layer.outputs(x.relu() if i else x, source, noise)
+            kl = kl + source.kl
         return x, kl
 
     def sample(self, x: Tensor, noise: Tensor) -> Tensor:
         """Send x (S, N, Q) through T networks drawn by noise (S, T, `draw_size`): (S, T, N, D)."""
         h = x.unsqueeze(1)  # (S, 1, N, Q)
-        parts = _cut(noise, [layer.draw_shapes() for layer in self.linear_layers()])
+        noises = _cut(noise, [layer.draw_shapes() for layer in self.linear_layers()])
         for i, layer in enumerate(self.linear_layers()):
-            weight, bias = layer.draw(parts[i])
+            weight, bias = layer.draw(noises[i])
             h = torch.matmul(h.relu() if i else h, weight) + bias  # (S, T, N, O)
         return h
 
@@ -306,6 +306,6 @@ class MNFNetwork(nn.Module):
 
 
 def _cut(noise: Tensor, shapes: list[list[tuple[int, ...]]]) -> list[list[Tensor]]:
-    """Cut noise (..., n) into the parts of every layer, each (..., *shape)."""
+    """Cut noise (..., n) into the noises of every layer, each (..., *shape)."""
     pieces = iter(torch.split_with_sizes(noise, [math.prod(shape) for layer in shapes for shape in layer], -1))
     return [[torch.unflatten(next(pieces), -1, shape) for shape in layer] for layer in shapes]

@@ -89,11 +89,11 @@ class Stack:
 
         Gradients do not mix: each network's parameters enter its own term alone.
         """
-        parts = self.network.cut(noise, x.shape[1])
-        return self.finish(x, y, self.sources(parts), parts)
+        noises = self.network.cut(noise, x.shape[1])
+        return self.finish(x, y, self.sources(noises), noises)
 
-    def _finish(self, x: Tensor, y: Tensor, sources: Sequence[Sources], parts: list[list[Tensor]]) -> Tensor:
-        output, kl = self.network.outputs(x, sources, parts)  # (S, B, D), (S,)
+    def _finish(self, x: Tensor, y: Tensor, sources: Sequence[Sources], noises: list[list[Tensor]]) -> Tensor:
+        output, kl = self.network.outputs(x, sources, noises)  # (S, B, D), (S,)
         if self.classify:
             fit = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
         else:
@@ -154,19 +154,19 @@ class Stack:
         return self._step
 
 
-def in_turn(functions: Sequence[LayerSources], parts: list[list[Tensor]]) -> list[Sources]:
+def in_turn(functions: Sequence[LayerSources], noises: list[list[Tensor]]) -> list[Sources]:
     """Compute the sources of the layers, given the noise of each, one after another."""
-    return [function(part) for function, part in zip(functions, parts, strict=True)]
+    return [function(noise) for function, noise in zip(functions, noises, strict=True)]
 
 
-def side_by_side(functions: Sequence[LayerSources], parts: list[list[Tensor]]) -> list[Sources]:
+def side_by_side(functions: Sequence[LayerSources], noises: list[list[Tensor]]) -> list[Sources]:
     """Compute them each on a stream of its own: none waits for another, and all are small; autograd goes back so."""
     main, sources = torch.cuda.current_stream(), list[Sources]()
-    streams = [torch.cuda.Stream() for _ in parts]  # type: ignore[no-untyped-call]
-    for function, part, stream in zip(functions, parts, streams, strict=True):
+    streams = [torch.cuda.Stream() for _ in noises]  # type: ignore[no-untyped-call]
+    for function, noise, stream in zip(functions, noises, streams, strict=True):
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
-            sources.append(function(part))
+            sources.append(function(noise))
     for stream in streams:
         main.wait_stream(stream)
     return sources
@@ -262,8 +262,8 @@ def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor])
 def sample_mean(network: MNFNetwork, x: Tensor, noise: Tensor) -> Tensor:
     """Mean over draws of outputs for x (S, n, Q), noise (S, T, draw_size): (S, n, D), a few draws at a time."""
     total = torch.zeros((), dtype=x.dtype, device=x.device)
-    for part in torch.split(noise, draws_at_once(network, x), 1):
-        total = total + network.sample(x, part).sum(1)
+    for few in torch.split(noise, draws_at_once(network, x), 1):
+        total = total + network.sample(x, few).sum(1)
     return total / noise.shape[1]
 
 

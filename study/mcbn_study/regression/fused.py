@@ -90,18 +90,18 @@ def _pack(family: Family, state: Values, Q: int, H: int) -> Tensor:
     first, second, last = torch.split(state["weights"], [Q * H, H * H, H], 1)
     S, gap = len(first), _padded(H) - H
     vectors = [last, *(state[name] for name in VECTORS[family])]
-    parts = [pad(first.view(S, Q, H), (0, gap)).flatten(1), *(pad(vector, (0, gap)) for vector in vectors)]
-    return torch.cat([*parts, pad(state["bias3"], (0, 3)), pad(second.view(S, H, H), (0, gap)).flatten(1)], 1)
+    small = [pad(first.view(S, Q, H), (0, gap)).flatten(1), *(pad(vector, (0, gap)) for vector in vectors)]
+    return torch.cat([*small, pad(state["bias3"], (0, 3)), pad(second.view(S, H, H), (0, gap)).flatten(1)], 1)
 
 
 def _unpack(family: Family, packed: Tensor, state: Values, Q: int, H: int) -> None:
     S, L = len(packed), _padded(H)
     vectors = VECTORS[family]
-    first, last, *own, bias, second = torch.split(packed, [Q * L, *[L] * (1 + len(vectors)), 4, H * L], 1)
+    first, last, *rows, bias, second = torch.split(packed, [Q * L, *[L] * (1 + len(vectors)), 4, H * L], 1)
     matrices = [first.view(S, Q, L)[..., :H].flatten(1), second.view(S, H, L)[..., :H].flatten(1), last[:, :H]]
     state["weights"].copy_(torch.cat(matrices, 1))
     state["bias3"].copy_(bias[:, :1])
-    for name, vector in zip(vectors, own, strict=True):
+    for name, vector in zip(vectors, rows, strict=True):
         state[name].copy_(vector[:, :H])
 
 

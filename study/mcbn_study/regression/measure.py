@@ -230,9 +230,9 @@ def tune_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, flo
 
 def validation_crps(mean: Tensor, variance: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the CRPS that `tune_tau` minimises, as a function of log tau."""
-    own = ~y.isnan()
-    weight = own / (own.sum(1, keepdim=True) * len(y))  # (F, n): mean over rows, then over folds
-    mean, variance, y, weight = (part[own].double() for part in (mean, variance, y, weight))
+    inside = ~y.isnan()
+    weight = inside / (inside.sum(1, keepdim=True) * len(y))  # (F, n): mean over rows, then over folds
+    mean, variance, y, weight = (rows[inside].double() for rows in (mean, variance, y, weight))
     return lambda log_tau: (weight * metrics.crps_gaussian(mean, variance + torch.exp(-log_tau), y)).sum()
 
 

@@ -45,7 +45,7 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     drawn = _samples(training.network, problem, keys, profile.n_samples).double().cpu()  # (S, T, n)
     y = data.load(dataset).y
     targets = [y[train[cut:]] for train in rows]
-    return [_choose(dataset, *found) for found in zip(epochs, drawn, targets, strict=True)]
+    return [_choose(dataset, *split) for split in zip(epochs, drawn, targets, strict=True)]
 
 
 def train_and_draw(

@@ -206,7 +206,7 @@ def _fits(networks: Networks) -> bool:
 
 def _groups(steps: Tensor) -> list[_Group]:
     """Cut the networks, (S,) batches an epoch, into groups of equal number."""
-    numbers, counts = (part.tolist() for part in torch.unique_consecutive(steps, return_counts=True))
+    numbers, counts = (each.tolist() for each in torch.unique_consecutive(steps, return_counts=True))
     if numbers != sorted(set(numbers)) or numbers[0] < 1:
         raise MCBNError(
             f"networks must come in ascending order of batches an epoch, at least 1; got {numbers}: sort them by the "

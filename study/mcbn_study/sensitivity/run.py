@@ -131,7 +131,7 @@ def _tune(
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
     tuned = []
     for b, choice in enumerate(chosen):
-        mean, variance = (part[b * F : (b + 1) * F].cpu() for part in moments)
+        mean, variance = (each[b * F : (b + 1) * F].cpu() for each in moments)
         tau, constant = tune_both(mean, variance, selected.y[0, b], dataset)
         tuned.append(choice._replace(tau=tau, tau_constant=constant))
     return tuned
