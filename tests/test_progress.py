@@ -47,9 +47,9 @@ def test_without_tqdm_work_goes_on_in_silence(monkeypatch: pytest.MonkeyPatch) -
 def test_counted_batches_leave_the_model_as_it_was() -> None:
     network, x = make("1d")
     bayes, counts = mcbn.MCBN(network, "regression", inputs="here"), []
-    with progress.counting(bayes, ([], []), counts.append):
+    with progress.counting(bayes, counts.append):
         bayes.fit([{"here": row} for row in x], n_samples=3, batch_size=4)
     assert counts == [1, 1, 1]
-    with pytest.raises(mcbn.MCBNError), progress.counting(bayes, ([], []), counts.append):
+    with pytest.raises(mcbn.MCBNError), progress.counting(bayes, counts.append):
         bayes.fit(x, n_samples=3, batch_size=4)
     assert bayes.inputs == "here"

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mcbn import batches
+from mcbn.network import Network
 
 Item = TypeVar("Item")
 Tick = Callable[[int], object]
@@ -36,15 +37,14 @@ def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
 
 
 @contextmanager
-def counting(bayes: Any, names: tuple[list[str], list[str]], tick: Tick) -> Iterator[None]:
+def counting(bayes: Any, tick: Tick) -> Iterator[None]:
     """Count the batches that reach the network of an `MCBN`, whichever process put them together.
 
     Arguments:
         bayes: the `MCBN`; its `inputs` are back in place afterwards.
-        names: what its network takes, `Network.accepted_keys()`.
         tick: called with 1 for every batch.
     """
-    before = bayes.inputs
+    before, names = bayes.inputs, (bayes.network or Network(bayes.model)).accepted_keys()
 
     def pick_and_tick(batch: Any) -> Any:
         tick(1)

@@ -82,7 +82,7 @@ def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int 
     if train.layout.width is not None:
         columns = f"the {train.layout.width} input columns of {train.name}"
         require_fits(bayes, next(train.blocks())[0], columns, "--target leaves targets out")
-    with bar("drawing", n_samples, "batch") as tick, counting(bayes, session.keys(bayes), tick):
+    with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
         bayes.fit(session.training_data(train), n_samples=n_samples, batch_size=batch_size, **options)
 
 

@@ -103,7 +103,7 @@ def require_engine(engine: str) -> None:
 
 def keys(bayes: MCBN[Any]) -> tuple[list[str], list[str]]:
     """Return the arguments of the network's forward: all, and those it must have."""
-    return Network(bayes.model).accepted_keys()
+    return (bayes.network or Network(bayes.model)).accepted_keys()
 
 
 class Fitted(NamedTuple):
@@ -146,7 +146,7 @@ def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
         blocks: Any = list(held_out.blocks())
         data = DataLoader(blocks, batch_size=None)
     total = None if isinstance(data.dataset, IterableDataset) else len(data)
-    with bar("tuning", total, "batch") as tick, counting(bayes, keys(bayes), tick):
+    with bar("tuning", total, "batch") as tick, counting(bayes, tick):
         bayes.tune(data)
     if bayes.task != "regression":
         return None

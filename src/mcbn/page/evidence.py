@@ -243,7 +243,6 @@ def check_draws(bayes: MCBN[Any], x: Any, train: Any, seed: int) -> Diagnosis:
     """Examine the draws against examples of the training data, few where inputs are as large as those of `x`."""
     size = x[0].numel() if isinstance(x, Tensor) else 1
     n_examples = max(1, min(ENOUGH_EXAMPLES, VALUES_CHECKED // size))
-    names = bayes.engine.network.accepted_keys()
-    with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, names, tick):
+    with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, tick):
         warnings.filterwarnings("ignore", message="mcbn:")  # what they say stands on the page
         return bayes.check(train, n_examples=n_examples, seed=seed)
