@@ -70,12 +70,3 @@ def test_operations_in_place_of_an_exported_graph_are_told() -> None:
     changing = [node for node in graph.nodes if private_torch.works_in_place(node)]
     assert [str(node.target) for node in changing] in ([], ["aten.add_.Tensor"])  # older versions take them apart
     assert not private_torch.works_in_place(fx.Graph().placeholder("x"))
-
-
-def test_an_optimizer_may_run_before_capture(recwarn) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.Adam([parameter], capturable=False)
-    private_torch.allow_steps_before_capture(optimizer)
-    parameter.grad = torch.ones(2)
-    optimizer.step()
-    assert not recwarn.list
