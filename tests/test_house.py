@@ -1,11 +1,16 @@
 """The tree keeps its shape: three roots, imports that point one way, and every public name."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import mcbn
+from workplace import environment
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mcbn"
@@ -44,3 +49,15 @@ def test_every_public_name_is_there() -> None:
     before = {"MCBN", "ClassificationPrediction", "MCBNError", "Posterior", "RegressionPrediction", "data", "metrics"}
     assert before <= set(mcbn.__all__)
     assert all(hasattr(mcbn, name) for name in mcbn.__all__)
+
+
+@pytest.mark.slow
+def test_importing_the_library_loads_few_modules_and_no_extra() -> None:
+    code = "import sys, mcbn; print(*(name for name in sys.modules if name.split('.')[0] == 'mcbn'))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert len(loaded) <= 40
+    assert len([name for name in loaded if name.startswith("mcbn.data")]) <= 3
+    rooms = {name.split(".")[1] for name in loaded if "." in name}
+    extras = {"cli", "tables", "scale", "ray", "sklearn", "lightning", "torchmetrics", "distributed", "page", "export"}
+    assert not rooms & (extras | {"baselines", "networks", "stacked", "demo"})
