@@ -55,7 +55,13 @@ def block_sizes(family: str, channels: Mapping[str, int]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """Moments of all statistics: each call's means, then its standard deviations, in the order of `channels`."""
+    """Moments of all statistics: each call's means, then its standard deviations, in the order of `channels`.
+
+    >>> model = Gaussian("diagonal", {"bn": 2}, torch.ones(4), (), torch.full((4,), 0.01))
+    >>> mean, var = model.statistics(3, seed=0)
+    >>> mean["bn"].shape, var["bn"].shape
+    (torch.Size([3, 2]), torch.Size([3, 2]))
+    """
 
     family: str
     channels: Mapping[str, int]  # call name -> C
