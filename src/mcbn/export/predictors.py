@@ -16,7 +16,7 @@ from mcbn.private_torch import scan
 State = tuple[Tensor, ...]
 
 
-class Regression(nn.Module):
+class RegressionSummary(nn.Module):
     """Mean and variance over draws; `aleatoric` is 1/tau, one number or one an output (D, 1, ...)."""
 
     names = ("mean", "variance", "epistemic")
@@ -51,7 +51,7 @@ class Regression(nn.Module):
         return dict(zip(self.names, (mean, epistemic + self.aleatoric, epistemic), strict=True))
 
 
-class Classification(nn.Module):
+class ClassificationSummary(nn.Module):
     """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
 
     names = ("probs", "entropy", "mutual_information")
@@ -88,7 +88,7 @@ def _entropy(probs: Tensor, axis: int) -> Tensor:
     return -(probs * probs.clamp(min=smallest).log()).sum(axis)
 
 
-Summary = Regression | Classification
+Summary = RegressionSummary | ClassificationSummary
 
 
 def _rows(inputs: Any) -> int:
@@ -176,7 +176,7 @@ class LinearPredictor(nn.Module):
         N, values = _rows(inputs), self.program.shared(*batches.tensors_of(inputs))
         jacobian = self._jacobian(values, N)
         mean = self._mean(values, N, jacobian)
-        if isinstance(self.summary, Regression):
+        if isinstance(self.summary, RegressionSummary):
             linear = Linearised(mean, jacobian, self.deviations, tuple(self.factors), self.diagonal)
             return self.summary.finish((mean, linear.projected.square().sum(2).reshape(mean.shape)))
         draws = torch.matmul(jacobian, self.deviations.T).permute(2, 0, 1)  # (T, N, D)
