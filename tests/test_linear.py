@@ -50,7 +50,7 @@ def test_moments_are_those_of_their_equations() -> None:
     rows = torch.cat([part for n in ("1", "4") for part in (chosen.mean[n], chosen.var[n].sqrt())], 1)  # (K, S)
     assert len(rows) == linear.REPRESENTATIVES
     assert all((row == omega).all(1).any() for row in rows)
-    for again in range(3):  # the first pass as it is, the others written down
+    for again in range(3):  # the first by the network's own code, the others traced
         pred = bayes.predict(x[:5], method="linear", covariance=True)
         for n in range(5):
             J = torch.autograd.functional.jacobian(lambda row, n=n: forward(row, x[n]), centre)  # (D, S)

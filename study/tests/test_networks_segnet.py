@@ -104,7 +104,7 @@ def test_the_first_two_layers_are_those_of_the_first_stage() -> None:
     assert fitted.posterior.layers == ("encoder.0.1", "encoder.0.4")
     everything = MCBN(network, "classification").fit(x, n_samples=3, batch_size=4)
     assert len(everything.posterior.layers) == 25
-    assert everything.explain(x[:2]).find("own code") < 0  # could be written down: no slow fallback
+    assert everything.explain(x[:2]).find("own code") < 0  # could be traced: no slow fallback
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,13 @@ class Recorder:
         if program is not None and shape in self._proven:
             return program(*batches.tensors_of(x))
         recorded = self._plain(x)
-        if program is not None and _repeats(program, x, recorded):
-            self._proven.add(shape)
-        else:
-            self._programs[shape] = None
+        try:
+            if program is not None and statistics_agree(program(*batches.tensors_of(x)), recorded):
+                self._proven.add(shape)
+                return recorded
+        except Exception:  # an operation that cannot be repeated outside the network
+            pass
+        self._programs[shape] = None
         return recorded
 
     def _plain(self, x: Any) -> Statistics:
@@ -164,14 +167,6 @@ class Recorder:
 
 def _shape(x: Any) -> Any:
     return batches.outline(x), tuple((t.shape, t.dtype) for t in batches.tensors_of(x))
-
-
-def _repeats(program: RecordProgram, x: Any, recorded: Statistics) -> bool:
-    """Tell whether a program gives the statistics of the network's own code."""
-    try:
-        return statistics_agree(program(*batches.tensors_of(x)), recorded)
-    except Exception:  # an operation that cannot be repeated outside the network
-        return False
 
 
 def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
