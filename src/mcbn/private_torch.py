@@ -80,8 +80,8 @@ def compile_kernel(source: str, name: str, options: list[str]) -> bytes:  # prag
     """Compile the function of this name."""
     from torch.cuda._utils import _nvrtc_compile
 
-    compiled, _ = _nvrtc_compile(source, name, nvcc_options=options)
-    return compiled
+    compiled: Any = _nvrtc_compile(source, name, nvcc_options=options)
+    return bytes(compiled[0] if isinstance(compiled, tuple) else compiled)  # 2.8 hands back the code alone
 
 
 def load_kernel(compiled: bytes, name: str, shared: int = 0) -> Any:  # pragma: no cover
