@@ -8,10 +8,11 @@ from typing import NamedTuple, TypeAlias
 from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
 from mcbn.data import NAMES, describe
-from mcbn_study.tables import MISSING, Table
+from mcbn_study.tables import MISSING, Table, Words, table
 
 _SIGNIFICANCE = (0.05, 0.01, 0.001, 0.0001)
 Triple: TypeAlias = tuple[str, str, str]  # ours, the paper's, the difference
+Column: TypeAlias = tuple[str, Callable[[str], Triple]]  # its heading, and the triple of a data set
 
 
 class Estimate(NamedTuple):
@@ -92,6 +93,18 @@ def mean_cell(values: Collection[float], *, scale: float = 1, decimals: int | No
     return cell(estimate(values, scale=scale, decimals=decimals) if values else None, sign=sign)
 
 
+class Score(NamedTuple):
+    """How tables show the mean of a score: its heading, the factor and the decimals."""
+
+    title: str
+    scale: float = 1
+    decimals: int = 4
+
+    def cell(self, values: Collection[float], *, sign: str = "") -> str:
+        """Show the mean of values with its standard error; a dash for no value."""
+        return mean_cell(values, scale=self.scale, decimals=self.decimals, sign=sign)
+
+
 def difference(ours: Estimate | None, theirs: Estimate | None) -> str:
     """Ours minus theirs, with the 95 % interval where both have a standard error; a dash where one is missing."""
     if ours is None or theirs is None:
@@ -108,18 +121,16 @@ def triple(ours: Estimate | None, theirs: Estimate | None, show: str = "error") 
     return cell(ours, show), cell(theirs, show), "" if show == "p" else difference(ours, theirs)
 
 
-def comparison(
-    title: str, label: str, columns: Sequence[tuple[str, Callable[[str], Triple]]], note: str, *, rows: str = ""
-) -> Table:
-    """Lay out three rows a data set: ours, the paper's, the difference; `rows` is the heading over these words.
+def comparison(words: Words, columns: Sequence[Column], heading: str = "", **fields: str) -> Table:
+    """Lay out three rows a data set: ours, the paper's, the difference; `heading` is that over these words.
 
-    columns: a heading, and what gives the triple of a data set.
+    words, fields: as `tables.table` takes them; columns: a heading, and what gives the triple of a data set.
     """
-    lines: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for name in NAMES:
         ours, theirs, gaps = zip(*(column(name) for _, column in columns), strict=True)
-        lines += [(describe(name).title, "ours", *ours), ("", "paper", *theirs), ("", "difference", *gaps)]
-    return Table(title, label, ("Dataset", rows, *(heading for heading, _ in columns)), lines, note)
+        rows += [(describe(name).title, "ours", *ours), ("", "paper", *theirs), ("", "difference", *gaps)]
+    return table(words, rows, ("Dataset", heading, *(head for head, _ in columns)), **fields)
 
 
 def _decimals(estimate: Estimate) -> int:

@@ -15,7 +15,7 @@ from mcbn.files import write_text
 from mcbn_study import paper
 from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import RECORDS, Journal, Record, latest, read
-from mcbn_study.tables import markdown
+from mcbn_study.tables import read_words, table, to_page
 
 DATASETS = ("boston", "concrete")
 SPLITS = (1, 2, 3, 4, 5)
@@ -63,7 +63,4 @@ def report(out: str | Path = "results/estimators") -> Path:
         printed = paper.find(dataset, "mcbn", metric)
         shown = f"{printed.mean} ± {printed.standard_error}" if printed else ""
         rows.append((dataset, metric.upper(), str(len(values)), mean_cell(values, decimals=3), shown))
-    title = "# The scikit-learn estimator on the embedded sets\n\n"
-    note = "`MCBNRegressor` with its default parameters; lower is better; mean ± standard error over the runs.\n\n"
-    table = markdown(("dataset", "score", "runs", "estimator", "paper's MCBN"), rows)
-    return write_text(Path(out) / "table.md", title + note + table)
+    return write_text(Path(out) / "table.md", to_page(table(read_words(__package__)["estimators"], rows)))

@@ -17,18 +17,12 @@ from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, Record, latest, read
-from mcbn_study.tables import markdown, to_csv
+from mcbn_study.tables import read_words, table, to_csv, to_page
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
 STEPS = 200
 FIXED = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)
-HEAD = ("N", "fixed prior", "implied prior", "decay", "KL against decay")
-INTRO = (
-    "`fixed prior` and `implied prior`: relative gap |grad L_VA / (N tau) - grad L_RR| / |grad L_RR|, mean over seeds. "
-    "`decay`: |grad Omega| / |grad L_RR|. `KL against decay`: |grad KL / (N tau) - grad Omega| / |grad Omega| for the "
-    "implied prior, 0 where it stands for weight decay exactly.\n\n"
-)
 
 
 def run(
@@ -78,8 +72,10 @@ def report(out: Path) -> None:
         columns = zip(*(_ratios(r) for r in records if r["n"] == n), strict=True)
         rows.append([n, *map(fmean, columns)])
     cells = [[str(n), *(f"{value:.4g}" for value in means)] for n, *means in rows]
-    write_text(out / "table.md", INTRO + markdown(HEAD, cells))
-    write_text(out / "table.csv", to_csv(HEAD, [[n, *(round(value, 6) for value in means)] for n, *means in rows]))
+    shown = table(read_words(__package__)["objective"], cells)
+    write_text(out / "table.md", to_page(shown))
+    rounded = [[n, *(round(value, 6) for value in means)] for n, *means in rows]
+    write_text(out / "table.csv", to_csv(shown.header, rounded))
 
 
 def _ratios(record: Record) -> tuple[float, ...]:

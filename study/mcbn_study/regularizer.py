@@ -26,19 +26,13 @@ from mcbn_study.estimates import cell, estimate
 from mcbn_study.journal import RECORDS, Journal, read
 from mcbn_study.regression.measure import score_run
 from mcbn_study.regression.profile import TAU_RANGES
-from mcbn_study.tables import markdown, to_csv
+from mcbn_study.tables import read_words, table, to_csv, to_page
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
 UNIT_PRIOR = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)  # standardised units: mean 0, std 1, both loosely
 KEYS = ("dataset", "method", "split", "seed")
 SCORES = ("rmse", "crps", "pll")
-HEAD = ("dataset", "method", "runs", "RMSE", "CRPS", "PLL", "RMSE - weight decay", "CRPS -", "PLL -")
-INTRO = (
-    "Test scores in original units, mean ± standard error over runs (splits x seeds; runs of one split share its test "
-    "part, so the error is a lower bound). RMSE and CRPS: lower is better; PLL: higher. The last columns are paired "
-    "differences from weight decay.\n\n"
-)
 Setting = Mapping[str, float]
 Penalty = Callable[[nn.Module, Tensor], Tensor]
 GRID: Mapping[str, Sequence[Setting]] = {
@@ -194,6 +188,7 @@ def report(out: Path) -> None:
         rows.append([dataset, method, len(pairs), *numbers])
         differences = ["" if method == "weight decay" else cell(gap, sign="+") for gap in gaps]
         cells.append([dataset, method, str(len(pairs)), *map(cell, scored), *differences])
-    write_text(out / "table.md", INTRO + markdown(HEAD, cells))
-    head = [*HEAD[:3], *(f"{name}{end}" for name in HEAD[3:] for end in ("", " se"))]
+    shown = table(read_words(__package__)["regularizer"], cells)
+    write_text(out / "table.md", to_page(shown))
+    head = [*shown.header[:3], *(f"{name}{end}" for name in shown.header[3:] for end in ("", " se"))]
     write_text(out / "table.csv", to_csv(head, rows))

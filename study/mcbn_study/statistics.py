@@ -21,7 +21,7 @@ from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
-from mcbn_study.tables import markdown, to_csv
+from mcbn_study.tables import read_words, table, to_csv, to_page
 from mcbn_study.theory import kolmogorov_smirnov, lilliefors
 from mcbn_study.theory.objective import LiveNetwork, StatisticsModel
 
@@ -33,9 +33,6 @@ EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
 LAYERS = {"network.1": "layer 1", "network.4": "layer 2"}
 UNIT = 0  # the unit drawn in the figures, the first of each layer; the table counts all
 KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
-HEAD = ("layer", "statistic", "M", "epoch", "Eq. (6)", "without replacement", "any Gaussian", "exact", "spread")
-
-
 Curve = tuple[Tensor, float, float]  # the drawn values (T,) of one unit, mean and std of its Gaussian by Eq. (6)
 Curves = dict[tuple[str, str, int, int], Curve]  # by layer, statistic, M, epoch
 
@@ -133,16 +130,9 @@ def report(out: Path) -> None:
         for r in records
     ]
     cells = [[*map(str, row[:4]), *(f"{value:.2f}" for value in row[4:])] for row in rows]
-    first = records[0]
-    intro = (
-        f"Share of the {first['units']} units of each layer whose batch statistic passes at the 5 % level, over "
-        f"{first['config']['n_samples']} batches of M out of N = {first['n']} ({first['dataset']}). "
-        "`Eq. (6)`: Kolmogorov-Smirnov against the paper's Gaussian; `without replacement`: the same with the finite "
-        "population's spread; `any Gaussian`: Lilliefors; `exact`: what a true Gaussian gives; `spread`: std of the "
-        "draws over that of Eq. (6), median over units.\n\n"
-    )
-    write_text(out / "table.md", intro + markdown(HEAD, cells))
-    write_text(out / "table.csv", to_csv(HEAD, rows))
+    shown = table(read_words(__package__)["statistics"], cells, **{**records[0], **records[0]["config"]})
+    write_text(out / "table.md", to_page(shown))
+    write_text(out / "table.csv", to_csv(shown.header, rows))
 
 
 def figures(

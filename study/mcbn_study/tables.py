@@ -3,13 +3,20 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from string import Template
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mcbn.errors import MCBNError
 
 MISSING = "\N{EN DASH}"
+Words = Mapping[str, Any]  # of one table: title, label, header, note
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -45,6 +52,32 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise MCBNError(f"{self.label}: {len(row)} cells under {len(self.header)} columns: {row}")
+
+
+@cache
+def read_words(package: str) -> dict[str, Any]:
+    """Read the report.toml of a package: what its tables are called, their columns and notes, and names of methods."""
+    return tomllib.loads(resources.files(package).joinpath("report.toml").read_text("utf-8"))
+
+
+def table(words: Words, rows: Sequence[Sequence[str]], header: Sequence[str] = (), **fields: Any) -> Table:
+    """Lay out rows under the words of a table with these fields filled in; `header` follows the columns they name."""
+    title, label, note = (words.get(name, "").format(**fields) for name in ("title", "label", "note"))
+    return Table(title, f"table:{label}", (*words.get("header", ()), *header), rows, note)
+
+
+def render(package: str, **content: Any) -> str:
+    """Fill in the report.md.j2 of a package, where text is Markdown already and the filter `plain` escapes it."""
+    loader = PackageLoader(package, "")
+    page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {"plain": escape_markdown, "markdown": to_markdown}
+    return page.get_template("report.md.j2").render(markdown=markdown, **content).rstrip() + "\n"
+
+
+def to_page(table: Table) -> str:
+    """Lay out a page of one table, straight in the source too: title, note and cells, which are Markdown already."""
+    head = [f"# {table.title}"] if table.title else []
+    return "\n\n".join([*head, *filter(None, [table.note]), markdown(table.header, table.rows)])
 
 
 def to_markdown(table: Table) -> str:
@@ -83,29 +116,15 @@ def escape_markdown(text: str) -> str:
 
 def to_latex(table: Table) -> str:
     """Lay out as a floating table, for documents with the packages booktabs and graphicx."""
-    columns = "l" + "r" * (len(table.header) - 1)
     grouped = any(not row[0] for row in table.rows)
-    body: list[str] = []
-    for row in table.rows:
-        if grouped and row[0] and body:
-            body.append(r"\addlinespace[2pt]")
-        body.append(_row_latex(row))
-    return "\n".join(
-        [
-            r"\begin{table}[ht]",
-            r"\centering",
-            rf"\caption{{\textbf{{{escape_latex(table.title)}.}} {escape_latex(table.note)}}}",
-            rf"\label{{{table.label}}}",
-            rf"\resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            _row_latex(table.header),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\end{table}",
-            "",
-        ]
+    lines = [("\\addlinespace[2pt]\n" if grouped and row[0] else "") + _row_latex(row) for row in table.rows]
+    return Template(resources.files(__package__).joinpath("table.tex").read_text("utf-8")).substitute(
+        title=escape_latex(table.title),
+        note=escape_latex(table.note),
+        label=table.label,
+        columns="l" + "r" * (len(table.header) - 1),
+        header=_row_latex(table.header),
+        body="\n".join(lines).removeprefix("\\addlinespace[2pt]\n"),
     )
 
 

@@ -11,10 +11,10 @@ from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study import journal, paper
 from mcbn_study.cifar10.run import KIND, TRAINING
-from mcbn_study.estimates import mean_cell
+from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest
 from mcbn_study.png import save_figure
-from mcbn_study.tables import MISSING, Table, to_csv, to_markdown
+from mcbn_study.tables import MISSING, Table, read_words, table, to_csv, to_markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 COLUMNS = ("network", "method", "seed", "n_samples", "batch_size", "metric", "value")
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 SCORES = {
-    "pll": ("PLL", 1, 4),
-    "accuracy": ("Accuracy (%)", 100, 2),
-    "ece": ("ECE (%)", 100, 2),
-    "brier": ("Brier", 1, 4),
-    "auroc_entropy": ("AUROC, entropy", 1, 4),
-    "auroc_max_probability": ("AUROC, 1 - max p", 1, 4),
-    "auroc_mutual_information": ("AUROC, mutual information", 1, 4),
+    "pll": Score("PLL"),
+    "accuracy": Score("Accuracy (%)", 100, 2),
+    "ece": Score("ECE (%)", 100, 2),
+    "brier": Score("Brier"),
+    "auroc_entropy": Score("AUROC, entropy"),
+    "auroc_max_probability": Score("AUROC, 1 - max p"),
+    "auroc_mutual_information": Score("AUROC, mutual information"),
 }
+_WORDS = read_words(__package__)
 PLAIN_TARGET, MCBN_TARGET, REACHED_BY, TRAINING_SECONDS = -0.32, -0.28, 4, 600
 Values = dict[int, float]  # by seed
 
@@ -116,58 +117,42 @@ def passes_table(study: Measurements) -> Table:
     """Table 2: PLL at every T, by seed, their mean, and the paper's."""
     columns = {None: study.values("pll", "plain")} | study.curve
     printed = {T: _printed(T) for T in columns}
-    gaps = {T: None if p is None else fmean(columns[T].values()) - p for T, p in printed.items()}
+    gaps = [None if p is None else fmean(columns[T].values()) - p for T, p in printed.items()]
     rows = [
-        ("paper", *(MISSING if p is None else f"{p:.2f}" for p in printed.values())),
+        ("paper", *(_show(p, ".2f") for p in printed.values())),
         ("ours", *(mean_cell(c.values(), decimals=3) for c in columns.values())),
-        ("difference", *(MISSING if gap is None else f"{gap:+.3f}" for gap in gaps.values())),
+        ("difference", *(_show(gap, "+.3f") for gap in gaps)),
+        *((f"seed {s}", *(_show(c.get(s), ".4f") for c in columns.values())) for s in columns[None]),
     ]
-    for s in columns[None]:
-        rows.append((f"seed {s}", *(f"{c[s]:.4f}" if s in c else MISSING for c in columns.values())))
-    header = ("PLL", "Plain", *(f"T = {T}" for T in study.curve))
-    note = (
-        f"Mean log of the averaged softmax on the test images, M = {study.batch_size}; ours ± standard error over "
-        "seeds. Higher is better. At each T the mean over all disjoint sets of T out of one series of draws. Paper: "
-        "Teye et al. 2018, Table 2."
-    )
-    return Table("PLL over the number of passes", "table:cifar_results", header, rows, note)
+    return table(_WORDS["passes"], rows, [f"T = {T}" for T in study.curve], M=study.batch_size)
+
+
+def _show(value: float | None, digits: str) -> str:
+    return MISSING if value is None else f"{value:{digits}}"
 
 
 def scores_table(study: Measurements) -> Table:
     """All scores of the plain network and of MCBN at its largest T, and their difference seed by seed."""
     M, T = study.batch_size, max(study.curve)
     rows = []
-    for name, (title, scale, decimals) in SCORES.items():
+    for name, score in SCORES.items():
         plain, drawn = study.values(name, "plain"), study.values(name, "mcbn", T=T, M=M)
-        gap = [drawn[seed] - plain[seed] for seed in drawn if seed in plain]
-        cells = [mean_cell(v.values(), scale=scale, decimals=decimals) for v in (plain, drawn)]
-        rows.append((title, *cells, mean_cell(gap, scale=scale, decimals=decimals, sign="+")))
-    note = (
-        f"MCBN with T = {T}, M = {M}; mean ± standard error over seeds. AUROC: how well wrong labels are found by the "
-        "quantity named. Higher is better for PLL, accuracy and AUROC, lower for ECE and Brier."
-    )
-    return Table("Scores", "table:cifar_scores", ("Score", "Plain", "MCBN", "MCBN - plain"), rows, note)
+        gaps = [drawn[seed] - plain[seed] for seed in drawn if seed in plain]
+        rows.append((score.title, *(score.cell(v.values()) for v in (plain, drawn)), score.cell(gaps, sign="+")))
+    return table(_WORDS["scores"], rows, T=T, M=M)
 
 
 def batch_size_table(study: Measurements) -> Table:
     """PLL, accuracy and ECE over M at one T; the M that validation images choose is marked."""
     T = study.over("n_samples", "mcbn", "validation")[0]
     sizes = study.over("batch_size", "mcbn", "validation")
-    by_size = {M: study.values("pll", "mcbn", "validation", T, M) for M in sizes}
-    chosen = max(by_size, key=lambda M: fmean(by_size[M].values()))
+    validation = {M: study.values("pll", "mcbn", "validation", T, M).values() for M in sizes}
+    chosen = max(sizes, key=lambda M: fmean(validation[M]))
     rows = []
-    for M, validation in by_size.items():
-        cells = [mean_cell(validation.values(), decimals=4)]
-        for name in ("pll", "accuracy", "ece"):
-            _, scale, decimals = SCORES[name]
-            cells.append(mean_cell(study.values(name, "mcbn", "test", T, M).values(), scale=scale, decimals=decimals))
-        rows.append((f"{M}{' (best on validation)' if chosen == M else ''}", *cells))
-    header = ("M", "PLL, validation", "PLL", "Accuracy (%)", "ECE (%)")
-    note = (
-        f"T = {T}; mean ± standard error over seeds. The network was trained at M = {study.batch_size}; validation "
-        "images were not trained on."
-    )
-    return Table("MCBN over the batch size M", "table:cifar_batch_size", header, rows, note)
+    for M in sizes:
+        tested = (SCORES[name].cell(study.values(name, "mcbn", "test", T, M).values()) for name in list(SCORES)[:3])
+        rows.append((f"{M}{' (best on validation)' * (chosen == M)}", SCORES["pll"].cell(validation[M]), *tested))
+    return table(_WORDS["batch_size"], rows, T=T, M=study.batch_size)
 
 
 def query_table(study: Measurements) -> Table:
@@ -177,15 +162,9 @@ def query_table(study: Measurements) -> Table:
         M, T, seed = r["batch_size"], r["n_samples"], r["seed"]
         shared = [study.values("pll", "mcbn_shared", "query", T, m).get(seed) for m in (M - 1, M)]
         gap, error = r["scores"]["pll_minus_shared"], r["errors"]["pll_minus_shared"]
-        cells = [f"{r['scores']['pll']:.4f}", *(MISSING if p is None else f"{p:.4f}" for p in shared)]
+        cells = [_show(pll, ".4f") for pll in (r["scores"]["pll"], *shared)]
         rows.append((f"{seed}", f"{r['n_images']}", f"{T}", *cells, f"{gap:+.4f} ± {error:.4f}"))
-    header = ("Seed", "Images", "T", "PLL, fresh", "PLL, shared M - 1", "PLL, shared M", "Fresh - shared M - 1")
-    note = (
-        f"Fresh: M - 1 = {study.batch_size - 1} augmented training images for every test image and pass, the authors' "
-        "estimator. Shared: every image meets the same T draws. ± standard error of the difference, paired by image, "
-        "with the spread over sets of shared draws."
-    )
-    return Table("Fresh batches for every image against shared draws", "table:cifar_query", header, rows, note)
+    return table(_WORDS["query"], rows, fresh=study.batch_size - 1)
 
 
 def targets(study: Measurements) -> list[str]:
@@ -232,8 +211,6 @@ def figure(study: Measurements) -> "Figure":
 
 def _printed(T: int | None) -> float | None:
     """Return the paper's PLL at T, None: of the plain network."""
-    if T is None:
-        printed = paper.find("cifar10", "plain", "pll")
-    else:
-        printed = paper.find_sensitivity("table:cifar_results", "cifar10", "pll", 32, T)
-    return printed and printed.mean
+    passes = T and paper.find_sensitivity("table:cifar_results", "cifar10", "pll", 32, T)
+    printed = passes if T else paper.find("cifar10", "plain", "pll")
+    return printed.mean if printed else None

@@ -5,15 +5,9 @@ from pathlib import Path
 
 from mcbn.files import write_text
 from mcbn_study.journal import RECORDS, Record, latest, read
-from mcbn_study.tables import markdown
+from mcbn_study.tables import render
 
 NETWORKS = ("resnet20", "resnet32", "efficientnet")
-HEAD = ("network", "method", "images", "T", "PLL", "accuracy (%)", "ECE (%)", "Brier", "error AUROC", "seconds")
-STAND_IN = (
-    "efficientnet: scores are over five animals, and statistics come from photographs of animals, for want of"
-    " ImageNet's training images. Where MCBN loses accuracy against the plain network, its draws are not those of"
-    " training and must not be used. Recentred: the spread of the same draws about the network's running statistics."
-)
 
 
 def write(out: Path) -> Path:
@@ -27,10 +21,7 @@ def table(records: Sequence[Record]) -> str:
     mixed = len({r["device"] for r in last}) > 1
     ordered = sorted(last, key=lambda r: NETWORKS.index(r["network"]))
     rows = [_cells(r, f" ({r['device']})" if mixed else "") for r in ordered]
-    notes = [f"- {r['network']}, {r['method']}: {r['warning']}" for r in last if r.get("warning")]
-    devices = ", ".join(sorted({r["hardware"] for r in last}))
-    lines = ["# Networks that somebody else trained", "", markdown(HEAD, rows), f"Measured on {devices}.", "", STAND_IN]
-    return "\n".join([*lines, "", "What mcbn warned of while fitting:", "", *(notes or ["- nothing"]), ""])
+    return render(__package__, rows=rows, last=last, hardware=sorted({r["hardware"] for r in last}))
 
 
 def _cells(r: Record, place: str) -> list[str]:

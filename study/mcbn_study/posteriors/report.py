@@ -1,6 +1,7 @@
 """Tables of the families of q(omega) from their records: scores, CRPS relative to sampled draws, costs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -12,29 +13,12 @@ from mcbn_study import journal
 from mcbn_study.estimates import Estimate, cell, estimate, mean_cell
 from mcbn_study.journal import RECORDS, Record
 from mcbn_study.regression.summary import METRICS, runs, score
-from mcbn_study.tables import MISSING, Table, to_csv, to_markdown
+from mcbn_study.tables import MISSING, Table, read_words, table, to_csv, to_markdown
 
-FAMILIES = {
-    "plain": "Plain",
-    "sample": "Sampled",
-    "sample_again": "Sampled again",
-    "gaussian": "Gaussian",
-    "layerwise": "Layerwise",
-    "diagonal": "Diagonal",
-    "linear": "Linear",
-    "linear_gaussian": "Linear, Gaussian",
-    "tuned": "Tuned M",
-}
+_WORDS = read_words(__package__)
+FAMILIES: dict[str, str] = _WORDS["families"]
 TARGET = 1.0  # percent of CRPS between the full-covariance Gaussian and sampled draws
 _COSTS = ("fit_seconds", "predict_seconds", "bytes")
-_BOUNDS = "Percent of the way from constant uncertainty (0) to the optimum (100), both of the sampled draws' mean."
-_NOTES = {
-    "rmse": "Lower is better.",
-    "crps": "Lower is better.",
-    "pll": "Higher is better. Mixture of the draws; of the linear ones the log density of their Gaussian.",
-    "crps_normalized": f"{_BOUNDS} Higher is better.",
-    "pll_normalized": f"{_BOUNDS} Higher is better.",
-}
 Runs = dict[tuple[str, str], list[Record]]  # by data set, family; in the order of split, seed
 
 
@@ -78,21 +62,34 @@ def tables(by_family: Runs) -> list[Table]:
     """Lay out the comparison; data sets that were not run have no row."""
     sets = [name for name in NAMES if (name, "sample") in by_family]
     families = [family for family in FAMILIES if any((name, family) in by_family for name in sets)]
-    header = ("Dataset", *(FAMILIES[family] for family in families))
+    names = [FAMILIES[family] for family in families]
 
     def rows(shown: Callable[[Sequence[Record]], str]) -> list[tuple[str, ...]]:
-        groups = [[by_family.get((name, family)) for family in families] for name in sets]
-        cells = [[shown(group) if group else MISSING for group in row] for row in groups]
-        return [(describe(name).title, *row) for name, row in zip(sets, cells, strict=True)]
+        groups = {name: [by_family.get((name, family)) for family in families] for name in sets}
+        return [(describe(d).title, *(shown(g) if g else MISSING for g in row)) for d, row in groups.items()]
 
-    def scored(metric: str) -> Table:
-        cells = rows(lambda group: mean_cell(_values(group, metric)))
-        note = f"{_NOTES[metric]} Mean ± standard error over the runs."
-        return Table(METRICS[metric], f"table:posterior_{metric}", header, cells, note)
+    scores = [
+        table(_WORDS["scores"], rows(partial(_mean, metric=m)), names, name=METRICS[m], metric=m, meaning=meaning)
+        for m, meaning in _WORDS["meanings"].items()
+    ]
+    counts = [[str(by_family[name, "sample"][0][key]) for key in ("n_train", "n_test")] for name in sets]
+    costs = [(title, *n, *cells) for n, (title, *cells) in zip(counts, rows(_costs), strict=True)]
+    device = ", ".join(sorted({str(r["device"]) for group in by_family.values() for r in group}))
+    return [
+        _relative_table(by_family, sets, families),
+        *scores,
+        _tuned_table(by_family, sets),
+        table(_WORDS["costs"], costs, names, device=device),
+    ]
 
-    scores = map(scored, _NOTES)
-    costs = _cost_table(by_family, header, rows(_costs))
-    return [_relative_table(by_family, sets, families), *scores, _tuned_table(by_family, sets), costs]
+
+def _mean(group: Sequence[Record], metric: str) -> str:
+    return mean_cell(_values(group, metric))
+
+
+def _costs(group: Sequence[Record]) -> str:
+    fit, predict, size = (median(_values(group, m)) for m in _COSTS)
+    return f"{1000 * fit:.0f} + {1000 * predict:.1f}, {size / 1000:.0f}"
 
 
 def _relative_table(by_family: Runs, sets: Sequence[str], families: Sequence[str]) -> Table:
@@ -100,17 +97,11 @@ def _relative_table(by_family: Runs, sets: Sequence[str], families: Sequence[str
     others = [family for family in families if family != "sample"]
     rows = []
     for name in sets:
-        sampled = by_family[name, "sample"]
-        gaps = {f: relative(by_family[name, f], sampled) for f in others if (name, f) in by_family}
+        gaps = {f: relative(by_family[name, f], by_family[name, "sample"]) for f in others if (name, f) in by_family}
         reached = MISSING if "gaussian" not in gaps else "reached" if gaps["gaussian"].mean <= TARGET else "not reached"
         rows.append((describe(name).title, *(cell(gaps.get(f), sign="+") for f in others), reached))
-    note = (
-        "Percent above (worse) or below (better) the CRPS of sampled draws, same network, same tau except for Tuned M;"
-        " ± standard error of the paired differences. Sampled again: other training batches, so what lies within its"
-        f" spread is Monte Carlo noise. Target: the full-covariance Gaussian at most {TARGET:g} % worse on every set."
-    )
     header = ("Dataset", *(FAMILIES[family] for family in others), "Gaussian: target")
-    return Table("CRPS relative to sampled draws (%)", "table:posterior_relative", header, rows, note)
+    return table(_WORDS["relative"], rows, header, target=TARGET)
 
 
 def relative(group: Sequence[Record], reference: Sequence[Record]) -> Estimate:
@@ -140,25 +131,7 @@ def _tuned_table(by_family: Runs, sets: Sequence[str]) -> Table:
         sizes = [" to ".join(str(r["config"]["posterior_batch_size"]) for r in pair) for pair in pairs]
         taus = [" to ".join(f"{r['tau']:.3g}" for r in pair) for pair in pairs]
         rows.append((describe(name).title, ", ".join(sizes) or MISSING, ", ".join(taus) or MISSING))
-    note = "For each split: trained M and tau, to the M' and tau of least validation CRPS over the folds."
-    return Table("Tuned M", "table:posterior_tuned", ("Dataset", "M to M'", "tau"), rows, note)
-
-
-def _costs(group: Sequence[Record]) -> str:
-    fit, predict, size = (median(_values(group, m)) for m in _COSTS)
-    return f"{1000 * fit:.0f} + {1000 * predict:.1f}, {size / 1000:.0f}"
-
-
-def _cost_table(by_family: Runs, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    counts = {describe(d).title: (str(g[0]["n_train"]), str(g[0]["n_test"])) for (d, _), g in by_family.items()}
-    device = ", ".join(sorted({str(r["device"]) for group in by_family.values() for r in group}))
-    note = (
-        "Milliseconds to fit + to predict all test rows (moments), then kilobytes of the saved posterior; medians over"
-        f" the networks ({device}). No size depends on the N training rows; that of sampled draws grows with T, that of"
-        " a Gaussian no further than the number of statistics."
-    )
-    lines = [(title, *counts[title], *cells) for title, *cells in rows]
-    return Table("Costs", "table:posterior_costs", (header[0], "N", "Test rows", *header[1:]), lines, note)
+    return table(_WORDS["tuned"], rows)
 
 
 def cifar_table(recorded: Sequence[Record]) -> Table:
@@ -173,10 +146,4 @@ def cifar_table(recorded: Sequence[Record]) -> Table:
         scores = [f"{r['pll']:.4f} ± {r['pll_error']:.4f}", f"{100 * r['accuracy']:.1f}", f"{100 * r['ece']:.2f}"]
         rows.append((FAMILIES[r["family"]], *setting, *scores, *costs, size))
     hardware = ", ".join(sorted({r["hardware"] for r in last}))
-    header = ("Family", "M", "T", "Images", "PLL", "Accuracy (%)", "ECE (%)", "Fit (s)", "Predict (s)", "Saved (kB)")
-    note = (
-        "ResNet-32 trained by others at batch size 128; training images augmented as they were then. PLL is the mean"
-        " log probability of the label, ± its standard error over the images; these are the same for every family, so"
-        f" that differences between families are surer than it suggests. {hardware}."
-    )
-    return Table("Families of q(omega) on CIFAR-10", "table:posterior_cifar", header, rows, note)
+    return table(_WORDS["cifar"], rows, hardware=hardware)

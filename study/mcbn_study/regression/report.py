@@ -1,8 +1,9 @@
 """The regression reproduction as tables and figures: summary.csv, tables.md, tables.tex, figures/*.png."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean, mean, stdev
 from typing import NamedTuple
@@ -17,24 +18,15 @@ from mcbn_study.provenance import total_seconds
 from mcbn_study.regression.figures import write_figures
 from mcbn_study.regression.summary import METHODS, METRICS, Key, Summary, runs, summarise, summary_csv
 from mcbn_study.sensitivity.report import sensitivity_tables
-from mcbn_study.tables import MISSING, Table, escape_markdown, to_latex, to_markdown
+from mcbn_study.tables import MISSING, Table, read_words, render, table, to_latex
 
 _COMMAND = "mcbn reproduce regression"
 _METHODS = ("mcbn", "mcdo", "mnf")  # of the paper's tables of scores
 _TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets
 _FAR_OUT = 3.0  # times our standard error, over as many runs: a few of theirs decide their mean
 _REPEATED = ("rmse", "crps")
-_INTERVAL = (
-    "Difference: ours minus the paper's, with Welch's 95 % interval from the two means and standard errors"
-    " (25 runs there); printed numbers are rounded, which the interval leaves out."
-)
-_RUNS = "Mean ± standard error over the runs, which are counted as independent, as in the paper."
-_PERCENT = "Percent of the way from constant uncertainty (0) to the optimum (100): higher is better."
-_STARS = (
-    "One-sample t-test against 0, two-sided: * < .05, ** < .01, *** < .001, **** < .0001, ns otherwise. The paper's"
-    " figures are those of its appendix, from which Table 1 of the text differs by rounding; its stars follow from its"
-    " p-values (for Power, PLL, MCBN the text prints **)."
-)
+_LATEX = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
+_WORDS = read_words(__package__)
 
 
 class RegressionReport(NamedTuple):
@@ -64,12 +56,14 @@ def write(results: str | Path = "results") -> list[Path]:
     out, report = Path(results) / "regression", read(results)
     if not report.profiles:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
+    latex = "\n".join([_LATEX, *map(to_latex, report.tables)])
     written = [
         write_text(out / "summary.csv", summary_csv(report.summary)),
-        write_text(out / "tables.tex", _latex(report.tables)),
+        write_text(out / "tables.tex", latex),
     ]
     figures = write_figures(out / "predictions", out / "figures")
-    text = _markdown(report, [figure.relative_to(out) for figure in figures])
+    shown = [figure.relative_to(out) for figure in figures]
+    text = render(__package__, report=report, figures=shown, command=_COMMAND)
     return [*written, write_text(out / "tables.md", text), *figures]
 
 
@@ -92,63 +86,24 @@ def read(results: str | Path) -> RegressionReport:
     )
 
 
-def _markdown(report: RegressionReport, figures: Sequence[Path]) -> str:
-    head = [
-        "# Regression: ours beside Teye et al. 2018",
-        "",
-        f"Made from the records by `mcbn reproduce tables`; the records by `{_COMMAND}`. {MISSING} marks what was not"
-        f" run or is not printed in the paper. Profile of the runs: {escape_markdown(', '.join(report.profiles))}.",
-        "",
-    ]
-    shown = [f"![{escape_markdown(figure.stem)}]({figure.as_posix()})\n" for figure in figures]
-    heading = ["## Figures 1 and 2 (left) of the text, uncertainty-error figures of the appendix\n"] if shown else []
-    return "\n".join([*head, *map(to_markdown, report.tables), *heading, *shown])
-
-
-def _latex(tables: Sequence[Table]) -> str:
-    head = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
-    return "\n".join([head, *map(to_latex, tables)])
-
-
 def paper_tables(summary: Summary) -> list[Table]:
     """Lay out the text's Table 1 and the appendix tables of scores; what was not run is a dash."""
 
-    def column(method: str, metric: str, show: str) -> Callable[[str], Triple]:
-        return lambda name: triple(summary.get((name, method, metric)), paper.find(name, method, metric), show)
+    def column(method: str, metric: str, show: str, dataset: str) -> Triple:
+        return triple(summary.get((dataset, method, metric)), paper.find(dataset, method, metric), show)
 
-    each = [(f"{METHODS[m]} {score.upper()}", m, score) for score in ("crps", "pll") for m in _METHODS]
-    tables = [
-        (
-            "Uncertainty quality measured on eight regression datasets",
-            "main_results",
-            [(heading, m, f"{score}_normalized", "stars") for heading, m, score in each],
-            f"Table 1 of the text. {_PERCENT} {_STARS}",
-        ),
-        *(_normalised(score) for score in ("crps", "pll")),
-        (
-            "Raw (unnormalised) CRPS and PLL scores on regression datasets",
-            "rawcrpspll",
-            [(*scored, "error") for scored in each],
-            f"Lower CRPS and higher PLL are better. {_RUNS}",
-        ),
-        (
-            "Prediction accuracy measured by RMSE on regression datasets",
-            "rmse_results",
-            [(METHODS[m], m, "rmse", "error") for m in ("mcbn", "bn", "mcdo", "do", "mnf")],
-            f"Lower is better. {_RUNS}",
-        ),
-    ]
+    scored = [(f"{METHODS[m]} {score.upper()}", m, score) for score in ("crps", "pll") for m in _METHODS]
+    shown = [(METHODS[m] if show == "error" else "p-value", m, show) for m in _METHODS for show in ("error", "p")]
+    columns = {
+        "main": [(head, m, f"{score}_normalized", "stars") for head, m, score in scored],
+        **{score: [(head, m, f"{score}_normalized", show) for head, m, show in shown] for score in ("crps", "pll")},
+        "raw": [(head, m, score, "error") for head, m, score in scored],
+        "rmse": [(METHODS[m], m, "rmse", "error") for m in ("mcbn", "bn", "mcdo", "do", "mnf")],
+    }
     return [
-        comparison(title, f"table:{label}", [(head, column(*scored)) for head, *scored in heads], f"{note} {_INTERVAL}")
-        for title, label, heads, note in tables
+        comparison(_WORDS[name], [(head, partial(column, *asked)) for head, *asked in heads], **_WORDS["notes"])
+        for name, heads in columns.items()
     ]
-
-
-def _normalised(score: str) -> tuple[str, str, list[tuple[str, str, str, str]], str]:
-    shown = [(m, show) for m in _METHODS for show in ("error", "p")]
-    heads = [("p-value" if show == "p" else METHODS[m], m, f"{score}_normalized", show) for m, show in shown]
-    title = f"Uncertainty quality measured by normalised {score.upper()} on regression datasets"
-    return title, f"{score}_results", heads, f"{_PERCENT} {_RUNS}"
 
 
 def further_tables(summary: Summary) -> list[Table]:
@@ -164,9 +119,8 @@ def further_tables(summary: Summary) -> list[Table]:
 
 def _further(metric: str, methods: Sequence[str], summary: Summary) -> Table:
     rows = [(describe(d).title, *(cell(summary.get((d, method, metric))) for method in methods)) for d in NAMES]
-    note = f"Ours alone; CUBN and CUDO have the means of MCBN and MCDO with one constant variance. {_RUNS}"
-    header = ("Dataset", *(METHODS[method] for method in methods))
-    return Table(f"Further methods, {METRICS[metric]}", f"table:further_{metric}", header, rows, note)
+    fields = {"name": METRICS[metric], "metric": metric, "runs": _WORDS["notes"]["runs"]}
+    return table(_WORDS["further"], rows, [METHODS[method] for method in methods], **fields)
 
 
 def coverage_table(summary: Summary) -> Table:
@@ -175,25 +129,20 @@ def coverage_table(summary: Summary) -> Table:
     for name in NAMES:
         estimates = [summary.get((name, method, "rmse")) for method in METHODS]
         rows.append((describe(name).title, *(str(e.n) if e else MISSING for e in estimates)))
-    note = "25 runs are 5 splits with 5 seeds each. CUBN and CUDO share the runs of MCBN and MCDO."
-    return Table("Runs", "table:runs", ("Dataset", *METHODS.values()), rows, note)
+    return table(_WORDS["coverage"], rows, list(METHODS.values()))
 
 
 def cost_table(recorded: Iterable[Record]) -> Table:
     """Sum the recorded seconds per study, kind and device; those that records of one run share count once."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in recorded:
-        key = tuple(str(record.get(name, MISSING)) for name in ("study", "profile", "kind", "device"))
-        groups.setdefault(key, []).append(record)
-    seconds = {key: total_seconds(key[0], group) for key, group in groups.items()}
-    rows = [(*key, str(len(groups[key])), f"{seconds[key]:.0f}") for key in sorted(groups)]
-    rows.append(("Total", "", "", "", str(sum(map(len, groups.values()))), f"{math.fsum(seconds.values()):.0f}"))
-    header = ("Study", "Profile", "Kind", "Device", "Records", "Seconds")
-    note = (
-        "Seconds as recorded, also of what was run again; those that the records of one run share count once. Programs"
-        " that ran side by side on one device count each in full, so the time by the clock is shorter."
-    )
-    return Table("Time and devices", "table:cost", header, rows, note)
+
+    def key(record: Record) -> tuple[str, ...]:
+        return tuple(str(record.get(name, MISSING)) for name in ("study", "profile", "kind", "device"))
+
+    groups = {k: list(group) for k, group in groupby(sorted(recorded, key=key), key)}
+    seconds = [total_seconds(k[0], group) for k, group in groups.items()]
+    rows = [(*k, str(len(group)), f"{s:.0f}") for (k, group), s in zip(groups.items(), seconds, strict=True)]
+    rows.append(("Total", "", "", "", str(sum(map(len, groups.values()))), f"{math.fsum(seconds):.0f}"))
+    return table(_WORDS["cost"], rows)
 
 
 def read_repeats(folder: Path) -> dict[int, Summary]:
@@ -205,14 +154,7 @@ def read_repeats(folder: Path) -> dict[int, Summary]:
 def repeat_tables(first: Summary, repeats: dict[int, Summary]) -> list[Table]:
     """Lay out MCBN's errors by seed of the search, with their spread and the paper's means; nothing without repeats."""
     rows = [row for name in NAMES for row in _repeat_rows(name, {1: first} | repeats)]
-    header = ("Dataset", "", *(f"MCBN {METRICS[metric]}" for metric in _REPEATED))
-    note = (
-        "Cross-validation run again with other seeds of the fold networks (`mcbn reproduce regression --search-seed K"
-        " --out results/search/K`), then 25 test runs each as before. The standard error over 25 runs of one search"
-        " leaves out how far the chosen configuration moves from search to search; the last row of a data set shows"
-        " that spread."
-    )
-    return [Table("The search repeated", "table:repeats", header, rows, note)] if rows else []
+    return [table(_WORDS["repeats"], rows)] if rows else []
 
 
 def _repeat_rows(dataset: str, searches: dict[int, Summary]) -> list[tuple[str, ...]]:
@@ -282,12 +224,7 @@ def _counts(summary: Summary) -> Table:
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
     n, tested = n_significant(summary)
     rows.append(("MCBN: normalised CRPS significantly above 0", *_verdict(n, tested, _TARGET_SIGNIFICANT), MISSING))
-    header = ("Claim", "Data sets", "Target", "Met", "Data sets, allowing for rounding")
-    note = (
-        "The paper prints its means to two decimals; the last column grants half a unit of the last printed digit."
-        " A data set counts once it has two runs."
-    )
-    return Table("Fidelity", "table:fidelity", header, rows, note)
+    return table(_WORDS["fidelity"], rows)
 
 
 def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
@@ -299,17 +236,8 @@ def _differences(summary: Summary, repeats: Sequence[Summary], by_epochs: Sequen
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
     searches = [summary, *repeats]
     rows = [(*_describe(gap), _cause(gap, searches, by_epochs)) for gap in compared if gap.differs()]
-    header = ("Metric", "Method", "Dataset", "Ours", "Paper", "Difference (95 % interval)", "Ours is", "Likely cause")
-    note = (
-        "All methods and scores whose means are more than 2 combined standard errors apart, as printed; by rounding:"
-        " apart by no more than that and half a unit of the last printed digit. The search: with other seeds of the"
-        " fold networks, below, at least one mean is no farther than that. Fewer epochs: our networks of one seed,"
-        " trained as long, are as far off as the paper's (`mcbn reproduce mnf-epochs`); ours stop where validation"
-        " says."
-        f" {len(compared)} means are compared: by chance alone some {0.05 * len(compared):.0f} would be as far apart."
-    )
-    title = "Where ours differs from the paper"
-    return Table(title, "table:differences", header, rows or [("none", *[""] * 7)], note)
+    rows = rows or [("none", *[""] * 7)]
+    return table(_WORDS["differences"], rows, compared=len(compared), chance=0.05 * len(compared))
 
 
 def _describe(gap: Gap) -> tuple[str, ...]:

@@ -10,28 +10,10 @@ from mcbn.errors import MCBNError
 from mcbn_study import paper
 from mcbn_study.estimates import Estimate, estimate, p_value
 from mcbn_study.journal import Record
-from mcbn_study.tables import to_csv
+from mcbn_study.tables import read_words, to_csv
 
-METHODS = {
-    "mcbn": "MCBN",
-    "bn": "BN",
-    "cubn": "CUBN",
-    "mcdo": "MCDO",
-    "do": "DO",
-    "cudo": "CUDO",
-    "mnf": "MNF",
-    "ensemble": "Ensemble",
-    "mcbn_linear": "MCBN linear",
-    "mcbn_gaussian": "MCBN Gaussian",
-    "mcbn_tuned": "MCBN tuned",
-}
-METRICS = {
-    "rmse": "RMSE",
-    "crps": "CRPS",
-    "pll": "PLL",
-    "crps_normalized": "Normalised CRPS (%)",
-    "pll_normalized": "Normalised PLL (%)",
-}
+METHODS: dict[str, str] = read_words(__package__)["methods"]
+METRICS: dict[str, str] = read_words(__package__)["metrics"]
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
 _NAMES_LISTED = 8  # of those that a message complains of
 _IDENTITY = ("dataset", "method", "split", "seed")

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
 from mcbn_study.journal import Record
 from mcbn_study.png import PHOTOGRAPH, save_figure
-from mcbn_study.tables import markdown, to_csv
+from mcbn_study.tables import render, to_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,83 +73,46 @@ def write(out: str | Path) -> list[Path]:
 
 def tables(records: Sequence[Record]) -> str:
     """Lay out everything in Markdown."""
-    text = [
-        "# Segmentation with uncertainty maps\n",
-        "Teye et al. 2018, Section 4.5 and the appendix, show pictures and no numbers; these are ours. IoU, pixel "
-        "accuracy and accuracy after refusal in percent, over all pixels that are not void. Error AUROC: a wrong "
-        "pixel is more uncertain than a right one. Boundary ratio: mean of the map within 2 pixels of a label change "
-        "over that inside. Rankings are streamed in histograms of 2^20 levels; no pixel is left out.\n",
-    ]
+    sets = []
     for dataset in sorted({record["dataset"] for record in records}):
         by_method = {r["method"]: r for r in records if r["dataset"] == dataset}
-        text += [f"## {SETS[dataset]}\n", _training(by_method.get("training"))]
         scored = {method: by_method[method]["scores"] for method in TITLES if method in by_method}
-        if scored:
-            text += [_segmentation_table(scored), _map_table(scored), _class_table(scored), _verdict(scored)]
-            text += [_memory(scored.get("mcbn", {}))]
-    return "\n".join(filter(None, text))
+        sets.append((SETS[dataset], by_method.get("training"), scored))
+    refused = [f"refuse {percent} %" for percent in REFUSED]
+    return render(__package__, sets=sets, refused=refused, **{f.__name__: f for f in (methods, maps, classes, peaks)})
 
 
-def _training(record: Record | None) -> str:
-    if record is None:
-        return ""
-    checks = "".join(f", validation mIoU {miou:.1f} after {epoch}" for epoch, miou in record["val_miou"][-1:])
-    config = record["config"]
-    return (
-        f"Trained from scratch for {config['epochs']} epochs at batch size {config['batch_size']} in "
-        f"{record['seconds']:.0f} s on {record['hardware']} (profile {config['name']}{checks}).\n"
-    )
-
-
-def _segmentation_table(scored: Scores) -> str:
+def methods(scored: Scores) -> list[list[str]]:
+    """Return a row a method: its scores over all pixels."""
     digits = {"batch_size": 0, "miou": 2, "pixel_accuracy": 2, "nll": 4, "ece": 4, "milliseconds_per_image": 1}
-    rows = [
-        [TITLES[method], *(f"{s[name]:.{n}f}" if name in s else "" for name, n in digits.items())]
-        for method, s in scored.items()
-    ]
-    return markdown(("method", "M", "mIoU", "pixel accuracy", "NLL", "ECE", "ms an image"), rows)
+    shown = {m: [f"{s[name]:.{n}f}" if name in s else "" for name, n in digits.items()] for m, s in scored.items()}
+    return [[TITLES[method], *cells] for method, cells in shown.items()]
 
 
-def _map_table(scored: Scores) -> str:
-    head = ("method", "map", "error AUROC", "boundary ratio", *(f"refuse {percent} %" for percent in REFUSED))
+def maps(scored: Scores) -> list[list[str]]:
+    """Return a row a method and map: how well it finds errors."""
     rows = []
-    for method, s in scored.items():
-        for name, title in MAPS.items():
-            if f"error_auroc_{name}" in s:
-                numbers = [f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}"]
-                numbers += [f"{s[f'accuracy_refused_{percent}_{name}']:.2f}" for percent in REFUSED]
-                rows.append([method, title, *numbers])
-    return markdown(head, rows)
+    for (method, s), (name, title) in product(scored.items(), MAPS.items()):
+        if f"error_auroc_{name}" in s:
+            numbers = [f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}"]
+            numbers += [f"{s[f'accuracy_refused_{percent}_{name}']:.2f}" for percent in REFUSED]
+            rows.append([method, title, *numbers])
+    return rows
 
 
-def _class_table(scored: Scores) -> str:
+def classes(scored: Scores) -> list[list[str]]:
+    """Return a row a class that was seen: its IoU by each method."""
     names = [name for name in next(iter(scored.values())) if name.startswith("iou_")]
-    rows = [
-        [name.removeprefix("iou_"), *("" if s[name] is None else f"{s[name]:.1f}" for s in scored.values())]
-        for name in names
-        if any(s[name] is not None for s in scored.values())
-    ]
-    return markdown(("IoU", *scored), rows)
+    by_class = {name: [s[name] for s in scored.values()] for name in names}
+    rows = {name: ["" if iou is None else f"{iou:.1f}" for iou in by_method] for name, by_method in by_class.items()}
+    return [[name.removeprefix("iou_"), *cells] for name, cells in rows.items() if any(cells)]
 
 
-def _verdict(scored: Scores) -> str:
-    """Say whether drawing all layers finds errors better than the paper's setting."""
-    if not {"paper", "mcbn"} <= scored.keys():
-        return ""
-    ours, theirs = (scored[method]["error_auroc_variance"] for method in ("mcbn", "paper"))
-    says = "finds errors better than" if ours > theirs else "does not find errors better than"
-    return f"By the softmax variance, drawing all layers {says} the paper's first 2: {ours:.4f} against {theirs:.4f}.\n"
-
-
-def _memory(scores: Mapping[str, Any]) -> str:
-    peaks = {int(name.rpartition("_")[2]): v for name, v in scores.items() if name.startswith("peak_mib_at_")}
-    if not peaks:
-        return ""
-    memory = " and ".join(f"{peak:.0f} MiB at T = {T}" for T, peak in sorted(peaks.items()))
-    return (
-        f"Peak memory of a prediction of 2 images, beyond what is held before: {memory}. A CUDA graph counts when it is"
-        " captured, not when it runs again; its size does not depend on T.\n"
-    )
+def peaks(scored: Scores) -> list[str]:
+    """Return the peak memory of MCBN at each T that was measured."""
+    start = "peak_mib_at_"
+    peak = {int(name.removeprefix(start)): v for name, v in scored.get("mcbn", {}).items() if name.startswith(start)}
+    return [f"{peak[T]:.0f} MiB at T = {T}" for T in sorted(peak)]
 
 
 def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":

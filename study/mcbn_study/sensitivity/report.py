@@ -8,7 +8,7 @@ from mcbn_study import paper
 from mcbn_study.estimates import Triple, comparison, estimate, triple
 from mcbn_study.journal import Record
 from mcbn_study.regression.summary import METRICS, check_names, score
-from mcbn_study.tables import Table
+from mcbn_study.tables import Table, read_words
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 FORWARD_PASSES = (250, 100, 50)
@@ -30,16 +30,13 @@ def sensitivity_tables(runs: Iterable[Record]) -> list[Table]:
 def _table(values: Values, over_sizes: bool, name: str) -> Table:
     varied, fixed = ("batch size", "T = 100") if over_sizes else ("forward passes", "M = 128")
     settings = [(M, M, 100) for M in BATCH_SIZES] if over_sizes else [(T, 128, T) for T in FORWARD_PASSES]
-    label, metric = f"table:{'batch_size' if over_sizes else 'forward_pass'}_{name}", f"{name.lower()}_normalized"
-    columns = [(str(value), partial(_triple, values, label, metric, M, T)) for value, M, T in settings]
-    note = (
-        f"{METRICS[metric]} of MCBN at {fixed}; higher is better. Ours: mean ± standard error over the runs. The paper"
-        " prints no standard errors here (3 splits with 5 seeds each), so that no interval can be given."
-    )
-    title = f"Uncertainty quality sensitivity to {varied}, normalised {name}"
-    return comparison(title, label, columns, note, rows=varied.capitalize())
+    label, metric = f"{'batch_size' if over_sizes else 'forward_pass'}_{name}", f"{name.lower()}_normalized"
 
+    def column(M: int, T: int, dataset: str) -> Triple:
+        measured = values.get((dataset, metric, M, T))
+        printed = paper.find_sensitivity(f"table:{label}", dataset, metric, M, T)
+        return triple(estimate(measured) if measured else None, printed)
 
-def _triple(values: Values, label: str, metric: str, M: int, T: int, dataset: str) -> Triple:
-    measured = values.get((dataset, metric, M, T))
-    return triple(estimate(measured) if measured else None, paper.find_sensitivity(label, dataset, metric, M, T))
+    columns = [(str(value), partial(column, M, T)) for value, M, T in settings]
+    fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
+    return comparison(read_words(__package__)["sensitivity"], columns, varied.capitalize(), **fields)
