@@ -20,7 +20,7 @@ _WORDS = read_words(__package__)
 NAMES: dict[Method, str] = {
     (method, tempered): name
     for method, names in _WORDS["methods"].items()
-    for tempered, name in enumerate(names)
+    for tempered, name in zip((False, True), names, strict=True)
     if name
 }
 BEST, BEST_THINNED = ("mcbn_best", False), ("thinned_best", False)
