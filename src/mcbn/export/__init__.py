@@ -23,11 +23,10 @@ from mcbn import batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError
-from mcbn.export.predictors import ClassificationSummary, LinearPredictor, RegressionSummary, SamplePredictor, Summary
+from mcbn.export.predictors import RESULTS, LinearPredictor, SamplePredictor, Summary, summary_of
 from mcbn.export.tracing import grows, trace_gradient, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
-from mcbn.outputs import as_float, spread
 from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
@@ -88,11 +87,8 @@ def to_onnx(
     program = to_torch_export(bayes, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
     engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
-    names, outputs = (
-        input_names(inputs),
-        (RegressionSummary if bayes.task == "regression" else ClassificationSummary).names,
-    )
-    content = _convert(program, names, outputs, _metadata(bayes, method, T))
+    names = input_names(inputs)
+    content = _convert(program, names, RESULTS[bayes.task], _metadata(bayes, method, T))
     results = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it")
     with replacing(path) as temporary:
@@ -104,10 +100,8 @@ def input_names(inputs: Any) -> list[str]:
     if isinstance(inputs, Tensor):
         return ["x"]
     if isinstance(inputs, Mapping) and all(isinstance(value, Tensor) for value in inputs.values()):
-        return [
-            f"input_{key}" if key in (*RegressionSummary.names, *ClassificationSummary.names) else str(key)
-            for key in inputs
-        ]
+        taken = [name for names in RESULTS.values() for name in names]
+        return [f"input_{key}" if key in taken else str(key) for key in inputs]
     return [f"x{number}" for number, _ in enumerate(batches.tensors_of(inputs))]
 
 
@@ -141,12 +135,7 @@ def _predictor(
         output = engine.network.run_copy(inputs)  # (N, ...)
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
-    tau, values = bayes.noise_precision, as_float(output)
-    summary = (
-        RegressionSummary(1 / spread(tau, values))
-        if bayes.task == "regression"
-        else ClassificationSummary(tau.to(values))
-    )
+    summary = summary_of(bayes.task, bayes.noise_precision, output)
     if method == "linear":
         return _linear(bayes, engine, inputs, T, output, summary)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each

@@ -10,16 +10,19 @@ from mcbn import batches
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows
 from mcbn.linear import Expansion, Linearised
-from mcbn.outputs import as_float, as_logits
+from mcbn.outputs import as_float, as_logits, spread
 from mcbn.private_torch import scan
 
+RESULTS = {
+    "regression": ("mean", "variance", "epistemic"),
+    "classification": ("probs", "entropy", "mutual_information"),
+}
 State = tuple[Tensor, ...]
 
 
 class RegressionSummary(nn.Module):
     """Mean and variance over draws; `aleatoric` is 1/tau, one number or one an output (D, 1, ...)."""
 
-    names = ("mean", "variance", "epistemic")
     aleatoric: Tensor
 
     def __init__(self, aleatoric: Tensor) -> None:
@@ -48,13 +51,12 @@ class RegressionSummary(nn.Module):
     def finish(self, state: State) -> dict[str, Tensor]:
         """Name the results, (N, ...) each."""
         mean, epistemic = state
-        return dict(zip(self.names, (mean, epistemic + self.aleatoric, epistemic), strict=True))
+        return dict(zip(RESULTS["regression"], (mean, epistemic + self.aleatoric, epistemic), strict=True))
 
 
 class ClassificationSummary(nn.Module):
     """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
 
-    names = ("probs", "entropy", "mutual_information")
     tau: Tensor
 
     def __init__(self, tau: Tensor) -> None:
@@ -79,7 +81,7 @@ class ClassificationSummary(nn.Module):
         """Name the results: (N, K, ...), (N, ...), (N, ...)."""
         probs, expected = state
         entropy = _entropy(probs, 1)
-        return dict(zip(self.names, (probs, entropy, (entropy - expected).clamp(min=0)), strict=True))
+        return dict(zip(RESULTS["classification"], (probs, entropy, (entropy - expected).clamp(min=0)), strict=True))
 
 
 def _entropy(probs: Tensor, axis: int) -> Tensor:
@@ -89,6 +91,12 @@ def _entropy(probs: Tensor, axis: int) -> Tensor:
 
 
 Summary = RegressionSummary | ClassificationSummary
+
+
+def summary_of(task: str, tau: Tensor, output: Tensor) -> Summary:
+    """Choose what sums up the draws of outputs like this one, (N, ...)."""
+    values = as_float(output)
+    return RegressionSummary(1 / spread(tau, values)) if task == "regression" else ClassificationSummary(tau.to(values))
 
 
 def _rows(inputs: Any) -> int:
