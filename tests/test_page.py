@@ -13,7 +13,7 @@ import torch
 import mcbn
 from kinds import make
 from mcbn import metrics, networks
-from mcbn.page import evidence, scores, templates, write_page
+from mcbn.page import evidence, scores, templates, write_page, write_prediction_page
 from pages import EVIL, Reader, assert_offline
 from untouched import untouched
 
@@ -52,13 +52,6 @@ def test_regression_page_holds_every_part_and_true_numbers(fitted, tmp_path: Pat
     assert all(block["alt"] for block in page.blocks.values())
 
 
-def known(low: float, high: float) -> evidence.Spread:
-    """Twenty points whose two most certain err by `low`, two least certain by `high`, the others by 1."""
-    mean, std = np.zeros(20), np.linspace(1, 2, 20)
-    y = np.concatenate([[low] * 2, np.ones(16), [high] * 2])
-    return evidence.Spread(mean, std, y, std**2, None, mean, 1.0, "nothing", np.arange(20))
-
-
 @pytest.mark.parametrize(
     ("low", "high", "sentence"),
     [
@@ -68,10 +61,15 @@ def known(low: float, high: float) -> evidence.Spread:
         (0.0, 0.0, "Neither the most nor the least uncertain tenth has any errors."),
     ],
 )
-def test_headline_compares_the_tenths(low, high, sentence):
-    found = scores.regression_headline(known(low, high))
-    assert found.sentence == sentence
-    assert found.facts[0].startswith(f"Mean absolute error: {templates.number(low, 3)} in the most certain tenth")
+def test_headline_compares_the_tenths(tmp_path: Path, low, high, sentence):
+    # Twenty points whose two most certain err by `low`, two least certain by `high`, the others by 1.
+    y = np.concatenate([[low] * 2, np.ones(16), [high] * 2])
+    prediction = {"mean": np.zeros(20), "std": np.linspace(1, 2, 20)}
+    path = write_prediction_page(tmp_path / "page.html", prediction, y, constant_std=1.0)
+    words = [text.strip() for text in Reader(path.read_text()).words]
+    assert sentence in words
+    fact = f"Mean absolute error: {templates.number(low, 3)} in the most certain tenth"
+    assert [text for text in words if text.startswith(fact)]
 
 
 def test_constant_twin_follows_the_validation_data(fitted):
@@ -175,6 +173,12 @@ def test_the_network_and_the_random_state_stay_as_they_were(fitted, tmp_path: Pa
 def test_page_has_no_address_but_its_own_data(fitted, tmp_path: Path):
     bayes, x, y = fitted
     assert_offline(write_page(tmp_path / "page.html", bayes, x[300:], y[300:], train=x[:200]).read_text())
+
+
+def test_constant_of_predictions_made_elsewhere_must_be_positive(tmp_path: Path):
+    prediction = {"mean": np.zeros(3), "std": np.ones(3)}
+    with pytest.raises(mcbn.MCBNError, match="constant_std must be positive, got 0"):
+        write_prediction_page(tmp_path / "page.html", prediction, np.ones(3), constant_std=0)
 
 
 def test_several_outputs_are_refused(tmp_path: Path):

@@ -66,17 +66,16 @@ def write_page(
     if bayes.task == "regression":
         spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
         content = _regression(spread, x, units, names)
-        points = population = len(spread.error)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
         labels = _label_names(classes, ours, plain)
         content = _classification(ours, plain, x, names, labels)
         if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
             content |= examples.map_examples(bayes, ours, x, y, ignore_index, labels)
-        points, population = len(ours.error), ours.population
-    lead = _lead(bayes, len(y), points, population)
     diagnosis = None if train is None else evidence.check_draws(bayes, x, train, seed)
-    return save(Path(path), render(title=title, lead=lead, checked=True, diagnosis=diagnosis, **content))
+    return save(
+        Path(path), render(title=title, n_inputs=len(y), posterior=bayes.posterior, diagnosis=diagnosis, **content)
+    )
 
 
 def write_prediction_page(
@@ -115,18 +114,20 @@ def write_prediction_page(
         content = _regression(evidence.spread_of(vectors["mean"], vectors["std"], y, constant_std), x, units, names)
     else:
         raise MCBNError(f"predictions need mean and std, or probs; got {', '.join(vectors) or 'nothing'}")
-    lead = f"{len(y):,} predictions held against their targets."
-    return save(Path(path), render(title=title, lead=lead, checked=False, **content))
+    return save(Path(path), render(title=title, n_inputs=len(y), posterior=None, **content))
 
 
 def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
+    crps, constant = scores.crps(spread)
     return {
         "template": "regression.html.j2",
         "spread": spread,
-        "headline": scores.regression_headline(spread),
+        "points": len(spread.error),
+        "population": len(spread.error),
+        "tenths": scores.tenths(spread.std, spread.error),
+        "gain": scores.mean_error(constant - crps),
         "charts": charts.regression_charts(spread, units),
         "scores": scores.regression_scores(spread),
-        "colors": [],
         "examples": examples.regression_examples(spread, x, names),
     }
 
@@ -139,10 +140,12 @@ def _classification(
         "template": "classification.html.j2",
         "ours": ours,
         "plain": plain,
-        "headline": scores.class_headline(ours, plain),
+        "points": len(ours.error),
+        "population": ours.population,
+        "tenths": scores.tenths(ours.entropy, ours.error),
+        "gain": scores.mean_error(ours.log_prob - plain.log_prob) if plain else None,
         "charts": charts.class_charts(ours, plain),
         "scores": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
-        "colors": [],
         "examples": examples.class_examples(ours, x, names, classes),
     }
 
@@ -153,12 +156,3 @@ def _label_names(classes: Sequence[str] | None, ours: Votes, plain: Votes) -> li
     if classes is not None and len(classes) < n_classes:
         raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
     return [f"class {k}" for k in range(n_classes)] if classes is None else [str(name) for name in classes]
-
-
-def _lead(bayes: MCBN[Any], inputs: int, points: int, population: int) -> str:
-    posterior = bayes.posterior
-    of = f"{points:,} points of {inputs:,} inputs" if points != inputs else f"{points:,} inputs"
-    if points < population:
-        of = f"{points:,} of the {population:,} points, chosen at random, of {inputs:,} inputs"
-    draws = f"T = {posterior.n_samples} draws of batches of M = {posterior.batch_size}"
-    return f"Monte Carlo batch normalisation on {of} held out: {draws}."

@@ -27,7 +27,6 @@ ROWS = 512  # inputs predicted at a time, at most
 VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
 VALUES_CHECKED = 2**24  # of all training inputs that the checks run
 MOST_SCORED = 2_000_000  # pixels that scores and curves count; more are drawn from at random
-AS_GIVEN, ON_SHOWN = "as given", "tuned on the data shown, which favours the twin"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +104,15 @@ class Votes:
 
 def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, constant_std: float | None = None) -> Spread:
     """Predict held-out regression data block by block."""
-    blocks = [_regress(bayes, x_block, y_block) for x_block, y_block in _blocks(x, y)]
-    mean, epistemic, variance, target, plain, log_prob = (_vector(values) for values in zip(*blocks, strict=True))
-    if constant_std is not None and not constant_std > 0:
-        raise MCBNError(f"constant_std must be positive, got {constant_std!r}")
-    constant = (constant_std, AS_GIVEN) if constant_std else _constant(bayes, validation, mean, target)
     tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
+    blocks = [_regress(bayes, x_block, y_block, tuned) for x_block, y_block in _blocks(x, y)]
+    mean, epistemic, variance, target, plain, log_prob = (_vector(values) for values in zip(*blocks, strict=True))
+    constant = _constant(constant_std, mean, target, bayes, validation)
     inputs = np.repeat(np.arange(len(y)), len(mean) // len(y))
     return Spread(mean, np.sqrt(variance), target, epistemic, log_prob if tuned else None, plain, *constant, inputs)
 
 
-def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+def _regress(bayes: MCBN[Any], x: Any, y: Tensor, tuned: bool) -> tuple[Tensor, ...]:
     """Return mean, epistemic and total variance, target, plain output, and log likelihood (y where untuned)."""
     pred = bayes.predict(x)
     if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
@@ -124,23 +121,24 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
             " returns one of them and write a page for each"
         )
     y = match_shape(y, pred.mean)
-    tuned = bool(torch.isfinite(pred.tau).all())
     return pred.mean, pred.epistemic, pred.variance, y, bayes.plain(x), pred.log_prob(y) if tuned else y
 
 
-def _constant(bayes: MCBN[Any], validation: Any, mean: Vector, y: Vector) -> tuple[float, str]:
-    """Tune the twin's one std by CRPS (Teye et al. 2018, Section 4.2): on validation data, else on the data shown."""
-    if validation is None:
-        return _best_constant(mean, y), ON_SHOWN
-    if not isinstance(validation, tuple | list) or len(validation) != 2:
-        raise MCBNError(f"validation must be a pair (x, y), got {type(validation).__name__}")
-    x_val, y_val = validation
-    tuned = _best_constant(_vector([bayes.predict(x_val).mean]), _vector([torch.as_tensor(y_val)]))
-    return tuned, "tuned on validation data"
-
-
-def _best_constant(mean: Vector, y: Vector) -> float:
-    return float(constant_tau(torch.from_numpy(mean), torch.from_numpy(y)).rsqrt())
+def _constant(
+    std: float | None, mean: Vector, y: Vector, bayes: MCBN[Any] | None = None, validation: Any = None
+) -> tuple[float, str]:
+    """Return the twin's one std and its source: as given, or tuned by CRPS (Teye et al. 2018, Section 4.2)."""
+    if std is not None:
+        if not std > 0:
+            raise MCBNError(f"constant_std must be positive, got {std!r}")
+        return std, "as given"
+    source = "tuned on the data shown, which favours the twin"
+    if bayes is not None and validation is not None:
+        if not isinstance(validation, tuple | list) or len(validation) != 2:
+            raise MCBNError(f"validation must be a pair (x, y), got {type(validation).__name__}")
+        mean, y = (_vector([values]) for values in (bayes.predict(validation[0]).mean, torch.as_tensor(validation[1])))
+        source = "tuned on validation data"
+    return float(constant_tau(torch.from_numpy(mean), torch.from_numpy(y)).rsqrt()), source
 
 
 def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
@@ -148,8 +146,8 @@ def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None =
     if not bool((std > 0).all()):
         raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
     centre, width, target = (_vector([values]) for values in (mean, std, y))
-    constant = (_best_constant(centre, target), ON_SHOWN) if constant_std is None else (constant_std, AS_GIVEN)
     log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
+    constant = _constant(constant_std, centre, target)
     return Spread(centre, width, target, None, log_prob, None, *constant, np.arange(len(target)))
 
 
@@ -158,7 +156,8 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
     ours, plain, first = [], [], 0
     valid = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (N, ...)
     population = int(valid.sum())
-    kept = valid.cpu() & _lot(y.shape, MOST_SCORED / max(1, population))
+    lots = torch.rand(y.shape, generator=torch.Generator().manual_seed(0))  # below 1
+    kept = valid.cpu() & (lots < MOST_SCORED / max(1, population))
     for x_block, y_block in _blocks(x, y):
         block = slice(first, first + len(y_block))
         pred = bayes.predict(x_block)
@@ -173,13 +172,6 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
 def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:
     """Take class probabilities (N, K) made elsewhere, with their labels (N,)."""
     return _gather([_vote(probs, y, torch.ones(y.shape, dtype=torch.bool), 0, information)], len(y))
-
-
-def _lot(shape: torch.Size, share: float) -> Tensor:
-    """Choose this share of the points at random; all where it is 1 or more."""
-    if share >= 1:
-        return torch.ones(shape, dtype=torch.bool)
-    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share
 
 
 def _vote(

@@ -1,4 +1,4 @@
-"""A report in numbers and words: curves, scores beside a twin's and the bounds no uncertainty can pass, a headline.
+"""A report in numbers: curves, scores beside a twin's and the bounds no uncertainty can pass.
 
 Symbols: N points; `uncertainty` ranks them (std or entropy), `loss` is what went wrong (absolute error, or 1 if wrong).
 """
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.page.evidence import Spread, Vector, Votes
-from mcbn.page.templates import number
 
 LEVELS = np.linspace(0, 1, 101)
 
@@ -43,6 +42,12 @@ def tenths(uncertainty: Vector, loss: Vector) -> tuple[float, float]:
     order = np.argsort(uncertainty, kind="stable")
     size = max(1, len(loss) // 10)
     return float(loss[order[:size]].mean()), float(loss[order[-size:]].mean())
+
+
+def mean_error(values: Vector) -> tuple[float, float]:
+    """Mean over points (N,) and its standard error, NaN for a single point."""
+    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), error
 
 
 def risk_coverage(uncertainty: Vector, loss: Vector) -> Curve:
@@ -118,13 +123,6 @@ class Score(NamedTuple):
     normalized: float
 
 
-class Headline(NamedTuple):
-    """A sentence with the main number, and the facts that belong to it."""
-
-    sentence: str
-    facts: tuple[str, ...]
-
-
 def regression_scores(spread: Spread) -> list[Score]:
     """RMSE, CRPS, PLL and the coverage of 95 % intervals (Teye et al. 2018, Sections 4.1 and 4.2)."""
     mean, y = torch.from_numpy(spread.mean), torch.from_numpy(spread.y)
@@ -133,17 +131,17 @@ def regression_scores(spread: Spread) -> list[Score]:
     if spread.plain is not None:
         plain = float(metrics.rmse(torch.from_numpy(spread.plain), y))
         rows.append(Score("RMSE of the plain network", "lower", plain, math.nan, 0.0, math.nan))
-    rows.append(_score("CRPS", "lower", *_crps(spread), metrics.crps_optimum(mean, y).numpy()))
+    rows.append(_score("CRPS", "lower", *crps(spread), metrics.crps_optimum(mean, y).numpy()))
     if spread.log_prob is not None:
         constant = metrics.pll(mean[None], y, spread.constant_std**-2).numpy()
         n_each = len(y) // len(spread.log_prob)  # maps: an input's joint likelihood is shared evenly by its points
         log_prob = np.repeat(spread.log_prob / n_each, n_each)
         rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
-    ours, twin = (_coverage(spread.error, std) for std in (spread.std, spread.constant_stds))
+    ours, twin = (float(interval_coverage(spread.error, std).y[95]) for std in (spread.std, spread.constant_stds))
     return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
-def _crps(spread: Spread) -> tuple[Vector, Vector]:
+def crps(spread: Spread) -> tuple[Vector, Vector]:
     """CRPS of MCBN and of its constant twin, (N,) each."""
     mean, y = torch.from_numpy(spread.mean), torch.from_numpy(spread.y)
     variances = (torch.from_numpy(std**2) for std in (spread.std, spread.constant_stds))
@@ -161,10 +159,6 @@ def _percent(ours: float, twin: float, bound: float) -> float:
         return float(metrics.normalized(ours, twin, bound))
     except MCBNError:  # the bounds coincide or one is infinite: no scale to place the score on
         return math.nan
-
-
-def _coverage(error: Vector, std: Vector) -> float:
-    return float(interval_coverage(error, std).y[95])
 
 
 def class_scores(ours: Votes, plain: Votes | None) -> list[Score]:
@@ -196,67 +190,3 @@ def _auroc(uncertainty: Vector | None, wrong: Vector) -> float:
     if uncertainty is None or not 0 < wrong.sum() < len(wrong):
         return math.nan
     return float(metrics.auroc(torch.from_numpy(uncertainty), torch.from_numpy(wrong)))
-
-
-def regression_headline(spread: Spread) -> Headline:
-    """Say by how much errors differ between the most and the least uncertain points."""
-    low, high = tenths(spread.std, spread.error)
-    crps, constant = _crps(spread)
-    facts = [
-        f"Mean absolute error: {number(low, 3)} in the most certain tenth, {number(high, 3)} in the least certain, "
-        f"{number(float(spread.error.mean()), 3)} over all {len(spread.error):,} points.",
-        f"The 95 % intervals hold {_coverage(spread.error, spread.std):.1%} of the points; those of constant"
-        f" uncertainty {_coverage(spread.error, spread.constant_stds):.1%}.",
-        _compare_crps(constant - crps),
-    ]
-    if spread.epistemic is not None:
-        share = np.mean(spread.epistemic) / np.mean(spread.std**2)
-        facts.append(
-            f"{share:.0%} of the predicted variance is the network's own (epistemic); the rest is the noise of the"
-            " targets."
-        )
-    return Headline(_ratio(low, high, "Errors"), tuple(facts))
-
-
-def _compare_crps(gains: Vector) -> str:
-    way = "lower (better)" if gains.mean() > 0 else "higher (worse)"
-    shown, error = _difference(gains)
-    doubt = "" if abs(gains.mean()) > 2 * error else ", which cannot be told from chance"
-    return f"The CRPS is {way} than that of constant uncertainty by {shown} (standard error over points){doubt}."
-
-
-def _difference(gains: Vector) -> tuple[str, float]:
-    """Show the size of a mean with its standard error over points, and return that error."""
-    error = float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
-    return f"{number(abs(float(gains.mean())), 3)} ± {number(error, 2)}", error
-
-
-def _ratio(low: float, high: float, what: str) -> str:
-    if low == 0 and high == 0:
-        return f"Neither the most nor the least uncertain tenth has any {what.lower()}."
-    if low == 0:
-        return f"The least uncertain tenth has no {what.lower()} at all; those in the most uncertain are not 0."
-    ratio = high / low
-    times = f"{ratio:,.1f} times" if ratio >= 0.95 else f"{ratio:.2f} times"
-    larger = "" if ratio >= 1 else "no larger: only "
-    return f"{what} in the most uncertain tenth are {larger}{times} those in the least uncertain."
-
-
-def class_headline(ours: Votes, plain: Votes | None) -> Headline:
-    """Say how much more often the most uncertain predictions are wrong than the least uncertain ones."""
-    low, high = tenths(ours.entropy, ours.error)
-    sentence = f"{high:.1%} of the most uncertain tenth are wrong, none of the least uncertain."
-    wrong = (
-        f"{1 - ours.right.mean():.1%} of all {len(ours.right):,} points are wrong; {low:.1%} of the most certain tenth "
-        f"and {high:.1%} of the least certain."
-    )
-    facts = [wrong, f"Mean confidence {ours.confidence.mean():.1%} at an accuracy of {ours.right.mean():.1%}"]
-    if plain:
-        facts[-1] += f"; the plain network: {plain.confidence.mean():.1%} at {plain.right.mean():.1%}"
-        gains = ours.log_prob - plain.log_prob
-        way, shown = "higher" if gains.mean() >= 0 else "lower", _difference(gains)[0]
-        facts.append(
-            f"The log likelihood is {way} than the plain network's by {shown} nats (standard error over points)."
-        )
-    facts[1] += "."
-    return Headline(sentence if low == 0 else _ratio(low, high, "Wrong answers"), tuple(facts))
