@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "half a batch": (lambda: fitted()[0].posterior.at_batch_size(2.5), "at least 2; got 2.5"),  # type: ignore[arg-type]
     "no batch sizes": (lambda: tune(batch_sizes=[]), r"at least one whole number, got \[\]"),
     "batch size of one": (lambda: tune(batch_sizes=[8, 1]), "each of batch_sizes must be .* at least 2; got 1"),
-    "a word": (lambda: tune(batch_sizes="all"), "must be 'auto' or a list of whole numbers, got 'all'"),
+    "a word": (lambda: tune(batch_sizes="all"), "must be 'auto' or a list of at least one whole number, got 'all'"),
     "a number": (lambda: tune(batch_sizes=8), "must be 'auto' or a list .* got 8"),
 }
 

@@ -72,7 +72,8 @@ def test_rows_are_the_same_for_weights_and_repetitions_in_any_order():
     X, y = line(30)
     weights = np.random.default_rng(0).integers(0, 4, 30).astype(float)
     again = np.random.default_rng(1).permutation(int(weights.sum()))
-    repeated = distinct(X.repeat(weights.astype(int), 0)[again], y.repeat(weights.astype(int))[again], None)
+    times = weights.astype(int)
+    repeated = distinct(X.repeat(times, 0)[again], y.repeat(times)[again], np.ones(len(again)))
     for a, b in zip(distinct(X, y, weights), repeated, strict=True):
         assert torch.equal(a, b)
     assert repeated.size == weights.sum()

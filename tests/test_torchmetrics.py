@@ -99,7 +99,9 @@ def test_memory_does_not_grow_and_forward_gives_the_batch(name):
         value = metric(*take(part))
     alone.update(*take(part))
     torch.testing.assert_close(value, alone.compute())
-    assert all(getattr(metric, state).ndim == 0 for state in metric._defaults)
+    assert {state: getattr(metric, state).shape for state in metric._defaults} == {
+        state: start.shape for state, start in metric._defaults.items()
+    }
 
 
 def test_single_precision_batches_are_summed_in_double():

@@ -16,43 +16,45 @@ PLAIN = (int, float, str, bool, type(None))
 TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 
 
-def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Apply a function to every tensor (or array) of a nest of tuples, lists and dicts; keep the nest."""
-    if isinstance(tree, np.ndarray):
-        tree = torch.as_tensor(tree)
-    if isinstance(tree, Tensor):
-        return function(tree)
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to all that a nest of tuples, lists and dicts holds; keep the nest."""
     if isinstance(tree, Mapping):
-        return {key: map_tensors(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(function, value) for value in tree))
+        return {key: map_leaves(function, value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(map_tensors(function, value) for value in tree)
-    return tree
+        values = [map_leaves(function, value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return function(tree)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply a function to every tensor (or array) of a nest; keep the nest and what else it holds."""
+
+    def apply(leaf: Any) -> Any:
+        tensor = torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        return function(tensor) if isinstance(tensor, Tensor) else leaf
+
+    return map_leaves(apply, tree)
 
 
 def copied(tree: Any) -> Any:
     """Copy inputs for a network that may change them: every tensor, and every object that could hold one."""
-    if isinstance(tree, Mapping):
-        return {key: copied(value) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        values = [copied(value) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
-    if isinstance(tree, (Tensor, np.ndarray, *PLAIN)):
-        return map_tensors(torch.clone, tree)
+    return map_leaves(_copied_leaf, tree)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, (Tensor, np.ndarray, *PLAIN)):
+        return map_tensors(torch.clone, leaf)
     try:
-        return copy.deepcopy(tree)
+        return copy.deepcopy(leaf)
     except Exception as error:
         raise MCBNError(
-            f"an input of type {type(tree).__name__} cannot be copied ({type(error).__name__}: {error}), and networks "
+            f"an input of type {type(leaf).__name__} cannot be copied ({type(error).__name__}: {error}), and networks "
             "may change what they are given: pass its tensors, or give it a __deepcopy__"
         ) from error
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """List every tensor of a nest, in order."""
-    if isinstance(tree, Tensor):
-        return [tree]
     tensors: list[Tensor] = []
     map_tensors(tensors.append, tree)
     return tensors
@@ -72,17 +74,11 @@ def outline(tree: Any) -> Any:
 def key_of(inputs: Any) -> Any:
     """Identify what a trace depends on: structure, shapes, layouts, dtypes, device, autocast and TF32."""
     tensors = tensors_of(inputs)
-    kinds = tuple((tuple(t.shape), _stride(t), t.dtype, t.device) for t in tensors)
-    autocast = tuple(_autocast(t.device.type) for t in tensors[:1])
+    strides = (t.stride() if t.layout is torch.strided else None for t in tensors)
+    kinds = tuple((tuple(t.shape), stride, t.dtype, t.device) for t, stride in zip(tensors, strides, strict=True))
+    device = tensors[0].device.type if tensors else "cpu"
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return outline(inputs), kinds, autocast, tf32()
-
-
-def _stride(tensor: Tensor) -> tuple[int, ...] | None:
-    return tensor.stride() if tensor.layout is torch.strided else None
-
-
-def _autocast(device: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def tf32() -> tuple[bool, bool]:
@@ -97,11 +93,9 @@ def tf32() -> tuple[bool, bool]:
 
 def is_plain(tree: Any) -> bool:
     """Tell whether a nest holds tensors and plain constants only, no objects with tensors of their own inside."""
-    if isinstance(tree, Mapping):
-        return all(is_plain(value) for value in tree.values())
-    if isinstance(tree, tuple | list):
-        return all(is_plain(value) for value in tree)
-    return isinstance(tree, (Tensor, np.ndarray, *PLAIN))
+    leaves: list[Any] = []
+    map_leaves(leaves.append, tree)
+    return all(isinstance(leaf, (Tensor, np.ndarray, *PLAIN)) for leaf in leaves)
 
 
 def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:

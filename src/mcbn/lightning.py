@@ -50,12 +50,7 @@ class MCBNCallback(Callback):
     ) -> None:
         self.task, self.tune, self.targets = task, tune, targets
         self.of_model = {"layers": layers, "inputs": inputs, "output": output}
-        self.of_fit: dict[str, Any] = {
-            "n_samples": n_samples,
-            "batch_size": batch_size,
-            "seed": seed,
-            "posterior": posterior,
-        }
+        self.of_fit = dict[str, Any](n_samples=n_samples, batch_size=batch_size, seed=seed, posterior=posterior)
         self.of_predict = dict(predict or {})
         self.bayes: MCBN[Any] | None = None
         self._before: Any = None  # what the module itself held as predict_step, while ours stands in its place
@@ -87,13 +82,6 @@ class MCBNCallback(Callback):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the module's own `predict_step` back."""
-        self._put_back(pl_module)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the module's own `predict_step` back."""
-        self._put_back(pl_module)
-
-    def _put_back(self, pl_module: LightningModule) -> None:
         if self._step is None or vars(pl_module).get("predict_step") is not self._step:
             return
         if self._before is None:
@@ -101,6 +89,10 @@ class MCBNCallback(Callback):
         else:
             vars(pl_module)["predict_step"] = self._before
         self._before = self._step = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Put the module's own `predict_step` back."""
+        self.on_predict_end(trainer, pl_module)
 
 
 def _first(loaders: Any) -> Any:

@@ -135,7 +135,7 @@ def classification(
     """Stream draws into a classification prediction: probabilities are averaged, never logits."""
     moments = Probabilities(tau)
     samples = _feed(chunks, moments.add_outputs, moments, keep, tolerance)
-    moments.refuse_probabilities()
+    refuse_probabilities(moments.suspect)
     return ClassificationPrediction(
         n_samples=moments.count,
         probs=moments.mean,
@@ -158,7 +158,7 @@ class Probabilities(Moments):
         if self.count == 0:
             self.suspect = are_probabilities(chunk)
             if not chunk.is_cuda:  # of a GPU that would wait for it: at the end
-                self.refuse_probabilities()
+                refuse_probabilities(self.suspect)
         logits = as_logits(chunk)
         if suits_kernel(logits, self.tau):
             self._add_by_kernel(logits)
@@ -174,10 +174,6 @@ class Probabilities(Moments):
         sums = kernels.Sums(self.pivot, self.sum, self.squares, self.entropies) if self.count else None
         self.pivot, self.sum, self.squares, self.entropies = kernels.add_probabilities(logits, self.tau, sums)
         self.count += len(logits)
-
-    def refuse_probabilities(self) -> None:
-        """Refuse outputs that are probabilities themselves."""
-        refuse_probabilities(self.suspect)
 
 
 def suits_kernel(logits: Tensor, tau: Tensor) -> bool:

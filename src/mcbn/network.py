@@ -228,14 +228,9 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
     elif output is not None:
         picked = _lookup(result, output)
     elif not isinstance(result, Tensor):
-        for key in OUTPUT_KEYS:
-            value = result.get(key) if isinstance(result, Mapping) else getattr(result, key, None)
-            if value is not None:
-                picked = value
-                break
-        else:
-            if isinstance(result, tuple | list) and len(result) == 1:
-                picked = result[0]
+        entries = [_lookup(result, key) for key in OUTPUT_KEYS]
+        only = result[0] if isinstance(result, tuple | list) and len(result) == 1 else result
+        picked = next((entry for entry in entries if entry is not None), only)
     if not isinstance(picked, Tensor):
         raise MCBNError(
             f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor; "

@@ -71,8 +71,9 @@ class StandardizedInputs(nn.Module):
 
     def _keep_moments(self, **columns: Tensor) -> None:
         for name, value in columns.items():
-            mean, std = _moments(value.detach())  # (Q,); (D,) or ()
-            self.register_buffer(f"{name}_mean", mean)
+            constant = (value == value[0]).all(0)  # compared, as rounding can leave its std just above 0
+            std = torch.where(constant, 1, value.detach().std(0, correction=0))  # (Q,); (D,) or ()
+            self.register_buffer(f"{name}_mean", value.detach().mean(0))
             self.register_buffer(f"{name}_std", std)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,12 +186,6 @@ def _linear(fan_in: int, fan_out: int, *, bias: bool, generator: torch.Generator
     for parameter in linear.parameters():
         nn.init.trunc_normal_(parameter, std=INITIAL_STD, a=-cut, b=cut, generator=generator)
     return linear
-
-
-def _moments(value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and population std over rows, std 1 for a constant column."""
-    constant = (value == value[0]).all(0)  # compared, as rounding can leave its std just above 0
-    return value.mean(0), torch.where(constant, 1, value.std(0, correction=0))
 
 
 def _adam(network: nn.Module, *, weight_decay: float, learning_rate: float) -> torch.optim.Adam:

@@ -20,7 +20,6 @@ from mcbn.randomness import isolated_random
 TASKS = ("regression", "classification")
 SCORES = ("crps", "pll")
 BUDGET = 2**27  # numbers kept while tuning by samples: 1 GB in double precision
-Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets of each validation batch
 Loss = Callable[[Tensor], Tensor]  # of log tau
 
 
@@ -75,16 +74,28 @@ def tune(
 ) -> Tuned:
     """Find the best tau of a predictor's draws on held-out data: of an `mcbn.MCBN`, or of a baseline."""
     pairs = _validation(predictor, data, targets)
-
-    def samples(x: Any) -> Tensor:
-        with torch.no_grad():
-            return as_float(predictor.sample(x, n_samples=n_samples))
-
-    if predictor.task == "classification":
-        return tune_classification(pairs, samples, _count_batches(data), ignore_index)
     if score == "crps":
-        return tune_by_crps(pairs, lambda x: predictor.predict(x, n_samples=n_samples))
-    return tune_by_pll(pairs, samples, _count_batches(data))
+        moments = _gather(_moments_and_targets(predictor.predict(x, n_samples=n_samples), y) for x, y in pairs)
+        return _tuned(tau_by_crps(*moments), _crps(*moments))
+    classify, n_batches = predictor.task == "classification", _count_batches(data)
+
+    def read(x: Any, y: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            samples = as_float(predictor.sample(x, n_samples=n_samples))  # (T, N, ...)
+        rows = _logits_and_labels(samples, y, ignore_index) if classify else _outputs_and_targets(samples, y)
+        return _within_budget(*rows, n_batches)
+
+    samples, y = _gather(read(x, y) for x, y in pairs)
+    samples = samples.transpose(0, 1)  # (T, n, D) or (T, n, K)
+    if classify:
+        return _tuned(inverse_temperature(samples, y), _softmax(samples, y))
+    return _tuned(tau_by_pll(samples, y), _mixture(samples, y))
+
+
+def _tuned(tau: Tensor, loss: Loss) -> Tuned:
+    """Give one output a plain number for its tau."""
+    losses = loss(tau.log()).reshape(-1)  # (D,)
+    return Tuned((tau.reshape(()) if tau.numel() == 1 else tau).double().cpu(), losses.double().cpu())
 
 
 def _validation(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
@@ -194,66 +205,37 @@ def _softmax(logits: Tensor, y: Tensor) -> Loss:
     return loss
 
 
-def tune_by_crps(pairs: Pairs, moments: Callable[[Any], RegressionPrediction]) -> Tuned:
-    """Tune tau on validation batches by CRPS; only means and variances are kept."""
-    rows = []
-    for x, y in pairs:
-        pred = moments(x)
-        y = _finite(match_shape(y, pred.mean))
-        rows.append([_by_output(values) for values in (pred.mean, pred.epistemic, y)])  # each (n, D)
-    gathered = _gather(rows)
-    tau = tau_by_crps(*gathered)
-    return Tuned(_compact(tau), _crps(*gathered)(tau.log()).cpu())
+def _moments_and_targets(pred: RegressionPrediction, y: Tensor) -> list[Tensor]:
+    """Return mean, epistemic variance and targets of a batch, (n, D) each."""
+    y = _finite(match_shape(y, pred.mean))
+    return [_by_output(values) for values in (pred.mean, pred.epistemic, y)]
 
 
-def tune_by_pll(pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int) -> Tuned:
-    """Tune tau on validation batches by the mixture's log density."""
-    rows = []
-    for x, y in pairs:
-        drawn = samples(x)  # (T, N, ...)
-        y = _by_output(_finite(match_shape(y, drawn[0])))  # (n, D)
-        flat = torch.stack([_by_output(draw) for draw in drawn], 1)  # (n, T, D)
-        kept = _subset(y, flat[0].numel() * n_batches)
-        rows.append([flat[kept], y[kept]])
-    drawn, y = _gather(rows)
-    drawn = drawn.transpose(0, 1)  # (T, n, D)
-    tau = tau_by_pll(drawn, y)
-    return Tuned(_compact(tau), _mixture(drawn, y)(tau.log()).cpu())
+def _outputs_and_targets(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring the samples (T, N, ...) of a batch to (n, T, D), its targets to (n, D)."""
+    y = _by_output(_finite(match_shape(y, samples[0])))
+    return torch.stack([_by_output(sample) for sample in samples], 1), y
 
 
-def tune_classification(
-    pairs: Pairs, samples: Callable[[Any], Tensor], n_batches: int, ignore_index: int | None
-) -> Tuned:
-    """Tune the inverse temperature on validation batches, leaving out positions labelled `ignore_index`."""
-    rows = []
-    for x, y in pairs:
-        drawn = samples(x)
-        refuse_probabilities(are_probabilities(drawn))
-        logits = as_logits(drawn)  # (T, N, K, ...)
-        T, _, K = logits.shape[:3]
-        ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
-        labels = require_labels(y.masked_fill(ignored, 0), logits[0]).flatten()  # (n,)
-        flat = logits.movedim(2, -1).reshape(T, -1, K).transpose(0, 1)  # (n, T, K)
-        valid = ~ignored.flatten().to(labels.device)
-        flat, labels = flat[valid], labels[valid]
-        kept = _subset(labels, T * K * n_batches)
-        rows.append([flat[kept], labels[kept]])
-    logits, labels = _gather(rows)
-    logits = logits.transpose(0, 1)  # (T, n, K)
-    tau = inverse_temperature(logits, labels)
-    return Tuned(tau.double().cpu(), _softmax(logits, labels)(tau.log()).reshape(1).double().cpu())
+def _logits_and_labels(samples: Tensor, y: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Bring the samples (T, N, ...) of a batch to (n, T, K), its labels to (n,), less those that are to be ignored."""
+    refuse_probabilities(are_probabilities(samples))
+    logits = as_logits(samples)  # (T, N, K, ...)
+    T, _, K = logits.shape[:3]
+    ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
+    labels = require_labels(y.masked_fill(ignored, 0), logits[0]).flatten()
+    valid = ~ignored.flatten().to(labels.device)
+    return logits.movedim(2, -1).reshape(T, -1, K).transpose(0, 1)[valid], labels[valid]
 
 
 def candidates(batch_sizes: str | Sequence[int], fitted: int) -> list[int]:
     """List the batch sizes to try, the fitted one first; "auto" takes it times 1/16, 1/8, ... 16."""
-    if isinstance(batch_sizes, str):
-        if batch_sizes != "auto":
-            raise MCBNError(f"batch_sizes must be 'auto' or a list of whole numbers, got {batch_sizes!r}")
-        tried = [round(fitted * 2.0**power) for power in range(-4, 5)]
-        return list(dict.fromkeys([fitted, *(M for M in tried if M >= 2)]))
-    if not isinstance(batch_sizes, Sequence) or len(batch_sizes) == 0:
+    if batch_sizes == "auto":
+        tried = [M for power in range(-4, 5) if (M := round(fitted * 2.0**power)) >= 2]
+    elif isinstance(batch_sizes, str) or not isinstance(batch_sizes, Sequence) or len(batch_sizes) == 0:
         raise MCBNError(f"batch_sizes must be 'auto' or a list of at least one whole number, got {batch_sizes!r}")
-    tried = [batches.require_int("each of batch_sizes", M, 2) for M in batch_sizes]
+    else:
+        tried = [batches.require_int("each of batch_sizes", M, 2) for M in batch_sizes]
     return list(dict.fromkeys([fitted, *tried]))
 
 
@@ -282,22 +264,19 @@ def _finite(y: Tensor) -> Tensor:
     return y
 
 
-def _gather(rows: list[list[Tensor]]) -> list[Tensor]:
+def _gather(rows: Iterable[list[Tensor]]) -> list[Tensor]:
     """Join the tensors of all batches, each along its first axis; targets come last."""
-    if sum(len(row[-1]) for row in rows) < 2:
+    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
+    if not columns or len(columns[-1]) < 2:
         raise MCBNError("tune needs at least 2 held-out targets")
-    return [torch.cat(column) for column in zip(*rows, strict=True)]
+    return columns
 
 
-def _subset(y: Tensor, numbers_each: int) -> Tensor:
-    """Choose the positions of a batch to keep so that all batches together stay within the budget."""
-    most = max(2, BUDGET // numbers_each)
+def _within_budget(samples: Tensor, y: Tensor, n_batches: int) -> list[Tensor]:
+    """Keep so many rows of a batch, samples (n, T, ...) and y (n, ...), that all batches stay within the budget."""
+    most = max(2, BUDGET // (math.prod(samples.shape[1:]) * n_batches))
     if len(y) <= most:
-        return torch.arange(len(y), device=y.device)
+        return [samples, y]
     chosen = np.random.default_rng(0).choice(len(y), most, replace=False)
-    return torch.as_tensor(np.sort(chosen), device=y.device)
-
-
-def _compact(tau: Tensor) -> Tensor:
-    """One output has a plain number for its tau."""
-    return tau.reshape(()).cpu() if tau.numel() == 1 else tau.cpu()
+    kept = torch.as_tensor(np.sort(chosen), device=y.device)
+    return [samples[kept], y[kept]]

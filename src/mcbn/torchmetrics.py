@@ -25,30 +25,28 @@ class _Means(Metric):
 
     is_differentiable = False
     full_state_update = False
-    names: tuple[str, ...] = ("score",)
+    n_scores = 1
+    sums: Tensor
     count: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name in self.names:
-            self.add_state(f"{name}_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(self.n_scores, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def _add(self, *scores: Tensor) -> None:
-        """Take in scores of the same points, one for each name."""
-        for name, score in zip(self.names, scores, strict=True):
-            total = getattr(self, f"{name}_sum")
-            total += score.detach().double().sum().to(total.device)
+        """Take in scores of the same points."""
+        self.sums += torch.stack([score.detach().double().sum() for score in scores]).to(self.sums.device)
         self.count += scores[0].numel()
 
     def compute(self) -> Tensor:
         """Return the mean over points and outputs."""
         return self._means()[0]
 
-    def _means(self) -> list[Tensor]:
+    def _means(self) -> Tensor:
         if not self.count:
             raise MCBNError(f"{type(self).__name__} has seen no points; call update first")
-        return [getattr(self, f"{name}_sum") / self.count for name in self.names]
+        return self.sums / self.count
 
 
 class PLL(_Means):
@@ -80,12 +78,11 @@ class GaussianCRPS(_Means):
 
 class _Normalized(_Means):
     higher_is_better = True
-    names = ("score", "constant", "optimum")
+    n_scores = 3  # ours, the constant twin's, the optimum
 
     def compute(self) -> Tensor:
         """Return the score in percent of the way from constant uncertainty to the optimum."""
-        score, constant, optimum = self._means()
-        return metrics.normalized(score, constant, optimum)
+        return metrics.normalized(*self._means())
 
 
 class NormalizedCRPS(_Normalized):

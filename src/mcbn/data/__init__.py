@@ -4,17 +4,6 @@ from mcbn.data.regression import NAMES, Dataset, Regression, describe, load, toy
 from mcbn.data.splits import Fold, Split, folds, split
 from mcbn.plugins import moved_names
 
-__all__ = [
-    "NAMES",
-    "Dataset",
-    "Fold",
-    "Regression",
-    "Split",
-    "describe",
-    "folds",
-    "load",
-    "split",
-    "toy",
-]
+__all__ = ["NAMES", "Dataset", "Fold", "Regression", "Split", "describe", "folds", "load", "split", "toy"]
 
 __getattr__ = moved_names(__name__, "CIFAR10_CLASSES", "Images", "cifar10")

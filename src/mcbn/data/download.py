@@ -1,4 +1,4 @@
-"""Where data files are looked for, and downloads that go on where they stopped and are checked before they count."""
+"""Downloads that go on where they stopped and are checked before they count."""
 
 import hashlib
 import http.client
@@ -8,25 +8,11 @@ import urllib.request
 from pathlib import Path
 
 from mcbn.errors import MCBNError
-from mcbn.files import cache_folder, local_folder
 from mcbn.progress import bar
 
 BLOCK = 1 << 18
 TRIES = 3  # connections, as long as each brings something
 TIMEOUT = 30.0  # seconds without a byte
-
-
-def places(folder: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the folders to look in, in this order: `folder` alone where given, else the local one and the cache."""
-    if folder is not None:
-        return [Path(folder)]
-    local = local_folder()
-    return [*([local] if local else []), cache_folder()]
-
-
-def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the first place that holds every one of these files."""
-    return next((place for place in places(folder) if all((place / file).is_file() for file in files)), None)
 
 
 def download(url: str, path: Path, digest: str | None) -> Path:

@@ -86,12 +86,6 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.device = device
 
-    def _weights(self, sample_weight: ArrayLike | None, x: Array) -> Array | None:
-        if sample_weight is None:
-            return None
-        weights: Array = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        return weights
-
     def _train(self, rows: Rows, n_outputs: int) -> Self:
         """Train, tune and keep the result."""
         self._require_parameters()
@@ -124,6 +118,11 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
             return join([self.bayes_.predict(block) for block in self._blocks(X)])
 
 
+def _weights(sample_weight: ArrayLike | None, x: Array) -> Array:
+    """Check the weight of each row, 1 where none are given."""
+    return np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True))
+
+
 def _require(name: str, value: Any, kind: Any, allowed: str, *, least: float = 0) -> None:
     """Check a numeric parameter."""
     if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
@@ -151,7 +150,7 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
         """Train on X (N, Q) and y (N,) or (N, D); fit and tune MCBN."""
         x, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
         target = np.asarray(target, dtype=np.float64)
-        rows = distinct(x, target, self._weights(sample_weight, x))
+        rows = distinct(x, target, _weights(sample_weight, x))
         return self._train(rows, 1 if target.ndim == 1 else target.shape[1])
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
@@ -206,8 +205,8 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
         labels = column_or_1d(labels, warn=True)
-        weights = self._weights(sample_weight, x)
-        kept = np.ones(len(x), dtype=bool) if weights is None else weights > 0
+        weights = _weights(sample_weight, x)
+        kept = weights > 0
         self.classes_ = np.unique(labels[kept])
         K = len(self.classes_)
         if K < 2:
@@ -215,7 +214,7 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
                 f"classification needs at least 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}"
             )
         numbers = np.searchsorted(self.classes_, labels[kept]).astype(np.float64)
-        rows = distinct(x[kept], numbers, None if weights is None else weights[kept])
+        rows = distinct(x[kept], numbers, weights[kept])
         return self._train(rows._replace(y=rows.y.long()), K)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:

@@ -56,9 +56,8 @@ def systematic(weights: Tensor, size: int, offset: Tensor) -> Tensor:
     return torch.searchsorted(edges, points, right=True).clamp_(max=len(weights) - 1)
 
 
-def distinct(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64] | None) -> Rows:
+def distinct(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> Rows:
     """Leave out rows of weight 0 and merge equal rows (x, y), adding up their weights."""
-    weights = np.ones(len(x)) if weights is None else weights
     kept = weights > 0
     joined = np.column_stack([x, y])[kept] + 0.0  # + 0.0: -0.0 equals 0.0
     order = np.lexsort(joined.T[::-1])

@@ -183,10 +183,7 @@ class _Run:
         whole = self._standardized(network).to(self.device, dtype)
         bayes: MCBN[Any] = MCBN(whole, self.settings.task)
         return bayes.fit(
-            rows.x[rows.repeated()],
-            n_samples=self.settings.n_samples,
-            batch_size=self.batch_size,
-            seed=self.seed,
+            rows.x[rows.repeated()], n_samples=self.settings.n_samples, batch_size=self.batch_size, seed=self.seed
         )
 
     def _settle(self, network: RegressionMLP, rows: Rows) -> None:

@@ -7,11 +7,11 @@ import typer
 
 from mcbn.cli.session import Debug, session
 from mcbn.data import NAMES, describe, load
-from mcbn.data.download import find
 from mcbn.data.regression import locate
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 from mcbn_study.data import archives
+from mcbn_study.data.files import find
 
 Name = Annotated[str | None, typer.Argument(help="cifar10, camvid, voc, or a regression set; without one, a list")]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mcbn.data.download import find
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder
 from mcbn_study.data import cifar, scenes
+from mcbn_study.data.files import find
 
 Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into

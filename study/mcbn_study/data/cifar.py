@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mcbn.data.download import disagreement, download, find, places
+from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError
 from mcbn.progress import bar, tracked
-from mcbn_study.data.tar import unpack
+from mcbn_study.data.files import find, places, unpack
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_SHAPE = (3, 32, 32)

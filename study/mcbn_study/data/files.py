@@ -1,5 +1,6 @@
-"""Chosen members of tar files; nothing else of an archive touches the disk."""
+"""Files of data sets: where they are looked for, and chosen members of tar files, which alone touch the disk."""
 
+import os
 import shutil
 import tarfile
 import zlib
@@ -7,7 +8,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mcbn.errors import MCBNError
+from mcbn.files import cache_folder, local_folder
 from mcbn.progress import bar
+
+
+def places(folder: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Return the folders to look in, in this order: `folder` alone where given, else the local one and the cache."""
+    if folder is not None:
+        return [Path(folder)]
+    local = local_folder()
+    return [*([local] if local else []), cache_folder()]
+
+
+def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Return the first place that holds every one of these files."""
+    return next((place for place in places(folder) if all((place / file).is_file() for file in files)), None)
 
 
 def unpack(archive: Path, place: Callable[[str], Path | None], required: Iterable[str] = ()) -> None:
