@@ -18,7 +18,7 @@ from mcbn.engine.graph import as_code, reached, split
 from mcbn.engine.jacobian import normalize_each
 from mcbn.errors import MCBNError
 from mcbn.network import Network, pick_output
-from mcbn.private_torch import decompositions, size_seen, trace_open_sizes, works_in_place
+from mcbn.private_torch import decompositions, size_seen, trace_open_sizes, unguarded, works_in_place
 
 
 class PerRow(BatchNormMode):
@@ -99,7 +99,7 @@ def trace_open(network: Network, inputs: Any, names: Sequence[str], parameters: 
         program = torch.export.export(forward, (tensors, rows), dynamic_shapes=open_axes, strict=False)
         if any(works_in_place(node) for node in program.graph.nodes):  # the parts must not change each other's values
             program = program.run_decompositions({})
-    return _halve(program.module(check_guards=False), len(tensors), N)
+    return _halve(unguarded(program), len(tensors), N)
 
 
 def grows(tensor: Tensor, N: int) -> bool:
