@@ -39,32 +39,27 @@ def numbers() -> dict[Place, Estimate]:
     309
     """
     text = resources.files(__package__).joinpath("paper_numbers.csv").read_text("utf-8")
-    return dict(_printed(row) for row in csv.DictReader(text.splitlines()))
+    printed = {}
+    for row in csv.DictReader(text.splitlines()):
+        M, T = (int(row[name]) if row[name] else None for name in ("batch_size", "n_samples"))
+        error, p_value = (float(row[name]) if row[name] else None for name in ("standard_error", "p_value"))
+        n, decimals = N_SENSITIVITY if T else N_RUNS, len(row["mean"].partition(".")[2])
+        place = Place(row["table"], row["dataset"], row["method"], row["metric"], M, T)
+        printed[place] = Estimate(float(row["mean"]), error, n, p_value, decimals)
+    return printed
 
 
+@cache
 def find(dataset: str, method: str, metric: str) -> Estimate | None:
     """Return what the main tables (T = 500, M by cross-validation) print, None where they print nothing.
 
     >>> find("boston", "mcbn", "crps_normalized").mean
     8.5
     """
-    return _main().get((dataset, method, metric))
+    places = [p for p in numbers() if p[1:4] == (dataset, method, metric) and p.n_samples is None]
+    return numbers()[places[-1]] if places else None
 
 
 def find_sensitivity(table: str, dataset: str, metric: str, batch_size: int, n_samples: int) -> Estimate | None:
     """Return what a sensitivity table prints for MCBN; the table counts, two of them share M = 128, T = 100."""
     return numbers().get(Place(table, dataset, "mcbn", metric, batch_size, n_samples))
-
-
-@cache
-def _main() -> dict[tuple[str, str, str], Estimate]:
-    return {(p.dataset, p.method, p.metric): e for p, e in numbers().items() if p.n_samples is None}
-
-
-def _printed(row: dict[str, str]) -> tuple[Place, Estimate]:
-    M, T = (int(row[name]) if row[name] else None for name in ("batch_size", "n_samples"))
-    error, p_value = (float(row[name]) if row[name] else None for name in ("standard_error", "p_value"))
-    decimals = len(row["mean"].partition(".")[2])
-    n = N_SENSITIVITY if T else N_RUNS
-    place = Place(row["table"], row["dataset"], row["method"], row["metric"], M, T)
-    return place, Estimate(float(row["mean"]), error, n, p_value, decimals)

@@ -1,20 +1,19 @@
 """Where a result comes from: hardware, time, commit and the command that makes its records."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mcbn_study.journal import Record
 from mcbn_study.tables import MISSING
 
 _TIMED = ("regression", "sensitivity", "statistics", "objective", "regularizer", "speed")  # record by record
-# Records that carry the seconds of a whole run, which they share: what tells one run from another.
-_SHARED: dict[str, Callable[[Record], Any]] = {
-    "selection": lambda record: (record.get("cell"), record.get("seconds")),  # a cell may have been run twice
-    "statistics": lambda record: (record.get("config_hash"), record.get("seconds")),
-    "regularizer": lambda record: tuple(record.get(name) for name in ("dataset", "split", "method", "seconds")),
+_SHARED = {  # kinds of records that carry the seconds of a whole run, which they share: what tells it from others
+    "score": ("method", "seed", "config_hash"),  # seconds since a method began: its last record has them all
+    "selection": ("cell", "seconds"),  # a cell may have been run twice
+    "statistics": ("config_hash", "seconds"),
+    "regularizer": ("dataset", "split", "method", "seconds"),
 }
-_CLOCK = "score"  # of `alternatives`: the seconds since a method began, so that its last record has them all
 
 
 class Provenance(NamedTuple):
@@ -54,18 +53,12 @@ def _options(records: Sequence[Record]) -> str:
 
 def total_seconds(study: str, records: Iterable[Record]) -> float:
     """Sum the seconds of records, once for those that share a run."""
-    shared: dict[Any, float] = {}
-    alone = []
-    for record in records:
-        kind = str(record.get("kind") or study)
-        seconds = float(record.get("seconds") or 0.0)
-        if kind == _CLOCK:
-            run = kind, *(record.get(name) for name in ("method", "seed", "config_hash"))
-            shared[run] = max(seconds, shared.get(run, 0.0))
-        elif study not in _TIMED:  # all records of one run bear its seconds, to the digit
-            shared[kind, record.get("seed"), seconds] = seconds
-        elif kind in _SHARED:
-            shared[kind, _SHARED[kind](record)] = seconds
-        else:
-            alone.append(seconds)
-    return math.fsum([*alone, *shared.values()])
+    by_run: dict[Any, float] = {}
+    for number, record in enumerate(records):
+        kind, seconds = str(record.get("kind") or study), float(record.get("seconds") or 0.0)
+        if kind in _SHARED:
+            run: Any = (kind, *(record.get(name) for name in _SHARED[kind]))
+        else:  # all records of one run of an untimed study bear its seconds, to the digit
+            run = number if study in _TIMED else (kind, record.get("seed"), seconds)
+        by_run[run] = max(seconds, by_run.get(run, 0.0))
+    return math.fsum(by_run.values())

@@ -10,7 +10,6 @@ from mcbn.errors import MCBNError
 from mcbn_study import paper
 from mcbn_study.estimates import Estimate
 from mcbn_study.regression import report, summary
-from mcbn_study.sensitivity import report as sensitivity
 from mcbn_study.tables import MISSING, to_latex, to_markdown
 from table_cells import cells_of, check_latex
 
@@ -73,12 +72,12 @@ def test_difference_is_ours_minus_the_papers_with_its_welch_interval(runs, rows)
     ],
 )
 def test_the_papers_rows_read_as_in_the_paper(rows, label, dataset, printed):
-    found = table([*report.paper_tables(rows), *sensitivity.sensitivity_tables([])], label)
+    found = table([*report.paper_tables(rows), *report.sensitivity_tables([])], label)
     assert lines(found, dataset)["paper"] == tuple(printed.replace("?", MISSING).split("|"))
 
 
 def test_nothing_run_gives_dashes_beside_the_papers_numbers():
-    for found in [*report.paper_tables({}), *sensitivity.sensitivity_tables([])]:
+    for found in [*report.paper_tables({}), *report.sensitivity_tables([])]:
         assert len(found.rows) == 3 * len(NAMES)
         shown = lines(found, "wine")
         assert set(shown["ours"]) == {MISSING}
@@ -89,7 +88,7 @@ def test_nothing_run_gives_dashes_beside_the_papers_numbers():
 
 def test_sensitivity_tables_hold_the_runs_of_their_setting():
     runs = list(synthetic.sensitivity())
-    found = sensitivity.sensitivity_tables(runs)
+    found = report.sensitivity_tables(runs)
     for label, metric, M, T, column in (
         ("table:batch_size_CRPS", "crps_normalized", 16, 100, 1),
         ("table:batch_size_PLL", "pll_normalized", 128, 100, 4),
@@ -108,7 +107,7 @@ def test_sensitivity_tables_hold_the_runs_of_their_setting():
 def test_sensitivity_refuses_what_it_would_leave_out():
     (first, *_) = synthetic.sensitivity()
     with pytest.raises(MCBNError, match="bosten"):
-        sensitivity.sensitivity_tables([{**first, "dataset": "bosten"}])
+        report.sensitivity_tables([{**first, "dataset": "bosten"}])
 
 
 def test_further_methods_have_columns_where_they_ran(rows):
@@ -250,7 +249,7 @@ def test_every_table_is_sound_in_both_languages(rows):
     found = [
         *report.fidelity_tables(rows),
         *report.paper_tables(rows),
-        *sensitivity.sensitivity_tables(synthetic.sensitivity()),
+        *report.sensitivity_tables(synthetic.sensitivity()),
         *report.further_tables(rows),
         report.coverage_table(rows),
         report.cost_table(synthetic.study()),

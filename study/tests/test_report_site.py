@@ -16,10 +16,8 @@ from mcbn.page import examples, templates
 from mcbn_study import paper
 from mcbn_study.commands.reproduce import reproduce
 from mcbn_study.provenance import total_seconds, trace
-from mcbn_study.site.catalogue import COMMANDS, ITEMS, PAGES
-from mcbn_study.site.commands import report
 from mcbn_study.site.markdown import read_blocks
-from mcbn_study.site.write import find_folders, site
+from mcbn_study.site.write import COMMANDS, ITEMS, PAGES, find_folders, report, site
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Vector = NDArray[np.float64]
 # MCBN, MNF and MCDO as in Teye et al. 2018, Figure 2
 COLORS = {"mcbn": "tab:blue", "mnf": "tab:purple", "mcdo": "tab:red", "ensemble": "tab:green"}
 SHAPES = {"error": 2, "std": 2, "constant_std": 1}
@@ -48,14 +49,38 @@ def first_split(predictions: Path, dataset: str, method: str) -> Path | None:
     return min(((int(split), file) for split, file in files.items() if split.isdecimal()), default=(0, None))[1]
 
 
+class Predictions(NamedTuple):
+    """What a network predicts for the test rows of a split, in target units, under a title."""
+
+    title: str
+    error: Vector
+    std: Vector
+    constant_std: float | None  # None: the method has no constant twin
+
+    @property
+    def finite(self) -> bool:
+        """Whether the run did not diverge, beyond float16."""
+        return bool(np.isfinite(self.error).all() and np.isfinite(self.std).all())
+
+
+def read_predictions(dataset: str, file: Path) -> Predictions:
+    """Read those of the first seed."""
+    error, std, constant = (array[0] for array in load_arrays(file, SHAPES).values())
+    title = f"{describe(dataset).title}, split {file.stem.rpartition('-')[2]}"
+    return Predictions(title, error, std, float(constant) if np.isfinite(constant) else None)
+
+
 def _grid(method: str, files: dict[str, Path]) -> "Figure":
     figure = plots.new_figure(15.0, 6.8, dpi=100)
     panels: NDArray[Any] = figure.subplots(2, 4)
     for ax, name in zip(panels.flat, NAMES, strict=True):
         if name in files:
-            _draw_panel(ax, name, files[name], COLORS.get(method, "tab:cyan"))
+            title = _draw_panel(ax, read_predictions(name, files[name]), COLORS.get(method, "tab:cyan"))
         else:
-            _leave_empty(ax, f"{describe(name).title}: {MISSING}")
+            title = f"{describe(name).title}: {MISSING}"
+        ax.set_title(title, fontsize="medium")
+        if not ax.lines:
+            ax.set_axis_off()
     figure.suptitle(f"{METHODS[method]}: absolute test errors in the order of predicted std, target units")
     if drawn := [ax for ax in panels.flat if ax.lines]:
         handles, labels = drawn[0].get_legend_handles_labels()
@@ -65,24 +90,16 @@ def _grid(method: str, files: dict[str, Path]) -> "Figure":
     return figure
 
 
-def _leave_empty(ax: "Axes", title: str) -> None:
-    ax.set_axis_off()
-    ax.set_title(title, fontsize="medium")
-
-
-def _draw_panel(ax: "Axes", name: str, file: Path, color: str) -> None:
-    arrays = load_arrays(file, SHAPES)
-    error, std, constant = arrays["error"][0], arrays["std"][0], float(arrays["constant_std"][0])  # (N,), (N,)
-    title = f"{describe(name).title}, split {file.stem.rpartition('-')[2]}"
-    if not (np.isfinite(error).all() and np.isfinite(std).all()):  # a run that diverged, beyond float16
-        _leave_empty(ax, f"{title}: not finite")
-        return
-    twin = constant if np.isfinite(constant) else None  # NaN: the method has no constant twin
-    plots.uncertainty_error(np.zeros_like(error), std, error, constant_std=twin, ax=ax, color=color)
+def _draw_panel(ax: "Axes", shown: Predictions, color: str) -> str:
+    """Draw errors over bands where the run did not diverge; return the title."""
+    if not shown.finite:
+        return f"{shown.title}: not finite"
+    zeros = np.zeros_like(shown.error)
+    plots.uncertainty_error(zeros, shown.std, shown.error, constant_std=shown.constant_std, ax=ax, color=color)
     if legend := ax.get_legend():
         legend.remove()
     ax.set(xlabel="", ylabel="")
-    ax.set_title(title, fontsize="medium")
+    return shown.title
 
 
 def _toy(file: Path) -> "Figure":
@@ -92,7 +109,7 @@ def _toy(file: Path) -> "Figure":
     return figure
 
 
-def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, Vector]:
     """Read the named arrays as float64, each with that many dimensions and not empty."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:

@@ -1,23 +1,32 @@
 """The regression reproduction as tables and figures: summary.csv, tables.md, tables.tex, figures/*.png."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean, mean, stdev
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study import journal, paper
-from mcbn_study.estimates import Estimate, Triple, cell, comparison, triple
+from mcbn_study.estimates import Estimate, Triple, cell, comparison, estimate, triple
 from mcbn_study.journal import RECORDS, Record
 from mcbn_study.provenance import total_seconds
 from mcbn_study.regression.figures import write_figures
-from mcbn_study.regression.summary import METHODS, METRICS, Key, Summary, runs, summarise, summary_csv
-from mcbn_study.sensitivity.report import sensitivity_tables
+from mcbn_study.regression.summary import (
+    METHODS,
+    METRICS,
+    Key,
+    Summary,
+    check_names,
+    runs,
+    score,
+    summarise,
+    summary_csv,
+)
 from mcbn_study.tables import MISSING, Table, read_words, render, table, to_latex
 
 _COMMAND = "mcbn reproduce regression"
@@ -27,6 +36,9 @@ _FAR_OUT = 3.0  # times our standard error, over as many runs: a few of theirs d
 _REPEATED = ("rmse", "crps")
 _LATEX = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
 _WORDS = read_words(__package__)
+BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of the sensitivity tables, at T = 100
+FORWARD_PASSES = (250, 100, 50)  # at M = 128
+SensitivityValues: TypeAlias = Mapping[tuple[str, str, int, int], Sequence[float]]  # by data set, metric, M, T
 
 
 class RegressionReport(NamedTuple):
@@ -56,11 +68,8 @@ def write(results: str | Path = "results") -> list[Path]:
     out, report = Path(results) / "regression", read(results)
     if not report.profiles:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
-    latex = "\n".join([_LATEX, *map(to_latex, report.tables)])
-    written = [
-        write_text(out / "summary.csv", summary_csv(report.summary)),
-        write_text(out / "tables.tex", latex),
-    ]
+    written = [write_text(out / "summary.csv", summary_csv(report.summary))]
+    written += [write_text(out / "tables.tex", "\n".join([_LATEX, *map(to_latex, report.tables)]))]
     figures = write_figures(out / "predictions", out / "figures")
     shown = [figure.relative_to(out) for figure in figures]
     text = render(__package__, report=report, figures=shown, command=_COMMAND)
@@ -104,6 +113,33 @@ def paper_tables(summary: Summary) -> list[Table]:
         comparison(_WORDS[name], [(head, partial(column, *asked)) for head, *asked in heads], **_WORDS["notes"])
         for name, heads in columns.items()
     ]
+
+
+def sensitivity_tables(varied: Iterable[Record]) -> list[Table]:
+    """Lay out the four tables from one record a run; what was not run is a dash."""
+    values: dict[tuple[str, str, int, int], list[float]] = {}
+    for run in varied:
+        check_names(run)
+        for metric in ("crps_normalized", "pll_normalized"):
+            value = score(run, metric)
+            if run["method"] == "mcbn" and value is not None:
+                values.setdefault((run["dataset"], metric, run["batch_size"], run["n_samples"]), []).append(value)
+    return [_sensitivity_table(values, over_sizes, name) for over_sizes in (True, False) for name in ("CRPS", "PLL")]
+
+
+def _sensitivity_table(values: SensitivityValues, over_sizes: bool, name: str) -> Table:
+    varied, fixed = ("batch size", "T = 100") if over_sizes else ("forward passes", "M = 128")
+    settings = [(M, M, 100) for M in BATCH_SIZES] if over_sizes else [(T, 128, T) for T in FORWARD_PASSES]
+    label, metric = f"{'batch_size' if over_sizes else 'forward_pass'}_{name}", f"{name.lower()}_normalized"
+
+    def column(M: int, T: int, dataset: str) -> Triple:
+        measured = values.get((dataset, metric, M, T))
+        printed = paper.find_sensitivity(f"table:{label}", dataset, metric, M, T)
+        return triple(estimate(measured) if measured else None, printed)
+
+    columns = [(str(value), partial(column, M, T)) for value, M, T in settings]
+    fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
+    return comparison(_WORDS["sensitivity"], columns, varied.capitalize(), **fields)
 
 
 def further_tables(summary: Summary) -> list[Table]:

@@ -16,20 +16,14 @@ from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
 from mcbn_study.journal import Record
 from mcbn_study.png import PHOTOGRAPH, save_figure
-from mcbn_study.tables import render, to_csv
+from mcbn_study.tables import read_words, render, to_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SETS = {"camvid": "CamVid, test split", "voc": "PASCAL-VOC subset, val split"}
-TITLES = {
-    "plain": "plain network",
-    "paper": "paper's (first 2 BN layers, query in its batch)",
-    "mcbn": "MCBN (all layers, training batches)",
-    "mcbn_tuned": "MCBN, M tuned on validation images",
-}
-MAPS = {"variance": "softmax variance", "mutual_information": "mutual information", "entropy": "predictive entropy"}
+_WORDS = read_words(__package__)
+SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))
 REFUSED = (0, 5, 10, 20, 30, 50)
 COLUMNS = (  # of a picture: method and map
     ("paper", "variance", "paper's:\nsoftmax variance"),
@@ -124,8 +118,8 @@ def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":
             if f"error_auroc_{name}" in by_method.get(method, {}):
                 values = [by_method[method][f"accuracy_refused_{percent}_{name}"] for percent in REFUSED]
                 ax.plot(REFUSED, values, marker="o", markersize=4, color=colour, label=f"{label}: {MAPS[name]}")
-        ax.set(title=SETS[dataset], xlabel="most uncertain pixels refused (%)")
-        ax.set_ylabel("accuracy of the pixels left (%)")
+        ax.set(xlabel="most uncertain pixels refused (%)", ylabel="accuracy of the pixels left (%)")
+        ax.set_title(SETS[dataset])
         ax.grid(alpha=0.3)
         ax.legend(frameon=False, fontsize="small")
     return figure

@@ -15,18 +15,52 @@ from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.provenance import Provenance, trace
-from mcbn_study.regression.figures import SHAPES, first_split, load_arrays
+from mcbn_study.regression.figures import TOY, first_split, load_arrays, read_predictions
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
 from mcbn_study.regression.summary import METHODS
-from mcbn_study.site.catalogue import COMMANDS, FOLDERS, FURTHER, ITEMS, PAGES, SPEED, STUDIES, THEORY, Item
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
-from mcbn_study.tables import MISSING, Table
+from mcbn_study.tables import MISSING, Table, read_words, table
 
+
+class Item(NamedTuple):
+    """One table or figure.
+
+    Attributes:
+        where: as the paper numbers it.
+        what: what it shows.
+        study: the study that makes it; empty for what has none yet.
+        page: of the site; empty where there is none.
+        anchor: on that page; for tables the label of the paper.
+        printed: what the paper's own looks like, in words, for figures and for what was not run.
+    """
+
+    where: str
+    what: str
+    study: str = ""
+    page: str = ""
+    anchor: str = ""
+    printed: str = ""
+
+
+_WORDS = read_words(__package__)
+ITEMS = tuple(Item(**item) for item in _WORDS["items"])
+FURTHER = "Not in the paper"  # where the others are
+STUDIES = ("regression", "sensitivity", "statistics", "objective", "regularizer")  # each with a page of its own making
+FOLDERS: dict[str, str] = _WORDS["folders"]
+THEORY: dict[str, str] = _WORDS["theory"]
+SPEED: dict[str, str] = _WORDS["speed"]
+PAGES: dict[str, str] = _WORDS["pages"]
+COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | _WORDS["commands"]
 WHOLE, PARTLY = "complete", "Not run yet: "
 COLORS = {"mcbn": "blue", "mnf": "violet", "mcdo": "red", "ensemble": "green"}  # as in Figure 2, which has these first
 ANCHORS = {"cifar10": "table:cifar_results"}  # of a folder's tables; the paper's own label where it has one
 Content = dict[str, Any]
+
+
+def report(results: Path = Path("results"), out: Path = Path("site"), benchmarks: Path | None = None) -> Path:
+    """Write the reproduction as a static site and return its way in, out/index.html."""
+    return site(results, out, benchmarks=benchmarks)[0]
 
 
 def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None = None) -> list[Path]:
@@ -97,11 +131,8 @@ def _trace_folder(folder: Path) -> Provenance:
 
 
 def _sizes() -> Table:
-    sets = [describe(name) for name in NAMES]
-    rows = [(dataset.title, f"{dataset.n:,}", str(dataset.q), dataset.target) for dataset in sets]
-    checks = "every file is checked against them, and by its sha256, when it is loaded."
-    note = f"N rows and Q inputs are the paper's; {checks}"
-    return Table("Regression dataset summary", "table:datasets", ("Dataset", "N", "Q", "Target"), rows, note)
+    sets = map(describe, NAMES)
+    return table(_WORDS["sizes"], [(d.title, f"{d.n:,}", str(d.q), d.target) for d in sets])
 
 
 def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
@@ -132,10 +163,10 @@ def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
 def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequence[str]]]]]:
     """Give with each table its groups of rows for ours, the paper's and the difference; none where it has none."""
     grouped = []
-    for table in tables:
-        starts = [i for i, row in enumerate(table.rows) if row[0]]
-        groups = [table.rows[start:end] for start, end in pairwise([*starts, len(table.rows)])]
-        grouped.append((table, groups if any(row[1] == "paper" for row in table.rows) else []))
+    for shown in tables:
+        starts = [i for i, row in enumerate(shown.rows) if row[0]]
+        groups = [shown.rows[start:end] for start, end in pairwise([*starts, len(shown.rows)])]
+        grouped.append((shown, groups if any(row[1] == "paper" for row in shown.rows) else []))
     return grouped
 
 
@@ -193,21 +224,17 @@ def _figures(predictions: Path) -> Content:
 
 def _error_chart(method: str, name: str, file: Path) -> tuple[str, str, Spec, str]:
     """Return name, title, chart and note."""
-    arrays = load_arrays(file, SHAPES)
-    error, std, constant = arrays["error"][0], arrays["std"][0], float(arrays["constant_std"][0])
-    title = f"{describe(name).title}, split {file.stem.rpartition('-')[2]}"
-    if not (np.isfinite(error).all() and np.isfinite(std).all()):
-        return f"{method}-{name}", title, {}, "Not finite: the run diverged."
-    twin = constant if np.isfinite(constant) else None
-    spec = uncertainty_error(std, np.abs(error), constant_std=twin, color=COLORS.get(method, "blue"))
-    return f"{method}-{name}", title, spec, ""
+    shown = read_predictions(name, file)
+    if not shown.finite:
+        return f"{method}-{name}", shown.title, {}, "Not finite: the run diverged."
+    color = COLORS.get(method, "blue")
+    spec = uncertainty_error(shown.std, np.abs(shown.error), constant_std=shown.constant_std, color=color)
+    return f"{method}-{name}", shown.title, spec, ""
 
 
 def _toy_chart(file: Path) -> Spec:
-    names = ("x_train", "y_train", "x_grid", "mean", "std")
-    arrays = load_arrays(file, {**dict.fromkeys(names, 1), "constant_std": 0})
-    x, mean, std, constant = (arrays[name] for name in ("x_grid", "mean", "std", "constant_std"))
-    order = np.argsort(arrays["x_train"])
+    x_train, y_train, x, mean, std, constant = load_arrays(file, TOY).values()
+    order = np.argsort(x_train)
     bands = [
         {**series("band", f"{level} interval", "blue", x, mean + z * std), "low": rounded(mean - z * std), "deep": deep}
         for level, z, deep in (("95 %", Z95, False), ("50 %", Z50, True))
@@ -216,7 +243,7 @@ def _toy_chart(file: Path) -> Spec:
         series("line", f"constant 95 %, {way}", "red", x, mean + z * float(constant), dash=True)
         for way, z in (("above", Z95), ("below", -Z95))
     ]
-    points = series("dots", "training points", "ink", arrays["x_train"][order], arrays["y_train"][order])
+    points = series("dots", "training points", "ink", x_train[order], y_train[order])
     return {
         "alt": "Toy problem: the MCBN bands are narrow on the points and widen in the gap and beyond both ends.",
         "x": axis("x", float(x.max()), float(x.min())),

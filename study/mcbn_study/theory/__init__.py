@@ -2,8 +2,16 @@
 
 from mcbn.check.diagnosis import ks_distance, lilliefors
 from mcbn.diagonal import StatisticMoments, statistic_moments
-from mcbn_study.theory.divergence import Prior, implied_prior, kl_derivative, kl_gaussian
-from mcbn_study.theory.moments import activation_moments, analytic_moments, kolmogorov_smirnov, ks_pvalue
+from mcbn_study.theory.gaussians import (
+    Prior,
+    activation_moments,
+    analytic_moments,
+    implied_prior,
+    kl_derivative,
+    kl_gaussian,
+    kolmogorov_smirnov,
+    ks_pvalue,
+)
 from mcbn_study.theory.objective import ObjectiveGap, kl_regularizer, objective_gap
 
 __all__ = [

@@ -13,8 +13,7 @@ from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, normalize, s
 from mcbn.diagonal import StatisticMoments
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
-from mcbn_study.theory.divergence import Prior, implied_prior, kl_gaussian
-from mcbn_study.theory.moments import activation_moments
+from mcbn_study.theory.gaussians import Prior, activation_moments, implied_prior, kl_gaussian
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
