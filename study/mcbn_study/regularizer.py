@@ -115,16 +115,15 @@ class Experiment(NamedTuple):
     def select(self, rows: Partition, method: str) -> tuple[ChosenSetting, list[dict[str, Any]]]:
         """Train every setting on a fold's training part; choose by RMSE on its validation part alone."""
         low, high = rows.tau_range
-        tried: list[dict[str, Any]] = []
-        choices: list[ChosenSetting] = []
+        tried: list[tuple[ChosenSetting, dict[str, Any]]] = []
         for setting in self.grid[method]:
             for epoch, bayes in self._trained(rows, method, setting, 0, self.checkpoints):
                 bayes.tau = min(max(float(bayes.tune((rows.x_score, rows.y_score)).tau), low), high)
                 scored = scores(bayes, rows.x_score, rows.y_score)
-                tried.append({"stage": "validation", "setting": dict(setting), "epochs": epoch, **scored})
-                choices.append(ChosenSetting(setting, epoch, float(bayes.tau)))
-        best = min(range(len(tried)), key=lambda i: tried[i]["rmse"])
-        return choices[best], tried
+                row = {"stage": "validation", "setting": dict(setting), "epochs": epoch, **scored}
+                tried.append((ChosenSetting(setting, epoch, float(bayes.tau)), row))
+        chosen, _ = min(tried, key=lambda one: one[1]["rmse"])
+        return chosen, [row for _, row in tried]
 
     def test(self, rows: Partition, method: str, choice: ChosenSetting, seed: int) -> dict[str, Any]:
         """Train on the whole training part as chosen and score the test part, once."""

@@ -6,9 +6,11 @@ exact): Kolmogorov-Smirnov against Eq. (6) as printed; against Eq. (6) for batch
 deviations times sqrt((N - M) / (N - 1)); and Lilliefors' for a Gaussian of any moments.
 """
 
+import copy
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
 LAYERS = {"network.1": "layer 1", "network.4": "layer 2"}
+STATISTICS = {"mean": "batch mean", "std": "batch standard deviation"}
 UNIT = 0  # the unit drawn in the figures, the first of each layer; the table counts all
 KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
 Curve = tuple[Tensor, float, float]  # the drawn values (T,) of one unit, mean and std of its Gaussian by Eq. (6)
@@ -77,13 +80,10 @@ def _trained(
 
     def keep(epoch: int) -> None:
         if epoch in epochs:
-            copy = Standardized(RegressionMLP(x.shape[1], seed=seed), x, y).eval()
-            copy.load_state_dict(network.state_dict())
-            copies.append((epoch, copy, x))
+            copies.append((epoch, copy.deepcopy(network).eval(), x))
 
-    train_regression(
-        network, x, y, batch_size=M, epochs=max(epochs), weight_decay=weight_decay, seed=seed, on_epoch=keep
-    )
+    options: dict[str, Any] = {"batch_size": M, "weight_decay": weight_decay, "seed": seed}
+    train_regression(network, x, y, epochs=max(epochs), on_epoch=keep, **options)
     return copies
 
 
@@ -140,28 +140,24 @@ def figures(
 ) -> "dict[str, Figure]":
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
     drawn = {}
-    for layer, name in LAYERS.items():
-        for statistic, title in (("mean", "batch mean"), ("std", "batch standard deviation")):
-            panels = [[curves[layer, statistic, M, epoch] for epoch in epochs] for M in batch_sizes]
-            xlabel = f"{title} of unit {UNIT}, {name} ({data.describe(dataset).title}, standardised inputs)"
-            drawn[f"{statistic}-{name.replace(' ', '')}.png"] = _figure(panels, batch_sizes, epochs, xlabel)
+    for (layer, name), (statistic, title) in product(LAYERS.items(), STATISTICS.items()):
+        panels = {(M, epoch): curves[layer, statistic, M, epoch] for M in batch_sizes for epoch in epochs}
+        xlabel = f"{title} of unit {UNIT}, {name} ({data.describe(dataset).title}, standardised inputs)"
+        drawn[f"{statistic}-{name.replace(' ', '')}.png"] = _figure(panels, len(batch_sizes), len(epochs), xlabel)
     return drawn
 
 
-def _figure(
-    panels: Sequence[Sequence[Curve]], batch_sizes: Sequence[int], epochs: Sequence[int], xlabel: str
-) -> "Figure":
-    figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=110)
-    axes = figure.subplots(len(batch_sizes), len(epochs), squeeze=False)
-    for M, row, curves in zip(batch_sizes, axes, panels, strict=True):
-        for epoch, ax, curve in zip(epochs, row, curves, strict=True):
-            plots.statistics(*curve, xlabel="", ax=ax)
-            handles, labels = ax.get_legend_handles_labels()
-            ax.legend().remove()
-            ax.set(ylabel="density" if epoch == epochs[0] else "")
-            ax.set_title(f"M = {M}, epoch {epoch}", fontsize="medium")
-            ax.tick_params(labelsize="small")
-            ax.locator_params(axis="x", nbins=4)
+def _figure(panels: dict[tuple[int, int], Curve], rows: int, columns: int, xlabel: str) -> "Figure":
+    figure = plots.new_figure(2.7 * columns + 0.4, 2.0 * rows + 0.9, dpi=110)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax, ((M, epoch), curve) in zip(axes.flat, panels.items(), strict=True):
+        plots.statistics(*curve, xlabel="", ax=ax)
+        handles, labels = ax.get_legend_handles_labels()
+        ax.legend().remove()
+        ax.set(ylabel="density" if ax in axes[:, 0] else "")
+        ax.set_title(f"M = {M}, epoch {epoch}", fontsize="medium")
+        ax.tick_params(labelsize="small")
+        ax.locator_params(axis="x", nbins=4)
     figure.supxlabel(xlabel, fontsize="medium")
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
     return figure

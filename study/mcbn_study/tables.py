@@ -93,19 +93,15 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = 
     align: l or r for every column, the last letter for all that follow; padded: columns are straight in the source too.
     """
     lines = [header, *rows]
-    sides = align.ljust(len(header), align[-1])
-    widths = [max(len(line[i]) for line in lines) if padded else 0 for i in range(len(header))]
+    sides = [side == "r" for side in align.ljust(len(header), align[-1])]
+    widths = [max(map(len, column)) if padded else 0 for column in zip(*lines, strict=True)]
     columns = list(zip(widths, sides, strict=True))
+    rule = ["-" * (w + 2 - right) + ":" * right if padded else f" ---{':' * right} " for w, right in columns]
     text = [
-        " | ".join(f"{cell:{'>' if s == 'r' else '<'}{w}}" for cell, (w, s) in zip(line, columns, strict=True))
+        " | ".join(cell.rjust(w) if right else cell.ljust(w) for cell, (w, right) in zip(line, columns, strict=True))
         for line in lines
     ]
-    rule = "|".join(_rule(width, ":" if side == "r" else "") for width, side in columns)
-    return "\n".join([f"| {text[0]} |", f"|{rule}|", *(f"| {line} |" for line in text[1:]), ""])
-
-
-def _rule(width: int, end: str) -> str:
-    return f"{'-' * (width + 2 - len(end))}{end}" if width else f" ---{end} "
+    return "\n".join([f"| {text[0]} |", f"|{'|'.join(rule)}|", *(f"| {line} |" for line in text[1:]), ""])
 
 
 def escape_markdown(text: str) -> str:

@@ -63,11 +63,11 @@ def test_every_link_leads_somewhere(built: Path):
 def test_index_names_every_table_and_figure_of_the_paper(built: Path):
     text = text_of(built / "index.html")
     for item in ITEMS:
-        assert item.where in text
-        assert item.what in text
+        assert item["where"] in text
+        assert item["what"] in text
     assert "20 tables and figures 20 are reproduced whole" in text
     printed = {number.table for number in paper.numbers()}
-    assert printed <= {item.anchor for item in ITEMS}
+    assert printed <= {item["anchor"] for item in ITEMS}
 
 
 def test_tables_show_ours_the_papers_and_the_difference_with_what_made_them(built: Path):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mcbn.data import NAMES, Regression, load, split
+from mcbn.data import NAMES, load, split
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
@@ -67,10 +67,13 @@ def _compare(
     network, info = final[0]
     measure(network, info, data, T, choices[info["split"]])  # first calls compile and load: not to be timed
     measured = [(info, measure(network, info, data, T, choices[info["split"]])) for network, info in final]
-    for method, family in METHODS.items():
-        runs = [(info, by_family[family]) for info, by_family in measured]
-        for s in study.profile.splits:
-            _save_predictions(regression, dataset, data, method, s, [run for run in runs if run[0]["split"] == s])
+    for (method, family), s in product(METHODS.items(), study.profile.splits):
+        runs = [(info, by_family[family]) for info, by_family in measured if info["split"] == s]
+        y = data.y[split(len(data.y), s).test]
+        error = torch.stack([y - one.mean for _, one in runs])  # (seeds, n)
+        std = torch.stack([(one.variance + 1 / one.tau).sqrt() for _, one in runs])
+        constant_stds = [info["tau_constant"] ** -0.5 for info, _ in runs]
+        save_predictions(regression, dataset, method, s, error, std, constant_stds)
     methods = {family: method for method, family in METHODS.items()}
     pairs = [(info, family, one) for info, by_family in measured for family, one in by_family.items()]
     tests = [_record(regression, "test", info, one, method=methods[f]) for info, f, one in pairs if f in methods]
@@ -85,20 +88,6 @@ def _record(study: Study, kind: str, info: dict[str, Any], one: FamilyScores, **
     place |= {"n_train": len(info["train"]), "n_test": len(one.mean)}
     costs = {"fit_seconds": one.fit_seconds, "predict_seconds": one.predict_seconds, "bytes": one.size}
     return study.record(kind, one.fit_seconds + one.predict_seconds, **place, **one.scores, **costs)
-
-
-def _save_predictions(
-    study: Study,
-    dataset: str,
-    data: Regression,
-    method: str,
-    s: int,
-    runs: Sequence[tuple[dict[str, Any], FamilyScores]],
-) -> None:
-    y = data.y[split(len(data.y), s).test]
-    error = torch.stack([y - one.mean for _, one in runs])  # (seeds, n)
-    std = torch.stack([(one.variance + 1 / one.tau).sqrt() for _, one in runs])
-    save_predictions(study, dataset, method, s, error, std, [info["tau_constant"] ** -0.5 for info, _ in runs])
 
 
 def _saved_sets(folder: Path, profile: Profile) -> tuple[str, ...]:

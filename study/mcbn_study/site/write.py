@@ -22,35 +22,12 @@ from mcbn_study.regression.summary import METHODS
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
 from mcbn_study.tables import MISSING, Table, read_words, table
 
-
-class Item(NamedTuple):
-    """One table or figure.
-
-    Attributes:
-        where: as the paper numbers it.
-        what: what it shows.
-        study: the study that makes it; empty for what has none yet.
-        page: of the site; empty where there is none.
-        anchor: on that page; for tables the label of the paper.
-        printed: what the paper's own looks like, in words, for figures and for what was not run.
-    """
-
-    where: str
-    what: str
-    study: str = ""
-    page: str = ""
-    anchor: str = ""
-    printed: str = ""
-
-
 _WORDS = read_words(__package__)
-ITEMS = tuple(Item(**item) for item in _WORDS["items"])
+Item = dict[str, str]  # where the paper has it, what, study, page, anchor, printed: report.toml says more
+ITEMS: list[Item] = _WORDS["items"]
 FURTHER = "Not in the paper"  # where the others are
 STUDIES = ("regression", "sensitivity", "statistics", "objective", "regularizer")  # each with a page of its own making
-FOLDERS: dict[str, str] = _WORDS["folders"]
-THEORY: dict[str, str] = _WORDS["theory"]
-SPEED: dict[str, str] = _WORDS["speed"]
-PAGES: dict[str, str] = _WORDS["pages"]
+FOLDERS, THEORY, SPEED, PAGES = (_WORDS[name] for name in ("folders", "theory", "speed", "pages"))  # name -> title
 COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | _WORDS["commands"]
 WHOLE, PARTLY = "complete", "Not run yet: "
 COLORS = {"mcbn": "blue", "mnf": "violet", "mcdo": "red", "ensemble": "green"}  # as in Figure 2, which has these first
@@ -171,11 +148,14 @@ def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequenc
 
 
 def _index(reproduction: Reproduction) -> Content:
-    printed = {item.study for item in ITEMS}
+    printed = {item["study"] for item in ITEMS}
     folders = {name: title for name, title in reproduction.folders.items() if name not in printed}
-    further = [Item(FURTHER, title, name, f"{name}.html", "top") for name, title in folders.items()]
+    further: list[Item] = [
+        {"where": FURTHER, "what": title, "study": name, "page": f"{name}.html", "anchor": "top"}
+        for name, title in folders.items()
+    ]
     entries = [(item, *_progress(item, reproduction)) for item in (*ITEMS, *further)]
-    states = [state for item, _, state, _ in entries if item.where != FURTHER]
+    states = [state for item, _, state, _ in entries if item["where"] != FURTHER]
     return {
         "total": len(states),
         "whole": states.count(WHOLE),
@@ -187,22 +167,23 @@ def _index(reproduction: Reproduction) -> Content:
 
 def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Provenance]:
     """Tell whether a table or figure was run, how far it is, and where it comes from."""
-    provenance = reproduction.provenance.get(item.study) or trace(item.study, [], COMMANDS.get(item.study, ""))
-    toy = item.study == "toy" and (reproduction.predictions / "toy.npz").exists()
-    run = toy or item.study == "data" or bool(provenance.records) or item.study in reproduction.folders
-    state = _state(item, reproduction) if run else f"Not run yet. The paper: {item.printed or 'see there'}"
+    study = item["study"]
+    provenance = reproduction.provenance.get(study) or trace(study, [], COMMANDS.get(study, ""))
+    toy = study == "toy" and (reproduction.predictions / "toy.npz").exists()
+    run = toy or study == "data" or bool(provenance.records) or study in reproduction.folders
+    state = _state(item, reproduction) if run else f"Not run yet. The paper: {item.get('printed', 'see there')}"
     return run, state, provenance
 
 
 def _state(item: Item, reproduction: Reproduction) -> str:
     tables = {table.label: table for table in (*reproduction.tables.paper, *reproduction.tables.sensitivity)}
     missing = []
-    if item.anchor in tables:
-        ours = [row for row in tables[item.anchor].rows if row[1] == "ours"]
+    if item["anchor"] in tables:
+        ours = [row for row in tables[item["anchor"]].rows if row[1] == "ours"]
         missing = [row[0] for row in ours if all(cell == MISSING for cell in row[2:])]
-    elif item.study == "regression":
+    elif item["study"] == "regression":
         predictions = reproduction.predictions
-        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, item.anchor)]
+        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, item["anchor"])]
     return f"{PARTLY}{', '.join(missing)}" if missing else WHOLE
 
 
