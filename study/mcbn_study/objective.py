@@ -74,8 +74,7 @@ def report(out: Path) -> None:
     cells = [[str(n), *(f"{value:.4g}" for value in means)] for n, *means in rows]
     shown = table(read_words(__package__)["objective"], cells)
     write_text(out / "table.md", to_page(shown))
-    rounded = [[n, *(round(value, 6) for value in means)] for n, *means in rows]
-    write_text(out / "table.csv", to_csv(shown.header, rounded))
+    write_text(out / "table.csv", to_csv(shown.header, [[n, *(round(v, 6) for v in means)] for n, *means in rows]))
 
 
 def _ratios(record: Record) -> tuple[float, ...]:

@@ -12,15 +12,9 @@ N_SENSITIVITY = 15  # 3 splits x 5 seeds
 
 
 class Place(NamedTuple):
-    """Where a number is printed.
+    """Where a number is printed: LaTeX label of its table, data set as in `mcbn.data`, the rest as in the records.
 
-    Attributes:
-        table: LaTeX label of its table.
-        dataset: name as in `mcbn.data`.
-        method: as in the records.
-        metric: as in the records.
-        batch_size: M, in the sensitivity tables alone.
-        n_samples: T, in the sensitivity tables alone.
+    batch_size, M, and n_samples, T, stand in the sensitivity tables alone.
     """
 
     table: str

@@ -32,25 +32,11 @@ RIVALS = {
     BEST: [key for key in NAMES if key[0] in ("plain", "laplace", "ensemble", "dropout")],
     BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_plain", "dropout")],
 }
-METRICS = {
-    "nll": Score("NLL"),
-    "accuracy": Score("Accuracy (%)", 100, 2),
-    "ece": Score("ECE (%)", 100, 2),
-    "brier": Score("Brier"),
-    "error_auroc": Score("Error AUROC", decimals=3),
-    "ood_auroc": Score("OOD AUROC", decimals=3),
-}
+METRICS = {name: Score(**words) for name, words in _WORDS["scores"].items()}
 SCORES = [metric for metric in METRICS if metric != "ood_auroc"]  # of the test images alone
 LOWER_IS_BETTER = ("nll", "ece", "brier")
 CORRUPTED = "corrupted "
-DRAWN = {  # with their colours
-    ("plain", False): "0.6",
-    ("plain", True): "tab:orange",
-    ("dropout", False): "tab:red",
-    ("laplace", False): "tab:purple",
-    ("ensemble", False): "tab:green",
-    BEST: "tab:blue",
-}
+DRAWN: dict[Method, str] = {(name, tempered): color for name, tempered, color in _WORDS["severity"]["drawn"]}
 
 
 class Results:

@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("network", "method", "seed", "n_samples", "batch_size", "metric", "value")
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
-SCORES = {
-    "pll": Score("PLL"),
-    "accuracy": Score("Accuracy (%)", 100, 2),
-    "ece": Score("ECE (%)", 100, 2),
-    "brier": Score("Brier"),
-    "auroc_entropy": Score("AUROC, entropy"),
-    "auroc_max_probability": Score("AUROC, 1 - max p"),
-    "auroc_mutual_information": Score("AUROC, mutual information"),
-}
 _WORDS = read_words(__package__)
+SCORES = {name: Score(**words) for name, words in _WORDS["measured"].items()}
 PLAIN_TARGET, MCBN_TARGET, REACHED_BY, TRAINING_SECONDS = -0.32, -0.28, 4, 600
 Values = dict[int, float]  # by seed
 

@@ -25,18 +25,8 @@ if TYPE_CHECKING:
 _WORDS = read_words(__package__)
 SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))
 REFUSED = (0, 5, 10, 20, 30, 50)
-COLUMNS = (  # of a picture: method and map
-    ("paper", "variance", "paper's:\nsoftmax variance"),
-    ("mcbn", "variance", "MCBN, all layers:\nsoftmax variance"),
-    ("mcbn", "entropy", "MCBN, all layers:\npredictive entropy (nats)"),
-)
-LINES = (  # of the refusal curve: method, map, name, colour
-    ("plain", "entropy", "plain", "0.5"),
-    ("paper", "variance", "paper", "tab:red"),
-    ("mcbn", "variance", "MCBN", "tab:blue"),
-    ("mcbn", "mutual_information", "MCBN", "tab:cyan"),
-    ("mcbn", "entropy", "MCBN", "tab:purple"),
-)
+COLUMNS = _WORDS["columns"]["maps"]  # of a picture: method, map, title
+LINES = _WORDS["refusal"]["lines"]  # of the refusal curve: method, map, name, colour
 Bytes = NDArray[np.uint8]
 Scores = Mapping[str, Mapping[str, Any]]  # by method, metric
 VOID_COLOUR = (235, 235, 235)
@@ -169,7 +159,7 @@ def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "Figure |
 
 def _frame(rows: int, H: int, W: int) -> "tuple[Figure, NDArray[Any], NDArray[Any]]":
     """Make a figure with its panels (rows, columns) under their titles, and the places of colour bars below."""
-    titles = ("image", "truth", "segmentation\n(MCBN, all layers)", *(title for _, _, title in COLUMNS))
+    titles = [*_WORDS["columns"]["images"], *(title for _, _, title in COLUMNS)]
     width = 2.1 if W > H else 1.75
     height = width * H / W
     figure = plots.new_figure(width * len(titles), rows * (height + 0.06) + 1.5, dpi=100)
