@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from string import Template
 from typing import Any
 
@@ -52,6 +53,12 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise MCBNError(f"{self.label}: {len(row)} cells under {len(self.header)} columns: {row}")
+
+    @property
+    def groups(self) -> list[Sequence[Sequence[str]]]:
+        """Rows with those that continue them."""
+        starts = [i for i, row in enumerate(self.rows) if row[0]]
+        return [self.rows[start:end] for start, end in pairwise([*starts, len(self.rows)])]
 
 
 @cache
@@ -112,15 +119,14 @@ def escape_markdown(text: str) -> str:
 
 def to_latex(table: Table) -> str:
     """Lay out as a floating table, for documents with the packages booktabs and graphicx."""
-    grouped = any(not row[0] for row in table.rows)
-    lines = [("\\addlinespace[2pt]\n" if grouped and row[0] else "") + _row_latex(row) for row in table.rows]
+    space = "\\addlinespace[2pt]\n" if len(table.groups) < len(table.rows) else ""
     return Template(resources.files(__package__).joinpath("table.tex").read_text("utf-8")).substitute(
         title=escape_latex(table.title),
         note=escape_latex(table.note),
         label=table.label,
         columns="l" + "r" * (len(table.header) - 1),
         header=_row_latex(table.header),
-        body="\n".join(lines).removeprefix("\\addlinespace[2pt]\n"),
+        body=f"\n{space}".join("\n".join(map(_row_latex, rows)) for rows in table.groups),
     )
 
 

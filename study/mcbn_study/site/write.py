@@ -1,7 +1,6 @@
 """The reproduction as a static site: every table and figure of the paper, ours beside the paper's."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,9 +119,9 @@ def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
             return page, _index(reproduction)
         case "regression":
             shown = [*tables.paper, _sizes(), *tables.further]
-            return "tables", {"provenance": provenance[page], "tables": _grouped(shown)}
+            return "tables", {"provenance": provenance[page], "tables": shown}
         case "sensitivity":
-            return "tables", {"provenance": provenance[page], "tables": _grouped(tables.sensitivity)}
+            return "tables", {"provenance": provenance[page], "tables": tables.sensitivity}
         case "figures":
             return page, {"provenance": provenance["regression"], **_figures(reproduction.predictions)}
         case "statistics":
@@ -135,16 +134,6 @@ def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
             timings = [(_document(benchmarks / f"{n}.md", t, n, page), None) for n, t in SPEED.items()]
             return "documents", {"documents": timings}
     return "folder", {"provenance": provenance[page], **_folder(folder / page)}
-
-
-def _grouped(tables: Iterable[Table]) -> list[tuple[Table, list[Sequence[Sequence[str]]]]]:
-    """Give with each table its groups of rows for ours, the paper's and the difference; none where it has none."""
-    grouped = []
-    for shown in tables:
-        starts = [i for i, row in enumerate(shown.rows) if row[0]]
-        groups = [shown.rows[start:end] for start, end in pairwise([*starts, len(shown.rows)])]
-        grouped.append((shown, groups if any(row[1] == "paper" for row in shown.rows) else []))
-    return grouped
 
 
 def _index(reproduction: Reproduction) -> Content:
@@ -161,7 +150,7 @@ def _index(reproduction: Reproduction) -> Content:
         "whole": states.count(WHOLE),
         "partly": sum(state.startswith(PARTLY) for state in states),
         "entries": entries,
-        "fidelity": _grouped(reproduction.tables.fidelity),
+        "fidelity": reproduction.tables.fidelity,
     }
 
 
