@@ -17,6 +17,7 @@ from mcbn.network import Network, bare_modules, bare_name
 from mcbn.private_torch import AnyBatchNorm
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
+LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
 def candidates(module: nn.Module) -> list[str]:
@@ -39,14 +40,10 @@ def candidates(module: nn.Module) -> list[str]:
 def _calls(module: nn.Module) -> bool:
     """Tell whether a module's class, or an object it holds, mentions batch_norm in its code."""
     owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
-    classes = {cls for owner in owners for cls in type(owner).__mro__ if _foreign(cls)}
+    classes = {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
     functions = [f for cls in classes for f in vars(cls).values() if isinstance(f, FunctionType)]
     functions += [v for v in owners if isinstance(v, FunctionType)]
     return any(_mentions(f.__code__, f.__globals__, set()) for f in functions)
-
-
-def _foreign(cls: type) -> bool:
-    return cls.__module__.split(".")[0] not in ("torch", "builtins", "collections", "functools", "typing")
 
 
 def _mentions(code: CodeType, names: dict[str, Any], seen: set[CodeType]) -> bool:

@@ -64,7 +64,9 @@ def snapshot(model: nn.Module) -> nn.Module:
     """Copy a network, parameters and buffers included, frozen and in eval mode throughout."""
     refuse_sharded(model)
     model = unwrap(model)
-    memo = {id(t): t.detach().clone() for t in _loose_tensors(model)}
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    results = [v for v in attributes if isinstance(v, Tensor) and not v.is_leaf]  # of a computation: deepcopy refuses
+    memo = {id(t): t.detach().clone() for t in results}
     try:
         frozen = copy.deepcopy(model, memo)
     except Exception as error:
@@ -83,12 +85,6 @@ def snapshot(model: nn.Module) -> nn.Module:
     for module in frozen.modules():
         module.training = False  # also where a network overrides train() and keeps parts of it in train mode
     return frozen
-
-
-def _loose_tensors(model: nn.Module) -> list[Tensor]:
-    """Return tensors held as plain attributes that deepcopy refuses (results of a computation)."""
-    values = (value for module in model.modules() for value in vars(module).values())
-    return [v for v in values if isinstance(v, Tensor) and not v.is_leaf]
 
 
 def structure(model: nn.Module) -> list[str]:

@@ -202,14 +202,8 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise MCBNError(f"n must be a whole number of points, 1 or more, got {n!r}")
     generator = torch.Generator().manual_seed(seed)
-    x = _draw_inputs(n, generator)  # (n,)
+    start, end = GAP
+    x = torch.rand(n, generator=generator, dtype=torch.float64) * (HIGH - LOW - (end - start)) + LOW  # (n,)
+    x = torch.where(x < start, x, x + (end - start))  # the upper part moves past the gap
     noise = NOISE_STD * torch.randn(n, generator=generator, dtype=torch.float64)  # (n,)
     return Regression(x[:, None], x * x.sin() + noise)
-
-
-def _draw_inputs(n: int, generator: torch.Generator) -> Tensor:
-    """Uniform on the range less the gap: draw on a shorter range, then move the upper part past the gap."""
-    start, end = GAP
-    width = HIGH - LOW - (end - start)
-    x = LOW + width * torch.rand(n, generator=generator, dtype=torch.float64)  # (n,)
-    return torch.where(x < start, x, x + (end - start))

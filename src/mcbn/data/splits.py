@@ -74,12 +74,8 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
     for i, validation in enumerate(validations):
         rest = np.sort(np.concatenate(validations[:i] + validations[i + 1 :]))
         generator.shuffle(rest)
-        cut.append(Fold(_to_tensor(rest, train), _to_tensor(validation, train)))
+        cut.append(Fold(*(torch.from_numpy(indices.copy()).to(train.device) for indices in (rest, validation))))
     return cut
-
-
-def _to_tensor(indices: np.ndarray[tuple[int, ...], np.dtype[np.int64]], like: Tensor) -> Tensor:
-    return torch.from_numpy(indices.copy()).to(like.device)
 
 
 def _require_integer(argument: str, value: int, *, least: int, most: int | None = None) -> None:

@@ -209,15 +209,12 @@ def histogram(uncertainty: Vector, good: NDArray[np.bool_], names: tuple[str, st
     edges, first, second = scores.histograms(uncertainty, good)
     groups = (uncertainty[good], uncertainty[~good])
     medians = [number(float(np.median(group)), 3) if len(group) else "none" for group in groups]
-    drawn = [
-        {"name": name, "kind": "bars", "color": color, "x": rounded(edges, 6), "y": rounded(share)}
-        for name, color, share in zip(names, ("blue", "red"), (first, second), strict=True)
-    ]
+    bars = zip(names, ("blue", "red"), (first, second), strict=True)
     return {
         "alt": f"Histogram of {label}: median {medians[0]} where {names[0]}, {medians[1]} where {names[1]}.",
         "x": axis(label, float(edges[-1]), float(edges[0])),
         "y": axis("share of the group", 1.08 * float(max(first.max(), second.max())), percent=True),
-        "series": drawn,
+        "series": [series("bars", name, color, edges, share) for name, color, share in bars],
         "titles": [f"{label} {number(a, 3)} to {number(b, 3)}" for a, b in itertools.pairwise(edges)],
     }
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page.evidence import Spread, Vector, Votes
-from mcbn.page.templates import number
 
 COUNT = 6  # of each kind
 MOST_PIXELS = 192  # a side; larger pictures are thinned
@@ -26,17 +25,12 @@ _COLORS = 12  # of classes in a map, before they repeat
 
 def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> list[Group]:
     """Show the inputs with the widest and the narrowest predictive distributions."""
+    vectors = {"mean": spread.mean, "std": spread.std, "target": spread.y, "|error|": spread.error}
     groups = []
     for heading, chosen in ends(spread.std, spread.inputs):
         points = [np.flatnonzero(spread.inputs == i) for i in chosen]
-        vectors = (spread.mean, spread.std, spread.y, spread.error)
-        values = [[float(vector[p].mean()) for p in points] for vector in vectors]
-        captions = [
-            f"input {i}: {number(m, 3)} ± {number(s, 3)}, target {number(t, 3)}"
-            for i, m, s, t in zip(chosen, *values[:3], strict=True)
-        ]
-        columns = dict(zip(("mean", "std", "target", "|error|"), values, strict=True))
-        groups.append({"heading": heading, **_show(x, chosen, captions, columns, names)})
+        columns = {name: [float(vector[p].mean()) for p in points] for name, vector in vectors.items()}
+        groups.append({"heading": heading, **_show(x, chosen, columns, names)})
     return groups
 
 
@@ -45,14 +39,10 @@ def class_examples(votes: Votes, x: Any, names: Sequence[str] | None, classes: S
     groups = []
     for heading, chosen in ends(votes.entropy, votes.inputs):
         points = [int(np.flatnonzero(votes.inputs == i)[0]) for i in chosen]
-        answer, truth = ([classes[vector[p]] for p in points] for vector in (votes.label, votes.truth))
-        confidence, entropy = (vector[points].tolist() for vector in (votes.confidence, votes.entropy))
-        captions = [
-            f"input {i}: {a} ({c:.0%}), {'right' if a == b else f'in truth {b}'}, entropy {number(e, 3)}"
-            for i, a, b, c, e in zip(chosen, answer, truth, confidence, entropy, strict=True)
-        ]
-        columns = {"answer": answer, "truth": truth, "confidence": confidence, "entropy": entropy}
-        groups.append({"heading": heading, **_show(x, chosen, captions, columns, names)})
+        labels = {"answer": votes.label, "truth": votes.truth}
+        columns: dict[str, list[Any]] = {name: [classes[k] for k in vector[points]] for name, vector in labels.items()}
+        columns |= {"confidence": votes.confidence[points].tolist(), "entropy": votes.entropy[points].tolist()}
+        groups.append({"heading": heading, **_show(x, chosen, columns, names)})
     return groups
 
 
@@ -66,18 +56,14 @@ def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDAr
 
 
 def _show(
-    x: Any,
-    chosen: NDArray[np.int64],
-    captions: Sequence[str],
-    columns: Mapping[str, Sequence[str] | Sequence[float]],
-    names: Sequence[str] | None,
+    x: Any, chosen: NDArray[np.int64], columns: Mapping[str, Sequence[Any]], names: Sequence[str] | None
 ) -> Group:
     """Show inputs as pictures, else as rows: the prediction, then up to 30 features where x is a table."""
-    if is_image(x):
-        tiles = [_tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
-        return {"cards": [{"tiles": [tile], "caption": text} for tile, text in zip(tiles, captions, strict=True)]}
     header = ["input", *columns]
     rows = [[str(i), *values] for i, *values in zip(chosen, *columns.values(), strict=True)]
+    if is_image(x):
+        tiles = [_tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
+        return {"cards": [{"tiles": [tile], "row": row} for tile, row in zip(tiles, rows, strict=True)]}
     if isinstance(x, Tensor) and x.ndim == 2:
         header += feature_names(x, names)[:MOST_COLUMNS]
         rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
@@ -130,11 +116,9 @@ def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen:
             "answer": label_colors(label.numpy()),
             "entropy": heat(entropy.numpy(), top),
         }
-        points = votes.inputs == i
-        mean, wrong = number(votes.entropy[points].mean(), 3), votes.error[points].mean()
-        caption = f"input {i}: mean entropy {mean}, {wrong:.1%} of pixels wrong"
+        means = (vector[votes.inputs == i].mean() for vector in (votes.entropy, votes.error))
         tiles = [_tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
-        cards.append({"tiles": tiles, "caption": caption})
+        cards.append({"tiles": tiles, "row": [str(i), *means]})
     return cards
 
 
