@@ -115,9 +115,9 @@ def test_description_is_frozen():
 @pytest.mark.parametrize("name", ["boston", "concrete"])
 def test_embedded_file_has_the_recorded_sha256(name):
     folder = resources.files("mcbn.data") / "embedded"
-    found = hashlib.sha256((folder / f"{name}.csv").read_bytes()).hexdigest()
+    digest = hashlib.sha256((folder / f"{name}.csv").read_bytes()).hexdigest()
     section = (folder / "PROVENANCE.md").read_text().split(f"## {name}.csv")[1].split("##")[0]
-    assert f"ours: `{found}`" in section
+    assert f"ours: `{digest}`" in section
 
 
 @pytest.mark.parametrize("name", ["boston", "concrete"])
@@ -172,8 +172,8 @@ def test_truncated_local_file_is_named_with_both_hashes(tiny, tmp_path, monkeypa
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     with pytest.raises(MCBNError) as caught:
         data.load("yacht")
-    for part in (str(tmp_path / tiny.file), tiny.sha256, hashlib.sha256(cut).hexdigest()):
-        assert part in str(caught.value)
+    for words in (str(tmp_path / tiny.file), tiny.sha256, hashlib.sha256(cut).hexdigest()):
+        assert words in str(caught.value)
 
 
 # --- download ----------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def test_wrong_download_is_refused_and_leaves_nothing(tiny, server, tmp_path):
     publish(server, "7 8 9\n7 8 9\n")
     with pytest.raises(MCBNError) as caught:
         data.load("yacht", cache_dir=tmp_path / "cache")
-    found = hashlib.sha256(b"7 8 9\n7 8 9\n").hexdigest()
-    for part in (regression.BASE_URL, tiny.sha256, found, "set MCBN_DATA_DIR"):
-        assert part in str(caught.value)
+    digest = hashlib.sha256(b"7 8 9\n7 8 9\n").hexdigest()
+    for words in (regression.BASE_URL, tiny.sha256, digest, "set MCBN_DATA_DIR"):
+        assert words in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -222,8 +222,8 @@ def test_unreachable_host_says_what_to_do(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     with pytest.raises(MCBNError) as caught:
         data.load("yacht", cache_dir=tmp_path / "cache")
-    for part in (str(tmp_path), regression.BASE_URL, tiny.sha256, "set MCBN_DATA_DIR"):
-        assert part in str(caught.value)
+    for words in (str(tmp_path), regression.BASE_URL, tiny.sha256, "set MCBN_DATA_DIR"):
+        assert words in str(caught.value)
 
 
 # --- splits and folds --------------------------------------------------------------------------------------
@@ -279,10 +279,10 @@ def test_global_generators_are_left_alone():
 @settings(deadline=None)
 @given(n=st.integers(3, 400), number=st.integers(1, 2**32 - 1))
 def test_split_is_a_partition_with_a_fifth_for_test(n, number):
-    parts = data.split(n, number)
-    assert_partition(parts, torch.arange(n))
-    assert abs(len(parts.test) - n / 5) < 0.5
-    assert parts.train.dtype == parts.test.dtype == torch.int64
+    rows = data.split(n, number)
+    assert_partition(rows, torch.arange(n))
+    assert abs(len(rows.test) - n / 5) < 0.5
+    assert rows.train.dtype == rows.test.dtype == torch.int64
 
 
 @settings(deadline=None)
@@ -357,5 +357,5 @@ def test_toy_same_seed_same_points_other_seed_others():
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True])
 def test_toy_refuses_a_bad_count(n):
-    with pytest.raises(MCBNError, match="n must be a whole number of points"):
+    with pytest.raises(MCBNError, match="n must be a whole number 1 or more"):
         data.toy(n)

@@ -121,8 +121,8 @@ def test_one_rank_is_the_plain_fit(tmp_path, backend):
     network = network.to("cuda" if backend == "nccl" else "cpu")
     dist.init_process_group(backend, init_method=f"file://{tmp_path / 'alone'}", rank=0, world_size=1)
     try:
-        found = mcbn.distributed.fit(mcbn.MCBN(network, "regression"), x, n_samples=40, batch_size=16).posterior
+        merged = mcbn.distributed.fit(mcbn.MCBN(network, "regression"), x, n_samples=40, batch_size=16).posterior
     finally:
         dist.destroy_process_group()
     whole = mcbn.MCBN(network, "regression").fit(x, n_samples=40, batch_size=16).posterior
-    assert all(torch.equal(found.var[name], whole.var[name]) for name in whole.layers)
+    assert all(torch.equal(merged.var[name], whole.var[name]) for name in whole.layers)

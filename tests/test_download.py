@@ -18,9 +18,9 @@ MD5 = f"md5:{hashlib.md5(BODY).hexdigest()}"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with serving() as made:
-        made.files["/a.bin"] = BODY
-        yield made
+    with serving() as server:
+        server.files["/a.bin"] = BODY
+        yield server
 
 
 def get(server: Served, folder: Path, digest: str | None = MD5) -> Path:
@@ -83,8 +83,8 @@ def test_part_of_another_file_is_dropped_and_the_whole_fetched(server: Served, t
 
 def test_wrong_bytes_are_refused_and_not_kept(server: Served, tmp_path: Path) -> None:
     server.files["/a.bin"] = b"x" + BODY[1:]
-    found = hashlib.md5(server.files["/a.bin"]).hexdigest()
-    with pytest.raises(MCBNError, match=f"expected md5 {MD5[4:]}, found {found}; nothing was kept"):
+    digest = hashlib.md5(server.files["/a.bin"]).hexdigest()
+    with pytest.raises(MCBNError, match=f"expected md5 {MD5[4:]}, found {digest}; nothing was kept"):
         get(server, tmp_path)
     assert list((tmp_path / "new").iterdir()) == []
 

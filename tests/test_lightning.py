@@ -81,13 +81,13 @@ def test_fit_then_predict_equals_mcbn_by_hand(task, kind):
     by_hand = mcbn.MCBN(module, task).fit(train, n_samples=20).tune(held)
     assert callback.bayes.tau == by_hand.tau
     assert callback.bayes.posterior.batch_size == 16
-    parts = run.predict(module, held)
-    assert [type(part) for part in parts] == [kind, kind]
-    for part, (x, _) in zip(parts, held, strict=True):
+    predictions = run.predict(module, held)
+    assert [type(prediction) for prediction in predictions] == [kind, kind]
+    for prediction, (x, _) in zip(predictions, held, strict=True):
         expected = by_hand.predict(x)
         name = "mean" if task == "regression" else "probs"
-        torch.testing.assert_close(getattr(part, name), getattr(expected, name))
-        torch.testing.assert_close(part.variance, expected.variance)
+        torch.testing.assert_close(getattr(prediction, name), getattr(expected, name))
+        torch.testing.assert_close(prediction.variance, expected.variance)
 
 
 def test_the_module_is_as_it_was():
@@ -110,10 +110,10 @@ def test_predict_step_is_put_back_after_an_exception():
 
 def test_a_predict_step_set_on_the_instance_is_put_back():
     module, _, run, _, held = fitted()
-    own = module.predict_step
-    module.predict_step = own
+    step = module.predict_step
+    module.predict_step = step
     run.predict(module, held)
-    assert vars(module)["predict_step"] is own
+    assert vars(module)["predict_step"] is step
 
 
 def test_predict_options_are_passed_on_and_tuning_can_be_left_out():

@@ -97,8 +97,8 @@ def test_outlier_does_not_hide_the_noise_of_the_rest() -> None:
 def test_golden_sections_find_minima_of_many_functions_at_once() -> None:
     centre = torch.tensor([-3.0, 0.2, 4.5], dtype=torch.float64)
     low, high = torch.full_like(centre, -5), torch.full_like(centre, 5)
-    found = noise.minimize_bounded(lambda z: (z - centre).abs() ** 1.5, low, high)
-    torch.testing.assert_close(found, centre, rtol=0, atol=1e-6)
+    minimum = noise.minimize_bounded(lambda z: (z - centre).abs() ** 1.5, low, high)
+    torch.testing.assert_close(minimum, centre, rtol=0, atol=1e-6)
     edge = noise.minimize_bounded(lambda z: z, low, high)
     torch.testing.assert_close(edge, low, rtol=0, atol=1e-10)
 

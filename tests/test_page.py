@@ -88,8 +88,8 @@ def test_constant_twin_follows_the_validation_data(fitted):
 
 def test_regression_scores_agree_with_the_metrics(fitted):
     bayes, x, y = fitted
-    found = evidence.spread(bayes, x[300:], y[300:], constant_std=1.3)
-    rows = {row.name: row for row in scores.regression_scores(found)}
+    shown = evidence.spread(bayes, x[300:], y[300:], constant_std=1.3)
+    rows = {row.name: row for row in scores.regression_scores(shown)}
     pred = bayes.predict(x[300:])
     mean, target = pred.mean.double(), y[300:].double()
     constant = metrics.crps_gaussian(mean, torch.full_like(mean, 1.69), target)
@@ -107,9 +107,9 @@ def test_parts_give_the_same_as_the_whole(fitted, monkeypatch):
     bayes, x, y = fitted
     whole = evidence.spread(bayes, x[300:], y[300:])
     monkeypatch.setattr(evidence, "ROWS", 7)
-    parts = evidence.spread(bayes, x[300:], y[300:])
-    assert parts.std == pytest.approx(whole.std, rel=1e-5)
-    assert parts.log_prob == pytest.approx(whole.log_prob, rel=1e-4, abs=1e-5)
+    in_blocks = evidence.spread(bayes, x[300:], y[300:])
+    assert in_blocks.std == pytest.approx(whole.std, rel=1e-5)
+    assert in_blocks.log_prob == pytest.approx(whole.log_prob, rel=1e-4, abs=1e-5)
 
 
 def test_nothing_of_the_user_becomes_markup(fitted, tmp_path: Path):

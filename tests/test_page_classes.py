@@ -65,8 +65,8 @@ def test_classification_page_scores_agree_with_the_metrics(classifier, tmp_path:
         assert rows[name].twin == pytest.approx(metric(softmax, y).item(), rel=1e-4)
     for name, uncertainty in (("entropy at finding the wrong ones", pred.entropy), ("mutual information at it", None)):
         uncertainty = pred.mutual_information if uncertainty is None else uncertainty
-        found = metrics.auroc(uncertainty, pred.label != y).item()
-        assert rows[f"AUROC of {name}"].ours == pytest.approx(found, abs=1e-3)
+        auroc = metrics.auroc(uncertainty, pred.label != y).item()
+        assert rows[f"AUROC of {name}"].ours == pytest.approx(auroc, abs=1e-3)
     assert math.isnan(rows["AUROC of mutual information at it"].twin)
     assert f"{1 - metrics.accuracy(pred.probs, y).item():.1%} of all 100 points are wrong" in " ".join(page.words)
 
@@ -155,7 +155,7 @@ def test_of_too_many_pixels_a_random_part_is_scored_and_the_page_says_so(tmp_pat
 def test_images_are_predicted_a_few_at_a_time(monkeypatch):
     _, x, y = segmented()
     monkeypatch.setattr(evidence, "VALUES", 3 * 3 * 12 * 12)
-    sizes = [len(part) for part, _ in evidence._blocks(x, y)]
+    sizes = [len(block) for block, _ in evidence._blocks(x, y)]
     assert sizes == [3] * 6 + [2]
 
 
@@ -172,9 +172,9 @@ def test_dense_regression_counts_every_pixel(tmp_path: Path):
     network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 1, 1))
     x = torch.randn(12, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     bayes = mcbn.MCBN(settle(network, x), "regression").fit(x, n_samples=10, batch_size=6).tune((x, x))
-    found = evidence.spread(bayes, x, x)
-    assert len(found.error) == 12 * 36
-    assert np.bincount(found.inputs).tolist() == [36] * 12
+    spread = evidence.spread(bayes, x, x)
+    assert len(spread.error) == 12 * 36
+    assert np.bincount(spread.inputs).tolist() == [36] * 12
     assert "432 points of 12 inputs" in write_page(tmp_path / "page.html", bayes, x, x).read_text()
 
 

@@ -21,14 +21,14 @@ def predictions(n=40, seed=0):
 
 
 def line(ax, label):
-    (found,) = [drawn for drawn in ax.lines if drawn.get_label().startswith(label)]
-    return found
+    (line,) = [drawn for drawn in ax.lines if drawn.get_label().startswith(label)]
+    return line
 
 
 def band(ax, label, x, side=1):
     """Heights of a filled band at every x: its upper (side 1) or lower edge (side -1)."""
-    (found,) = [drawn for drawn in ax.collections if isinstance(drawn, PolyCollection) and drawn.get_label() == label]
-    vertices = found.get_paths()[0].vertices
+    (band,) = [drawn for drawn in ax.collections if isinstance(drawn, PolyCollection) and drawn.get_label() == label]
+    vertices = band.get_paths()[0].vertices
     return np.array([side * max(side * vertices[np.isclose(vertices[:, 0], at), 1]) for at in x])
 
 

@@ -83,9 +83,9 @@ def test_folds_partition_the_rows_and_spread_classes():
     X, _ = line(40)
     y = torch.tensor([0] * 30 + [1] * 10)
     rows = Rows(torch.from_numpy(X), y, torch.ones(40, dtype=torch.float64))
-    parts = folds(rows, 5, 0)
-    assert torch.equal(torch.cat([held.x for _, held in parts]).sort(0).values, rows.x.sort(0).values)
-    assert all(int((held.y == 1).sum()) == 2 and len(part.x) == 32 for part, held in parts)
+    pairs = folds(rows, 5, 0)
+    assert torch.equal(torch.cat([held.x for _, held in pairs]).sort(0).values, rows.x.sort(0).values)
+    assert all(int((held.y == 1).sum()) == 2 and len(training.x) == 32 for training, held in pairs)
 
 
 # --- stacked training --------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ NAMES = list(cases())
 def test_batches_of_any_size_equal_the_functions_on_all_points(name, d):
     make, take, expected = cases(d)[name]
     metric = make()
-    for part in torch.arange(60).split(17):
-        metric.update(*take(part))
+    for batch in torch.arange(60).split(17):
+        metric.update(*take(batch))
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-12, atol=0)
 
 
@@ -95,9 +95,9 @@ def test_processes_of_unequal_size_are_summed_as_ddp_gathers_them(name):
 def test_memory_does_not_grow_and_forward_gives_the_batch(name):
     make, take, _ = cases()[name]
     metric, alone = make(), make()
-    for part in torch.arange(60).split(20):
-        value = metric(*take(part))
-    alone.update(*take(part))
+    for batch in torch.arange(60).split(20):
+        value = metric(*take(batch))
+    alone.update(*take(batch))
     torch.testing.assert_close(value, alone.compute())
     assert {state: getattr(metric, state).shape for state in metric._defaults} == {
         state: start.shape for state, start in metric._defaults.items()

@@ -111,7 +111,7 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     """Run the network once as it is to see which layers call batch norm, and choose among them."""
     refuse_scripted(network.module)
     with torch.no_grad(), Survey(batches.tensors_of(x)) as survey:
-        network(batches.copied(x))  # it may change its inputs in place
+        network.run_copy(x)
     names = [*survey.layers, *deaf(network.module, survey)]
     if not names:
         raise MCBNError(

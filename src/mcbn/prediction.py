@@ -27,6 +27,10 @@ class _Prediction:
         moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
+    def __repr__(self) -> str:
+        first = getattr(self, fields(self)[1].name)  # mean or probs
+        return f"{type(self).__name__}(shape={tuple(first.shape)}, n_samples={self.n_samples})"
+
 
 def join(predictions: Sequence[Any]) -> Any:
     """Join predictions of successive batches into one."""
@@ -134,9 +138,6 @@ class RegressionPrediction(_Prediction):
             raise MCBNError("log_prob needs the draws themselves here; predict(..., return_samples=True) keeps them")
         return self.draws()
 
-    def __repr__(self) -> str:
-        return f"RegressionPrediction(shape={tuple(self.mean.shape)}, n_samples={self.n_samples})"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassificationPrediction(_Prediction):
@@ -176,9 +177,6 @@ class ClassificationPrediction(_Prediction):
         """Log of the averaged probability of each label, (N, ...)."""
         y = require_labels(y, self.probs)
         return self.probs.gather(1, y.unsqueeze(1)).squeeze(1).log()
-
-    def __repr__(self) -> str:
-        return f"ClassificationPrediction(shape={tuple(self.probs.shape)}, n_samples={self.n_samples})"
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:

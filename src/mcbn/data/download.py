@@ -63,8 +63,10 @@ def _fetch(url: str, part: Path) -> None:
         except urllib.error.HTTPError as error:
             raise MCBNError(f"{url} answers {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
-            if _size(part) == before or attempt == TRIES - 1:
-                raise MCBNError(_explain(url, part, error)) from error
+            size, reason = _size(part), getattr(error, "reason", None) or error
+            if size == before or attempt == TRIES - 1:
+                kept = f"; {size} bytes are kept in {part}, the same command goes on from there" if size else ""
+                raise MCBNError(f"the download of {url} failed: {reason}{kept}") from error
 
 
 def _connect(url: str, part: Path) -> None:
@@ -97,9 +99,3 @@ def _receive(response: http.client.HTTPResponse, part: Path, have: int, total: i
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _explain(url: str, part: Path, error: Exception) -> str:
-    reason = getattr(error, "reason", None) or error
-    kept = f"; {_size(part)} bytes are kept in {part}, the same command goes on from there" if _size(part) else ""
-    return f"the download of {url} failed: {reason}{kept}"

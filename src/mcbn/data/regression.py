@@ -1,4 +1,4 @@
-"""The eight regression sets of the paper: their facts, where their values come from, and a 1-D toy set."""
+"""The eight regression sets of the paper, a 1-D toy set, and splits and folds of their rows as index tensors."""
 
 import hashlib
 import io
@@ -23,6 +23,8 @@ BASE_URL = (
 LOW, HIGH = -5.0, 5.0  # of the toy inputs: the range of the ConvNetJS regression demo
 GAP = (0.5, 2.5)  # no inputs here: a peak of the curve that no model has seen
 NOISE_STD = 0.1  # of the toy targets
+TEST_FRACTION = 0.2  # Teye et al. 2018, Section 4.3
+FOLD_SEED = 1  # the published code shuffles every training part with this seed
 
 
 class Regression(NamedTuple):
@@ -32,31 +34,33 @@ class Regression(NamedTuple):
     y: Tensor
 
 
+class Split(NamedTuple):
+    """Row indices (int64) of the train+validation part and of the test part."""
+
+    train: Tensor
+    test: Tensor
+
+
+class Fold(NamedTuple):
+    """Row indices (int64) of one fold's training part and of its validation part."""
+
+    train: Tensor
+    validation: Tensor
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """One regression set: N and Q as in the appendix table "Regression dataset summary" of Teye et al. 2018.
+    """One regression set: N and Q as in the appendix table "Regression dataset summary" of Teye et al. 2018."""
 
-    Attributes:
-        name: what `load` takes.
-        title: the paper's name for the set.
-        n: number of rows N.
-        q: number of inputs Q; the published file has Q + 1 columns, the target last.
-        target: what y measures.
-        file: name of the published file in a local data folder.
-        sha256: of the published file.
-        hidden_units: units of each hidden layer in the paper's networks.
-        embedded: whether the values ship inside this package.
-    """
-
-    name: str
-    title: str
-    n: int
-    q: int
-    target: str
-    file: str
-    sha256: str
-    hidden_units: int = 50
-    embedded: bool = False
+    name: str  # what `load` takes
+    title: str  # the paper's name for the set
+    n: int  # number of rows N
+    q: int  # number of inputs Q; the published file has Q + 1 columns, the target last
+    target: str  # what y measures
+    file: str  # name of the published file in a local data folder
+    sha256: str  # of the published file
+    hidden_units: int = 50  # of each hidden layer in the paper's networks
+    embedded: bool = False  # whether the values ship inside this package
 
 
 _FACTS = (
@@ -199,11 +203,69 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
     >>> toy(20).x.shape
     torch.Size([20, 1])
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise MCBNError(f"n must be a whole number of points, 1 or more, got {n!r}")
+    _require_integer("n", n, least=1)
     generator = torch.Generator().manual_seed(seed)
     start, end = GAP
     x = torch.rand(n, generator=generator, dtype=torch.float64) * (HIGH - LOW - (end - start)) + LOW  # (n,)
     x = torch.where(x < start, x, x + (end - start))  # the upper part moves past the gap
     noise = NOISE_STD * torch.randn(n, generator=generator, dtype=torch.float64)  # (n,)
     return Regression(x[:, None], x * x.sin() + noise)
+
+
+def split(n: int, number: int) -> Split:
+    """Split `number` (the paper uses 1 to 5) of n rows: a shuffle by NumPy's legacy generator.
+
+    The first round(0.2 n) shuffled indices are the test part, the rest train. Python's round() breaks
+    ties to even and Python 2's, which the authors ran, away from zero; n / 5 is never half an integer,
+    so both give the same size. Teye et al. 2018, Section 4.3; the seeds are those of the published code.
+
+    Arguments:
+        n: number of rows, at least 3 so that neither part is empty.
+        number: seed of the shuffle, 1 or more.
+
+    >>> split(10, 1)
+    Split(train=tensor([6, 4, 0, 3, 1, 7, 8, 5]), test=tensor([2, 9]))
+    """
+    _require_integer("n", n, least=3)
+    _require_integer("number", number, least=1, most=2**32 - 1)
+    order = np.arange(n, dtype=np.int64)
+    np.random.RandomState(number).shuffle(order)
+    n_test = round(TEST_FRACTION * int(n))
+    return Split(train=torch.from_numpy(order[n_test:]), test=torch.from_numpy(order[:n_test]))
+
+
+def folds(train: Tensor, k: int = 5) -> list[Fold]:
+    """Cut the indices `train` (n,) into k validation folds of nearly equal size.
+
+    Seed 1 shuffles `train`, `np.array_split` cuts it; each fold's training part is the rest, sorted and
+    shuffled by the same generator, so that its order too is that of the published code.
+
+    Arguments:
+        train: distinct row indices, such as `Split.train`.
+        k: number of folds, 2 up to n.
+
+    >>> [len(fold.validation) for fold in folds(split(506, 1).train)]
+    [81, 81, 81, 81, 81]
+    """
+    if train.ndim != 1 or train.dtype != torch.int64:
+        raise MCBNError(
+            f"train must be a 1-D int64 tensor of row indices, got {train.dtype} of shape "
+            f"{tuple(train.shape)}; pass the train part of mcbn.data.split"
+        )
+    _require_integer("k", k, least=2, most=len(train))
+    generator = np.random.RandomState(FOLD_SEED)
+    order = train.cpu().numpy().copy()
+    generator.shuffle(order)
+    validations, cut = np.array_split(order, k), []
+    for i, validation in enumerate(validations):
+        rest = np.sort(np.concatenate(validations[:i] + validations[i + 1 :]))
+        generator.shuffle(rest)
+        cut.append(Fold(*(torch.from_numpy(indices.copy()).to(train.device) for indices in (rest, validation))))
+    return cut
+
+
+def _require_integer(argument: str, value: int, *, least: int, most: int | None = None) -> None:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):
+        allowed = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise MCBNError(f"{argument} must be a whole number {allowed}, got {value!r}")

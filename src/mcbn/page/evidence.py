@@ -31,27 +31,17 @@ MOST_SCORED = 2_000_000  # pixels that scores and curves count; more are drawn f
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A regression network on N points, in target units.
-
-    Attributes:
-        mean, std, y: (N,) predictive mean, total predictive std, target.
-        epistemic: (N,) variance over the draws; None where only their sum with the noise is known.
-        log_prob: (N,) predictive log likelihood; None where tau was never tuned.
-        plain: (N,) what the untouched network says; None where it was not asked.
-        constant_std: of the twin with the same means and one variance.
-        constant_source: where the constant comes from.
-        inputs: (N,) number of the input that each point belongs to.
-    """
+    """A regression network on N points, in target units; (N,) each."""
 
     mean: Vector
-    std: Vector
+    std: Vector  # of the predictive distribution, noise included
     y: Vector
-    epistemic: Vector | None
-    log_prob: Vector | None
-    plain: Vector | None
-    constant_std: float
-    constant_source: str
-    inputs: NDArray[np.int64]
+    epistemic: Vector | None  # variance over the draws; None where only their sum with the noise is known
+    log_prob: Vector | None  # predictive log likelihood; None where tau was never tuned
+    plain: Vector | None  # what the untouched network says; None where it was not asked
+    constant_std: float  # of the twin with the same means and one variance
+    constant_source: str  # where the constant comes from
+    inputs: NDArray[np.int64]  # number of the input that each point belongs to
 
     @cached_property
     def error(self) -> Vector:
@@ -66,30 +56,18 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Votes:
-    """Class probabilities on N points, reduced to what scores and curves need, (N,) each.
+    """Class probabilities on N points, reduced to what scores and curves need, (N,) each."""
 
-    Attributes:
-        label, truth: most probable and true class.
-        confidence: probability of the label.
-        entropy: of the probabilities, in nats.
-        mutual_information: the part of the entropy on which the draws disagree; None for a single pass.
-        log_prob: of the true class.
-        brier: sum_k (p_k - 1[y = k])^2.
-        mass_above: probability of the classes ranked above the true one.
-        inputs: number of the input that each point belongs to.
-        population: points there are; more than N where so many were drawn from them.
-    """
-
-    label: NDArray[np.int64]
+    label: NDArray[np.int64]  # most probable class
     truth: NDArray[np.int64]
-    confidence: Vector
-    entropy: Vector
-    mutual_information: Vector | None
-    log_prob: Vector
-    brier: Vector
-    mass_above: Vector
-    inputs: NDArray[np.int64]
-    population: int
+    confidence: Vector  # probability of the label
+    entropy: Vector  # of the probabilities, in nats
+    mutual_information: Vector | None  # part of the entropy on which the draws disagree; None for a single pass
+    log_prob: Vector  # of the true class
+    brier: Vector  # sum_k (p_k - 1[y = k])^2
+    mass_above: Vector  # probability of the classes ranked above the true one
+    inputs: NDArray[np.int64]  # number of the input that each point belongs to
+    population: int  # points there are; more than N where so many were drawn from them
 
     @cached_property
     def right(self) -> Vector:

@@ -7,7 +7,7 @@ used are running averages of the weights over epochs, their statistics taken afr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,13 +117,14 @@ class _Run:
 
     def train(self) -> tuple[Values, int]:
         """Train all networks; return the averages of the epoch of lowest held-out loss, or the last, and that epoch."""
-        streams = [_Stream(training, self.seed + s) for s, training in enumerate(self.training)]
+        count = self.n_batches * self.batch_size
+        numbers = [_row_numbers(training, self.seed + s, count) for s, training in enumerate(self.training)]
         seen = [self._seen(training) for training in self.training]
         held = [self._seen(held) for _, held in self.splits]
         best, chosen, values = math.inf, 0, None
         last = self.settings.epochs or min(MOST_EPOCHS, max(LEAST_EPOCHS, STEPS // self.n_batches))
         for epoch in range(1, last + 1):
-            self._epoch(streams, seen)
+            self._epoch(numbers, seen)
             if not self.settings.early_stopping or (epoch % CHECK_EVERY and epoch < last):
                 continue
             loss = self._held_out_loss(seen, held)
@@ -134,10 +135,10 @@ class _Run:
                 break
         return (self.stack.average, last) if values is None else (values, chosen)
 
-    def _epoch(self, streams: "Sequence[_Stream]", seen: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _epoch(self, numbers: Sequence[Iterator[Tensor]], seen: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take as many steps as one pass over all rows has, on rows drawn for each network."""
         B, M = self.n_batches, self.batch_size
-        rows = [stream.take(B * M).reshape(B, M).to(self.device) for stream in streams]
+        rows = [next(numbers_of_one).reshape(B, M).to(self.device) for numbers_of_one in numbers]
         x = torch.stack([x[index] for (x, _), index in zip(seen, rows, strict=True)], 1)  # (B, S, M, Q)
         y = torch.stack([y[index] for (_, y), index in zip(seen, rows, strict=True)], 1)  # (B, S, M, ...)
         for x_batch, y_batch in zip(x, y, strict=True):
@@ -189,7 +190,7 @@ class _Run:
     def _settle(self, network: RegressionMLP, rows: Rows) -> None:
         """Set running statistics to the averages of one epoch's batches, and the network to eval mode."""
         x, _ = self._seen(rows)
-        index = _Stream(rows, self.seed).take(self.n_batches * self.batch_size)
+        index = next(_row_numbers(rows, self.seed, self.n_batches * self.batch_size))
         update_bn(x[index.to(x.device)].reshape(self.n_batches, self.batch_size, -1), network)
         network.eval()
 
@@ -210,16 +211,11 @@ class _Run:
         return tau.reshape(()) if tau.numel() == 1 else tau
 
 
-class _Stream:
-    """An endless sequence of row numbers: one epoch's order after another."""
-
-    def __init__(self, rows: Rows, seed: int) -> None:
-        self.rows, self.generator = rows, torch.Generator().manual_seed(seed)
-        self.left = torch.empty(0, dtype=torch.int64)
-
-    def take(self, count: int) -> Tensor:
-        """Return the next rows, (count,)."""
-        while len(self.left) < count:
-            self.left = torch.cat([self.left, self.rows.order(self.generator)])
-        taken, self.left = self.left[:count], self.left[count:]
-        return taken
+def _row_numbers(rows: Rows, seed: int, count: int) -> Iterator[Tensor]:
+    """Yield numbers of rows without end, (count,) at a time: one epoch's order after another."""
+    generator, left = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(left) < count:
+            left = torch.cat([left, rows.order(generator)])
+        yield left[:count]
+        left = left[count:]
