@@ -83,13 +83,7 @@ def score_split(name: str, number: int, setting: Setting, tick: Tick, seed: int 
     constant = float(constant_tau(tuned.predict(x_val).mean, y_val))
     final = train_and_fit(x[split.train], y[split.train], setting, seed, tick)
     final.tau = tuned.tau
-    test = spread(final, x[split.test], y[split.test], constant_std=constant**-0.5)
-    rows = {row.name: row for row in regression_scores(test)}
-    columns = {"RMSE": rows["RMSE"].ours}
-    for title in ("CRPS", "PLL"):
-        ours, twin, _, normalized = rows[title][2:]
-        columns |= {title: ours, f"{title} constant": twin, f"{title} normalised %": normalized}
-    return ScoredSplit(final, test, columns)
+    return score(final, x[split.test], y[split.test], constant)
 
 
 def train_and_fit(
@@ -103,6 +97,17 @@ def train_and_fit(
 
     train_regression(network, x, y, **asdict(setting), seed=seed, on_epoch=count)
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=setting.batch_size)
+
+
+def score(bayes: MCBN[RegressionPrediction], x: Tensor, y: Tensor, constant: float) -> ScoredSplit:
+    """Score MCBN and its twin of constant precision on test data."""
+    test = spread(bayes, x, y, constant_std=constant**-0.5)
+    rows = {row.name: row for row in regression_scores(test)}
+    columns = {"RMSE": rows["RMSE"].ours}
+    for name in ("CRPS", "PLL"):
+        ours, twin, _, normalized = rows[name][2:]
+        columns |= {name: ours, f"{name} constant": twin, f"{name} normalised %": normalized}
+    return ScoredSplit(bayes, test, columns)
 
 
 def table(scored: Mapping[str, Sequence[ScoredSplit]]) -> str:
