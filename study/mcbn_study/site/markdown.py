@@ -11,7 +11,9 @@ from markupsafe import Markup
 
 _PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)\s]+)\)")
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d")
-_INLINE = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<bold>.+?)\*\*|\[(?P<text>[^\]]+)\]\([^)]*\)")
+_INLINE = re.compile(
+    r"`(?P<code>[^`]+)`|\*\*(?P<strong>.+?)\*\*|\[(?P<link>[^\]]+)\]\([^)]*\)|(?P<plain>(?:\\.|[^\\`*\[])+|.)"
+)
 
 
 def read_blocks(text: str, folder: Path) -> Iterator[dict[str, Any]]:
@@ -60,19 +62,12 @@ def _cells(line: str) -> list[str]:
 
 
 def _inline(text: str) -> Markup:
-    pieces, end = [], 0
-    for marked in _INLINE.finditer(text):
-        pieces += [_plain(text[end : marked.start()]), _markup(marked)]
-        end = marked.end()
-    return Markup().join([*pieces, _plain(text[end:])])
+    return Markup().join(_markup(str(piece.lastgroup), piece[piece.lastgroup or 0]) for piece in _INLINE.finditer(text))
 
 
-def _markup(marked: re.Match[str]) -> str:
-    if marked["code"]:
-        return Markup("<code>{}</code>").format(marked["code"])
-    if marked["bold"]:
-        return Markup("<strong>{}</strong>").format(_plain(marked["bold"]))
-    return _plain(marked["text"])
+def _markup(kind: str, words: str) -> str:
+    shown = words if kind == "code" else _plain(words)
+    return Markup("<{0}>{1}</{0}>").format(kind, shown) if kind in ("code", "strong") else shown
 
 
 def _plain(text: str) -> str:
