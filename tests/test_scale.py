@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("stop", [48, 100, None])
 def test_a_slice_of_a_parquet_file_is_that_slice_of_its_batches(tmp_path, start, stop):
     pq.write_table(pa.table({"a": np.arange(100.0), "k": list(range(100))}), tmp_path / "x.parquet", row_group_size=23)
-    blocks = list(ParquetTable(tmp_path / "x.parquet").blocks([0], [1], 16, start, stop))
+    blocks = list(ParquetTable(tmp_path / "x.parquet").blocks([0], 16, [1], start, stop))
     expected = range(start, 100 if stop is None else stop)
     assert [int(v) for block in blocks for v in block.numbers[:, 0]] == list(expected)
     assert [k for block in blocks for k in block.keys[1].to_pylist()] == list(expected)
@@ -47,7 +47,7 @@ def test_a_slice_of_a_parquet_file_is_that_slice_of_its_batches(tmp_path, start,
 
 def test_a_slice_of_a_csv_file_is_that_slice(tmp_path):
     write_csv(tmp_path / "x.csv", ("k", "a"), [[f"id{i}", i] for i in range(50)])
-    blocks = list(CsvTable(tmp_path / "x.csv").blocks([1], [0], 8, 16, 40))
+    blocks = list(CsvTable(tmp_path / "x.csv").blocks([1], 8, [0], 16, 40))
     assert [k for block in blocks for k in block.keys[0]] == [f"id{i}" for i in range(16, 40)]
     assert [len(block.numbers) for block in blocks] == [8, 8, 8]
 

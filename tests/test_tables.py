@@ -26,8 +26,11 @@ def test_csv_of_any_common_make_holds_the_same_table(text: str, tmp_path: Path) 
     (tmp_path / "t.csv").write_bytes(text.encode())
     table = CsvTable(tmp_path / "t.csv")
     assert table.names == ("a", "b", "c")
-    assert np.concatenate(list(table.read([0, 1, 2], 1))).tolist() == VALUES
-    assert np.concatenate(list(table.read([2, 0], 9))).tolist() == [[row[2], row[0]] for row in VALUES]
+    assert np.concatenate([block.numbers for block in table.blocks([0, 1, 2], 1)]).tolist() == VALUES
+    reordered = [block.numbers for block in table.blocks([2, 0], 9)]
+    assert np.concatenate(reordered).tolist() == [[row[2], row[0]] for row in VALUES]
+        [row[2], row[0]] for row in VALUES
+    ]
 
 
 def test_csv_without_header_begins_with_its_first_row(tmp_path: Path) -> None:
@@ -35,7 +38,7 @@ def test_csv_without_header_begins_with_its_first_row(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv")
     assert table.names is None
     assert table.count() == 2
-    assert np.concatenate(list(table.read([0, 1, 2], 5))).tolist() == VALUES
+    assert np.concatenate([block.numbers for block in table.blocks([0, 1, 2], 5)]).tolist() == VALUES
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_csv_without_header_begins_with_its_first_row(tmp_path: Path) -> None:
 def test_csv_that_is_no_table_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(MCBNError) as caught:
-        list(CsvTable(tmp_path / "t.csv").read([0, 1], 1))  # rows are counted over blocks
+        list(CsvTable(tmp_path / "t.csv").blocks([0, 1], 1))  # rows are counted over blocks
     assert message in str(caught.value)
 
 
@@ -64,7 +67,7 @@ def test_arrays_in_blocks_equal_numpy(dtype: str, shape: tuple[int, ...], order:
     np.save(tmp_path / "a.npy", array)
     np.savez_compressed(tmp_path / "a.npz", x=array)
     for stored in (StoredArray(tmp_path / "a.npy"), StoredArray(tmp_path / "a.npz", "x")):
-        blocks = list(stored.blocks(4))
+        blocks = list(stored.arrays(4))
         assert [len(block) for block in blocks] == [4, 4, 3]
         assert (np.concatenate(blocks) == array).all()
         assert torch.as_tensor(blocks[0]).shape == (4, *shape[1:])  # in the machine's own byte order
@@ -74,7 +77,7 @@ def test_a_truncated_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((100, 3)))
     (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-10])
     with pytest.raises(MCBNError, match=r"cut off.*row 100 of 100"):
-        list(StoredArray(tmp_path / "a.npy").blocks(30))
+        list(StoredArray(tmp_path / "a.npy").arrays(30))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_a_truncated_array_is_refused(tmp_path: Path) -> None:
 def test_arrays_without_usable_numbers_are_refused(array: np.ndarray, message: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     with pytest.raises(MCBNError, match=message):
-        list(StoredArray(tmp_path / "a.npy").blocks(30))
+        list(StoredArray(tmp_path / "a.npy").arrays(30))
 
 
 def test_inputs_and_targets_of_different_lengths_are_refused(tmp_path: Path) -> None:

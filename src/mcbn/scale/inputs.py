@@ -170,7 +170,7 @@ class Reader:
     def _read_table(self, part: Part) -> Iterator[Batch]:
         table = open_table(Path(part.files[0]))
         keys, inputs, _ = _columns(table, self.keys, self.layout, self.target)
-        for block in table.blocks(inputs, keys, self.batch_rows, part.start, part.stop):
+        for block in table.blocks(inputs, self.batch_rows, keys, part.start, part.stop):
             n = len(block.numbers)
             rows = np.arange(block.first, block.first + n)
             named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}

@@ -165,8 +165,8 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
     size = rows_of_block(8 * len(chosen))
 
     def read() -> Iterator[Pair]:
-        for block in table.read(chosen, size):
-            x, y = block[:, : len(inputs)], block[:, len(inputs) :]  # (n, C), (n, D)
+        for _, numbers, _ in table.blocks(chosen, size):
+            x, y = numbers[:, : len(inputs)], numbers[:, len(inputs) :]  # (n, C), (n, D)
             y = y[:, 0] if len(targets) == 1 else y
             yield torch.from_numpy(x.copy()), torch.from_numpy(y.copy()) if targets else None
 
@@ -201,8 +201,8 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
     size = rows_of_block(x.dtype.itemsize * x.width)
 
     def read() -> Iterator[Pair]:
-        targets: Iterable[Array | None] = repeat(None) if y is None else y.blocks(size)
-        for inputs, values in zip(x.blocks(size), targets, strict=False):
+        targets: Iterable[Array | None] = repeat(None) if y is None else y.arrays(size)
+        for inputs, values in zip(x.arrays(size), targets, strict=False):
             yield torch.from_numpy(inputs), None if values is None else torch.from_numpy(values)
 
     return Examples(str(path), Layout(None, width, fitted.target), lambda: len(x), read)

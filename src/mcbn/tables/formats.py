@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, TextIO
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,8 @@ class Table(Protocol):
     def count(self) -> int:
         """Return the number of rows, or slightly more where it would take reading them to know."""
 
-    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
-        """Yield blocks of these columns, (n, len(columns)), n = size but for the last."""
+    def blocks(self, columns: Sequence[int], size: int) -> Iterator[Block]:
+        """Yield blocks of these columns, of `size` rows but for the last; refuse NaN and infinity."""
 
 
 def name_of(names: Sequence[str] | None, column: int) -> str:
@@ -65,14 +65,11 @@ class CsvTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._text() as file:
-            self._delimiter = max(DELIMITERS, key=file.readline().count)
-        first = next(self._lines(), None)
-        if first is None:
+        _, cells = next(self._lines(), (0, []))
+        if not cells:
             raise MCBNError(f"{path} is empty; it should hold rows of numbers")
-        self.width = len(first[1])
-        header = not all(_is_number(cell) for cell in first[1])
-        self.names = tuple(cell.strip() for cell in first[1]) if header else None
+        self.width = len(cells)
+        self.names = None if all(map(_is_number, cells)) else tuple(cell.strip() for cell in cells)
         repeated = [name for name in self.names or () if (self.names or ()).count(name) > 1]
         if repeated:
             raise MCBNError(f"{path} has several columns named {repeated[0]!r}; give each its own name")
@@ -83,12 +80,8 @@ class CsvTable:
             lines = sum(text.count(b"\n") for text in iter(lambda: file.read(2**20), b""))
         return lines - (self.names is not None)
 
-    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
-        """Yield blocks of these columns, (n, len(columns))."""
-        return (block.numbers for block in self.blocks(columns, (), size))
-
     def blocks(
-        self, columns: Sequence[int], keys: Sequence[int], size: int, start: int = 0, stop: int | None = None
+        self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
     ) -> Iterator[Block]:
         """Yield blocks of rows start to stop: `columns` as numbers, `keys` as they are written."""
         header = self.names is not None
@@ -109,34 +102,23 @@ class CsvTable:
         try:
             return np.array([[float(cells[c]) for c in columns] for _, cells in block], dtype=np.float64)
         except ValueError:
-            raise MCBNError(self._first_text(block, columns, first)) from None
-
-    def _first_text(self, block: list[Line], columns: Sequence[int], first: int) -> str:
-        for row, (line, cells) in enumerate(block, first + 1):
-            for c in columns:
-                if not _is_number(cells[c]):
-                    place = f"row {row} (line {line}), column {name_of(self.names, c)}"
-                    return f"{self.path}: {place}: {cells[c]!r} is not a number"
-        raise AssertionError("no text in a block that could not be read")  # pragma: no cover
+            texts = ((r, b[0], c, b[1][c]) for r, b in enumerate(block, first + 1) for c in columns)
+            row, line, c, cell = next(text for text in texts if not _is_number(text[-1]))
+            place = f"row {row} (line {line}), column {name_of(self.names, c)}"
+            raise MCBNError(f"{self.path}: {place}: {cell!r} is not a number") from None
 
     def _lines(self) -> Iterator[Line]:
         """Yield lines that are not blank."""
-        with self._text() as file:
-            reader = csv.reader(file, delimiter=self._delimiter)
-            try:
-                for cells in reader:
-                    if cells:
-                        yield reader.line_num, cells
-            except csv.Error as error:
-                raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
-
-    @contextmanager
-    def _text(self) -> Iterator[TextIO]:
         with self.path.open(encoding="utf-8-sig", newline="") as file:
             try:
-                yield file
+                delimiter = max(DELIMITERS, key=file.readline().count)
+                file.seek(0)
+                reader = csv.reader(file, delimiter=delimiter)
+                yield from ((reader.line_num, cells) for cells in reader if cells)
             except UnicodeDecodeError as error:
                 raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
+            except csv.Error as error:
+                raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
 
 
 def _is_number(cell: str) -> bool:
@@ -165,12 +147,8 @@ class ParquetTable:
         """Read it from the file's footer."""
         return int(self._file.metadata.num_rows)
 
-    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
-        """Yield blocks of these columns, (n, len(columns))."""
-        return (block.numbers for block in self.blocks(columns, (), size))
-
     def blocks(
-        self, columns: Sequence[int], keys: Sequence[int], size: int, start: int = 0, stop: int | None = None
+        self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
     ) -> Iterator[Block]:
         """Yield blocks of rows start to stop: `columns` as numbers, `keys` as arrow arrays of their own type."""
         names = [self._schema.names[c] for c in columns]
@@ -247,7 +225,6 @@ class StoredArray:
             raise MCBNError(f"{self.label} holds {self.dtype}, not numbers")
         if not self.shape:
             raise MCBNError(f"{self.label} is a single number; its first axis should count examples")
-
         self.width = int(np.prod(self.shape[1:], dtype=np.int64))  # numbers of one example
 
     def __len__(self) -> int:
@@ -257,23 +234,22 @@ class StoredArray:
         """Return the number of rows."""
         return len(self)
 
-    def read(self, columns: Sequence[int], size: int) -> Iterator[Array]:
-        """Yield blocks of these columns of an array (N, C), (n, len(columns))."""
-        return (block[:, list(columns)] for block in self.blocks(size))
+    def blocks(self, columns: Sequence[int], size: int) -> Iterator[Block]:
+        """Yield blocks of these columns of an array (N, C)."""
+        return (Block(i * size, array[:, list(columns)], {}) for i, array in enumerate(self.arrays(size)))
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def arrays(self, size: int) -> Iterator[Array]:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity."""
         for first, block in zip(range(0, len(self), size), self._raw_blocks(size), strict=True):
             self._require_finite(block, first)
             yield block.astype(self.dtype.newbyteorder("="), copy=False)  # torch takes the machine's own byte order
 
     def _raw_blocks(self, size: int) -> Iterator[Array]:
-        if self._fortran:  # columns first: a row is all over the file
-            with self._open() as file:
-                whole = np.lib.format.read_array(file, allow_pickle=False)
-            yield from (whole[i : i + size] for i in range(0, len(self), size))
-            return
         with self._open() as file:
+            if self._fortran:  # columns first: a row is all over the file
+                whole = np.lib.format.read_array(file, allow_pickle=False)
+                yield from (whole[i : i + size] for i in range(0, len(self), size))
+                return
             self._header(file)
             width = self.width * self.dtype.itemsize  # bytes
             for first in range(0, len(self), size):

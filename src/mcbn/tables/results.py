@@ -1,9 +1,7 @@
 """Predictions written block by block: csv, parquet or npz."""
 
 import csv
-import shutil
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -27,12 +25,7 @@ def arrays_of(pred: RegressionPrediction | ClassificationPrediction, coverage: f
         low, high = central_interval(pred.mean, pred.std, coverage)
         values = {"mean": pred.mean, "std": pred.std, "low": low, "high": high}
     else:
-        values = {
-            "probs": pred.probs,
-            "label": pred.label,
-            "entropy": pred.entropy,
-            "mutual_information": pred.mutual_information,
-        }
+        values = {name: getattr(pred, name) for name in ("probs", "label", "entropy", "mutual_information")}
     return {name: value.cpu().numpy() for name, value in values.items()}
 
 
@@ -91,7 +84,6 @@ def write_parquet(path: Path) -> Iterator[Add]:
 def write_npz(path: Path) -> Iterator[Add]:
     """Write arrays of any shape. Values wait in files beside the result: an archive takes one array at a time."""
     waiting: dict[str, tuple[IO[bytes], Array]] = {}  # file of the values, and an array of no rows
-    lengths: Counter[str] = Counter()
     with ExitStack() as stack:
 
         def add(arrays: Mapping[str, Array]) -> None:
@@ -104,28 +96,18 @@ def write_npz(path: Path) -> Iterator[Add]:
                         f"{name} changes its shape from {empty.shape[1:]} to {array.shape[1:]} between inputs"
                     )
                 file.write(np.ascontiguousarray(array).tobytes())
-                lengths[name] += len(array)
 
         yield add
         with zipfile.ZipFile(path, "w") as archive:
             for name, (file, empty) in waiting.items():
+                file.flush()
+                values = np.memmap(file, empty.dtype, "r").reshape(-1, *empty.shape[1:])
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    _write_array(member, file, empty.dtype, (lengths[name], *empty.shape[1:]))
+                    np.lib.format.write_array(member, values, allow_pickle=False)
 
 
-def _write_array(member: IO[bytes], values: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Write a header as numpy does, then the values of a file."""
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(member, header)
-    values.seek(0)
-    shutil.copyfileobj(values, member)
-
-
-WRITERS: dict[str, Callable[[Path], AbstractContextManager[Add]]] = {
-    ".csv": write_csv,
-    ".parquet": write_parquet,
-    ".npz": write_npz,
-}
+Writer = Callable[[Path], AbstractContextManager[Add]]
+WRITERS: dict[str, Writer] = {".csv": write_csv, ".parquet": write_parquet, ".npz": write_npz}
 
 
 def require_writable(path: Path, suffixes: tuple[str, ...] = tuple(WRITERS)) -> Path:
@@ -164,7 +146,7 @@ def _read_columns(path: Path) -> dict[str, Array]:
     table = open_table(path)
     if table.names is None:
         raise MCBNError(f"{path} names no columns; a file of predictions begins with mean,std,... or prob_0,...")
-    values = np.concatenate(list(table.read(range(table.width), 8192)))
+    values = np.concatenate([block.numbers for block in table.blocks(range(table.width), 8192)])
     return dict(zip(table.names, values.T, strict=True))
 
 

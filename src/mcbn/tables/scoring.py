@@ -21,16 +21,7 @@ LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
 Scores = dict[str, float | None]
 Report = dict[str, Any]  # scores and what they were made with, as JSON has them
-NAMES = {
-    "rmse": "RMSE",
-    "crps": "CRPS",
-    "pll": "PLL",
-    "accuracy": "accuracy",
-    "nll": "NLL",
-    "brier": "Brier score",
-    "ece": "ECE",
-    "error_auroc": "AUROC of errors",
-}
+NAMES = {"accuracy": "accuracy", "brier": "Brier score", "error_auroc": "AUROC of errors"}  # the others: capitals
 HIGHER_IS_BETTER = ("pll", "accuracy", "error_auroc")
 TWINS = {"regression": "constant twin", "classification": "plain network"}
 ITSELF = "the scored data itself, so it is the best constant there"
@@ -38,12 +29,8 @@ ITSELF = "the scored data itself, so it is the best constant there"
 
 def constant_tau(bayes: MCBN[Any], pairs: Pairs) -> Tensor:
     """Tune the precision of the constant twin on targets, block by block, (D,)."""
-
-    def rows(x: Any, y: Tensor) -> tuple[Tensor, ...]:
-        mean = bayes.predict(x).mean
-        return mean, match_shape(y, mean)
-
-    return noise.constant_tau(*_gather(rows(x, y) for x, y in pairs))
+    means = ((bayes.predict(x).mean, y) for x, y in pairs)
+    return noise.constant_tau(*_gather((mean, match_shape(y, mean)) for mean, y in means))
 
 
 def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -55,12 +42,7 @@ def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
 
 
 def evaluate_regression(
-    bayes: MCBN[Any],
-    pairs: Pairs,
-    *,
-    constant: Tensor | None = None,
-    levels: Iterable[float] = LEVELS,
-    **options: Any,
+    bayes: MCBN[Any], pairs: Pairs, *, constant: Tensor | None = None, levels: Iterable[float] = LEVELS, **options: Any
 ) -> Report:
     """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
 
@@ -133,13 +115,8 @@ def _class_scores(probs: Tensor, y: Tensor) -> Scores:
     entropy = torch.special.entr(probs).sum(1)
     wrong = probs.argmax(1) != y
     mixed = 0 < int(wrong.sum()) < wrong.numel()
-    return {
-        "accuracy": metrics.accuracy(probs, y).item(),
-        "nll": metrics.nll(probs, y).item(),
-        "brier": metrics.brier(probs, y).item(),
-        "ece": metrics.ece(probs, y).item(),
-        "error_auroc": metrics.auroc(entropy, wrong).item() if mixed else None,
-    }
+    scores: Scores = {name: getattr(metrics, name)(probs, y).item() for name in ("accuracy", "nll", "brier", "ece")}
+    return scores | {"error_auroc": metrics.auroc(entropy, wrong).item() if mixed else None}
 
 
 def gather(bayes: MCBN[Any], scores: Report, *, data: str, n_samples: int | None, tuned_on: str | None) -> Report:
@@ -175,7 +152,7 @@ def as_text(report: Report) -> str:
     lines = [head + f"T = {report['n_samples']}, M = {report['batch_size']}, tau = {number(report['tau'])}", ""]
     lines.append(f"{'':36}{'MCBN':>12}{TWINS[report['task']]:>16}" + (f"{'normalised %':>16}" if percent else ""))
     for key, score in report["mcbn"].items():
-        title = f"{NAMES[key]} ({'higher' if key in HIGHER_IS_BETTER else 'lower'} is better)"
+        title = f"{NAMES.get(key, key.upper())} ({'higher' if key in HIGHER_IS_BETTER else 'lower'} is better)"
         share = f"{number(percent[key]):>16}" if key in percent else ""
         lines.append(f"{title:36}{number(score):>12}{number(twin[key]):>16}{share}")
     for level, share in report.get("coverage", {}).items():
