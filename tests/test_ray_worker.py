@@ -26,9 +26,8 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     worker = prediction.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
-    for part in folder.missing():
-        folder.add(Outcome.from_json(worker.work(part.name)))
-    assert not folder.finish().bad_files
+    outcomes = (Outcome.from_json(worker.work(part.name)) for part in folder.missing())
+    assert not folder.collect(outcomes, None).bad_files
     found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
     assert found.keys() == alone.keys()
     for place, (key, *numbers) in alone.items():

@@ -29,8 +29,6 @@ def test_csv_of_any_common_make_holds_the_same_table(text: str, tmp_path: Path) 
     assert np.concatenate([block.numbers for block in table.blocks([0, 1, 2], 1)]).tolist() == VALUES
     reordered = [block.numbers for block in table.blocks([2, 0], 9)]
     assert np.concatenate(reordered).tolist() == [[row[2], row[0]] for row in VALUES]
-        [row[2], row[0]] for row in VALUES
-    ]
 
 
 def test_csv_without_header_begins_with_its_first_row(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcbn import batches
 from mcbn.errors import MCBNError, one_line
-from mcbn.tables import Layout, find_inputs, find_targets, listing, rows_of_block
+from mcbn.tables import EMPTY, Layout, find_inputs, find_targets, listing, rows_of_block
 from mcbn.tables.formats import Array, CsvTable, ParquetTable, open_table
 
 TABLES = (".csv", ".parquet")
@@ -69,7 +68,9 @@ def cut_tables(files: dict[str, Path], batch_rows: int, part_rows: int | None) -
     step = _step(sum(count or 0 for count in counts.values()), batch_rows, part_rows, PART_ROWS)
     parts = []
     for number, (label, path) in enumerate(files.items()):
-        for piece, (start, stop) in enumerate(_edges(counts[label], step)):
+        rows = counts[label]
+        for piece, start in enumerate(range(0, rows, step) if rows else [0]):
+            stop = min(start + step, rows) if rows else None
             parts.append(Part(f"part-{number:06d}-{piece:05d}", [str(path)], [label], start, stop))
     return parts
 
@@ -82,10 +83,6 @@ def _count(path: Path, part_rows: int | None) -> int | None:
         return ParquetTable(path).count()
     except (MCBNError, OSError):  # whoever works on it says what is wrong with it
         return None
-
-
-def _edges(rows: int | None, step: int) -> list[tuple[int, int | None]]:
-    return [(start, min(start + step, rows)) for start in range(0, rows, step)] if rows else [(0, None)]
 
 
 def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
@@ -119,49 +116,33 @@ class Batch(NamedTuple):
 class Reader:
     """How files become batches; found on the first file that can be read, the same for all."""
 
-    is_table: bool
-    batch_rows: int
+    batch_rows: int  # 0: to be chosen by `probe`
     keys: tuple[str, ...] = ()
-    layout: Layout = Layout()  # noqa: RUF009 - frozen
+    layout: Layout = EMPTY
     target: str | None = None
     transform: Callable[[Any], Tensor] | None = None
+    is_table: bool = True
     shape: tuple[int, ...] = ()  # of one image
 
-    @classmethod
-    def probe(
-        cls,
-        files: Mapping[str, Path],
-        keys: tuple[str, ...],
-        layout: Layout,
-        target: str | None,
-        transform: Callable[[Any], Tensor] | None,
-        batch_size: int | None,
-    ) -> "Reader":
+    def probe(self, files: Mapping[str, Path]) -> "Reader":
         """Look at the first readable file: refuse missing columns, choose the batch size."""
-        if batch_size is not None:
-            batches.require_int("batch_size", batch_size, 1)
         if next(iter(files.values())).suffix.lower() not in TABLES:
             _pillow()
-            image: Tensor = _first(files, lambda path: read_image(path, transform), "images")
-            rows = batch_size or rows_of_block(image.numel() * image.element_size())
-            return cls(False, rows, transform=transform, shape=tuple(image.shape))
+            image: Tensor = _first(files, lambda path: read_image(path, self.transform), "images")
+            rows = self.batch_rows or rows_of_block(image.numel() * image.element_size())
+            return Reader(rows, transform=self.transform, is_table=False, shape=tuple(image.shape))
         table = _first(files, open_table, "input files")
-        _, inputs, targets = _columns(table, keys, layout, target)
+        _, inputs, targets = self._columns(table)
         names = tuple(table.names[c] for c in inputs) if table.names else None
-        layout = Layout(layout.columns or names, len(inputs), layout.target)
-        return cls(True, batch_size or rows_of_block(8 * (len(inputs) + len(targets))), keys, layout, target)
+        layout = Layout(self.layout.columns or names, len(inputs), self.layout.target)
+        rows = self.batch_rows or rows_of_block(8 * (len(inputs) + len(targets)))
+        return Reader(rows, self.keys, layout, self.target)
 
     def describe(self) -> dict[str, Any]:
         """Return what results depend on, as JSON has it."""
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__) if self.transform else None
-        return {
-            "batch_rows": self.batch_rows,
-            "keys": list(self.keys),
-            "layout": self.layout.to_json(),
-            "target": self.target,
-            "transform": name,
-            "shape": list(self.shape),
-        }
+        plain = {"batch_rows": self.batch_rows, "keys": list(self.keys), "target": self.target}
+        return plain | {"layout": self.layout.to_json(), "transform": name, "shape": list(self.shape)}
 
     def read(self, part: Part) -> Iterator[Batch]:
         """Yield the batches of a part."""
@@ -169,12 +150,21 @@ class Reader:
 
     def _read_table(self, part: Part) -> Iterator[Batch]:
         table = open_table(Path(part.files[0]))
-        keys, inputs, _ = _columns(table, self.keys, self.layout, self.target)
+        keys, inputs, _ = self._columns(table)
         for block in table.blocks(inputs, self.batch_rows, keys, part.start, part.stop):
             n = len(block.numbers)
             rows = np.arange(block.first, block.first + n)
             named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}
             yield Batch(torch.from_numpy(block.numbers), [part.labels[0]], rows, named)
+
+    def _columns(self, table: CsvTable | ParquetTable) -> tuple[list[int], list[int], list[int]]:
+        """Find the columns of a table: keys, inputs, targets."""
+        names = table.names or ()
+        missing = [name for name in self.keys if name not in names]
+        if missing:
+            raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
+        keys, targets = [names.index(name) for name in self.keys], find_targets(table, self.target, self.layout)
+        return keys, find_inputs(table, [*targets, *keys], self.layout), targets
 
     def _read_images(self, part: Part) -> Iterator[Batch]:
         places = iter(zip(range(part.start, part.start + len(part.files)), part.files, part.labels, strict=True))
@@ -191,18 +181,6 @@ class Reader:
             x = torch.stack([image for image, _, _ in good]) if good else torch.empty(0, *self.shape)
             rows = np.array([place for _, _, place in good], dtype=np.int64)
             yield Batch(x, [label for _, label, _ in good], rows, {}, bad)
-
-
-def _columns(
-    table: CsvTable | ParquetTable, keys: tuple[str, ...], layout: Layout, target: str | None
-) -> tuple[list[int], list[int], list[int]]:
-    """Find the columns of a table: keys, inputs, targets."""
-    missing = [name for name in keys if name not in (table.names or ())]
-    if missing:
-        raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
-    key_columns = [(table.names or ()).index(name) for name in keys]
-    targets = find_targets(table, target, layout)
-    return key_columns, find_inputs(table, [*targets, *key_columns], layout), targets
 
 
 def _first(files: Mapping[str, Path], read: Callable[[Path], Any], kind: str) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcbn import saving
+from mcbn import batches, saving
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
 from mcbn.scale.inputs import Inputs, Part, Reader, cut_images, cut_tables, list_files
-from mcbn.tables import Layout, require_fits
+from mcbn.tables import EMPTY, Layout, require_fits
 
 FORMAT = 1
 
@@ -36,7 +36,7 @@ class Job:
     @property
     def id(self) -> str:
         """Name the job by what its results depend on."""
-        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
+        return _digest(self.settings)
 
 
 def plan(
@@ -46,7 +46,7 @@ def plan(
     out: str | Path,
     key: str | Sequence[str] = (),
     columns: Sequence[str] | None = None,
-    layout: Layout | None = None,
+    layout: Layout = EMPTY,
     target: str | None = None,
     transform: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
@@ -62,11 +62,13 @@ def plan(
         raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
     bayes.engine_for(n_samples, None)
     warn_if_untuned(bayes.noise_precision)
+    if batch_size is not None:
+        batches.require_int("batch_size", batch_size, 1)
     if columns is not None:
         layout = Layout(tuple(columns), len(columns), target)
     keys = (key,) if isinstance(key, str) else tuple(key)
     files = list_files(inputs)
-    reader = Reader.probe(files, keys, layout or Layout(), target, transform, batch_size)
+    reader = Reader(batch_size or 0, keys, layout, target, transform).probe(files)
     cut = cut_tables if reader.is_table else cut_images
     parts = tuple(cut(files, reader.batch_rows, part_rows))
     _require_first(bayes, reader, parts[0])
@@ -112,4 +114,4 @@ def on_device(bayes: MCBN[Any], device: torch.device) -> MCBN[Any]:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     if done is not None:
         return done
     try:
-        return _Writing(job, bayes, part).run()
+        return _predict(job, bayes, part)
     except UnreadableError as error:
         bad = {"file": part.labels[0], "rows": [part.start, part.stop], "reason": str(error)}
         return Outcome(part.name, BAD, bad=(bad,), reason=str(error))
@@ -103,70 +103,64 @@ def finished(job: Job, name: str) -> Outcome | None:
     return Outcome.from_json(mark["outcome"])
 
 
-class _Writing:
-    """A part at work."""
+def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
+    """Predict a part batch by batch into its file."""
+    started, predicting = time.perf_counter(), 0.0
+    tables: list[Any] = []
+    bad: list[dict[str, Any]] = []
+    for batch in _read(job, part):
+        bad += batch.bad
+        if len(batch.rows):
+            before = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # one that is an error would make the engine take another way, of other rounding
+                prediction = bayes.predict(batch.x, method=job.method, n_samples=job.n_samples)
+            columns = as_columns(arrays_of(prediction, job.coverage))
+            predicting += time.perf_counter() - before
+            tables.append(_table(batch, columns, job.folder))
+    if not tables:
+        reasons = bad or [{"file": part.labels[0], "reason": "it holds no rows"}]
+        return Outcome(part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
+    rows, seconds = sum(map(len, tables)), time.perf_counter() - started
+    outcome = Outcome(part.name, DONE, rows, len(tables), seconds, predicting, bad=bad)
+    _write(job, tables, outcome)
+    return outcome
 
-    def __init__(self, job: Job, bayes: MCBN[Any], part: Part) -> None:
-        self.job, self.bayes, self.part = job, bayes, part
-        self.rows = self.batches = 0
-        self.predicting = 0.0
-        self.bad: list[dict[str, Any]] = []
 
-    def run(self) -> Outcome:
-        started = time.perf_counter()
-        tables = [self._table(batch) for batch in self._batches() if len(batch.rows)]
-        if not tables:
-            reasons = self.bad or [{"file": self.part.labels[0], "reason": "it holds no rows"}]
-            return Outcome(self.part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
-        seconds = (time.perf_counter() - started, self.predicting)
-        outcome = Outcome(self.part.name, DONE, self.rows, self.batches, *seconds, bad=self.bad)
-        self._write(tables, outcome)
-        return outcome
+def _read(job: Job, part: Part) -> Iterator[Batch]:
+    """Read on; whatever reading raises is the file's fault, what predicting raises is not."""
+    try:
+        yield from job.reader.read(part)
+    except Exception as error:
+        raise UnreadableError(one_line(error)) from error
 
-    def _batches(self) -> Iterator[Batch]:
-        """Read on; whatever reading raises is the file's fault, what predicting raises is not."""
-        source = self.job.reader.read(self.part)
-        while True:
-            try:
-                batch = next(source, None)
-            except Exception as error:
-                raise UnreadableError(one_line(error)) from error
-            if batch is None:
-                return
-            self.bad += batch.bad
-            yield batch
 
-    def _table(self, batch: Batch) -> Any:
-        """Predict a batch: file and row, then the keys, then the results, as columns."""
-        arrow, _ = pyarrow(self.job.folder)
-        started = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where one is an error, the engine takes another way, of other rounding
-            prediction = self.bayes.predict(batch.x, method=self.job.method, n_samples=self.job.n_samples)
-        columns = as_columns(arrays_of(prediction, self.job.coverage))
-        self.predicting += time.perf_counter() - started
-        self.rows, self.batches = self.rows + len(batch.rows), self.batches + 1
-        clash = [name for name in batch.keys if name in columns]
-        if clash:
-            raise MCBNError(f"the key column {clash[0]!r} is called like a result; rename it")
-        n = len(batch.rows)
-        places = np.arange(n, dtype=np.int32) if len(batch.labels) == n else np.zeros(n, dtype=np.int32)
-        labels = arrow.DictionaryArray.from_arrays(places, arrow.array(batch.labels, arrow.string()))
-        return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
+def _table(batch: Batch, columns: Mapping[str, Any], folder: Path) -> Any:
+    """Lay out a batch: file and row, then the keys, then the results."""
+    arrow, _ = pyarrow(folder)
+    clash = [name for name in batch.keys if name in columns]
+    if clash:
+        raise MCBNError(f"the key column {clash[0]!r} is called like a result; rename it")
+    n = len(batch.rows)
+    places = np.arange(n, dtype=np.int32) if len(batch.labels) == n else np.zeros(n, dtype=np.int32)
+    labels = arrow.DictionaryArray.from_arrays(places, arrow.array(batch.labels, arrow.string()))
+    return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
 
-    def _write(self, tables: list[Any], outcome: Outcome) -> None:
-        arrow, parquet = pyarrow(self.job.folder)
-        table = arrow.concat_tables(tables).unify_dictionaries()
-        mark = json.dumps({"job": self.job.id, "outcome": outcome.to_json()})
-        table = table.replace_schema_metadata({MARK: mark})
-        temporary = self.job.folder / f".{self.part.name}.{uuid.uuid4().hex}.tmp"
-        try:
-            parquet.write_table(table, temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())  # a name without content on disk would count as finished
-            os.replace(temporary, self.job.folder / f"{self.part.name}.parquet")
-        finally:
-            temporary.unlink(missing_ok=True)
+
+def _write(job: Job, tables: list[Any], outcome: Outcome) -> None:
+    arrow, parquet = pyarrow(job.folder)
+    mark = json.dumps({"job": job.id, "outcome": outcome.to_json()})
+    table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
+    temporary = job.folder / f".{outcome.part}.{uuid.uuid4().hex}.tmp"
+    try:
+        parquet.write_table(table, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # a name without content on disk would count as finished
+        os.replace(temporary, job.folder / f"{outcome.part}.parquet")
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class Folder:
@@ -186,27 +180,21 @@ class Folder:
     def collect(self, outcomes: Iterable[Outcome], on_part: Callable[[Outcome], object] | None) -> Summary:
         """Take note of every part as it comes to something, and end the job."""
         for outcome in outcomes:
-            self.add(outcome)
+            if outcome.status == STOPPED:  # a full disk
+                done = f"{len(self.outcomes)} of {len(self.job.parts)} parts are done"
+                cure = "make room and go on with resume=True (--resume)"
+                raise MCBNError(f"cannot write results ({outcome.reason}); {done}: {cure}")
+            self.outcomes[outcome.part] = outcome
             if on_part is not None:
                 on_part(outcome)
-        return self.finish()
+        return self._finish()
 
-    def add(self, outcome: Outcome) -> None:
-        """Take note of a part; a full disk ends the job."""
-        if outcome.status == STOPPED:
-            raise MCBNError(
-                f"cannot write results ({outcome.reason}); {len(self.outcomes)} of {len(self.job.parts)} parts are "
-                "done: make room and go on with resume=True (--resume)"
-            )
-        self.outcomes[outcome.part] = outcome
-
-    def finish(self) -> Summary:
+    def _finish(self) -> Summary:
         """Write manifest and list of bad files; every part must have come to something."""
         lost = [part.name for part in self.missing()]
         if lost:
-            raise MCBNError(
-                f"{len(lost)} parts came to nothing, the first {lost[0]}; go on with resume=True (--resume)"
-            )
+            count = f"{len(lost)} parts came to nothing"
+            raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
         outcomes = [self.outcomes[part.name] for part in self.job.parts]
         bad = tuple(entry for outcome in outcomes for entry in outcome.bad)
         rows = sum(outcome.rows for outcome in outcomes)
@@ -216,9 +204,8 @@ class Folder:
         write_text(self.job.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
         done = sum(outcome.status == DONE for outcome in outcomes)
         if not done:
-            raise MCBNError(
-                f"not one input file could be read; {self.job.folder / BAD_FILES} says why: {bad[0]['reason']}"
-            )
+            reason = f"{self.job.folder / BAD_FILES} says why: {bad[0]['reason']}"
+            raise MCBNError(f"not one input file could be read; {reason}")
         seconds = time.perf_counter() - self.started
         return Summary(self.job.folder, rows, done, self.resumed, bad, seconds, tuple(outcomes))
 

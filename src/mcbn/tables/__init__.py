@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.tables import specs
-from mcbn.tables.formats import Array, StoredArray, Table, members, name_of, open_table
+from mcbn.tables.formats import Array, StoredArray, Table, members, open_table
 
 BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192
@@ -43,9 +44,11 @@ class Layout:
     @classmethod
     def from_json(cls, text: str | None) -> "Layout":
         """Read what `to_json` wrote; None is an empty layout."""
-        stored = json.loads(text) if text else {}
-        columns = stored.get("columns")
-        return cls(tuple(columns) if columns else None, stored.get("width"), stored.get("target"))
+        stored = json.loads(text or "{}")
+        return cls(tuple(stored.get("columns") or ()) or None, stored.get("width"), stored.get("target"))
+
+
+EMPTY = Layout()
 
 
 def find_targets(table: Table, target: str | None, fitted: Layout) -> list[int]:
@@ -94,7 +97,7 @@ def find_inputs(table: Table, targets: Sequence[int], fitted: Layout) -> list[in
 
 def listing(table: Table) -> str:
     """Name the columns there are, for error messages."""
-    shown = ", ".join(name_of(table.names, c) for c in range(min(table.width, 20)))
+    shown = ", ".join(map(repr, (table.names or ())[:20]))
     return f"columns {shown}{', ...' if table.width > 20 else ''}" if table.names else f"{table.width} columns"
 
 
@@ -122,12 +125,7 @@ class Examples:
 
 
 def open_examples(
-    spec: str,
-    *,
-    target: str | None = None,
-    fitted: Layout | None = None,
-    need_targets: bool = False,
-    keys: Keys = ([], []),
+    spec: str, *, target: str | None = None, fitted: Layout = EMPTY, need_targets: bool = False, keys: Keys = ([], [])
 ) -> Examples:
     """Open a csv, parquet, npy or npz file, or a `module:loader_factory`.
 
@@ -138,7 +136,6 @@ def open_examples(
         need_targets: refuse data without targets.
         keys: which entries of a loader's dict batches the network takes (`Network.accepted_keys`).
     """
-    fitted = fitted or Layout()
     path = Path(spec)
     if not path.exists() and FACTORY.fullmatch(spec):
         return _from_factory(spec, keys, need_targets)
@@ -148,12 +145,10 @@ def open_examples(
         raise MCBNError(f"{path} must end in {', '.join(SUFFIXES)}, or be a package.module:loader_factory")
     if path.suffix == ".npz":
         return _from_npz(path, target, fitted, need_targets)
-    if path.suffix == ".npy":
-        array = StoredArray(path)
-        if len(array.shape) != 2:
-            return _from_arrays(path, array, None, fitted, need_targets)
-        return _from_table(array, target, fitted, need_targets)
-    return _from_table(open_table(path), target, fitted, need_targets)
+    table = StoredArray(path) if path.suffix == ".npy" else open_table(path)
+    if isinstance(table, StoredArray) and len(table.shape) != 2:
+        return _from_arrays(path, table, None, fitted, need_targets)
+    return _from_table(table, target, fitted, need_targets)
 
 
 def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Examples:
@@ -161,11 +156,9 @@ def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: 
     if need_targets and not targets:
         raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {listing(table)}")
     inputs = find_inputs(table, targets, fitted)
-    chosen = [*inputs, *targets]
-    size = rows_of_block(8 * len(chosen))
 
     def read() -> Iterator[Pair]:
-        for _, numbers, _ in table.blocks(chosen, size):
+        for _, numbers, _ in table.blocks([*inputs, *targets], rows_of_block(8 * (len(inputs) + len(targets)))):
             x, y = numbers[:, : len(inputs)], numbers[:, len(inputs) :]  # (n, C), (n, D)
             y = y[:, 0] if len(targets) == 1 else y
             yield torch.from_numpy(x.copy()), torch.from_numpy(y.copy()) if targets else None
@@ -184,10 +177,8 @@ def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool
     x = next((name for name in INPUT_KEYS if name in rest), rest[0] if len(rest) == 1 else None)
     if x is None:
         raise MCBNError(f"{path} holds the arrays {names}; call the inputs 'x' and the targets 'y'")
-    targets = StoredArray(path, y) if y else None
-    return _from_arrays(
-        path, StoredArray(path, x), targets, replace(fitted, target=target or fitted.target), need_targets
-    )
+    fitted = replace(fitted, target=target or fitted.target)
+    return _from_arrays(path, StoredArray(path, x), StoredArray(path, y) if y else None, fitted, need_targets)
 
 
 def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Examples:
@@ -214,18 +205,12 @@ def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
     def read() -> Iterator[Pair]:
         again = specs.make(spec, "--data") if isinstance(data, Iterator) else data  # a generator gives out once
         for batch in _as_batches(again, spec):
-            yield batches.pick_inputs(batch, None, keys), _targets_of(batch, need_targets)
+            x, y = batches.pick_inputs(batch, None, keys), None
+            with nullcontext() if need_targets else suppress(MCBNError):
+                y = batches.pick_targets(batch, None)
+            yield x, y
 
     return Examples(spec, Layout(), lambda: _examples(data), read, data)
-
-
-def _targets_of(batch: Any, need_targets: bool) -> Tensor | None:
-    try:
-        return batches.pick_targets(batch, None)
-    except MCBNError:
-        if need_targets:
-            raise
-        return None
 
 
 def _as_batches(data: Any, spec: str) -> Iterable[Any]:

@@ -44,8 +44,12 @@ def find(spec: str, option: str, kind: str = "name") -> Any:
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise MCBNError(f"{option} must read package.module:{kind}; got {spec!r}")
-    with _working_directory_importable():
-        named = _import(module_name, option)
+    try:
+        with _working_directory_importable():
+            named: Any = importlib.import_module(module_name)
+    except Exception as error:
+        why = f"({one_line(error)}); it must be installed or lie in {os.getcwd()}"
+        raise MCBNError(f"{option}: cannot import {module_name!r} {why}") from error
     for attribute in name.split("."):
         if not hasattr(named, attribute):
             near = difflib.get_close_matches(attribute, [n for n in dir(named) if not n.startswith("_")])
@@ -84,15 +88,6 @@ def _working_directory_importable() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-
-
-def _import(name: str, option: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise MCBNError(
-            f"{option}: cannot import {name!r} ({one_line(error)}); it must be installed or lie in {os.getcwd()}"
-        ) from error
 
 
 def _load(network: nn.Module, path: Path) -> None:
