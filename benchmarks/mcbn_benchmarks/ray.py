@@ -25,8 +25,8 @@ from mcbn.ray.cluster import connected
 from mcbn.tables import rows_of_block
 from mcbn.tables.formats import pyarrow
 from mcbn_benchmarks.speed.cases import MLP, fitted, prepare
-from mcbn_benchmarks.speed.timing import threads
 from mcbn_study.journal import Record
+from mcbn_study.machine import threads
 
 (INPUTS,) = MLP.shape
 

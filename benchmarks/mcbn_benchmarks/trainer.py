@@ -12,7 +12,7 @@ import torch
 from mcbn.data import Dataset, Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
 from mcbn_study.journal import Record
-from mcbn_study.machine import Numerics, synchronize
+from mcbn_study.machine import Numerics, synchronize, timed
 from mcbn_study.regression.measure import Evaluator
 from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Family, Networks
@@ -74,10 +74,7 @@ def evaluation(trainer: Trainer, numerics: Numerics) -> float:
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
     synchronize(trainer.problem.device.type)
-    started = time.perf_counter()
-    evaluator.moments(trainer.values, trainer.networks)
-    synchronize(trainer.problem.device.type)
-    return time.perf_counter() - started
+    return timed(evaluator.moments, trainer.values, trainer.networks)[1]
 
 
 def _repeat(work: Callable[[], None], seconds: float, device: str) -> float:

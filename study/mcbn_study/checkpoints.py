@@ -1,7 +1,8 @@
 """A training on its way as a file to go on from, as if nothing had happened; and trained networks read from files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,15 +38,26 @@ def resume(path: Path, state: State, settings: Mapping[str, Any]) -> Any:
         raise MCBNError(f"{path} is of a training with other settings; remove it, or use another folder with --out")
     if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in values.items()}:
         raise MCBNError(f"{path} does not fit the network it names; remove it to train from the beginning")
-    put_back(state, values)
+    put_back(state.values(), (values[name] for name in state))
     return json.loads(metadata["progress"])
 
 
 @torch.no_grad()
-def put_back(state: State, values: State) -> None:
+def put_back(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     """Fill tensors in place."""
-    for name, tensor in state.items():
-        tensor.copy_(values[name])
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+@contextmanager
+def unchanged(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put back what is changed of tensors inside."""
+    tensors = list(tensors)
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        put_back(tensors, before)
 
 
 def load_weights(network: N, tensors: State, path: Path) -> N:

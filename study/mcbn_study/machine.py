@@ -2,11 +2,12 @@
 
 import os
 import platform
+import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -41,16 +42,10 @@ def environment(device: str) -> Environment:
 def _hardware(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"{_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:(.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    name = names[0].strip() if names else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def _commit() -> str:
@@ -85,25 +80,24 @@ def prepared(function: Callable[..., R], compiled: bool) -> Callable[..., R]:
 
 
 @contextmanager
-def one_thread(device: str) -> Iterator[None]:
-    """Run small CPU tensors on one thread: a second one mostly waits."""
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads; as many as before afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else before)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def fastest_convolutions() -> Iterator[None]:
+def one_thread(device: str) -> AbstractContextManager[None]:
+    """Run small CPU tensors on one thread: a second one mostly waits."""
+    return threads(1 if device == "cpu" else torch.get_num_threads())
+
+
+def fastest_convolutions() -> AbstractContextManager[None]:
     """Let cuDNN time its kernels once for each shape and take the fastest; they run as TF32, torch's default."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True)  # type: ignore[no-untyped-call, no-any-return]
 
 
 @contextmanager
@@ -138,3 +132,13 @@ def synchronize(device: str) -> None:
     """Wait for the GPU."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def gpu_growth(function: Callable[[], object]) -> int:
+    """Return by how many bytes the GPU's memory grows at its peak while a function runs."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

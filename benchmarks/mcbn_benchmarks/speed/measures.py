@@ -19,9 +19,9 @@ from mcbn.progress import tracked
 from mcbn_benchmarks.speed import cases
 from mcbn_benchmarks.speed.cases import BATCH_SIZE, Algorithm1, Case, Method, Peer, Prepared, fitted, forwards, prepare
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
-from mcbn_benchmarks.speed.timing import MOST_REPEATS, peak_bytes, threads, time_interleaved
+from mcbn_benchmarks.speed.timing import MOST_REPEATS, peak_bytes, time_interleaved
 from mcbn_study import journal
-from mcbn_study.machine import Environment, environment
+from mcbn_study.machine import Environment, environment, threads
 
 ALGORITHM_1, PLAIN, PEER, FORWARDS = "algorithm 1", "plain x T", "torch-uncertainty", "training forwards"
 AGREEMENT_DRAWS = 3

@@ -5,10 +5,11 @@ import re
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 
 from mcbn.model import MCBN
 from mcbn_benchmarks.speed.cases import Case, Method, Prepared, forwards, prepare
-from mcbn_study.machine import synchronize
+from mcbn_study.machine import gpu_growth, synchronize
 
 LEAST_REPEATS, MOST_REPEATS = 3, 20
 ENOUGH_SECONDS = 3.0  # of the fastest method, over its repeats
@@ -27,17 +28,6 @@ LEAST_DRAWS = 8
 MOST_TURN_SECONDS = 15.0  # a draw may take that long by itself (UNet): then one is timed
 CUDA_WARM_UPS = 5  # graphs are captured on the way
 PLAIN_MEMORY_DRAWS = 2  # plain passes free what they used: more of them need no more
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads; as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Timing(NamedTuple):
@@ -103,12 +93,7 @@ def peak_bytes(case: Case, ready: Prepared, bayes: MCBN[Any], method: str, devic
     On the CPU in a process of its own, which reads the fitted draws from a file: training batches must not count.
     """
     if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        _first_call(method, case, ready, bayes)
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        return gpu_growth(partial(_first_call, method, case, ready, bayes))
     with tempfile.TemporaryDirectory() as folder:
         bayes.save(Path(folder) / "fitted.mcbn")
         torch.save(ready.network.state_dict(), Path(folder) / "network.pt")

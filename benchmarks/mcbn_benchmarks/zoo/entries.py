@@ -17,27 +17,6 @@ from torch import Tensor, nn
 
 ROWS = 12  # examples to draw batches from
 NETWORKS = Path(__file__).parent / "networks.toml"
-TSAI_MODULES = {"LSTM_FCN": "RNN_FCN", "MLSTM_FCN": "RNN_FCN", "xresnet1d18": "XResNet1d"}
-_UNET = {"channels": (4, 8, 16), "strides": (2, 2)}
-_FEATURES = {"features": (4, 4, 8, 8, 16, 4), "norm": "batch"}
-MONAI: dict[str, tuple[int, dict[str, Any]]] = {  # voxels a side, and options
-    "UNet": (16, {"out_channels": 2, "num_res_units": 2, "norm": "batch", **_UNET}),
-    "BasicUNet": (16, {"out_channels": 2, **_FEATURES}),
-    "BasicUNetPlusPlus": (16, {"out_channels": 2, **_FEATURES}),
-    "AttentionUnet": (16, {"out_channels": 2, **_UNET}),
-    "VNet": (16, {"out_channels": 2}),
-    "SegResNet": (16, {"out_channels": 2, "init_filters": 8, "norm": "batch"}),
-    "SegResNetDS": (16, {"out_channels": 2, "init_filters": 8, "norm": "batch"}),
-    "HighResNet": (8, {"out_channels": 2, "norm_type": "batch"}),
-    "DenseNet121": (32, {"out_channels": 2}),
-    "FlexibleUNet": (32, {"out_channels": 2, "backbone": "resnet18"}),
-    "resnet18": (32, {"n_input_channels": 1, "num_classes": 2}),
-    "DynUNet": (
-        16,
-        {"kernel_size": [3] * 3, "strides": [1, 2, 2], "upsample_kernel_size": [2, 2], "out_channels": 2}
-        | {"filters": [4, 8, 16], "norm_name": "batch"},
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -175,13 +154,11 @@ IMITATIONS: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {
 
 def all_entries() -> list[Entry]:
     """List every network, own imitations first."""
-    sources = tomllib.loads(NETWORKS.read_text())["source"]
-    imitations = [Entry("mcbn", "imitations", name, partial(_imitation, name)) for name in IMITATIONS]
-    return imitations + [
-        Entry(source["package"], source["domain"], name, partial(BUILDERS[source["build"]], name))
-        for source in sources
-        for name in source["names"].split()
-    ]
+    entries = [Entry("mcbn", "imitations", name, partial(_imitation, name)) for name in IMITATIONS]
+    for source in tomllib.loads(NETWORKS.read_text())["source"]:
+        about, build = (source["package"], source["domain"]), BUILDERS.get(source["package"], _called)
+        entries += [Entry(*about, name, partial(build, name, source)) for name in source["names"].split()]
+    return entries
 
 
 def rows(*shape: int, n: int = ROWS) -> Tensor:
@@ -194,53 +171,28 @@ def _imitation(name: str) -> Specimen:
     return Specimen(nn.Sequential(*modules()), rows(*shape))
 
 
-def _pytorchcv(name: str, size: int, **options: Any) -> Specimen:
-    model = import_module("pytorchcv.model_provider").get_model(name, pretrained=False, **options)
+def _called(name: str, source: dict[str, Any]) -> Specimen:
+    """Build a network by the call that its source names, with what it says for this network alone."""
+    special = source.get("of", {}).get(name, {})
+    own, usual = source | special, _values(source.get("options", {}))
+    build = getattr(import_module(own["module"].replace("NAME", name)), own.get("call", name))
+    positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in own.get("arguments", [])]
+    try:
+        model = build(*positional, **usual | _values(special.get("options", {})))
+    except TypeError:  # other versions of the package have no such option
+        model = build(*positional, **usual)
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
-    return Specimen(model, rows(3, size, size, n=8))
+    return Specimen(model, rows(*own["shape"], n=own.get("rows", ROWS)), own.get("batch_size", 4))
 
 
-def _timm(name: str) -> Specimen:
-    """Build a network of timm: BatchNormAct2d, reparameterised branches, convolutional transformers."""
-    options = {"img_size": 64} if name in ("levit_128s", "visformer_tiny") else {}
-    try:
-        model = import_module("timm").create_model(name, pretrained=False, num_classes=10, **options)
-    except TypeError:
-        model = import_module("timm").create_model(name, pretrained=False, num_classes=10)
-    return Specimen(model, rows(3, 64, 64, n=8))
+def _values(options: dict[str, Any]) -> dict[str, Any]:
+    """Read options as Python has them: lists are tuples, "None" is None."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    return {name: None if value == "None" else value for name, value in values.items()}
 
 
-def _torchvision(name: str) -> Specimen:
-    options = {"init_weights": False} if name == "googlenet" else {}
-    model = import_module("torchvision.models").get_model(name, num_classes=10, **options)
-    return Specimen(model, rows(3, 64, 64, n=8))
-
-
-def _segmentation(name: str) -> Specimen:
-    """Build a decoder of segmentation_models_pytorch on a small encoder."""
-    kind = getattr(import_module("segmentation_models_pytorch"), name)
-    return Specimen(kind("tu-resnet18", encoder_weights=None, classes=3), rows(3, 64, 64, n=8))
-
-
-def _monai(name: str) -> Specimen:
-    size, options = MONAI[name]
-    channels = {} if name.startswith("resnet") else {"in_channels": 1}
-    model = getattr(import_module("monai.networks.nets"), name)(spatial_dims=3, **channels, **options)
-    return Specimen(model, rows(1, size, size, size, n=6), batch_size=3)
-
-
-def _eeg(name: str) -> Specimen:
-    """Build a network of braindecode on 8 channels of EEG: 4 s at 125 Hz, or 30 s at 100 Hz for sleep stages."""
-    sleep = "Sleep" in name
-    channels, times, rate = (1 if name == "AttnSleep" else 2, 3000, 100) if sleep else (8, 500, 125)
-    options = {"apply_batch_norm": True} if name.startswith("SleepStager") else {}
-    kind = getattr(import_module("braindecode.models"), name)
-    model = kind(n_chans=channels, n_outputs=3, n_times=times, sfreq=rate, **options)
-    return Specimen(model, rows(channels, times))
-
-
-def _graphs(name: str) -> Specimen:
+def _graphs(name: str, _source: dict[str, Any]) -> Specimen:
     """Build a network of torch_geometric on batches of random graphs, each of 6 nodes."""
     package, data = import_module("torch_geometric.nn"), import_module("torch_geometric.data")
     options: dict[str, Any] = {"norm": "batch", "dropout": 0.2}
@@ -257,38 +209,14 @@ def _together(graphs: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
     return joined.x, joined.edge_index, joined.batch
 
 
-def _series(name: str) -> Specimen:
-    """Build a network of tsai on 4 series of 64 steps."""
-    kind = getattr(import_module(f"tsai.models.{TSAI_MODULES.get(name, name)}"), name)
-    if name == "OmniScaleCNN":
-        return Specimen(kind(4, 3, 64), rows(4, 64))
-    sized = name in ("LSTM_FCN", "MLSTM_FCN", "TST", "XCM", "TSTPlus", "mWDN")
-    return Specimen(kind(4, 3, seq_len=64) if sized else kind(4, 3), rows(4, 64))
-
-
-def _mixer(name: str) -> Specimen:
-    kind = getattr(import_module("torchtsmixer"), name)
-    return Specimen(kind(16, 8, input_channels=4, output_channels=4, norm_type="batch"), rows(16, 4))
-
-
-def _tabular(name: str) -> Specimen:
+def _tabular(name: str, _source: dict[str, Any]) -> Specimen:
     """Build TabNet: batches of its virtual batch size, which is what one draw of its ghost batch norm sees."""
     kind = getattr(import_module("pytorch_tabnet.tab_network"), name)
     model = kind(10, 3, virtual_batch_size=8, group_attention_matrix=torch.eye(10))
     return Specimen(model, rows(10, n=24), batch_size=8)
 
 
-BUILDERS: dict[str, Callable[[str], Specimen]] = {
-    "cifar10": lambda name: _pytorchcv(f"{name}_cifar10", 32),
-    "imagenet": lambda name: _pytorchcv(name, 64),
-    "cityscapes": lambda name: _pytorchcv(name, 64, in_size=(64, 64)),
-    "timm": _timm,
-    "torchvision": _torchvision,
-    "segmentation": _segmentation,
-    "monai": _monai,
-    "eeg": _eeg,
-    "graphs": _graphs,
-    "series": _series,
-    "mixer": _mixer,
-    "tabular": _tabular,
+BUILDERS: dict[str, Callable[[str, dict[str, Any]], Specimen]] = {
+    "torch_geometric": _graphs,
+    "pytorch_tabnet": _tabular,
 }

@@ -1,6 +1,6 @@
 """How the network is trained and what is measured: the paper's protocol, and a small likeness of it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,18 +46,14 @@ class CifarProfile:
     def training(self) -> dict[str, Any]:
         """What decides on the weights, as JSON has it."""
         names = ("depth", "batch_size", "steps", "rates", "momentum", "weight_decay", "n_train")
-        fields = asdict(self)
-        return {name: fields[name] for name in names} | {"rates": [list(pair) for pair in self.rates]}
+        return {name: getattr(self, name) for name in names} | {"rates": [list(pair) for pair in self.rates]}
 
     def load(self) -> Split:
         """Read the images; those to train on and to validate on are disjoint, the first so many of each."""
         images, test, (train, validation) = cifar10("train"), cifar10("test"), held_out()
-        train, validation = train[: self.n_train], validation[: self.n_validation]
-        return Split(
-            Images(images.x[train], images.y[train]),
-            Images(images.x[validation], images.y[validation]),
-            Images(test.x[: self.n_test], test.y[: self.n_test]),
-        )
+        rows = train[: self.n_train], validation[: self.n_validation]
+        held = [Images(images.x[row], images.y[row]) for row in rows]
+        return Split(*held, Images(test.x[: self.n_test], test.y[: self.n_test]))
 
 
 PAPER = CifarProfile()
@@ -80,10 +76,9 @@ QUICK = CifarProfile(
 
 def find_profile(name: str) -> CifarProfile:
     """Return a profile by its name."""
-    for profile in (PAPER, QUICK):
-        if profile.name == name:
-            return profile
-    raise MCBNError(f"there is no profile {name!r}; take paper or quick")
+    if name not in ("paper", "quick"):
+        raise MCBNError(f"there is no profile {name!r}; take paper or quick")
+    return PAPER if name == "paper" else QUICK
 
 
 def held_out() -> tuple[Tensor, Tensor]:

@@ -43,15 +43,17 @@ def run(
     journal = Journal(out, asdict(profile), device)
     progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
     at_once = device != "cpu" if together is None else together
+
+    def watch(seed: int, epoch: Epoch) -> None:
+        progress.fraction(epoch.steps / profile.steps)
+
+    folder = networks or out / "networks"
     for group in [seeds] if at_once else [[seed] for seed in seeds]:
-
-        def watch(seed: int, epoch: Epoch) -> None:
-            progress.fraction(epoch.steps / profile.steps)
-
-        folder = networks or out / "networks"
         with progress.cell(f"seed {', '.join(map(str, group))}", len(group) * profile.steps):
             for path in train_networks(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
-                record_training(journal, path)
+                facts = {"kind": TRAINING, "network": path.stem.rpartition("-seed")[0], **network_facts(path)}
+                if facts not in journal.records:
+                    journal.append([facts])
                 if not dropout:
                     evaluate(journal, profile, path)
     progress.close()
@@ -107,13 +109,6 @@ def _require_same_training(path: Path, profile: CifarProfile, dropout: float) ->
             f"{path} was trained with other settings (profile {facts['profile']!r}, dropout {facts['dropout']}); use "
             "another folder with --out or --networks"
         )
-
-
-def record_training(journal: Journal, path: Path) -> None:
-    """Append what a network's file says of its training, once."""
-    facts = {"kind": TRAINING, "network": path.stem.rpartition("-seed")[0], **network_facts(path)}
-    if facts not in journal.records:
-        journal.append([facts])
 
 
 def evaluate(journal: Journal, profile: CifarProfile, path: Path) -> None:

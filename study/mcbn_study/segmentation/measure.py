@@ -5,7 +5,7 @@ In the paper's way each image stands in batches of its own.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import ClassificationPrediction
 from mcbn_study.data.scenes import Scenes
-from mcbn_study.machine import timed
+from mcbn_study.machine import gpu_growth, timed
 from mcbn_study.segmentation.augmentation import normalize, training_batches
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import PixelScores
@@ -101,11 +101,7 @@ class QueryInside(batch_norm.Record):
 
 def with_maps(pred: ClassificationPrediction) -> Segmented:
     """Add the maps: variance of the softmax averaged over classes (the paper's), mutual information, entropy."""
-    maps = {
-        "variance": pred.variance.mean(1),
-        "mutual_information": pred.mutual_information,
-        "entropy": pred.entropy,
-    }
+    maps = {"variance": pred.variance.mean(1), "mutual_information": pred.mutual_information, "entropy": pred.entropy}
     return Segmented(pred.probs, maps)
 
 
@@ -165,12 +161,7 @@ class SceneEvaluation:
         x, peaks = normalize(self.test.x[:MEMORY_IMAGES]), {}
         self.bayes.predict(x, n_samples=self.profile.memory_samples[0])  # finds how to run: not to be counted
         for T in self.profile.memory_samples:
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            self.bayes.predict(x, n_samples=T)
-            torch.cuda.synchronize()
-            peaks[f"peak_mib_at_{T}"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+            peaks[f"peak_mib_at_{T}"] = gpu_growth(partial(self.bayes.predict, x, n_samples=T)) / 2**20
         return peaks
 
 

@@ -68,9 +68,8 @@ def train(
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
     network = SegNet(len(scenes.kind.classes), widths=profile.widths, seed=profile.seed)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.AdamW(
-        network.parameters(), profile.learning_rate, weight_decay=profile.weight_decay, fused=device == "cuda"
-    )
+    rates = {"lr": profile.learning_rate, "weight_decay": profile.weight_decay}
+    optimizer = torch.optim.AdamW(network.parameters(), **rates, fused=device == "cuda")
     for p in network.parameters():
         optimizer.state[p] = {"step": torch.zeros((), device=device)}
         optimizer.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -127,15 +126,13 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     """Return the mean IoU of the plain network; its mode is put back."""
     was_training = network.training
     network.eval()
-    counts = torch.zeros(len(scenes.kind.classes), len(scenes.kind.classes), dtype=torch.int64, device=scenes.x.device)
+    few, classes = zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True), scenes.kind.classes
     try:
-        for x, y in zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True):
-            with precision(x.device.type):
-                label = network(normalize(x)).argmax(1)
-            counts += confusion(label, y, len(scenes.kind.classes), scenes.kind.void)
+        with precision(scenes.x.device.type):
+            counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
     finally:
         network.train(was_training)
-    return mean_iou(counts)
+    return mean_iou(torch.stack(counts).sum(0))
 
 
 def precision(device: str) -> AbstractContextManager[Any]:
@@ -146,15 +143,13 @@ def precision(device: str) -> AbstractContextManager[Any]:
 def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
     """Take the steps of one epoch; return the mean loss."""
     run.network.train()
-    batches = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
-    views = [view.to(device) for view in batches]
+    drawn = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
+    views = [view.to(device) for view in drawn]
     steps, total = len(views), torch.zeros((), device=device)
     for number, view in enumerate(views):
-        rate = learning_rate(
-            run.epoch * steps + number, profile.epochs * steps, peak=profile.learning_rate, warm_up=profile.warm_up
-        )
-        for group in run.optimizer.param_groups:
-            group["lr"] = rate
+        done, steps_in_all = run.epoch * steps + number, profile.epochs * steps
+        (group,) = run.optimizer.param_groups
+        group["lr"] = learning_rate(done, steps_in_all, peak=profile.learning_rate, warm_up=profile.warm_up)
         x, y = show(scenes, view)
         with precision(device):
             logits = run.network(x)  # (M, K, H, W)
@@ -180,10 +175,8 @@ def load_network(profile: SceneProfile, path: Path) -> SegNet:
     network = SegNet(len(SCENE_SETS[profile.dataset].classes), widths=profile.widths, seed=profile.seed)
     tensors, metadata = read_tensors(path, hint="remove it to train anew")
     if metadata != _metadata(profile):
-        raise MCBNError(
-            f"{path} was trained with other settings ({metadata.get('profile')}); remove it, or use another "
-            "folder with --out"
-        )
+        trained = f"{path} was trained with other settings ({metadata.get('profile')})"
+        raise MCBNError(f"{trained}; remove it, or use another folder with --out")
     return checkpoints.load_weights(network, tensors, path)
 
 
