@@ -50,17 +50,11 @@ def read_costs(folder: Path) -> list[Cost]:
                 latest[place] = record
     if not latest:
         raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")
-    return [
-        Cost(
-            r["case"],
-            device,
-            r["hardware"],
-            r["n"],
-            r["n_samples"],
-            1000 * r["milliseconds"] / (r["n"] * r["n_samples"]),
-        )
-        for (_, device), r in latest.items()
-    ]
+    costs = []
+    for (case, device), r in latest.items():
+        n, T = r["n"], r["n_samples"]
+        costs.append(Cost(case, device, r["hardware"], n, T, 1000 * r["milliseconds"] / (n * T)))
+    return costs
 
 
 def cost_table(costs: Iterable[Cost], prices: Mapping[str, float] = PRICES, draws: Sequence[int] = DRAWS) -> str:
@@ -139,7 +133,8 @@ def _play(work: Work, gpus: int, a: Assumptions) -> tuple[float, int]:
     def spread(median: float, deviation: float) -> float:
         return median * float(np.exp(deviation * random.standard_normal()))
 
-    base = _part_seconds(work, gpus, a)
+    reading = work.part_inputs * a.input_bytes * min(gpus, work.parts) / (a.storage_gigabytes * 1e9)  # shared by all
+    base = max(work.part_inputs * work.seconds_per_input, reading)  # a GPU reads ahead while it computes
     free = [(spread(a.start_seconds, a.start_spread), g) for g in range(gpus)]
     heapq.heapify(free)
     driver, end, failures, left = 0.0, 0.0, 0, work.parts
@@ -157,22 +152,9 @@ def _play(work: Work, gpus: int, a: Assumptions) -> tuple[float, int]:
     return end, failures
 
 
-def _part_seconds(work: Work, gpus: int, a: Assumptions) -> float:
-    """Return the time of a part: computing, or reading where the storage, shared by all readers, is slower."""
-    readers = min(gpus, work.parts)
-    reading = work.part_inputs * a.input_bytes * readers / (a.storage_gigabytes * 1e9)
-    return max(work.part_inputs * work.seconds_per_input, reading)  # a GPU reads ahead while it computes
-
-
-def project(seconds_per_input: float, inputs: int) -> list[Projection]:
-    """Simulate one job on several sizes of cluster and of part."""
-    works = [Work(inputs, size, seconds_per_input) for size in (2048, 16384)]
-    return [simulate(work, gpus, Assumptions()) for work in works for gpus in (1, 10, 100, 1000)]
-
-
-def sensitivities(seconds_per_input: float, inputs: int) -> dict[str, Projection]:
-    """Simulate the same job on 1,000 GPUs with one assumption changed at a time."""
-    a, work = Assumptions(), Work(inputs, 16384, seconds_per_input)
+def sensitivities(work: Work) -> dict[str, Projection]:
+    """Simulate a job on 1,000 GPUs with one assumption changed at a time."""
+    a = Assumptions()
     changed = {
         "as assumed": a,
         "driver 10 times slower": replace(a, driver_seconds=10 * a.driver_seconds),
@@ -189,7 +171,9 @@ def run_sweep(folder: Path, network: str, n_samples: int, images: int, out: Path
     if not measured:
         raise MCBNError(f"{folder} holds no time of {network} on a GPU")
     each = measured[0].microseconds * n_samples / 1e6
-    sizes, changed = project(each, images), sensitivities(each, images)
+    works = [Work(images, size, each) for size in (2048, 16384)]
+    sizes = [simulate(work, gpus, Assumptions()) for work in works for gpus in (1, 10, 100, 1000)]
+    changed = sensitivities(works[-1])
     print(f"SIMULATED: {network}, T = {n_samples}, {1e3 * each:.3g} ms an image as measured\n")
     head = ["GPUs", "images", "a part", "hours", "GPU hours", "dollars", "efficiency", "failures", "driver busy"]
     print(markdown(head, map(_line, sizes)))

@@ -71,7 +71,7 @@ def compare_narrow(device: str) -> Iterator[str]:
         exact = F.conv2d(x[:n].double(), weight.double(), None, stride, 1)
         plain, exact = (_finish(y, scale[0], shift[0], shortcut[:n]) for y in (runs["convolution"]()[:n], exact))
         times = ", ".join(f"{name} {1000 * timing.milliseconds / CALLS:.0f} us" for name, timing in taken.items())
-        errors = [_distance(values, exact) for values in (plain, runs["kernel"]()[:n])]
+        errors = [float((values - exact).abs().max() / exact.abs().max()) for values in (plain, runs["kernel"]()[:n])]
         title = f"{C} -> {D} channels, {size} x {size}, stride {stride}"
         yield f"{title}: {times}; from float64 {errors[0]:.1e}, {errors[1]:.1e}"
 
@@ -84,7 +84,3 @@ def _repeat(run: Callable[[], Tensor], times: int) -> None:
 def _finish(y: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:
     scale, shift = (values.to(y.dtype)[:, None, None] for values in (scale, shift))
     return torch.relu(y * scale + shift + shortcut.to(y.dtype))
-
-
-def _distance(values: Tensor, exact: Tensor) -> float:
-    return float((values - exact).abs().max() / exact.abs().max())

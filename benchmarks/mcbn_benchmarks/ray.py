@@ -42,7 +42,7 @@ def measure(rows: int, n_samples: int, workers: int, pool: str = "data", rounds:
         parquet.write_table(arrow.table({f"x{c}": x[:, c] for c in range(INPUTS)}), folder / "rows.parquet")
         begun = time.perf_counter()
         with connected() as ray:
-            ray.get(ray.remote(_nothing).remote())  # the cluster is up
+            ray.get(ray.remote(lambda: None).remote())  # the cluster is up
             up = time.perf_counter() - begun
             times = [_round(bayes, torch.from_numpy(x), folder / str(i), workers, pool) for i in range(rounds)]
     record: Record = {"case": "ray mlp", "n": rows, "n_samples": n_samples, "workers": workers, "pool": pool}
@@ -77,10 +77,6 @@ def _time_memory(bayes: MCBN[Any], x: torch.Tensor) -> float:
     for block in torch.split(x, size):
         bayes.predict(block).interval(0.95)
     return time.perf_counter() - started
-
-
-def _nothing() -> None:
-    pass
 
 
 def _time_ray(bayes: MCBN[Any], source: Path, out: Path, rows: int, workers: int, pool: str) -> Record:

@@ -55,7 +55,6 @@ RESNET32 = Case("resnet32", resnet32, (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
-MEMORY_SAMPLES = (5, 500)
 MEMORY = (
     replace(MLP, name="memory mlp", n=2000),
     replace(MLP, name="memory mlp", n=100_000),  # where a few draws fill a chunk on a GPU too

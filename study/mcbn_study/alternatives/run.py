@@ -58,7 +58,9 @@ def run(
     sizes = {name: len(queries.x) for name, queries in sets.items()}
     journal = Journal(out, {"n_samples": n_samples, "batch_size": batch_size, "images": sizes}, device)
     for method, material, seed in tasks(trained, data, choose(methods, trained), seeds, n_samples, batch_size):
-        if not _measured(journal, method, seed, ("validation", *sets)):
+        key = {"kind": "score", "method": method, "seed": seed}
+        asked = [{"data": name, "tempered": tempered} for name in ("validation", *sets) for tempered in (False, True)]
+        if not all(journal.has(**key, **each) for each in asked):
             journal.add(row | {"method": method, "seed": seed} for row in measure(method, material, sets))
     return journal.path
 
@@ -139,9 +141,3 @@ def tasks(
     if "ensemble" in methods:
         members = [trained.plain[seed] for seed in sorted(trained.plain)]
         yield "ensemble", replace(base, network=members[0], members=members), EVERY
-
-
-def _measured(journal: Journal, method: str, seed: int | None, sets: Sequence[str]) -> bool:
-    """Tell whether the records hold every set, validation too, twice each: without and with temperature."""
-    key = {"kind": "score", "method": method, "seed": seed}
-    return all(journal.has(**key, data=name, tempered=tempered) for name in sets for tempered in (False, True))

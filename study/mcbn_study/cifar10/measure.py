@@ -63,18 +63,16 @@ def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Scored]:
     s / sqrt(sets), other scores over the first eight. Where every T divides D and the next T, PLL cannot fall as T
     grows: log (p + q) / 2 >= (log p + log q) / 2.
     """
-    probs = torch.softmax(logits.double(), 2)
-    return [_at(probs, y, T) for T in sizes if len(probs) >= T]
-
-
-def _at(probs: Tensor, y: Tensor, n_samples: int) -> Scored:
-    sets = set_means(probs, n_samples)  # (S, N, K)
-    pll = log_likelihood(sets, y).mean(1)  # (S,)
-    several = [score(draws, y) for draws in torch.split(probs, n_samples)[: min(len(sets), MOST_SETS)]]
-    names = [name for name in several[0] if all(name in one for one in several)]
-    values = {name: torch.tensor([one[name] for one in several], dtype=torch.float64) for name in names} | {"pll": pll}
-    errors = {name: standard_error(v) for name, v in values.items() if len(v) > 1}
-    return Scored(n_samples, len(sets), {name: float(v.mean()) for name, v in values.items()}, errors)
+    probs, curve = torch.softmax(logits.double(), 2), []
+    for T in (T for T in sizes if len(probs) >= T):
+        sets = set_means(probs, T)  # (S, N, K)
+        several = [score(draws, y) for draws in torch.split(probs, T)[: min(len(sets), MOST_SETS)]]
+        names = [name for name in several[0] if all(name in one for one in several)]
+        values = {name: torch.tensor([one[name] for one in several], dtype=torch.float64) for name in names}
+        values["pll"] = log_likelihood(sets, y).mean(1)  # (S,)
+        errors = {name: standard_error(v) for name, v in values.items() if len(v) > 1}
+        curve.append(Scored(T, len(sets), {name: float(v.mean()) for name, v in values.items()}, errors))
+    return curve
 
 
 def set_means(probs: Tensor, n_samples: int) -> Tensor:

@@ -72,9 +72,13 @@ def train_networks(
     """Train the networks that have no file yet, or go on with them, all at the same time; return the files."""
     stem = f"resnet{profile.depth}{'-dropout' if dropout else ''}"
     paths = {seed: folder / f"{stem}-seed{seed}.safetensors" for seed in seeds}
-    for path in paths.values():
-        if path.exists():
-            _require_same_training(path, profile, dropout)
+    for path in filter(Path.exists, paths.values()):
+        facts = network_facts(path)
+        if facts["training"] != profile.training or facts["dropout"] != dropout:
+            raise MCBNError(
+                f"{path} was trained with other settings (profile {facts['profile']!r}, dropout {facts['dropout']}); "
+                "use another folder with --out or --networks"
+            )
     left = [seed for seed, path in paths.items() if not path.exists()]
     unfinished = folder / "unfinished"
     if left:
@@ -100,15 +104,6 @@ def _facts(profile: CifarProfile, seed: int, dropout: float, last: Epoch, togeth
     facts = {"seed": seed, "dropout": dropout, "profile": profile.name, "training": profile.training}
     facts |= {"steps": last.steps, "loss": last.loss, "accuracy": last.accuracy, "seconds": last.seconds}
     return facts | {"milliseconds_per_step": round(1000 * last.seconds / last.steps, 4), "together": together}
-
-
-def _require_same_training(path: Path, profile: CifarProfile, dropout: float) -> None:
-    facts = network_facts(path)
-    if facts["training"] != profile.training or facts["dropout"] != dropout:
-        raise MCBNError(
-            f"{path} was trained with other settings (profile {facts['profile']!r}, dropout {facts['dropout']}); use "
-            "another folder with --out or --networks"
-        )
 
 
 def evaluate(journal: Journal, profile: CifarProfile, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is published on the image sets (sets.toml), where their files are looked for, and chosen members of tar files."""
+"""What is published on the image sets (sets.toml), where files are looked for, and chosen members of tar files."""
 
 import os
 import shutil

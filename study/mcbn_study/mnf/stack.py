@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mcbn.engine.capture import capture
+from mcbn_study import checkpoints
 from mcbn_study.mnf.layers import MNFNetwork, Sources
 
 BLOCK = 2**20  # normal numbers drawn at once for a network: depends on nothing else in the stack
@@ -175,20 +176,12 @@ def side_by_side(functions: Sequence[LayerSources], noises: list[list[Tensor]]) 
 @contextmanager
 def unchanged(state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
     """Put back what is changed of a state inside, and start the optimizer anew."""
-    before = [tensor.detach().clone() for tensor in state]
     try:
-        yield
+        with checkpoints.unchanged(state):
+            yield
     finally:
-        _restore(state, before, optimizer)
-
-
-def _restore(state: Sequence[Tensor], before: list[Tensor], optimizer: torch.optim.Optimizer | None) -> None:
-    with torch.no_grad():
-        for tensor, value in zip(state, before, strict=True):
-            tensor.copy_(value)
         for moments in optimizer.state.values() if optimizer else ():
-            for value in moments.values():
-                value.zero_()  # Adam's moments and step count start at zero
+            checkpoints.put_back(moments.values(), map(torch.zeros_like, moments.values()))  # Adam's begin at zero
 
 
 class Best:
@@ -223,7 +216,7 @@ class Best:
 
     def restore(self) -> list[int]:
         """Put every network back to its best epoch, and return those epochs."""
-        _restore(self.parameters, self.kept, None)
+        checkpoints.put_back(self.parameters, self.kept)
         return [int(epoch) for epoch in self.best_epoch.tolist()]
 
 
@@ -250,7 +243,7 @@ def train_for(stack: Stack, epochs: Sequence[int]) -> None:
         if epoch in epochs:
             done = torch.tensor([count == epoch for count in epochs], device=stack.device)
             keep_where(done, parameters, kept)
-    _restore(parameters, kept, None)
+    checkpoints.put_back(parameters, kept)
 
 
 def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor]) -> None:

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False),
-        nn.BatchNorm2d(outputs),
-    )
+    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
 
 class Basic(nn.Module):
@@ -35,11 +33,8 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.one, self.two, self.three = (
-            _conv(inputs, width, 1),
-            _conv(width, width, 3, stride),
-            _conv(width, 4 * width, 1),
-        )
+        self.one, self.two = _conv(inputs, width, 1), _conv(width, width, 3, stride)
+        self.three = _conv(width, 4 * width, 1)
         projected = stride > 1 or inputs != 4 * width
         self.shortcut = _conv(inputs, 4 * width, 1, stride) if projected else nn.Identity()
 

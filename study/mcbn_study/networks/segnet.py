@@ -30,12 +30,7 @@ class SegNet(nn.Module):
     """
 
     def __init__(
-        self,
-        n_classes: int,
-        *,
-        widths: Sequence[int] = WIDTHS,
-        depths: Sequence[int] = DEPTHS,
-        seed: int = 0,
+        self, n_classes: int, *, widths: Sequence[int] = WIDTHS, depths: Sequence[int] = DEPTHS, seed: int = 0
     ) -> None:
         super().__init__()
         if n_classes < 2 or not widths or len(widths) != len(depths) or min(*widths, *depths) < 1 or depths[0] < 2:

@@ -150,7 +150,7 @@ class SceneEvaluation:
             M: shared_draws(self.bayes.with_posterior(self.bayes.posterior.at_batch_size(M)), T)
             for M in self.profile.tuned_batch_sizes
         }
-        losses = {M: measure(estimator, val, []).scores.nll() for M, estimator in by_size.items()}
+        losses = {M: measure(estimator, val, [])[0].nll() for M, estimator in by_size.items()}
         best = min(losses, key=lambda M: losses[M])
         return by_size[best], {"batch_size": float(best)} | {f"val_nll_at_{M}": loss for M, loss in losses.items()}
 
@@ -165,16 +165,11 @@ class SceneEvaluation:
         return peaks
 
 
-class MeasuredScenes(NamedTuple):
-    """Scores over all images, labels and maps of a few, and the seconds that predicting took."""
+def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> tuple[PixelScores, dict[str, Any], float]:
+    """Predict all images, a few at a time: scores, labels and maps of the shown ones, seconds of predicting.
 
-    scores: PixelScores
-    shown: dict[str, Any]
-    seconds: float
-
-
-def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> MeasuredScenes:
-    """Predict all images, a few at a time."""
+    Maps are stored in 256 steps up to their largest value, kept beside them.
+    """
     scores, kept, seconds = PixelScores(scenes.kind.classes, scenes.kind.void), dict[str, list[Tensor]](), 0.0
     for start in range(0, len(scenes), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
@@ -185,22 +180,15 @@ def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> Measu
             kept.setdefault("label", []).append(probs[row].argmax(0).byte().cpu())
             for name, values in maps.items():
                 kept.setdefault(name, []).append(values[row].float().cpu())
-    names = {"names": np.array([scenes.names[i] for i in shown])}
-    return MeasuredScenes(scores, names | dict(_quantised(kept)), seconds)
+    arrays: dict[str, Any] = {"names": np.array([scenes.names[i] for i in shown])}
+    for name, values in ((name, torch.stack(images)) for name, images in kept.items()):
+        largest = values.max().clamp(min=1e-12)
+        arrays[name] = (values if name == "label" else (255 * values / largest).round().byte()).numpy()
+        if name != "label":
+            arrays[f"{name}_scale"] = np.float32(largest.item() / 255)
+    return scores, arrays, seconds
 
 
 def examples(n: int, count: int) -> list[int]:
     """Choose images to show without looking at them: the middles of equal stretches."""
     return sorted({int((i + 0.5) * n / count) for i in range(count)})
-
-
-def _quantised(kept: dict[str, list[Tensor]]) -> Iterator[tuple[str, Any]]:
-    """Store maps in 256 steps up to their largest value, kept beside them."""
-    for name, images in kept.items():
-        values = torch.stack(images)
-        if name == "label":
-            yield name, values.numpy()
-        else:
-            largest = values.max().clamp(min=1e-12)
-            yield name, (255 * values / largest).round().byte().numpy()
-            yield f"{name}_scale", np.float32(largest.item() / 255)

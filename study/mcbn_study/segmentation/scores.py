@@ -83,16 +83,12 @@ class PixelScores:
         self.counts += confusion(label, y, len(self.classes), self.void).cpu()
         truth = probs.gather(1, y.long().masked_fill(~valid, 0).unsqueeze(1)).squeeze(1)
         self.log_loss -= (truth.double().clamp(min=1e-38).log() * valid).sum().item()
-        self._add_calibration(confidence, right, valid)
+        bins = torch.bucketize(confidence, torch.linspace(0, 1, N_BINS + 1, device=y.device)[1:-1])
+        gap = (right.double() - confidence.double()) * valid
+        self.gap += torch.bincount(bins.flatten(), gap.flatten(), N_BINS).cpu()
         near = boundary(y)
         for name, values in maps.items():
             self._add_map(name, values, right, valid, near)
-
-    def _add_calibration(self, confidence: Tensor, right: Tensor, valid: Tensor) -> None:
-        edges = torch.linspace(0, 1, N_BINS + 1, device=confidence.device)[1:-1]
-        bins = torch.bucketize(confidence, edges).flatten()
-        gap = ((right.double() - confidence.double()) * valid).flatten()
-        self.gap += torch.zeros(N_BINS, dtype=torch.float64, device=gap.device).index_add(0, bins, gap).cpu()
 
     def _add_map(self, name: str, values: Tensor, right: Tensor, valid: Tensor, near: Tensor) -> None:
         if not bool(torch.isfinite(values).all()):

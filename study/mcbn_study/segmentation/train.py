@@ -68,8 +68,8 @@ def train(
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
     network = SegNet(len(scenes.kind.classes), widths=profile.widths, seed=profile.seed)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rates = {"lr": profile.learning_rate, "weight_decay": profile.weight_decay}
-    optimizer = torch.optim.AdamW(network.parameters(), **rates, fused=device == "cuda")
+    decay, on_gpu = profile.weight_decay, device == "cuda"
+    optimizer = torch.optim.AdamW(network.parameters(), profile.learning_rate, weight_decay=decay, fused=on_gpu)
     for p in network.parameters():
         optimizer.state[p] = {"step": torch.zeros((), device=device)}
         optimizer.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
