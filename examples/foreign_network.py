@@ -22,31 +22,31 @@ from torch import Tensor, nn
 
 import mcbn
 from mcbn_study.data.cifar import CIFAR10_SHAPE, cifar10, require_images
-from mcbn_study.foreign import inputs, report
-from mcbn_study.foreign.run import predict_and_score
+from mcbn_study.foreign import report
+from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import Journal
 
 # Mean and deviation of pixels. The page of the package names those of ImageNet; the network's own running statistics
 # say that it was trained with the others, which mcbn's warning brings to light.
-SCALES: dict[str, inputs.Scale] = {"stated": inputs.IMAGENET, "fitting": ((0.5,) * 3, (0.5,) * 3)}
+SCALES: dict[str, foreign.Scale] = {"stated": foreign.IMAGENET, "fitting": ((0.5,) * 3, (0.5,) * 3)}
 Row = dict[str, Any]
 
 
 def resnet(name: str, args: argparse.Namespace) -> Iterator[Row]:
     """Score ResNet-20 or 32: plain and MCBN; ResNet-32 also at another M, and without the augmentation of training."""
-    network = inputs.load_resnet(inputs.data_folder() / "cifar10_resnet" / f"{name}.npz").to(args.device)
+    network = foreign.load_resnet(foreign.data_folder() / "cifar10_resnet" / f"{name}.npz").to(args.device)
     train, test = cifar10("train"), cifar10("test")
     images = require_images(test.x, CIFAR10_SHAPE)[: args.test]
-    x, y = inputs.normalise(images).to(args.device), test.y[: args.test]
+    x, y = foreign.normalise(images).to(args.device), test.y[: args.test]
 
     bayes = mcbn.MCBN(network, "classification")
-    bayes.fit(inputs.FramedCrops(train.x), n_samples=args.samples, batch_size=32)  # flips and crops, as in its training
+    bayes.fit(foreign.FramedCrops(train.x), n_samples=args.samples, batch_size=32)  # crops as in its training
     yield score("plain", lambda part: bayes.plain(part).softmax(1), x, y)
     yield score("MCBN, M = 32", lambda part: bayes.predict(part).probs, x, y)
     if name == "resnet32":
         bayes.posterior = bayes.posterior.at_batch_size(16)  # a stronger posterior, no data needed
         yield score("MCBN, M = 16", lambda part: bayes.predict(part).probs, x, y)
-        warned = fit_listening(bayes, inputs.normalise(train.x[:10_000]), n_samples=args.samples)
+        warned = fit_listening(bayes, foreign.normalise(train.x[:10_000]), n_samples=args.samples)
         row = score("MCBN, M = 32, not augmented", lambda part: bayes.predict(part).probs, x, y)
         yield row | {"warning": warned}
 
@@ -58,18 +58,18 @@ def efficientnet(name: str, args: argparse.Namespace) -> Iterator[Row]:
     for them. The probability of an animal is the sum over its classes of ImageNet, given that it is one of the five.
     The last row keeps the spread of these draws, but about the network's own running statistics.
     """
-    network = inputs.load_efficientnet().to(args.device)
-    train, _ = inputs.photographs("train", 300)
-    test, y = inputs.photographs("val", args.photographs)
+    network = foreign.load_efficientnet().to(args.device)
+    train, _ = foreign.photographs("train", 300)
+    test, y = foreign.photographs("val", args.photographs)
     bayes = mcbn.MCBN(network, "classification")
     for name, scale in SCALES.items():
-        warned = fit_listening(bayes, inputs.RandomCrops(train, scale), n_samples=min(args.samples, 64))
-        x = torch.stack([inputs.centre(image, scale) for image in test]).to(args.device)
-        yield score(f"plain, {name} scale", lambda part: inputs.animals(bayes.plain(part).softmax(1)), x, y)
-        row = score(f"MCBN, M = 32, {name} scale", lambda part: inputs.animals(bayes.predict(part).probs), x, y)
+        warned = fit_listening(bayes, foreign.RandomCrops(train, scale), n_samples=min(args.samples, 64))
+        x = torch.stack([foreign.centre(image, scale) for image in test]).to(args.device)
+        yield score(f"plain, {name} scale", lambda part: foreign.animals(bayes.plain(part).softmax(1)), x, y)
+        row = score(f"MCBN, M = 32, {name} scale", lambda part: foreign.animals(bayes.predict(part).probs), x, y)
         yield row | {"warning": warned}
     bayes.posterior = recentred(bayes.posterior, network)
-    yield score("MCBN, M = 32, fitting scale, recentred", lambda part: inputs.animals(bayes.predict(part).probs), x, y)
+    yield score("MCBN, M = 32, fitting scale, recentred", lambda part: foreign.animals(bayes.predict(part).probs), x, y)
 
 
 def recentred(drawn: mcbn.Posterior, network: nn.Module) -> mcbn.Posterior:
@@ -90,7 +90,7 @@ def fit_listening(bayes: mcbn.MCBN[Any], data: Any, *, n_samples: int) -> str:
 
 def score(method: str, predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
     """Predict and score class probabilities (N, K); pll_error: standard error of pll over the images."""
-    return {"method": method, **predict_and_score(predict, x, y)}
+    return {"method": method, **foreign.predict_and_score(predict, x, y)}
 
 
 def main() -> None:

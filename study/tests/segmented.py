@@ -5,7 +5,7 @@ import torch
 
 from mcbn_study.data.scenes import CAMVID, Scenes
 from mcbn_study.networks.segnet import SegNet
-from mcbn_study.segmentation import augmentation
+from mcbn_study.segmentation import train as training
 from mcbn_study.segmentation.profile import SceneProfile
 
 TINY = SceneProfile(
@@ -37,7 +37,7 @@ def scenes(n: int = 6, size: tuple[int, int] = (36, 48), seed: int = 0) -> Scene
 
 def segnet(classes: int = 11) -> SegNet:
     network = SegNet(classes, widths=(4, 4, 4, 4, 4), seed=1).double()
-    data = augmentation.normalize(scenes(8).x).double()
+    data = training.normalize(scenes(8).x).double()
     network.train()
     with torch.no_grad():
         for _ in range(30):

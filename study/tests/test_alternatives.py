@@ -18,11 +18,9 @@ from mcbn.cli import app
 from mcbn.errors import MCBNError
 from mcbn_study.alternatives import measure, methods, report
 from mcbn_study.alternatives import run as study
-from mcbn_study.alternatives.corruptions import SEVERITIES, mixture
-from mcbn_study.alternatives.inputs import load_foreign, load_networks, questions
-from mcbn_study.cifar10.augmentation import Augmented
+from mcbn_study.alternatives.inputs import SEVERITIES, load_foreign, load_networks, mixture, questions
 from mcbn_study.cifar10.profile import Split
-from mcbn_study.cifar10.train import save_network
+from mcbn_study.cifar10.train import Augmented, save_network
 from mcbn_study.data.cifar import Images, require_images
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks.resnet import CifarResNet, standardize

@@ -11,9 +11,9 @@ from torch import nn
 import mcbn
 from cifar import TINY, images, trained
 from kinds import norms_in_training
-from mcbn_study.cifar10.augmentation import Augmented
 from mcbn_study.cifar10.measure import Evaluation, curve, difference, fresh_batches, per_query, score
 from mcbn_study.cifar10.profile import Split
+from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks.resnet import standardize
 

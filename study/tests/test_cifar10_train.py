@@ -10,12 +10,12 @@ from torch import nn
 
 import mcbn
 from cifar import TINY, images, same, train_one
-from mcbn_study.cifar10.augmentation import epoch_choices
 from mcbn_study.cifar10.profile import PAPER, CifarProfile
 from mcbn_study.cifar10.train import (
     Epoch,
     ResNetTrainer,
     captured_step,
+    epoch_choices,
     learning_rate,
     load_network,
     save_network,

@@ -15,7 +15,6 @@ from mcbn.data import Regression, folds, load, split
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.data.cifar import Images
-from mcbn_study.foreign import inputs
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import CellJournal
 from mcbn_study.journal import read as read_records
@@ -295,7 +294,7 @@ def published(name):
 
 def test_published_weights_land_in_their_layers(weights):
     path, network = weights
-    loaded, x = inputs.load_resnet(path), torch.randn(2, 3, 32, 32)
+    loaded, x = foreign.load_resnet(path), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(loaded(x), network(x))
 
@@ -303,10 +302,10 @@ def test_published_weights_land_in_their_layers(weights):
 @pytest.mark.slow
 def test_crops_are_framed_in_black_before_normalisation():
     image = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
-    black, white = (inputs.normalise(torch.full((3, 1, 1), v, dtype=torch.uint8)) for v in (0, 255))
+    black, white = (foreign.normalise(torch.full((3, 1, 1), v, dtype=torch.uint8)) for v in (0, 255))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        crops = torch.stack([inputs.FramedCrops(image)[0] for _ in range(300)])
+        crops = torch.stack([foreign.FramedCrops(image)[0] for _ in range(300)])
     assert bool(((crops == black) | (crops == white)).all())
     dark = crops[:, 0] == black[0]  # (n, 32, 32)
     assert [int(dark.all(axis).sum(1).max()) for axis in (1, 2)] == [4, 4]  # columns, rows of the frame
@@ -321,7 +320,7 @@ def test_the_foreign_network_is_compared_and_gone_on_with(weights, tmp_path):
         path = foreign.cifar(file, tmp_path, **options)
     records = read_records(path)
     assert [r["family"] for r in records] == ["plain", "sample", "linear", "gaussian", "layerwise", "diagonal"]
-    x = inputs.normalise(foreign.cifar10("test").x[:4])
+    x = foreign.normalise(foreign.cifar10("test").x[:4])
     with torch.no_grad():
         log_p = network(x).double().log_softmax(1)[range(4), range(4)]
     assert records[0]["pll"] == pytest.approx(float(log_p.mean()), rel=1e-5)

@@ -7,8 +7,8 @@ from torch import nn
 from kinds import norms_in_training
 from mcbn import MCBNError
 from mcbn_study.networks.segnet import SegNet
-from mcbn_study.segmentation import augmentation
 from mcbn_study.segmentation import measure as estimators
+from mcbn_study.segmentation import train as training
 from segmented import scenes, segnet
 from untouched import untouched
 
@@ -29,7 +29,7 @@ def test_query_inside_is_a_training_pass_of_the_first_two_layers() -> None:
         for rows in torch.randint(len(train), (T, M - 1), generator=generator):
             batch = torch.cat([query[i : i + 1], train[rows]])
             with torch.no_grad():
-                probs.append(torch.softmax(by_hand(augmentation.normalize(batch).double())[0], 0))
+                probs.append(torch.softmax(by_hand(training.normalize(batch).double())[0], 0))
         drawn = torch.stack(probs)  # (T, K, H, W)
         mean = drawn.mean(0)
         torch.testing.assert_close(found.probs[i], mean, rtol=1e-9, atol=1e-12)
@@ -57,12 +57,12 @@ def test_plain_is_the_softmax_of_the_network() -> None:
     network, x = SegNet(11, widths=(4, 4, 4, 4, 4)).eval(), scenes(2).x
     found = estimators.plain(network)(x)
     with torch.no_grad():
-        probs = torch.softmax(network(augmentation.normalize(x)), 1)
+        probs = torch.softmax(network(training.normalize(x)), 1)
     torch.testing.assert_close(found.probs, probs)
     torch.testing.assert_close(found.maps["entropy"], -(probs * probs.log()).sum(1))
 
 
 def test_normalize_is_the_usual_scaling() -> None:
     x = scenes(2).x
-    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (augmentation.MEAN, augmentation.STD))
-    torch.testing.assert_close(augmentation.normalize(x), (x / 255 - mean) / std)
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (training.MEAN, training.STD))
+    torch.testing.assert_close(training.normalize(x), (x / 255 - mean) / std)

@@ -12,8 +12,8 @@ from mcbn import MCBNError
 from mcbn.cli import app
 from mcbn_study import journal
 from mcbn_study.data.scenes import CAMVID
-from mcbn_study.segmentation import augmentation, report
 from mcbn_study.segmentation import measure as estimators
+from mcbn_study.segmentation import report, train
 from mcbn_study.segmentation import run as study
 from mcbn_study.segmentation.profile import find_profile
 from scene_files import write_part
@@ -85,7 +85,7 @@ def test_predictions_of_the_study_are_those_of_mcbn(data: Path) -> None:
     assert len(evaluation.bayes.posterior.layers) == 25
     assert evaluation.bayes.posterior.batch_size == TINY.batch_size
     row = estimators.examples(3, 2)[0]
-    pred = evaluation.bayes.predict(augmentation.normalize(evaluation.test.x[row : row + 1]), n_samples=TINY.n_samples)
+    pred = evaluation.bayes.predict(train.normalize(evaluation.test.x[row : row + 1]), n_samples=TINY.n_samples)
     assert np.array_equal(shown["label"][0], pred.label[0].numpy())
     largest = float(shown["entropy_scale"])
     assert np.allclose(shown["entropy"][0] * largest, pred.entropy[0], atol=largest)

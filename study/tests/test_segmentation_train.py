@@ -12,30 +12,29 @@ from torch import nn
 from mcbn import MCBNError
 from mcbn_study.data.scenes import CAMVID
 from mcbn_study.networks.segnet import SegNet
-from mcbn_study.segmentation import augmentation
 from mcbn_study.segmentation import train as training
 from segmented import TINY, scenes
 from untouched import generators
 
 
-def views(n: int, **changes: Any) -> augmentation.Views:
+def views(n: int, **changes: Any) -> training.Views:
     window = torch.zeros(n, 2, 3)
     window[:, 0, 0] = window[:, 1, 1] = 1
-    return augmentation.Views(torch.arange(n), window, torch.ones(n, 3))._replace(**changes)
+    return training.Views(torch.arange(n), window, torch.ones(n, 3))._replace(**changes)
 
 
 def test_the_whole_image_as_a_view_is_the_image() -> None:
     own = scenes(3)
-    x, y = augmentation.show(own, views(3))
-    torch.testing.assert_close(x, augmentation.normalize(own.x), atol=1e-4, rtol=1e-4)
+    x, y = training.show(own, views(3))
+    torch.testing.assert_close(x, training.normalize(own.x), atol=1e-4, rtol=1e-4)
     assert torch.equal(y, own.y.long())
 
 
 def test_a_flipped_view_is_the_mirror_image() -> None:
     own, flipped = scenes(2), views(2)
     flipped.window[:, 0, 0] = -1
-    x, y = augmentation.show(own, flipped)
-    torch.testing.assert_close(x, augmentation.normalize(own.x.flip(3)), atol=1e-4, rtol=1e-4)
+    x, y = training.show(own, flipped)
+    torch.testing.assert_close(x, training.normalize(own.x.flip(3)), atol=1e-4, rtol=1e-4)
     assert torch.equal(y, own.y.flip(2).long())
 
 
@@ -43,13 +42,13 @@ def test_a_zoomed_view_shows_its_part_and_labels_stay_whole() -> None:
     own, zoomed = scenes(1), views(1)
     zoomed.window[:, 0, 0] = zoomed.window[:, 1, 1] = 0.5
     zoomed.window[:, :, 2] = -0.5  # the upper left quarter
-    _, y = augmentation.show(own, zoomed)
+    _, y = training.show(own, zoomed)
     assert torch.equal(y, own.y[:, :18, :24].repeat_interleave(2, 1).repeat_interleave(2, 2).long())
 
 
 def test_views_stay_within_reach_and_depend_on_seed_and_epoch_alone() -> None:
     before = generators()
-    first, again, other = (list(augmentation.epoch_views(10, 4, seed=1, epoch=epoch)) for epoch in (5, 5, 6))
+    first, again, other = (list(training.epoch_views(10, 4, seed=1, epoch=epoch)) for epoch in (5, 5, 6))
     assert generators() == before
     assert [len(view.rows) for view in first] == [4, 4]  # the last partial batch is left out
     assert len(set(torch.cat([view.rows for view in first]).tolist())) == 8
@@ -63,7 +62,7 @@ def test_views_stay_within_reach_and_depend_on_seed_and_epoch_alone() -> None:
 
 def test_training_batches_hold_different_images() -> None:
     own = replace(scenes(6), x=torch.arange(6).byte().view(6, 1, 1, 1).expand(6, 3, 36, 48) * 40)
-    for batch in augmentation.training_batches(own, 6, 3, seed=0):
+    for batch in training.training_batches(own, 6, 3, seed=0):
         assert batch.shape == (6, 3, 36, 48)
         assert len(batch[:, 0, 0, 0].unique()) == 6
 

@@ -13,8 +13,8 @@ from mcbn_study.alternatives import methods as catalogue
 from mcbn_study.alternatives.inputs import CifarNetworks, load_networks, questions
 from mcbn_study.alternatives.measure import measure
 from mcbn_study.alternatives.methods import METHODS, THINNED, Material
-from mcbn_study.cifar10.augmentation import Augmented
 from mcbn_study.cifar10.profile import PAPER, Split
+from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import require_labelled
 from mcbn_study.journal import Journal
 from mcbn_study.machine import timed

@@ -17,8 +17,8 @@ from mcbn.layers import stochastic_layers
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import entropy
-from mcbn_study.cifar10.augmentation import Augmented, Choices, fresh_choices
 from mcbn_study.cifar10.profile import CifarProfile, Split
+from mcbn_study.cifar10.train import Augmented, Choices, fresh_choices
 from mcbn_study.data.cifar import Images, require_labelled
 from mcbn_study.machine import timed
 from mcbn_study.networks.resnet import standardize

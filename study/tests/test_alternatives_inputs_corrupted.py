@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives.corruptions import KINDS, SEVERITIES, corrupt, mixture
+from mcbn_study.alternatives.inputs import KINDS, SEVERITIES, corrupt, mixture
 
 
 def photograph(n=5):

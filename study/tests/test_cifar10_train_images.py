@@ -8,7 +8,8 @@ import torch
 
 import mcbn
 from cifar import images, trained
-from mcbn_study.cifar10.augmentation import (
+from mcbn_study.cifar10.profile import held_out
+from mcbn_study.cifar10.train import (
     OFFSETS,
     PADDING,
     Augmented,
@@ -18,7 +19,6 @@ from mcbn_study.cifar10.augmentation import (
     fresh_choices,
     pad,
 )
-from mcbn_study.cifar10.profile import held_out
 from mcbn_study.networks.resnet import standardize
 
 
