@@ -11,8 +11,7 @@ from torch import Tensor
 
 from mcbn.engine import constants
 from mcbn.engine.kernels import narrow, packed
-from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, fitted, prepare
-from mcbn_benchmarks.speed.timing import peak_bytes, time_interleaved
+from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, fitted, peak_bytes, prepare, time_interleaved
 
 EXPONENTS = (20, 22, 23, 24, 25, 27)
 CASES = (

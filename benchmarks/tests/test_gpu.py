@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from mcbn_benchmarks import gpu
-from mcbn_benchmarks.speed.cases import MLP
-from mcbn_benchmarks.speed.timing import time_interleaved
+from mcbn_benchmarks.speed.cases import MLP, time_interleaved
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 3e-3  # a GPU multiplies as TF32

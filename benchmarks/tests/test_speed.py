@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mcbn import algorithm, data
 from mcbn.errors import MCBNError
 from mcbn_benchmarks.commands import app
-from mcbn_benchmarks.speed import cases, measures, timing
+from mcbn_benchmarks.speed import cases, measures
 from mcbn_benchmarks.speed.measures import latest
 from mcbn_benchmarks.speed.report import Record, Target, compare, table, targets
 from mcbn_study import journal
@@ -179,8 +179,8 @@ def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:
 
 def test_few_draws_are_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(timing, "_seconds", lambda run, draws, device: 0.5 * draws)
-    found = timing.time_interleaved({"a": seen.append, "b": seen.append}, 100, "cpu", whole=frozenset("b"))
+    monkeypatch.setattr(cases, "_seconds", lambda run, draws, device: 0.5 * draws)
+    found = cases.time_interleaved({"a": seen.append, "b": seen.append}, 100, "cpu", whole=frozenset("b"))
     assert (found["a"].draws_timed, found["b"].draws_timed) == (8, 100)
     assert found["a"].milliseconds == found["b"].milliseconds == 50_000
     assert seen == [1, 100]
@@ -189,11 +189,11 @@ def test_few_draws_are_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_methods_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     methods = {name: lambda draws, name=name: seen.append(name) for name in "abc"}
-    timing.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
+    cases.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
     assert [name for name, _ in groupby(seen)] == list("abcabc")  # short work repeats within its turn
     seen.clear()
-    monkeypatch.setattr(timing, "MOST_CALLS", 0)
-    timing.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
+    monkeypatch.setattr(cases, "MOST_CALLS", 0)
+    cases.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
     assert seen == list("abcabcabc")
 
 
@@ -236,7 +236,7 @@ def test_growth_of_memory_counts_the_call_alone(tmp_path: Path) -> None:
     bayes.save(tmp_path / "fitted.mcbn")
     torch.save(ready.network.state_dict(), tmp_path / "network.pt")
     for method in ("mcbn", "plain x T"):
-        assert 0 <= timing.growth(SMALL, method, tmp_path) < 2**30
+        assert 0 <= cases.growth(SMALL, method, tmp_path) < 2**30
 
 
 @pytest.mark.slow

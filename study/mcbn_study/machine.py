@@ -97,7 +97,7 @@ def one_thread(device: str) -> AbstractContextManager[None]:
 
 def fastest_convolutions() -> AbstractContextManager[None]:
     """Let cuDNN time its kernels once for each shape and take the fastest; they run as TF32, torch's default."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True)  # type: ignore[no-untyped-call, no-any-return]
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mcbn import metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.alternatives import measure, methods, report
+from mcbn_study.alternatives import methods, report
 from mcbn_study.alternatives import run as study
 from mcbn_study.alternatives.inputs import SEVERITIES, load_foreign, load_networks, mixture, questions
 from mcbn_study.cifar10.profile import Split
@@ -77,29 +77,29 @@ def test_the_temperature_is_the_best_of_a_grid():
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(3, 200, 5, generator=generator)
     y = torch.where(torch.rand(200, generator=generator) < 0.6, logits.mean(0).argmax(1), 0)
-    tau = measure.temperature(logits, y)
+    tau = study.temperature(logits, y)
     grid = [math.exp(step / 100) for step in range(-300, 101)]
-    losses = [float(metrics.nll(measure.probabilities(logits, t), y)) for t in grid]
+    losses = [float(metrics.nll(study.probabilities(logits, t), y)) for t in grid]
     best = grid[losses.index(min(losses))]
     assert tau == pytest.approx(best, rel=0.02)
-    assert float(metrics.nll(measure.probabilities(logits, tau), y)) <= min(losses) + 1e-9
+    assert float(metrics.nll(study.probabilities(logits, tau), y)) <= min(losses) + 1e-9
 
 
 def test_probabilities_are_averaged_over_draws_never_logits():
     logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
     naive = torch.stack([torch.stack([(2.0 * row).double().softmax(0) for row in draw]) for draw in logits]).mean(0)
-    torch.testing.assert_close(measure.probabilities(logits, 2.0), naive)
+    torch.testing.assert_close(study.probabilities(logits, 2.0), naive)
 
 
 def test_aurocs_count_pairs():
     probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
     y = torch.tensor([0, 1, 0, 0])  # the second and the last are wrong; doubts 0.1, 0.4, 0.5, 0.2
     pairs = [(0.4, 0.1), (0.4, 0.5), (0.2, 0.1), (0.2, 0.5)]
-    assert measure.score(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
+    assert study.score(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
     other = torch.tensor([[0.55, 0.45], [0.99, 0.01]], dtype=torch.float64)
     wins = sum(max(a) < max(b) for a in other.tolist() for b in probs.tolist())  # two classes: doubt goes with entropy
-    assert measure.ood_auroc(probs, other) == pytest.approx(wins / 8)
-    assert measure.score(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
+    assert study.ood_auroc(probs, other) == pytest.approx(wins / 8)
+    assert study.score(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
 
 
 def test_the_ensemble_is_the_mean_of_its_members(networks):
@@ -109,7 +109,7 @@ def test_the_ensemble_is_the_mean_of_its_members(networks):
     logits = methods.make("ensemble", replace(material, members=members))(DATA.test.x)
     with torch.no_grad():
         each = [member(standardize(DATA.test.x)).double().softmax(1) for member in members]
-    torch.testing.assert_close(measure.probabilities(logits), (each[0] + each[1]) / 2, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(study.probabilities(logits), (each[0] + each[1]) / 2, rtol=1e-4, atol=1e-6)
 
 
 def make_material(found):
@@ -173,7 +173,7 @@ def test_batch_size_and_temperature_are_chosen_together(networks):
     losses = {}
     for M in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
         logits = material.bayes.with_posterior(posterior.at_batch_size(M)).sample(x, n_samples=1)  # T / 4
-        probs = measure.probabilities(logits, measure.temperature(logits, y))
+        probs = study.probabilities(logits, study.temperature(logits, y))
         losses[M] = float(metrics.nll(probs, y))
     sampler = methods.make("mcbn_joint", material)
     assert material.chosen["mcbn_joint"] == min(losses, key=losses.get)

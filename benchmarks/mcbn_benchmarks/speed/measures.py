@@ -17,9 +17,8 @@ from mcbn.files import write_text
 from mcbn.model import MCBN
 from mcbn.progress import tracked
 from mcbn_benchmarks.speed import cases
-from mcbn_benchmarks.speed.cases import BATCH_SIZE, Algorithm1, Case, Method, Peer, Prepared, fitted, forwards, prepare
+from mcbn_benchmarks.speed.cases import Case, Method, Prepared, fitted, peak_bytes, prepare, time_interleaved
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
-from mcbn_benchmarks.speed.timing import MOST_REPEATS, peak_bytes, time_interleaved
 from mcbn_study import journal
 from mcbn_study.machine import Environment, environment, threads
 
@@ -105,23 +104,23 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
     measured = () if options.quick else ("mcbn", PLAIN)
     peaks = {name: peak_bytes(case, ready, bayes, name, options.device) for name in measured}
     methods: dict[str, Method] = {
-        ALGORITHM_1: Algorithm1(ready.network, ready.train, ready.query),
-        PLAIN: partial(forwards, ready.network, ready.query),
+        ALGORITHM_1: cases.Algorithm1(ready.network, ready.train, ready.query),
+        PLAIN: partial(cases.forwards, ready.network, ready.query),
         "mcbn": lambda T: bayes.predict(ready.query, n_samples=T),
     }
     if options.compile:
         methods["mcbn compiled"] = lambda T: bayes.predict(ready.query, n_samples=T, compile=True)
-    if reason := Peer.reason_against(ready, options.peer_path):
+    if reason := cases.Peer.reason_against(ready, options.peer_path):
         yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
     else:
-        methods[PEER] = Peer(case, ready, options.peer_path)
+        methods[PEER] = cases.Peer(case, ready, options.peer_path)
     yield from _timed(case, methods, options, OURS, peaks)
 
 
 def _timed(
     case: Case, methods: dict[str, Method], options: Options, whole: frozenset[str], peaks: dict[str, int]
 ) -> Iterator[Record]:
-    most_repeats = 1 if options.quick else MOST_REPEATS
+    most_repeats = 1 if options.quick else cases.MOST_REPEATS
     timings = time_interleaved(methods, case.n_samples, options.device, whole=whole, most_repeats=most_repeats)
     for name, (milliseconds, draws_timed, seconds) in timings.items():
         sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name in OURS else ""
@@ -164,10 +163,10 @@ def fit(case: Case, options: Options) -> Iterator[Record]:
     ready = prepare(case, options.device)
     bayes: MCBN[Any] = MCBN(ready.network, case.task)
     methods: dict[str, Method] = {
-        "fit": lambda T: bayes.fit(ready.train, n_samples=T, batch_size=BATCH_SIZE),
-        FORWARDS: partial(forwards, deepcopy(ready.network).train(), ready.train[:BATCH_SIZE]),
+        "fit": lambda T: bayes.fit(ready.train, n_samples=T, batch_size=cases.BATCH_SIZE),
+        FORWARDS: partial(cases.forwards, deepcopy(ready.network).train(), ready.train[: cases.BATCH_SIZE]),
     }
-    yield from _timed(replace(case, n=BATCH_SIZE), methods, options, frozenset(methods), {})
+    yield from _timed(replace(case, n=cases.BATCH_SIZE), methods, options, frozenset(methods), {})
 
 
 def linear(name: str, *, splits: int = LINEAR_SPLITS, epochs: int | None = None) -> Iterator[Record]:
@@ -194,7 +193,7 @@ def _linear_split(name: str, x: Tensor, y: Tensor, number: int, epochs: int | No
     scores = _linear_scores(bayes, x[split.test], y[split.test])
     methods: dict[str, Method] = {
         "linear": lambda T: bayes.predict(x[split.test], method="linear", n_samples=T),
-        ALGORITHM_1: Algorithm1(bayes.model, x[fold.train], x[split.test], setting.batch_size),
+        ALGORITHM_1: cases.Algorithm1(bayes.model, x[fold.train], x[split.test], setting.batch_size),
     }
     timings = time_interleaved(methods, demo.T, "cpu", whole=frozenset(methods))
     record = partial(Record, f"linear {name}", len(split.test), demo.T, note=f"split {number}")
