@@ -130,12 +130,10 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
 
 def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
     ours = [record for record in group if record.method in OURS]
-    others: dict[str, Record] = {}
-    for record in group:
-        if record.method not in OURS and record.value is None:
-            others.setdefault(record.method, record)
+    others = [record for record in group if record.method not in OURS and record.value is None]
     for method in dict.fromkeys(record.method for record in ours):
-        for other, theirs in others.items():
+        for other in dict.fromkeys(record.method for record in others):
+            theirs = next(record for record in others if record.method == other)
             mine, their_time = _mean_time(group, method), _mean_time(group, other)
             ratio = their_time / mine if mine and their_time else None
             against = other if method != "mcbn compiled" else f"{other} (ours compiled)"

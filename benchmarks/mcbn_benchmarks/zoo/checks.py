@@ -188,19 +188,14 @@ def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tup
     network: Any = partial(call, specimen.model)
     inputs = batch(specimen, rows_of_draw(len(specimen.x), specimen.batch_size, 0, t))
     expected = algorithm.record(network, inputs)
-    draw = _aligned(*bayes.posterior.draw(t), expected)
-    training = call(norms_in_training(copy.deepcopy(specimen.model)), inputs)
-    output_error = relative(bayes.sample(inputs, chunk_size=1)[t], training)
-    return _statistics_error(draw, expected), output_error, algorithm.replay(network, draw, query)
-
-
-def _aligned(mean: dict[str, Tensor], var: dict[str, Tensor], expected: algorithm.Draw) -> algorithm.Draw:
-    """Put recorded statistics in the order of the calls; every call that Algorithm 1 saw must have been recorded."""
-    calls = sum(statistics is not None for statistics in expected)
+    (mean, var), calls = bayes.posterior.draw(t), sum(statistics is not None for statistics in expected)
     if len(mean) != calls:
         raise AssertionError(f"recorded calls differ from those made: {len(mean)} of {calls}, {list(mean)[:3]}")
     recorded = zip(mean.values(), var.values(), strict=True)
-    return [None if statistics is None else next(recorded) for statistics in expected]
+    draw = [None if statistics is None else next(recorded) for statistics in expected]  # in the order of the calls
+    training = call(norms_in_training(copy.deepcopy(specimen.model)), inputs)
+    output_error = relative(bayes.sample(inputs, chunk_size=1)[t], training)
+    return _statistics_error(draw, expected), output_error, algorithm.replay(network, draw, query)
 
 
 def _statistics_error(draw: algorithm.Draw, expected: algorithm.Draw) -> float:

@@ -41,34 +41,22 @@ def data(
         if name is None:
             typer.echo(_list_sets())
         elif name in archives.IMAGE_SETS:
-            typer.echo(_get_images(name, source, out))
+            images, folder = archives.IMAGE_SETS[name], archives.obtain(name, source=source, folder=out)
+            files = "".join(f"\n  {folder / file}" for file in images.files)
+            typer.echo(f"{name}: {images.title}, {images.facts}{files}\n{images.checked}")
         elif name in NAMES:
             if source is not None or out is not None:
                 raise MCBNError("--source and --out are for image sets; MCBN_CACHE_DIR moves the regression sets")
-            typer.echo(_get_regression(name))
+            dataset, (rows, columns) = describe(name), load(name)[0].shape
+            sizes = f"{rows:,} rows of {columns} inputs, target {dataset.target}"
+            typer.echo(f"{name}: {dataset.title}, {sizes}; checked\n  {locate(dataset)}")
         else:
             raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.IMAGE_SETS, *NAMES])}")
 
 
-def _get_images(name: str, source: str | None, out: Path | None) -> str:
-    images, folder = archives.IMAGE_SETS[name], archives.obtain(name, source=source, folder=out)
-    files = "".join(f"\n  {folder / file}" for file in images.files)
-    return f"{name}: {images.title}, {images.facts}{files}\n{images.checked}"
-
-
-def _get_regression(name: str) -> str:
-    dataset, (rows, columns) = describe(name), load(name)[0].shape
-    where = locate(dataset)
-    return f"{name}: {dataset.title}, {rows:,} rows of {columns} inputs, target {dataset.target}; checked\n  {where}"
-
-
 def _list_sets() -> str:
-    lines = [
-        f"MCBN_DATA_DIR  {local_folder() or 'not set'}",
-        f"cache          {cache_folder()}",
-        "",
-        f"{'name':<10}{'size':>9}  where",
-    ]
+    lines = [f"MCBN_DATA_DIR  {local_folder() or 'not set'}", f"cache          {cache_folder()}"]
+    lines += ["", f"{'name':<10}{'size':>9}  where"]
     for name, images in archives.IMAGE_SETS.items():
         folder = find(tuple(images.files))
         lines.append(f"{name:<10}{f'{images.size} MB':>9}  {folder or MISSING}")

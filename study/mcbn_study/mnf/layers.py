@@ -35,11 +35,6 @@ def initial(generators: Sequence[torch.Generator], *shape: int, mean: float = 0.
     return nn.Parameter(mean + std * torch.stack(drawn))
 
 
-def zeros(stack: int, *shape: int) -> nn.Parameter:
-    """Make a parameter (S, *shape) of zeros."""
-    return nn.Parameter(torch.zeros(stack, *shape))
-
-
 class FlowStep(nn.Module):
     """One step: the entries that the mask hides are moved, given those that it shows.
 
@@ -51,7 +46,7 @@ class FlowStep(nn.Module):
         super().__init__()
         S = len(generators)
         self.weight_in = initial(generators, width, hidden)
-        self.bias_in = zeros(S, 1, hidden)
+        self.bias_in = nn.Parameter(torch.zeros(S, 1, hidden))
         shift, gate = initial(generators, hidden, width), initial(generators, hidden, width)
         self.weight_out = nn.Parameter(torch.cat([shift, gate], 2).detach())  # (S, H, 2 I): one product for both
         self.bias_out = nn.Parameter(torch.cat([torch.zeros(S, 1, width), torch.full((S, 1, width), GATE_BIAS)], 2))
@@ -144,7 +139,7 @@ class MNFLinear(nn.Module):
         self.n_inputs, self.n_outputs, self.n_steps = n_inputs, n_outputs, n_steps
         self.mean = initial(generators, n_inputs, n_outputs)
         self.log_std = initial(generators, n_inputs, n_outputs, mean=INITIAL_LOG_STD, scale=JITTER)
-        self.bias = zeros(S, 1, n_outputs)
+        self.bias = nn.Parameter(torch.zeros(S, 1, n_outputs))
         self.bias_log_var = _row(generators, n_outputs, mean=INITIAL_LOG_VAR, scale=JITTER)
         self.z_mean = _row(generators, n_inputs)
         self.z_log_var = _row(generators, n_inputs, mean=INITIAL_Z_LOG_VAR, scale=JITTER)
@@ -260,9 +255,8 @@ class MNFNetwork(nn.Module):
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Run a training pass with noise (S, `noise_size(B)`): outputs (S, B, D), KL (S,)."""
         noises = self.cut(noise, x.shape[1])
-        return self.outputs(
-            x, [layer.sources(noise) for layer, noise in zip(self.linear_layers(), noises, strict=True)], noises
-        )
+        sources = [layer.sources(noise) for layer, noise in zip(self.linear_layers(), noises, strict=True)]
+        return self.outputs(x, sources, noises)
 
     def cut(self, noise: Tensor, batch_size: int) -> list[list[Tensor]]:
         """Cut noise (S, `noise_size(B)`) into the noises of every layer."""
