@@ -249,18 +249,15 @@ class ResNetTrainer:
         """Write the state after an epoch."""
         checkpoints.keep(path, self.state, self.settings, self.epochs)
 
-    def resume(self, path: Path) -> None:
-        """Go on from a state that the same settings gave, where there is one."""
-        self.epochs = [Epoch(*values) for values in checkpoints.resume(path, self.state, self.settings) or ()]
-
     def _choose(self, epoch: int) -> Choices:
         return epoch_choices(len(self.y), self.profile.batch_size, self.seed, epoch)
 
 
 def _resume(trainers: Sequence[ResNetTrainer], files: Sequence[Path]) -> None:
-    """Go on from checkpoints where there are any; networks at different steps cannot go on together."""
+    """Go on from checkpoints where the same settings gave any; networks at different steps cannot go on together."""
     for trainer, path in zip(trainers, files, strict=bool(files)):
-        trainer.resume(path)
+        epochs = checkpoints.resume(path, trainer.state, trainer.settings)
+        trainer.epochs = [Epoch(*values) for values in epochs or ()]
     reached = [trainer.steps_done for trainer in trainers]
     if len(set(reached)) > 1:
         raise MCBNError(

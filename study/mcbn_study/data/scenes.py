@@ -32,7 +32,6 @@ JPEG = {"quality": 93, "subsampling": 0}
 ZIPS = {(name, part): known for name in ("camvid", "voc") for part, known in SETS[name]["parts"].items()}
 KNOWN = {place: known["zip"] for place, known in ZIPS.items()}  # zips our results were computed on
 LABELS = {place: known["labels"] for place, known in ZIPS.items()}  # sha256 over names, sizes and label pixels
-Colour = tuple[int, int, int]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # height, width
 
@@ -44,7 +43,7 @@ class SceneSet:
     name: str
     parts: tuple[str, ...]
     classes: tuple[str, ...]
-    colours: tuple[Colour, ...]
+    colours: tuple[tuple[int, int, int], ...]
     void: int
     size: Size
     resize: bool = False  # images come in many sizes and are brought to `size`

@@ -62,20 +62,16 @@ class Playground(ThreadingHTTPServer):
 
     def _run(self, request: dict[str, Any], settings: Settings) -> dict[str, Any]:
         torch.set_num_threads(1)  # counts for this thread: the network is small, a second one only waits
-        points = read_points(request.get("points"))
-        learner = self._learner(request["page"], restart=bool(request.get("restart")))
-        started = time.perf_counter()
-        loss = learner.train(points, settings.batch_size, TRAIN_SECONDS if request.get("train", True) else 0.0)
-        bands = learner.bands(points, settings)
-        return {**bands, "loss": loss, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
-
-    def _learner(self, page: str, *, restart: bool) -> Learner:
-        if restart or page not in self.learners:
+        points, page = read_points(request.get("points")), request["page"]
+        if request.get("restart") or page not in self.learners:
             self.learners[page] = Learner()
         self.learners.move_to_end(page)
         while len(self.learners) > MOST_PAGES:
             self.learners.popitem(last=False)
-        return self.learners[page]
+        learner, started = self.learners[page], time.perf_counter()
+        loss = learner.train(points, settings.batch_size, TRAIN_SECONDS if request.get("train", True) else 0.0)
+        bands = learner.bands(points, settings)
+        return {**bands, "loss": loss, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
 
 
 class Handler(BaseHTTPRequestHandler):
