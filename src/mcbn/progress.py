@@ -20,10 +20,8 @@ def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
     except ImportError:
         yield lambda _: None
         return
-    scale = unit == "B"
-    with tqdm(
-        total=total, desc=title, unit=unit, unit_scale=scale, disable=None, delay=SHOW_AFTER, leave=False
-    ) as shown:
+    look = {"unit": unit, "unit_scale": unit == "B", "disable": None, "delay": SHOW_AFTER, "leave": False}
+    with tqdm(total=total, desc=title, **look) as shown:
         yield shown.update
 
 

@@ -54,22 +54,17 @@ class MCDropout(Predictor):
         """Copy the network as it is now and set T and the seed; dropout needs no data, so `data` is not looked at."""
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed = batches.require_int("seed", seed, 0)
-        self._network = Network(self.model, self.output)
+        self.network = Network(self.model, self.output)
         return self
-
-    @property
-    def network(self) -> Network:
-        """The private copy that runs."""
-        return self._network
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
         """Yield the output of each thinned network, (1, N, ...)."""
         for t in range(n_samples):
             state = int(np.random.SeedSequence([self.seed, t]).generate_state(1, np.uint64)[0])
             with isolated_random(state), SharedMasks(state) as mode:
-                output = self._network.run_copy(inputs)
+                output = self.network.run_copy(inputs)
             if mode.calls == 0:
-                raise MCBNError(_none_found(self._network.module))
+                raise MCBNError(_none_found(self.network.module))
             yield output.unsqueeze(0)
 
     def __repr__(self) -> str:

@@ -46,13 +46,8 @@ class DeepEnsemble(Predictor):
     def fit(self, data: Any = None) -> Self:
         """Copy the members as they are now; they come trained, so `data` is not looked at."""
         self._members = [Network(model, self.output) for model in self.models]
-        self.n_samples = len(self._members)
+        self.network, self.n_samples = self._members[0], len(self._members)
         return self
-
-    @property
-    def network(self) -> Network:
-        """The first member."""
-        return self._members[0]
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
         """Yield the output of each member, (1, N, ...)."""

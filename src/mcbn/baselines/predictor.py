@@ -23,6 +23,7 @@ class Predictor(ABC):
     """
 
     n_samples: int = 100  # T where a call names none
+    network: Network  # the private copy that runs
 
     def __init__(self, task: str, *, inputs: batches.Picker = None) -> None:
         self.task, self.inputs = noise.require_task(task), inputs
@@ -31,11 +32,6 @@ class Predictor(ABC):
     @abstractmethod
     def fit(self, *data: Any, **options: Any) -> Self:
         """Make the method ready to predict."""
-
-    @property
-    @abstractmethod
-    def network(self) -> Network:
-        """The private copy that runs."""
 
     @abstractmethod
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
@@ -48,11 +44,9 @@ class Predictor(ABC):
     def sample(self, x: Any, *, n_samples: int | None = None) -> Tensor:
         """Return raw outputs of every draw, (T, N, ...)."""
         T = self._count(n_samples)
-
-        def sample_one(inputs: Any) -> Tensor:
-            return torch.cat(list(self.draws(inputs, T)))
-
-        return self.network.over(x, sample_one, lambda parts: torch.cat(parts, 1), self.inputs)
+        return self.network.over(
+            x, lambda inputs: torch.cat([*self.draws(inputs, T)]), lambda blocks: torch.cat(blocks, 1), self.inputs
+        )
 
     def predict(
         self, x: Any, *, n_samples: int | None = None, return_samples: bool = False, covariance: bool = False
@@ -147,7 +141,7 @@ class ConstantUncertainty(Predictor):
         return self.base.posterior.n_samples if isinstance(self.base, MCBN) else self.base.n_samples
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         """The network that runs."""
         return self.base.engine.network if isinstance(self.base, MCBN) else self.base.network
 

@@ -63,7 +63,9 @@ def fit(
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
         _save(bayes, out, train.layout, constant)
-        typer.echo(f"{out}: {bayes.posterior!r}, {_describe_tau(bayes)}")
+        tau = f"tau = {scoring.number(bayes.noise_precision.tolist())}"
+        hint = "no noise precision yet: give held-out data by --tune"
+        typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else tau}")
 
 
 def _read_layers(text: str | None) -> int | list[str] | None:
@@ -83,7 +85,7 @@ def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int 
         columns = f"the {train.layout.width} input columns of {train.name}"
         require_fits(bayes, next(train.blocks())[0], columns, "--target leaves targets out")
     with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
-        bayes.fit(session.training_data(train), n_samples=n_samples, batch_size=batch_size, **options)
+        bayes.fit(train.training_data(), n_samples=n_samples, batch_size=batch_size, **options)
 
 
 def _save(bayes: MCBN[Any], path: Path, layout: Layout, constant: Tensor | None) -> None:
@@ -94,11 +96,8 @@ def _save(bayes: MCBN[Any], path: Path, layout: Layout, constant: Tensor | None)
     saving.save(path, *saving.pack(bayes.posterior, bayes.model, settings))
 
 
-def _describe_tau(bayes: MCBN[Any]) -> str:
-    """Say what the noise or temperature is, and how to come by one."""
-    if bool(torch.isinf(bayes.noise_precision).any()):
-        return "no noise precision yet: give held-out data by --tune"
-    return f"tau = {scoring.number(bayes.noise_precision.tolist())}"
+def _is_untuned(bayes: MCBN[Any]) -> bool:
+    return bool(torch.isinf(bayes.noise_precision).any())
 
 
 def predict(
@@ -149,9 +148,8 @@ def predict(
             options |= {"target": target, "layout": fitted.layout, "resume": resume}
             options["key"] = [name.strip() for name in key.split(",")] if key else []
             options["transform"] = specs.find(transform, "--transform") if transform else None
-            ray = {"address": address, "workers": workers} if engine == "ray" else None
-            _predict_many(Path(data), bayes, out, ray, **options)
-            return
+            cluster = {"address": address, "workers": workers} if engine == "ray" else None
+            return _predict_many(Path(data), bayes, out, cluster, **options)
         inputs = fitted.open(data, target, need_targets=False)
         warn_if_untuned(bayes.noise_precision)
         rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
@@ -175,10 +173,10 @@ def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any]
     return rows
 
 
-def _predict_many(data: Path, bayes: MCBN[Any], out: Path, ray: dict[str, Any] | None, **options: Any) -> None:
+def _predict_many(data: Path, bayes: MCBN[Any], out: Path, cluster: dict[str, Any] | None, **options: Any) -> None:
     """Predict all files, say how many rows there are now, and end with code 1 where a file was left out.
 
-    ray: options of a Ray cluster; None predicts in this process.
+    cluster: options of a Ray cluster; None predicts in this process.
     """
     from mcbn import scale
 
@@ -186,12 +184,12 @@ def _predict_many(data: Path, bayes: MCBN[Any], out: Path, ray: dict[str, Any] |
         raise MCBNError(f"--out {out} must be a folder: many files go there; leave out {out.suffix}")
     with bar("predicting", None, "row") as tick:
         options["on_part"] = lambda outcome: tick(outcome.rows)
-        if ray is None:
+        if cluster is None:
             summary = scale.predict(data, bayes, out=out, **options)
         else:
-            import mcbn.ray
+            from mcbn import ray
 
-            summary = mcbn.ray.predict(data, bayes, out=out, **ray, **options)
+            summary = ray.predict(data, bayes, out=out, **cluster, **options)
     typer.echo(f"{out}: {summary.rows} predictions in {summary.parts} files ({summary.resumed} were there)")
     if summary.bad_files:
         typer.echo(f"mcbn: {len(summary.bad_files)} inputs left out, listed in {out / scale.BAD_FILES}", err=True)
@@ -226,7 +224,9 @@ def evaluate(
         fitted = session.load(posterior, model, weights, device)
         bayes, test = fitted.bayes, fitted.open(data, target)
         constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
-        _require_tau(bayes, posterior)
+        if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
+            cure = "give validation data by --tune, here or to mcbn fit"
+            raise MCBNError(f"{posterior} knows no noise precision tau; {cure}")
         with bar("evaluating", test.count(), "row") as tick:
             pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
             if bayes.task == "classification":
@@ -237,9 +237,3 @@ def evaluate(
         tuned_on = tune or (constant is not None and "the validation data of the fit") or None
         report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
         typer.echo(scoring.as_json(report) if as_json else scoring.as_text(report))
-
-
-def _require_tau(bayes: MCBN[Any], path: Path) -> None:
-    """Refuse to score a regression without noise: its log likelihood does not exist."""
-    if bool(torch.isinf(bayes.noise_precision).any()):
-        raise MCBNError(f"{path} knows no noise precision tau; give validation data by --tune, here or to mcbn fit")

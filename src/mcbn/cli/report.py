@@ -8,7 +8,7 @@ import typer
 
 from mcbn import plugins
 from mcbn.cli import session
-from mcbn.cli.session import Data, Debug, Device, Target, Weights
+from mcbn.cli.session import Data, Debug, Device, Fitted, Target, Weights
 from mcbn.errors import MCBNError
 from mcbn.tables import open_examples
 from mcbn.tables import results as outputs
@@ -56,8 +56,11 @@ def report(
             "classes": None if classes is None else [name.strip() for name in classes.split(",")],
         }
         if posterior is not None:
+            if model is None or data is None:
+                raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
+            path, fitted = _writable(out), session.load(posterior, model, weights, device)
             wording |= {"ignore_index": ignore_index, "seed": seed}
-            page = _of_network(posterior, model, weights, data, train, tune, target, device, out, wording)
+            page = _of_network(path, fitted, data, train, tune, target, **wording)
         elif predictions is not None:
             _refuse_alone(of_network)
             page = _of_predictions(predictions, data, target, out, wording)
@@ -68,25 +71,12 @@ def report(
 
 
 def _of_network(
-    posterior: Path,
-    model: str | None,
-    weights: Path | None,
-    data: str | None,
-    train: str | None,
-    tune: str | None,
-    target: str | None,
-    device: str,
-    out: Path | None,
-    wording: dict[str, Any],
+    path: Path, fitted: Fitted, data: str, train: str | None, tune: str | None, target: str | None, **wording: Any
 ) -> Path:
     from mcbn.page import write_page
 
-    if model is None or data is None:
-        raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
-    path = _writable(out)
-    fitted = session.load(posterior, model, weights, device)
     test = fitted.open(data, target)
-    fit_data = session.training_data(fitted.open(train, target, need_targets=False)) if train else None
+    fit_data = fitted.open(train, target, need_targets=False).training_data() if train else None
     constant = session.tune(fitted.bayes, fitted.open(tune, target)) if tune else fitted.constant
     constant_std = None if constant is None else float(constant.reshape(-1)[0]) ** -0.5
     x, y = session.read_whole(test)

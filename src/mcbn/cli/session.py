@@ -134,11 +134,6 @@ def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
         tick(len(x) if isinstance(x, Tensor) else 1 if y is None else len(y))
 
 
-def training_data(examples: Examples) -> Any:
-    """Give the data as `MCBN.fit` takes it: what the user's factory made, or all inputs (N, ...)."""
-    return examples.inputs() if examples.loader is None else examples.loader
-
-
 def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
     data = held_out.loader

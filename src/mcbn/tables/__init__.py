@@ -119,9 +119,9 @@ class Examples:
             raise MCBNError(f"{self.name} holds no rows")
         yield from chain([first], pairs)
 
-    def inputs(self) -> Tensor:
-        """Read the inputs of a file whole, (N, ...)."""
-        return torch.cat([x for x, _ in self.blocks()])
+    def training_data(self) -> Any:
+        """Give the data as `MCBN.fit` takes it: what the user's factory made, or all inputs of a file, (N, ...)."""
+        return torch.cat([x for x, _ in self.blocks()]) if self.loader is None else self.loader
 
 
 def open_examples(

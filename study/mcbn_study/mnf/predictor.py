@@ -106,7 +106,7 @@ class MNF(Predictor):
         return x, y.to(x) if self.task == "regression" else y
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         """The trained network."""
         if self._network is None:
             raise MCBNError("not fitted yet; call fit(x, y) first: MNF trains a network of its own")
