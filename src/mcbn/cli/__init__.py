@@ -1,6 +1,5 @@
 """The command line `mcbn`: commands on models, a demo, and what plugins add."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,22 +57,20 @@ def _add_plugin(app: typer.Typer, name: str) -> None:
     try:
         command: Any = plugins.find(plugins.COMMANDS, name)
     except MCBNError as error:
+        reason = error
+
+        def refuse() -> None:
+            with session.session():
+                raise reason
+
+        refuse.__doc__ = f"Not here: {reason}."
         anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-        app.command(name, add_help_option=False, context_settings=anything)(_refusal(error))
+        app.command(name, add_help_option=False, context_settings=anything)(refuse)
+        return
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
     else:
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
-
-
-def _refusal(error: MCBNError) -> Callable[[], None]:
-    def refuse() -> None:
-        with session.session():
-            raise error
-
-    refuse.__doc__ = f"Not here: {error}."
-    return refuse
+        app.command(name)(command)
 
 
 app = build()

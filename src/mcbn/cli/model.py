@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mcbn import batches, saving
 from mcbn.cli import session
-from mcbn.cli.session import FAILURE, Data, Debug, Device, Target, Weights
+from mcbn.cli.session import FAILURE, Data, Debug, Device, Fitted, Target, Weights
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn.model import MCBN
@@ -58,8 +58,7 @@ def fit(
         network = specs.model(model, weights, specs.device(device))
         bayes: MCBN[Any] = MCBN(network, task, layers=_read_layers(layers))
         train = open_examples(data, target=target)
-        opening: dict[str, Any] = {"target": target, "fitted": train.layout, "keys": session.keys(bayes)}
-        held_out = tune and open_examples(tune, need_targets=True, **opening)
+        held_out = Fitted(bayes, train.layout, None).open(tune, target) if tune else None
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
         _save(bayes, out, train.layout, constant)

@@ -101,11 +101,6 @@ def require_engine(engine: str) -> None:
         raise MCBNError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
 
 
-def keys(bayes: MCBN[Any]) -> tuple[list[str], list[str]]:
-    """Return the arguments of the network's forward: all, and those it must have."""
-    return (bayes.network or Network(bayes.model)).accepted_keys()
-
-
 class Fitted(NamedTuple):
     """A posterior of `mcbn fit` with its network."""
 
@@ -115,7 +110,8 @@ class Fitted(NamedTuple):
 
     def open(self, data: str, target: str | None, *, need_targets: bool = True) -> Examples:
         """Open data for this network; columns are found by the names of the fit."""
-        return open_examples(data, target=target, fitted=self.layout, need_targets=need_targets, keys=keys(self.bayes))
+        keys = (self.bayes.network or Network(self.bayes.model)).accepted_keys()
+        return open_examples(data, target=target, fitted=self.layout, need_targets=need_targets, keys=keys)
 
 
 def load(path: Path, model: str, weights: Path | None, device: str) -> Fitted:

@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mcbn.ray.cluster import require_ray
@@ -33,8 +32,9 @@ def run_actors(
     pool = _Pool(ray, ray.remote(scheduling_strategy="SPREAD", max_restarts=0, **resources)(kind), arguments)
     try:
         yield from pool.run(items, size)
-    finally:
-        pool.close()
+    finally:  # none outlives the job
+        for seat in (*pool.seats.values(), *pool.idle):
+            ray.kill(seat.actor)
 
 
 class _Pool:
@@ -56,21 +56,18 @@ class _Pool:
             except tuple(getattr(self.ray.exceptions, name) for name in LOST) as error:
                 self._replace(seat, error)
                 todo.extendleft([seat.item] if seat.item is not None else [])
-                self._give(todo)
-                continue
-            self.idle.append(seat)
-            self._give(todo)
-            if seat.item is not None:
+                answer = None
+            else:
+                self.idle.append(seat)
+            while todo and self.idle:
+                free, item = self.idle.pop(), todo.popleft()
+                self.seats[free.actor.work.remote(item)] = free._replace(item=item)
+            if answer is not None:  # an actor that has started answers None
                 yield answer
 
     def _start(self, number: int) -> None:
         actor = self.kind.remote(*self.arguments)
         self.seats[actor.ready.remote()] = _Seat(number, actor)
-
-    def _give(self, todo: deque[str]) -> None:
-        while todo and self.idle:
-            seat, item = self.idle.pop(), todo.popleft()
-            self.seats[seat.actor.work.remote(item)] = seat._replace(item=item)
 
     def _next(self) -> tuple[Any, _Seat]:
         """Wait for an actor to start, to end an item, or to be lost."""
@@ -96,48 +93,23 @@ class _Pool:
         self.ray.kill(seat.actor)
         self._start(seat.number)
 
-    def close(self) -> None:
-        """Free what the actors hold; none outlives the job."""
-        for seat in (*self.seats.values(), *self.idle):
-            self.ray.kill(seat.actor)
-
 
 def run_data(
     ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
 ) -> Iterator[str]:
-    """Yield what `kind(*arguments).work(item)` returns for every item once, in the order they end; as `run_actors`."""
+    """Yield what `kind(*arguments)` answers for every item once, in the order they end; as `run_actors`."""
     data = require_ray("ray.data")
     listed = data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
     listed.context.enable_progress_bars = False  # the context of this data set alone
     listed.context.execution_options.preserve_order = False
+    each = {"num_cpus": resources["num_cpus"], "num_gpus": resources["num_gpus"] or None, "batch_size": 1}
     done = listed.map_batches(
-        _Mapper,
-        batch_size=1,
-        compute=data.ActorPoolStrategy(size=size),
-        fn_constructor_args=(kind, arguments),
-        num_cpus=resources["num_cpus"],
-        num_gpus=resources["num_gpus"] or None,
+        kind, compute=data.ActorPoolStrategy(size=size), fn_constructor_args=tuple(arguments), **each
     )
-    with _quiet():
-        for row in done.iter_rows():
-            yield row["answer"]
-
-
-class _Mapper:
-    def __init__(self, kind: type, arguments: Sequence[Any]) -> None:
-        self.worker = kind(*arguments)
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        return {"answer": [self.worker.work(str(item)) for item in batch["item"]]}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave the terminal to the caller: Ray Data reports every plan it runs."""
-    logger = logging.getLogger("ray.data")
+    logger = logging.getLogger("ray.data")  # it reports every plan it runs: leave the terminal to the caller
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        yield from (row["answer"] for row in done.iter_rows())
     finally:
         logger.setLevel(before)

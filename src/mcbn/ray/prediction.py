@@ -19,7 +19,6 @@ from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.ray.cluster import connected, pack, require_ray, unpack, workers_of
 from mcbn.ray.pools import run_actors, run_data
-from mcbn.scale.inputs import Part
 from mcbn.scale.job import Job, on_device, plan
 from mcbn.scale.work import Folder, Outcome, Summary, require_free, work
 from mcbn.tables.formats import pyarrow
@@ -72,23 +71,21 @@ def predict(
         job = plan(inputs, bayes, out=out, **options)
         with connected(address) as ray:
             folder = Folder(job, resume=again)
-            outcomes = _outcomes(ray, job, folder.missing(), bayes, workers, threads, pool)
+            items = [part.name for part in folder.missing()]
+            outcomes = _outcomes(ray, job, items, bayes, workers, threads, pool) if items else ()
             return folder.collect(outcomes, on_part)
 
 
 def _outcomes(
-    ray: Any, job: Job, parts: list[Part], bayes: MCBN[Any], asked: int | None, threads: int, pool: str
+    ray: Any, job: Job, items: list[str], bayes: MCBN[Any], asked: int | None, threads: int, pool: str
 ) -> Iterator[Outcome]:
-    """Have actors work on the parts; yield what becomes of each, in the order they end."""
-    if not parts:
-        return
+    """Have actors work on parts, by their names; yield what becomes of each, in the order they end."""
     workers, gpus = workers_of(ray, threads, asked)
     payload = ray.put(pack(on_device(bayes, torch.device("cpu")), job))
-    arguments, resources = ([payload], threads), {"num_cpus": threads, "num_gpus": gpus}
-    items = [part.name for part in parts]
+    resources = {"num_cpus": threads, "num_gpus": gpus}
     try:
-        for text in POOLS[pool](ray, Worker, arguments, resources, items, min(workers, len(items))):
-            yield Outcome.from_json(text)
+        answers = POOLS[pool](ray, Worker, ([payload], threads), resources, items, min(workers, len(items)))
+        yield from map(Outcome.from_json, answers)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
@@ -111,6 +108,10 @@ class Worker:
 
     def ready(self) -> None:
         """Answer once network and posterior are there."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Work on items as Ray Data gives them out."""
+        return {"answer": [self.work(str(item)) for item in batch["item"]]}
 
     def work(self, name: str) -> str:
         """Work on the part of this name; return what became of it, as text."""
@@ -150,19 +151,12 @@ def _write(dataset: Any, folder: Path, options: dict[str, Any]) -> None:
         raise MCBNError(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}")
     shutil.rmtree(folder, ignore_errors=True)
     size = options.get("part_rows") or FILE_ROWS
-    with _in_order(dataset):
+    execution = dataset.context.execution_options
+    before, execution.preserve_order = execution.preserve_order, True  # whoever reads them first
+    try:
         for number, table in enumerate(dataset.iter_batches(batch_size=size, batch_format="pyarrow")):
             with replacing(folder / f"rows-{number:06d}.parquet") as temporary:
                 parquet.write_table(table, temporary)
-    (folder / COMPLETE).touch()
-
-
-@contextmanager
-def _in_order(dataset: Any) -> Iterator[None]:
-    """Have the data set give its rows in order, whoever reads them first."""
-    options = dataset.context.execution_options
-    before, options.preserve_order = options.preserve_order, True
-    try:
-        yield
     finally:
-        options.preserve_order = before
+        execution.preserve_order = before
+    (folder / COMPLETE).touch()

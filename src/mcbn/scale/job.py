@@ -101,9 +101,8 @@ def identify(bayes: MCBN[Any]) -> str:
     digest = hashlib.sha256(json.dumps(saving.fingerprint(bayes.engine.network.module)).encode())
     for tensors in (drawn.mean, drawn.var, {"tau": bayes.noise_precision}):
         for name, value in tensors.items():
-            digest.update(
-                name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            )
+            values = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            digest.update(name.encode() + values.tobytes())
     return digest.hexdigest()[:16]
 
 

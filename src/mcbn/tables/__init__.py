@@ -54,9 +54,7 @@ EMPTY = Layout()
 def find_targets(table: Table, target: str | None, fitted: Layout) -> list[int]:
     """Find the target columns: those asked for, else those of the fit where this table has them."""
     wanted = fitted.target if target is None else target
-    if wanted is None:
-        return []
-    names = [name.strip() for name in wanted.split(",")]
+    names = [name.strip() for name in wanted.split(",")] if wanted is not None else []
     if target is None:
         named = table.names and all(name in table.names for name in names)
         placed = all(map(_is_place, names)) and table.width == (fitted.width or 0) + len(names)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,33 +31,19 @@ class Block(NamedTuple):
     keys: dict[int, Any]  # column -> n values as the file has them
 
 
-class Table(Protocol):
-    """Rows of numbers under columns that may have names."""
-
-    path: Path
-    names: tuple[str, ...] | None
-    width: int
-
-    def count(self) -> int:
-        """Return the number of rows, or slightly more where it would take reading them to know."""
-
-    def blocks(self, columns: Sequence[int], size: int) -> Iterator[Block]:
-        """Yield blocks of these columns, of `size` rows but for the last; refuse NaN and infinity."""
-
-
 def name_of(names: Sequence[str] | None, column: int) -> str:
     """Call a column by its name, or by its place counted from 1."""
     return repr(names[column]) if names else str(column + 1)
 
 
-def require_finite(path: Path, block: Array, first: int, columns: Sequence[int], names: Sequence[str] | None) -> None:
-    """Refuse NaN and infinity in a block of rows, (n, len(columns)), that begins at row `first` (from 0)."""
+def require_finite(label: object, block: Array, first: int, names: Sequence[object]) -> None:
+    """Refuse NaN and infinity in rows (n, ...) from row `first` (from 0) on; names are of the columns where (n, C)."""
     if block.dtype.kind == "f" and not np.isfinite(block).all():
-        row, column = np.argwhere(~np.isfinite(block))[0][:2]
-        raise MCBNError(
-            f"{path}: row {first + row + 1}, column {name_of(names, columns[column])} is {block[row, column]}; "
-            "clean or impute it first"
-        )
+        row, *place = np.argwhere(~np.isfinite(block))[0].tolist()
+        fault = f" is not finite{f' at {place}' if place else ''}"
+        if block.ndim == 2:
+            fault = f", column {names[place[0]]} is {block[row, place[0]]}"
+        raise MCBNError(f"{label}: row {first + row + 1}{fault}; clean or impute it first")
 
 
 class CsvTable:
@@ -75,7 +61,7 @@ class CsvTable:
             raise MCBNError(f"{path} has several columns named {repeated[0]!r}; give each its own name")
 
     def count(self) -> int:
-        """Count line ends."""
+        """Count line ends: the rows, or slightly more, as it would take reading them to know."""
         with self.path.open("rb") as file:
             lines = sum(text.count(b"\n") for text in iter(lambda: file.read(2**20), b""))
         return lines - (self.names is not None)
@@ -83,13 +69,13 @@ class CsvTable:
     def blocks(
         self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
     ) -> Iterator[Block]:
-        """Yield blocks of rows start to stop: `columns` as numbers, `keys` as they are written."""
+        """Yield blocks of `size` rows from start to stop: `columns` as numbers, `keys` as they are written."""
         header = self.names is not None
         lines = islice(self._lines(), start + header, None if stop is None else stop + header)
         first = start
         while block := list(islice(lines, size)):
             numbers = self._numbers(block, columns, first)
-            require_finite(self.path, numbers, first, columns, self.names)
+            require_finite(self.path, numbers, first, [name_of(self.names, c) for c in columns])
             yield Block(first, numbers, {c: [cells[c] for _, cells in block] for c in keys})
             first += len(block)
 
@@ -150,7 +136,7 @@ class ParquetTable:
     def blocks(
         self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
     ) -> Iterator[Block]:
-        """Yield blocks of rows start to stop: `columns` as numbers, `keys` as arrow arrays of their own type."""
+        """Yield blocks of `size` rows from start to stop: `columns` as numbers, `keys` as arrow arrays as they are."""
         names = [self._schema.names[c] for c in columns]
         for name in names:
             self._require_numbers(name)
@@ -160,7 +146,7 @@ class ParquetTable:
             arrays = [rows.column(name) for name in names]
             self._require_full(arrays, names, first)
             numbers = np.stack([array.to_numpy(zero_copy_only=False).astype(np.float64) for array in arrays], 1)
-            require_finite(self.path, numbers, first, columns, self.names)
+            require_finite(self.path, numbers, first, [repr(name) for name in names])
             yield Block(first, numbers, {c: rows.column(self._schema.names[c]) for c in keys})
             first += len(numbers)
 
@@ -241,7 +227,7 @@ class StoredArray:
     def arrays(self, size: int) -> Iterator[Array]:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity."""
         for first, block in zip(range(0, len(self), size), self._raw_blocks(size), strict=True):
-            self._require_finite(block, first)
+            require_finite(self.label, block, first, range(1, self.width + 1))
             yield block.astype(self.dtype.newbyteorder("="), copy=False)  # torch takes the machine's own byte order
 
     def _raw_blocks(self, size: int) -> Iterator[Array]:
@@ -258,14 +244,6 @@ class StoredArray:
                 if len(content) != rows * width:
                     raise MCBNError(f"{self.label} is cut off: it ends before row {first + rows} of {len(self)}")
                 yield np.frombuffer(bytearray(content), dtype=self.dtype).reshape(rows, *self.shape[1:])
-
-    def _require_finite(self, block: Array, first: int) -> None:
-        if block.ndim == 2:
-            require_finite(Path(self.label), block, first, range(block.shape[1]), None)
-        elif block.dtype.kind == "f" and not np.isfinite(block).all():
-            row, *place = np.argwhere(~np.isfinite(block))[0].tolist()
-            where = f" at {place}" if place else ""
-            raise MCBNError(f"{self.label}: row {first + row + 1} is not finite{where}; clean or impute it first")
 
     def _header(self, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         try:
@@ -284,6 +262,9 @@ class StoredArray:
                 yield member
         except zipfile.BadZipFile as error:
             raise MCBNError(f"{self.label} is damaged, or not a file as numpy.savez writes it: {error}") from error
+
+
+Table = CsvTable | ParquetTable | StoredArray  # rows of numbers under columns that may have names
 
 
 def members(path: Path) -> list[str]:
