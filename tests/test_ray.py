@@ -21,7 +21,7 @@ import mcbn.ray
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
-from mcbn.ray import pools
+from mcbn.ray import prediction
 from mcbn.scale.work import read_results
 from mcbn_benchmarks import ray as benchmark
 from test_batching_shares import T, equal, small
@@ -119,7 +119,7 @@ def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undistur
 
 
 def fed(kind: type, items: list[str], size: int = 2, threads: int = 1) -> Iterator[str]:
-    return pools.run_actors(ray, kind, (), {"num_cpus": threads, "num_gpus": 0}, items, size)
+    return prediction.run_actors(ray, kind, (), {"num_cpus": threads, "num_gpus": 0}, items, size)
 
 
 def test_an_item_that_kills_its_actor_is_tried_again_and_an_error_in_the_end(cluster, tmp_path):
@@ -137,7 +137,7 @@ def test_an_item_that_kills_its_actor_is_tried_again_and_an_error_in_the_end(clu
     assert (tmp_path / "unlucky").read_text() == "xx"
     with pytest.raises(ray.exceptions.RayActorError):
         list(fed(Fragile, ["deadly", "c", "d", "e"]))
-    assert (tmp_path / "deadly").read_text() == "x" * pools.TRIES
+    assert (tmp_path / "deadly").read_text() == "x" * prediction.TRIES
 
 
 def test_an_actor_that_cannot_start_is_an_error_with_its_reason(cluster, tmp_path):
@@ -151,7 +151,7 @@ def test_an_actor_that_cannot_start_is_an_error_with_its_reason(cluster, tmp_pat
 
     with pytest.raises(ray.exceptions.RayActorError, match="no such weights"):
         list(fed(Stillborn, ["a"], size=1))
-    assert (tmp_path / "starts").read_text() == "x" * pools.TRIES
+    assert (tmp_path / "starts").read_text() == "x" * prediction.TRIES
 
 
 def test_a_cluster_without_room_is_said_and_an_actor_without_room_holds_nothing_up(cluster, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_cluster_without_room_is_said_and_an_actor_without_room_holds_nothing_
             return item.upper()
 
     assert sorted(fed(Loud, list("abcdef"), size=7)) == list("ABCDEF")  # two have room
-    monkeypatch.setattr(pools, "PATIENCE", 0.4)
+    monkeypatch.setattr(prediction, "PATIENCE", 0.4)
     with pytest.raises(UserWarning, match="no actor has started in 0 seconds"):  # warnings are errors here
         list(fed(Loud, ["a"], threads=64))
 

@@ -1,24 +1,224 @@
-"""A job of prediction: which inputs, how, into which folder; and the network with its posterior to travel."""
+"""A job of prediction: input files, cut into parts that one worker predicts, read in batches; and its settings.
+
+Parts and batches depend on the files alone. The network travels with its posterior.
+"""
 
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mcbn import batches, saving
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
-from mcbn.scale.inputs import Inputs, Part, Reader, cut_images, cut_tables, list_files
-from mcbn.tables import EMPTY, Layout, require_fits
+from mcbn.tables import EMPTY, Layout, find_inputs, find_targets, listing, require_fits, rows_of_block
+from mcbn.tables.formats import Array, CsvTable, ParquetTable, open_table
 
 FORMAT = 1
+TABLES = (".csv", ".parquet")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+SPLIT_BYTES = 2**20  # parquet files from here on are opened to be cut
+PARTS = 64  # wanted of a job: enough to share out evenly
+LEAST = 2  # batches of a part: opening a row group in its middle costs as much as reading several
+PART_ROWS = 2**20  # at most
+PART_IMAGES = 2**11
+Inputs = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows start to stop of one table, or some images of a list."""
+
+    name: str  # of the file with its results
+    files: Sequence[str]  # paths
+    labels: Sequence[str]  # the same, as results call them
+    start: int = 0  # row of the table, or place of the first image in the list of all
+    stop: int | None = None  # None: to the end
+
+
+def list_files(inputs: Inputs) -> dict[str, Path]:
+    """List the tables, or the images, of files and folders: label -> path, sorted by label."""
+    places = [Path(inputs)] if isinstance(inputs, str | Path) else [Path(place) for place in inputs]
+    files: dict[str, Path] = {}
+    for label, path in (pair for place in places for pair in _under(place)):
+        if files.setdefault(label, path) != path:
+            raise MCBNError(f"two input files are called {label!r}: {files[label]} and {path}; rename one")
+    names = ", ".join(map(str, places))
+    if not files:
+        raise MCBNError(f"there are no tables ({', '.join(TABLES)}) or images in {names}")
+    if len({path.suffix.lower() in TABLES for path in files.values()}) == 2:
+        raise MCBNError(f"{names} holds both tables and images; name the ones to predict")
+    return dict(sorted(files.items()))
+
+
+def _under(place: Path) -> Iterator[tuple[str, Path]]:
+    if place.is_dir():
+        files = (path for path in place.rglob("*") if path.suffix.lower() in TABLES + IMAGES and path.is_file())
+        yield from ((path.relative_to(place).as_posix(), path.resolve()) for path in files)
+    elif place.is_file():
+        if place.suffix.lower() not in TABLES + IMAGES:
+            raise MCBNError(f"{place} must end in {', '.join(TABLES)} or be an image, or a folder of such files")
+        yield place.name, place.resolve()
+    else:
+        raise MCBNError(f"there is no file or folder {place}")
+
+
+def cut_tables(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
+    """Make a part of every table, several of a large parquet file: each of a whole number of batches."""
+    counts = {label: _count(path, part_rows) for label, path in files.items()}
+    step = _step(sum(count or 0 for count in counts.values()), batch_rows, part_rows, PART_ROWS)
+    parts = []
+    for number, (label, path) in enumerate(files.items()):
+        rows = counts[label]
+        for piece, start in enumerate(range(0, rows, step) if rows else [0]):
+            stop = min(start + step, rows) if rows else None
+            parts.append(Part(f"part-{number:06d}-{piece:05d}", [str(path)], [label], start, stop))
+    return parts
+
+
+def _count(path: Path, part_rows: int | None) -> int | None:
+    """Count the rows of a table that is to be cut; None for one that stays whole."""
+    if path.suffix.lower() != ".parquet" or (part_rows is None and path.stat().st_size < SPLIT_BYTES):
+        return None
+    try:
+        return ParquetTable(path).count()
+    except (MCBNError, OSError):  # whoever works on it says what is wrong with it
+        return None
+
+
+def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
+    """Choose the rows of a part by the inputs alone, so that a job can be gone on with on other machines."""
+    wanted = asked or max(LEAST * batch_rows, min(most, -(-rows // PARTS)))
+    return -(-wanted // batch_rows) * batch_rows  # up to whole batches
+
+
+def cut_images(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
+    """Make parts of a whole number of batches each, in the order of the labels."""
+    labels, step = list(files), _step(len(files), batch_rows, part_rows, PART_IMAGES)
+    parts = []
+    for number, start in enumerate(range(0, len(labels), step)):
+        chosen = labels[start : start + step]
+        paths = [str(files[label]) for label in chosen]
+        parts.append(Part(f"part-{number:06d}-00000", paths, chosen, start, start + len(chosen)))
+    return parts
+
+
+class Batch(NamedTuple):
+    """Inputs that go through the network together, and where they come from."""
+
+    x: Tensor  # (n, ...)
+    labels: list[str]  # file of each, or the one of all
+    rows: Array  # row in the file, or place in the list of images, (n,)
+    keys: Mapping[str, Any]  # columns passed on
+    bad: Sequence[dict[str, Any]] = ()  # images left out
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How files become batches; found on the first file that can be read, the same for all."""
+
+    batch_rows: int  # 0: to be chosen by `probe`
+    keys: tuple[str, ...] = ()
+    layout: Layout = EMPTY
+    target: str | None = None
+    transform: Callable[[Any], Tensor] | None = None
+    is_table: bool = True
+    shape: tuple[int, ...] = ()  # of one image
+
+    def probe(self, files: Mapping[str, Path]) -> "Reader":
+        """Look at the first readable file: refuse missing columns, choose the batch size."""
+        if next(iter(files.values())).suffix.lower() not in TABLES:
+            _pillow()
+            image: Tensor = _first(files, lambda path: read_image(path, self.transform), "images")
+            rows = self.batch_rows or rows_of_block(image.numel() * image.element_size())
+            return Reader(rows, transform=self.transform, is_table=False, shape=tuple(image.shape))
+        table = _first(files, open_table, "input files")
+        _, inputs, targets = self._columns(table)
+        names = tuple(table.names[c] for c in inputs) if table.names else None
+        layout = Layout(self.layout.columns or names, len(inputs), self.layout.target)
+        rows = self.batch_rows or rows_of_block(8 * (len(inputs) + len(targets)))
+        return Reader(rows, self.keys, layout, self.target)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what results depend on, as JSON has it."""
+        name = getattr(self.transform, "__qualname__", type(self.transform).__name__) if self.transform else None
+        plain = {"batch_rows": self.batch_rows, "keys": list(self.keys), "target": self.target}
+        return plain | {"layout": self.layout.to_json(), "transform": name, "shape": list(self.shape)}
+
+    def read(self, part: Part) -> Iterator[Batch]:
+        """Yield the batches of a part."""
+        return self._read_table(part) if self.is_table else self._read_images(part)
+
+    def _read_table(self, part: Part) -> Iterator[Batch]:
+        table = open_table(Path(part.files[0]))
+        keys, inputs, _ = self._columns(table)
+        for block in table.blocks(inputs, self.batch_rows, keys, part.start, part.stop):
+            n = len(block.numbers)
+            rows = np.arange(block.first, block.first + n)
+            named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}
+            yield Batch(torch.from_numpy(block.numbers), [part.labels[0]], rows, named)
+
+    def _columns(self, table: CsvTable | ParquetTable) -> tuple[list[int], list[int], list[int]]:
+        """Find the columns of a table: keys, inputs, targets."""
+        names = table.names or ()
+        missing = [name for name in self.keys if name not in names]
+        if missing:
+            raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
+        keys, targets = [names.index(name) for name in self.keys], find_targets(table, self.target, self.layout)
+        return keys, find_inputs(table, [*targets, *keys], self.layout), targets
+
+    def _read_images(self, part: Part) -> Iterator[Batch]:
+        places = iter(zip(range(part.start, part.start + len(part.files)), part.files, part.labels, strict=True))
+        while group := list(islice(places, self.batch_rows)):
+            good, bad = [], []
+            for place, path, label in group:
+                try:
+                    image = read_image(Path(path), self.transform)
+                    if tuple(image.shape) != self.shape:
+                        raise MCBNError(f"its shape is {tuple(image.shape)}, that of the first {self.shape}: resize it")
+                    good.append((image, label, place))
+                except Exception as error:
+                    bad.append({"file": label, "reason": one_line(error)})
+            x = torch.stack([image for image, _, _ in good]) if good else torch.empty(0, *self.shape)
+            rows = np.array([place for _, _, place in good], dtype=np.int64)
+            yield Batch(x, [label for _, label, _ in good], rows, {}, bad)
+
+
+def _first(files: Mapping[str, Path], read: Callable[[Path], Any], kind: str) -> Any:
+    """Read the first file that can be read."""
+    first: Exception | None = None
+    for path in files.values():
+        try:
+            return read(path)
+        except Exception as error:
+            first = first or error
+    raise MCBNError(f"not one of {len(files)} {kind} can be read; the first: {first}")
+
+
+def read_image(path: Path, transform: Callable[[Any], Tensor] | None) -> Tensor:
+    """Read an image, (C, H, W): through the user's transform, or as RGB in [0, 1]."""
+    with _pillow().open(path) as file:
+        image = file.convert("RGB")
+    if transform is not None:
+        return torch.as_tensor(transform(image))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MCBNError("images need Pillow: pip install 'mcbn[ray]'") from error
+    return Image
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ import numpy as np
 from mcbn.errors import MCBNError, one_line
 from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn.scale.inputs import Batch, Inputs, Part
-from mcbn.scale.job import Job, plan
+from mcbn.scale.job import Batch, Inputs, Job, Part, plan
 from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
 
