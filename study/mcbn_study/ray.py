@@ -5,7 +5,7 @@ whose worker is lost is run again; a driver that is started again goes on from w
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ from mcbn.ray.cluster import connected
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import one_thread
 from mcbn_study.regression import run as regression
-from mcbn_study.regression import search
 from mcbn_study.regression.profile import METHODS, Profile
+from mcbn_study.regression.run import check_request
 from mcbn_study.sensitivity import run as sensitivity
-from mcbn_study.study import Study
+from mcbn_study.study import Study, Task
 
-Step = Callable[..., object]
+KEPT = ("cells", "networks", "predictions")  # folders of a study that a task hands back
 
 
 class Made(NamedTuple):
@@ -43,26 +43,9 @@ def run_regression(
 ) -> CellJournal:
     """Run the regression study on a cluster, as `mcbn_study.regression.run.run` does in one process."""
     datasets = tuple(datasets) or profile.datasets
-    _check(datasets, methods)
+    check_request(datasets, methods, "cpu")  # a GPU is looked for where the tasks run
     study = Study(regression.STUDY, profile, out, "cpu", **numerics)
-    families = dict.fromkeys(regression.TESTED[method][0] for method in methods if method in regression.TESTED)
-    with connected(address) as ray:
-        desk = _Desk(ray, study, device)
-        for name in datasets:
-            desk.add_dataset(name)
-            searches = {
-                family: [
-                    desk.want(cell.name, search.search_cell, name, [], family=family, cell=cell)
-                    for cell in search.cells(profile, name, family)
-                ]
-                for family in families
-            }
-            for method in methods:
-                if not regression.is_done(study.journal, profile, name, method):
-                    needed = searches[regression.TESTED[method][0]] if method in regression.TESTED else []
-                    desk.want(f"{name}-test-{method}", regression.score_method, name, needed, method=method)
-        desk.collect()
-    return study.journal
+    return _run(study, regression.list_tasks(study, datasets, methods), device, address)
 
 
 def run_sensitivity(
@@ -77,72 +60,46 @@ def run_sensitivity(
 ) -> CellJournal:
     """Run the sensitivity study on a cluster, as `mcbn_study.sensitivity.run.run` does in one process."""
     datasets = tuple(datasets) or profile.datasets
-    _check(datasets, ("mcbn",))
-    decays = {name: sensitivity.chosen_decays(Path(regression), profile, name) for name in datasets}
-    study = Study(sensitivity.STUDY, profile, out, "cpu", **numerics)
+    check_request(datasets, ("mcbn",), "cpu")
+    tasks = sensitivity.list_tasks(profile, datasets, Path(regression))
+    return _run(Study(sensitivity.STUDY, profile, out, "cpu", **numerics), tasks, device, address)
+
+
+def _run(study: Study, tasks: Sequence[Task], device: str, address: str | None) -> CellJournal:
+    """Give out the cells that have no file, each with those it needs; write what they make, in the order they end."""
+    about = (study.name, study.profile, device, study.numerics.compiled, study.numerics.fused)
+    made: dict[str, Any] = {}
+    pending = []
     with connected(address) as ray:
-        desk = _Desk(ray, study, device)
-        for name in datasets:
-            desk.add_dataset(name)
-            for M in sensitivity.batch_sizes(profile, name):
-                options = {"M": M, "decays": decays[name]}
-                desk.want(f"{name}-sensitivity-{M}", sensitivity.measure, name, [], **options)
-        desk.collect()
+        work = ray.remote(num_cpus=1, num_gpus=1 if device == "cuda" else 0)(_work)
+        sets = {name: ray.put(load(name)) for name in dict.fromkeys(task.dataset for task in tasks)}
+        for task in tasks:
+            if study.journal.load(task.cell) is None:
+                needed = [made[cell] for cell in task.needed]
+                pending.append(work.remote(about, task._replace(needed=()), sets[task.dataset], *needed))
+                made[task.cell] = pending[-1]
+            else:
+                file = f"cells/{task.cell}.safetensors"
+                made[task.cell] = ray.put(Made({file: (study.journal.folder / file).read_bytes()}, []))
+        while pending:
+            ready, pending = ray.wait(pending)
+            try:
+                _write(study.journal, ray.get(ready[0]))
+            except ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", None) or error
+                raise MCBNError(f"a task of the study failed ({cause}); the same command goes on from here") from error
     return study.journal
 
 
-def _check(datasets: Sequence[str], methods: Sequence[str]) -> None:
-    regression.check_request(datasets, methods, "cpu")  # a GPU is looked for where the tasks run
+def _write(journal: CellJournal, made: Made) -> None:
+    """Write cells, then their records."""
+    for name, content in made.files.items():
+        with replacing(journal.folder / name) as temporary:
+            temporary.write_bytes(content)
+    journal.append(made.records)
 
 
-class _Desk:
-    """Gives tasks out and is the only one who writes."""
-
-    def __init__(self, ray: Any, study: Study, device: str) -> None:
-        self.ray, self.journal = ray, study.journal
-        self.about = (study.name, study.profile, device, study.numerics.compiled, study.numerics.fused)
-        self.data: dict[str, Any] = {}
-        self.pending: list[Any] = []
-        self.task = ray.remote(num_cpus=1, num_gpus=1 if device == "cuda" else 0)(_work)
-
-    def add_dataset(self, name: str) -> None:
-        """Put a data set where all tasks find it."""
-        self.data[name] = self.ray.put(load(name))
-
-    def want(self, name: str, step: Step, dataset: str, needed: Sequence[Any], **options: Any) -> Any:
-        """Have a cell done by `step(study, dataset, data, **options)`, unless its file is there.
-
-        needed: references to the cells it builds on. Returns one to what it made.
-        """
-        if self.journal.load(name) is not None:
-            file = f"cells/{name}.safetensors"
-            return self.ray.put(Made({file: (self.journal.folder / file).read_bytes()}, []))
-        self.pending.append(self.task.remote(self.about, step, dataset, self.data[dataset], options, *needed))
-        return self.pending[-1]
-
-    def collect(self) -> None:
-        """Write what tasks make, in the order they end; cells before their records."""
-        while self.pending:
-            ready, self.pending = self.ray.wait(self.pending)
-            try:
-                made: Made = self.ray.get(ready[0])
-            except self.ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or error
-                raise MCBNError(f"a task of the study failed ({cause}); the same command goes on from here") from error
-            for name, content in made.files.items():
-                with replacing(self.journal.folder / name) as temporary:
-                    temporary.write_bytes(content)
-            self.journal.append(made.records)
-
-
-def _work(
-    about: tuple[str, Profile, str, bool, bool],
-    step: Step,
-    dataset: str,
-    data: Regression,
-    options: Mapping[str, Any],
-    *needed: Made,
-) -> Made:
+def _work(about: tuple[str, Profile, str, bool, bool], task: Task, data: Regression, *needed: Made) -> Made:
     """Run one cell in a folder of its own; return its new files and records."""
     name, profile, device, compiled, fused = about
     with one_thread(device), tempfile.TemporaryDirectory() as temporary:
@@ -151,11 +108,7 @@ def _work(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         study = Study(name, profile, folder, device, compiled=compiled, fused=fused)
-        step(study, dataset, data, **options)
-        after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
+        task.step(study.on(task.dataset, data), **task.options)
+        files = [path for kept in KEPT for path in sorted((folder / kept).rglob("*")) if path.is_file()]
+        after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
         return Made({path: content for path, content in after.items() if path not in before}, study.journal.records)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    kept = ("cells", "networks", "predictions")
-    return (path for name in kept for path in sorted((folder / name).rglob("*")) if path.is_file())

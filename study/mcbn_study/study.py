@@ -1,21 +1,36 @@
-"""A study of the paper's regression networks at work: what each of its parts needs."""
+"""A study of the paper's regression networks at work: its cells, and what each of them needs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+from mcbn.data import Regression
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import Numerics, environment
 from mcbn_study.progress import Progress
 from mcbn_study.regression.profile import Profile
 
 
+class Task(NamedTuple):
+    """A cell of work on one data set: what `step(study, **options)` does once the cells it needs are done."""
+
+    cell: str
+    dataset: str
+    step: Callable[..., object]
+    options: Mapping[str, Any]
+    needed: Sequence[str] = ()
+    weight: float = 0.0  # of the work, for progress
+
+
 class Study:
-    """One study in one folder on one device.
+    """One study in one folder on one device; `on` a data set it has `dataset` and `data`.
 
     `compiled` fuses elementwise work by torch.compile, `fused` many training steps into one CUDA kernel: for a GPU.
     """
+
+    dataset: str
+    data: Regression
 
     def __init__(
         self,
@@ -33,14 +48,23 @@ class Study:
         self.progress = Progress()
         self._where = environment(device)
 
-    @contextmanager
-    def progressing(self, total: float) -> Iterator[None]:
-        """Show how much of work of this weight is done."""
-        self.progress = Progress(total, self.name)
+    def on(self, dataset: str, data: Regression) -> Self:
+        """Return this study, at work on one data set."""
+        study = copy(self)
+        study.dataset, study.data = dataset, data
+        return study
+
+    def run(self, tasks: Sequence[Task], sets: Mapping[str, Regression]) -> CellJournal:
+        """Do the cells that have no file yet one after the other, and show how much is done."""
+        self.progress = Progress(sum(task.weight for task in tasks), self.name)
         try:
-            yield
+            for task in tasks:
+                with self.progress.cell(task.cell, task.weight):
+                    if self.journal.load(task.cell) is None:
+                        task.step(self.on(task.dataset, sets[task.dataset]), **task.options)
         finally:
             self.progress.close()
+        return self.journal
 
     def record(self, kind: str, seconds: float, **fields: Any) -> Record:
         """Make a record with what all have in common: where and by what configuration it was made."""

@@ -80,20 +80,21 @@ def test_each_criterion_and_split_chooses_among_all_cells(monkeypatch):
         32: [[[3.0, 9.0], [4.0, 2.0]], [[5.0, 6.0], [1.5, 7.0]]],
         64: [[[8.0, 3.5], [2.5, 2.6]], [[4.0, 3.0], [1.6, 1.7]]],
     }
-    found = []
+    found = {}
     for M, values in rmse.items():
         scores = torch.tensor(values, dtype=torch.float64)
         y = torch.linspace(-3, 3, 10, dtype=torch.float64).expand(2, 2, 2, 10)
         epoch = torch.arange(8).view(2, 2, 2) + M
         parts = {"values": {}, "mean": torch.zeros_like(y), "variance": torch.zeros_like(y), "y": y}
         result = Search(rmse=scores, epoch=epoch, stopped=epoch[0], winner=scores.argmin(2), **parts)
-        found.append((search.Cell(str(M), (Configuration(0.1, M), Configuration(0.2, M))), result))
-    monkeypatch.setattr(search, "search", lambda *_: found)
-    study = types.SimpleNamespace(profile=TINY)
+        found[search.Cell(str(M), (Configuration(0.1, M), Configuration(0.2, M)))] = result
+    monkeypatch.setattr(search, "cells", lambda *_: list(found))
+    monkeypatch.setattr(search, "search_cell", lambda study, family, cell: found[cell])
+    study = types.SimpleNamespace(profile=TINY, dataset="boston")
     chosen = {
         criterion: [
             (choice.configuration.weight_decay, choice.configuration.batch_size, choice.epochs)
-            for choice in search.choose(study, "boston", None, "bn", criterion)
+            for choice in search.choose(study, "bn", criterion)
         ]
         for criterion in ("mc", "plain")
     }

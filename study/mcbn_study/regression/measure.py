@@ -18,7 +18,6 @@ from mcbn.noise import minimize_bounded
 from mcbn.stacked import Values
 from mcbn_study.machine import EXACT, Numerics, precision, prepared
 from mcbn_study.regression.problem import Problem, batch_draws, uniforms
-from mcbn_study.regression.profile import TAU_RANGES
 from mcbn_study.regression.stack import Affine, Networks, fold, matrices, population_statistics, take
 
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**26}  # that one activation of a chunk may hold
@@ -206,13 +205,6 @@ def original_units(moments: Moments, problem: Problem, stream: Tensor) -> Moment
         (moments.mean * std + mean).masked_fill(padding, torch.nan),
         (moments.variance * std.square()).masked_fill(padding, torch.nan),
     )
-
-
-def tune_both(mean: Tensor, variance: Tensor, y: Tensor, dataset: str) -> tuple[float, float]:
-    """Tune tau and the tau of constant uncertainty on validation rows (F, n) within the data set's range."""
-    bounds = TAU_RANGES[dataset]
-    constant = tune_tau(mean, torch.zeros_like(mean), y, bounds)
-    return (tune_tau(mean, variance, y, bounds) if bool((variance > 0).any()) else constant), constant
 
 
 def tune_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, float]) -> float:

@@ -18,7 +18,6 @@ from torch import Tensor
 from mcbn import data
 from mcbn_study.mnf import stack
 from mcbn_study.mnf.layers import MNFNetwork
-from mcbn_study.regression.measure import tune_both
 from mcbn_study.regression.problem import Part, Problem, make_problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.search import Choice
@@ -66,8 +65,7 @@ def train_and_draw(
 def _choose(dataset: str, epochs: int, samples: Tensor, y: Tensor) -> Choice:
     """Tune tau for draws (T, n), and for their mean alone, at y (n,)."""
     mean, variance = samples.mean(0, keepdim=True), samples.var(0, correction=0, keepdim=True)  # (1, n) each
-    taus = tune_both(mean, variance, y.unsqueeze(0), dataset)
-    return Choice(Configuration(None, BATCH_SIZE), max(1, epochs), *taus)
+    return Choice(Configuration(None, BATCH_SIZE), max(1, epochs)).tuned(mean, variance, y.unsqueeze(0), dataset)
 
 
 def _stack(problem: Problem, keys: Keys, epochs: int) -> stack.Stack:

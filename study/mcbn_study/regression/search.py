@@ -8,18 +8,19 @@ et al. 2018, Section 4.3, and published code.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mcbn.data import Regression, describe, folds, split
+from mcbn.data import describe, folds, split
 from mcbn.stacked import Values
 from mcbn_study.journal import Record
 from mcbn_study.machine import EXACT, Numerics
-from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_both
+from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_tau
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
-from mcbn_study.regression.profile import Configuration, Profile
+from mcbn_study.regression.profile import TAU_RANGES, Configuration, Profile
 from mcbn_study.regression.stack import Family, Networks, take
 from mcbn_study.regression.train import Trainer, ascending, networks_of
 from mcbn_study.study import Study
@@ -235,6 +236,12 @@ class Choice(NamedTuple):
     tau_constant: float = 0.0
     values: Values = {}  # each (F, ...)  # noqa: RUF012
 
+    def tuned(self, mean: Tensor, variance: Tensor, y: Tensor, dataset: str) -> "Choice":
+        """Tune tau and the tau of constant uncertainty on validation rows (F, n) within the data set's range."""
+        constant = tune_tau(mean, torch.zeros_like(mean), y, TAU_RANGES[dataset])
+        tau = tune_tau(mean, variance, y, TAU_RANGES[dataset]) if bool((variance > 0).any()) else constant
+        return self._replace(tau=tau, tau_constant=constant)
+
     def describe(self) -> dict[str, object]:
         """Return the configuration as records have it."""
         weight_decay, batch_size, rate = self.configuration
@@ -260,58 +267,53 @@ def search_weight(profile: Profile, dataset: str, cell: Cell) -> float:
     return rows * (networks / cell.configurations[0].batch_size + 0.1 * networks) * profile.max_epochs
 
 
-def fold_problem(
-    study: Study, dataset: str, data: Regression, *, splits: Sequence[int] = (), seeds: Sequence[int] = ()
-) -> Problem:
+def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[int] = ()) -> Problem:
     """Stack the folds of all splits, once a seed (that of the search by default); ordered by split, fold, seed."""
     parts = []
     for s in splits or study.profile.splits:
-        for f, fold in enumerate(folds(split(len(data.y), s).train, study.profile.n_folds)):
-            parts += [Part(*fold, stream_key(dataset, s, f, seed)) for seed in seeds or (study.profile.search_seed,)]
-    return make_problem(data, parts, study.device)
+        for f, fold in enumerate(folds(split(len(study.data.y), s).train, study.profile.n_folds)):
+            keys = [stream_key(study.dataset, s, f, seed) for seed in seeds or (study.profile.search_seed,)]
+            parts += [Part(*fold, key) for key in keys]
+    return make_problem(study.data, parts, study.device)
 
 
-def rules_of(study: Study, dataset: str) -> Rules:
-    """Return the protocol's rules for a data set."""
-    p = study.profile
-    samples = p.search_samples(dataset), p.n_samples
-    return Rules(p.evaluate_every, p.patience, p.max_epochs, *samples, study.numerics)
-
-
-def search(study: Study, dataset: str, data: Regression, family: Family) -> list[tuple[Cell, Search]]:
-    """Run or read every cell of a family's cross-validation."""
-    searches = []
-    for cell in cells(study.profile, dataset, family):
-        with study.progress.cell(cell.name, search_weight(study.profile, dataset, cell)):
-            tensors = study.journal.load(cell.name)
-            done = search_cell(study, dataset, data, family, cell) if tensors is None else Search.of(tensors)
-            searches.append((cell, done))
-    return searches
-
-
-def search_cell(study: Study, dataset: str, data: Regression, family: Family, cell: Cell) -> Search:
-    """Run one cell of the cross-validation and write it."""
-    started, problem = time.perf_counter(), fold_problem(study, dataset, data)
-    hidden, rules = describe(dataset).hidden_units, rules_of(study, dataset)
-    validation = CrossValidation(
-        problem, study.profile.n_folds, cell.configurations, rules, hidden=hidden, family=family
-    )
-    done = run_kept(study, cell.name, validation)
-    seconds = time.perf_counter() - started
-    study.journal.finish(cell.name, done.tensors(), _records(study, dataset, family, cell, done, seconds))
+def search_cell(study: Study, family: Family, cell: Cell) -> Search:
+    """Return what one cell of the cross-validation found; one that has no file yet is run and written."""
+    tensors = study.journal.load(cell.name)
+    if tensors is not None:
+        return Search.of(tensors)
+    started = time.perf_counter()
+    done = cross_validate(study, cell.name, fold_problem(study), cell.configurations, family)
+    records = _records(study, family, cell, done, time.perf_counter() - started)
+    study.journal.finish(cell.name, done.tensors(), records)
     return done
 
 
-def run_kept(study: Study, name: str, validation: CrossValidation) -> Search:
-    """Run a cross-validation, keeping its state every minute; one that was interrupted goes on from there."""
-    kept = time.monotonic()
-    state = study.journal.load(f"{name}.part")
+def cross_validate(
+    study: Study,
+    name: str,
+    problem: Problem,
+    configurations: Sequence[Configuration],
+    family: Family,
+    *,
+    winner: Sequence[int] | None = None,
+    **samples: int,
+) -> Search:
+    """Run a cross-validation, keeping its state every minute; one that was interrupted goes on from there.
+
+    samples: search_samples and n_samples of `Rules`, by default the profile's.
+    """
+    p, hidden = study.profile, describe(study.dataset).hidden_units
+    samples = {"search_samples": p.search_samples(study.dataset), "n_samples": p.n_samples} | samples
+    rules = Rules(p.evaluate_every, p.patience, p.max_epochs, **samples, numerics=study.numerics)
+    validation = CrossValidation(problem, p.n_folds, configurations, rules, hidden=hidden, family=family, winner=winner)
+    state, kept = study.journal.load(f"{name}.part"), time.monotonic()
     if state is not None:
         validation.restore(state)
 
     def on_evaluation(epoch: int) -> None:
         nonlocal kept
-        study.progress.fraction(epoch / study.profile.max_epochs)
+        study.progress.fraction(epoch / p.max_epochs)
         if time.monotonic() - kept >= KEEP_SECONDS:
             study.journal.keep(f"{name}.part", validation.state())
             kept = time.monotonic()
@@ -319,32 +321,34 @@ def run_kept(study: Study, name: str, validation: CrossValidation) -> Search:
     return validation.run(on_evaluation)
 
 
-def _records(study: Study, dataset: str, family: Family, cell: Cell, done: Search, seconds: float) -> list[Record]:
+def _records(study: Study, family: Family, cell: Cell, done: Search, seconds: float) -> list[Record]:
     """Make one record a split and batch size or dropout rate: RMSE and epoch of every lambda."""
     C, records = len(study.profile.weight_decays), []
-    for b, s in enumerate(study.profile.splits):
-        for first in range(0, len(cell.configurations), C):
-            row = slice(first, first + C)
-            configurations = cell.configurations[row]
-            scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
-            for i, name in enumerate(CRITERIA):
-                scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in done.rmse[i, b, row].tolist()]
-                scores[f"epoch_{name}"] = done.epoch[i, b, row].tolist()
-            scores |= {"stopped": done.stopped[b, row].tolist(), "cell": cell.name}
-            place = {"dataset": dataset, "split": s, "family": family}
-            place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
-            records.append(study.record("selection", seconds, **place, **scores))
+    for (b, s), first in product(enumerate(study.profile.splits), range(0, len(cell.configurations), C)):
+        row = slice(first, first + C)
+        configurations = cell.configurations[row]
+        place = {"dataset": study.dataset, "split": s, "family": family}
+        place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
+        scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
+        for i, name in enumerate(CRITERIA):
+            scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in done.rmse[i, b, row].tolist()]
+            scores[f"epoch_{name}"] = done.epoch[i, b, row].tolist()
+        scores |= {"stopped": done.stopped[b, row].tolist(), "cell": cell.name}
+        records.append(study.record("selection", seconds, **place, **scores))
     return records
 
 
-def choose(study: Study, dataset: str, data: Regression, family: Family, criterion: Criterion) -> list[Choice]:
+def choose(study: Study, family: Family, criterion: Criterion) -> list[Choice]:
     """Choose the configuration and tau of each split."""
-    searches, i = search(study, dataset, data, family), CRITERIA.index(criterion)
-    choices = []
+    searches = [(cell, search_cell(study, family, cell)) for cell in cells(study.profile, study.dataset, family)]
+    choices, i = [], CRITERIA.index(criterion)
     for b in range(len(study.profile.splits)):
         cell, best = min(searches, key=lambda pair: float(pair[1].rmse[i, b].min()))
         c = int(best.winner[i, b])
-        taus = tune_both(best.mean[i, b], best.variance[i, b], best.y[i, b], dataset)
-        values = {name: value[i, b] for name, value in best.values.items()}
-        choices.append(Choice(cell.configurations[c], int(best.epoch[i, b, c]), *taus, values))
+        choice = Choice(
+            cell.configurations[c],
+            int(best.epoch[i, b, c]),
+            values={name: value[i, b] for name, value in best.values.items()},
+        )
+        choices.append(choice.tuned(best.mean[i, b], best.variance[i, b], best.y[i, b], study.dataset))
     return choices

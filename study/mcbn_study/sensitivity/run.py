@@ -9,25 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
+import torch
 
-from mcbn.data import Regression, describe, load
+from mcbn.data import describe, load
 from mcbn.errors import MCBNError
-from mcbn_study.journal import CellJournal, Journal, Record
-from mcbn_study.regression.measure import Evaluator, original_units, score_run, tune_both
+from mcbn_study.journal import CellJournal, Journal
+from mcbn_study.regression.measure import Evaluator, original_units
 from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
-from mcbn_study.regression.run import check_request, final_problem, final_targets, outputs, train_chosen
-from mcbn_study.regression.search import (
-    Choice,
-    CrossValidation,
-    Search,
-    fold_problem,
-    grid_networks,
-    rules_of,
-    run_kept,
-)
-from mcbn_study.study import Study
+from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
+from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks
+from mcbn_study.study import Study, Task
 
 STUDY = "sensitivity"
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
@@ -47,19 +39,20 @@ def run(
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, ("mcbn",), device)
     sets = {name: load(name) for name in datasets}
-    decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
-    study = Study(STUDY, profile, out, device, **numerics)
-    work = [(name, M) for name in datasets for M in batch_sizes(profile, name)]
-    with study.progressing(sum(_weight(*pair) for pair in work)):
-        for name, M in work:
-            with study.progress.cell(f"{name}-{M}", _weight(name, M)):
-                if study.journal.load(f"{name}-sensitivity-{M}") is None:
-                    measure(study, name, sets[name], M, decays[name])
-    return study.journal
+    tasks = list_tasks(profile, datasets, Path(regression))
+    return Study(STUDY, profile, out, device, **numerics).run(tasks, sets)
 
 
-def _weight(dataset: str, batch_size: int) -> float:
-    return describe(dataset).n * (1 / batch_size + 0.01)
+def list_tasks(profile: Profile, datasets: Sequence[str], regression: Path) -> list[Task]:
+    """List the cells, one a data set and batch size; a weight counts steps and evaluations."""
+    tasks = []
+    for dataset in datasets:
+        decays = chosen_decays(regression, profile, dataset)
+        for M in batch_sizes(profile, dataset):
+            weight = describe(dataset).n * (1 / M + 0.01)
+            options = {"M": M, "decays": decays}
+            tasks.append(Task(f"{dataset}-sensitivity-{M}", dataset, measure, options, weight=weight))
+    return tasks
 
 
 def batch_sizes(profile: Profile, dataset: str) -> list[int]:
@@ -89,68 +82,35 @@ def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:
     return [decays[s] for s in profile.sensitivity_splits]
 
 
-def measure(study: Study, dataset: str, data: Regression, M: int, decays: Sequence[float]) -> None:
+def measure(study: Study, M: int, decays: Sequence[float]) -> None:
     """Select epochs at this batch size, train the final networks once, tune and score for each T."""
-    splits, started = study.profile.sensitivity_splits, time.perf_counter()
-    problem = fold_problem(study, dataset, data, splits=splits)
+    splits, started, name = study.profile.sensitivity_splits, time.perf_counter(), f"{study.dataset}-sensitivity-{M}"
+    problem = fold_problem(study, splits=splits)
     configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
     winner = [sorted(set(decays)).index(decay) for decay in decays]
-    name = f"{dataset}-sensitivity-{M}"
-    selected = _select(study, name, dataset, problem, configurations, winner)
+    samples = {"search_samples": study.profile.sensitivity_samples, "n_samples": 2}
+    selected = cross_validate(study, name, problem, configurations, "bn", winner=winner, **samples)
     chosen = [Choice(configurations[c], int(selected.epoch[0, b, c])) for b, c in enumerate(winner)]
-    final = final_problem(study, dataset, data, splits)
-    trained = train_chosen(study, dataset, final, chosen, "bn")
+    final = final_problem(study, splits)
+    trained = train_chosen(study, final, chosen, "bn")
     records, counts = [], pass_counts(study.profile, M)
     for T in counts:
-        tuned = _tune(study, dataset, problem, selected, chosen, T)
-        samples = outputs(study, trained, final, "mc", T)
-        seconds = (time.perf_counter() - started) / (len(samples) * len(counts))
-        records += _records(study, dataset, data, samples, tuned, seconds)
+        tuned = _tune(study, problem, selected, chosen, T)
+        drawn = outputs(study, trained, final, "mc", T)
+        seconds = (time.perf_counter() - started) / (len(drawn) * len(counts))
+        for s, choice, runs in zip(splits, tuned, by_split(study, drawn), strict=True):
+            records += score_runs(study, "sensitivity", "mcbn", s, runs, choice, seconds, batch_size=M)
     tensors = {"rmse": selected.rmse, "epoch": selected.epoch, "winner": selected.winner}
     study.journal.finish(name, tensors, records)
 
 
-def _select(
-    study: Study, name: str, dataset: str, problem: Problem, configurations: list[Configuration], winner: list[int]
-) -> Search:
-    rules = rules_of(study, dataset)._replace(search_samples=study.profile.sensitivity_samples, n_samples=2)
-    hidden, F = describe(dataset).hidden_units, study.profile.n_folds
-    validation = CrossValidation(problem, F, configurations, rules, hidden=hidden, family="bn", winner=winner)
-    return run_kept(study, name, validation)
-
-
-def _tune(
-    study: Study, dataset: str, problem: Problem, selected: Search, chosen: Sequence[Choice], T: int
-) -> list[Choice]:
+def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Choice], T: int) -> list[Choice]:
     """Tune tau on the kept fold networks with T draws."""
     F = study.profile.n_folds
-    networks = grid_networks(problem, [chosen[0].configuration], "bn", describe(dataset).hidden_units)
+    networks = grid_networks(problem, [chosen[0].configuration], "bn", describe(study.dataset).hidden_units)
     networks = networks.like(problem.train.x)
     values = {name: value[0].flatten(0, 1).to(study.device) for name, value in selected.values.items()}  # (B F, ...)
     evaluator = Evaluator(problem, networks.batch_size, T, study.numerics)
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
-    tuned = []
-    for b, choice in enumerate(chosen):
-        mean, variance = (each[b * F : (b + 1) * F].cpu() for each in moments)
-        tau, constant = tune_both(mean, variance, selected.y[0, b], dataset)
-        tuned.append(choice._replace(tau=tau, tau_constant=constant))
-    return tuned
-
-
-def _records(
-    study: Study, dataset: str, data: Regression, samples: Sequence[Tensor], tuned: Sequence[Choice], seconds: float
-) -> list[Record]:
-    runs = [
-        (s, seed, choice)
-        for s, choice in zip(study.profile.sensitivity_splits, tuned, strict=True)
-        for seed in study.profile.seeds
-    ]
-    records = []
-    for (s, seed, choice), drawn in zip(runs, samples, strict=True):
-        y = final_targets(study, data, s)
-        place = {"dataset": dataset, "method": "mcbn", "split": s, "seed": seed, "config": choice.describe()}
-        place |= {"batch_size": choice.configuration.batch_size, "n_samples": len(drawn), "n_test": len(y)}
-        place |= {"tau": choice.tau, "tau_constant": choice.tau_constant}
-        scores = score_run(drawn, y, choice.tau, choice.tau_constant)
-        records.append(study.record("sensitivity", seconds, **place, **scores))
-    return records
+    mean, variance = (torch.split(each.cpu(), F) for each in moments)  # B of (F, n) each
+    return [choice.tuned(mean[b], variance[b], selected.y[0, b], study.dataset) for b, choice in enumerate(chosen)]
