@@ -1,8 +1,9 @@
 """`mcbn reproduce`: the experiments of the paper, and those beyond it."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,28 @@ from mcbn.cli.session import one_line_errors, one_line_warnings, require_engine
 from mcbn.errors import MCBNError
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
-Names = Annotated[list[str] | None, typer.Option(help="names, separated by commas; all by default")]
-ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
+Lines = Iterable[object]
+Experiment = Callable[..., Lines | None]
+
+
+def command(example: str, *, small: bool = False) -> Callable[[Experiment], object]:
+    """Make a command of a function that gives lines to print: mistakes end it in one line.
+
+    Its help is the docstring and the example. small: its tensors are small, so on a CPU it runs on one thread.
+    """
+
+    def register(function: Experiment) -> object:
+        @wraps(function)
+        def run(**options: Any) -> None:
+            from mcbn_study.machine import one_thread  # torch takes a second
+
+            with one_line_errors(), one_thread(options.get("device", "cpu")) if small else nullcontext():
+                for line in function(**options) or ():
+                    typer.echo(line)
+
+        return reproduce.command(help=f"{function.__doc__}\n\n\b\nExample:\n  mcbn reproduce {example}")(run)
+
+    return register
 
 
 def _choose_device(name: str) -> str:
@@ -23,6 +44,12 @@ def _choose_device(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
+def _split(names: list[str] | None) -> list[str]:
+    return [name.strip() for text in names or () for name in text.split(",") if name.strip()]
+
+
+Names = Annotated[list[str] | None, typer.Option(callback=_split, help="names, separated by commas; all by default")]
+ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
 Device = Annotated[
     str, typer.Option(callback=_choose_device, help="auto, cpu or cuda; auto takes a GPU if there is one")
 ]
@@ -35,7 +62,7 @@ Results = Annotated[Path, typer.Option(help="folder of records, tables and figur
 Regression = Annotated[Path, typer.Option(help="folder of the regression study")]
 
 
-@reproduce.command()
+@command("regression --profile quick --datasets boston,yacht --methods mcbn,bn", small=True)
 def regression(
     datasets: Names = None,
     methods: Names = None,
@@ -47,31 +74,24 @@ def regression(
     out: Records = Path("results/regression"),
     engine: EngineName = "local",
     address: Address = None,
-) -> None:
-    """Cross-validate, tune tau and test on the paper's regression sets.
-
-    \b
-    Example:
-      mcbn reproduce regression --profile quick --datasets boston,yacht --methods mcbn,bn
-    """
+) -> Lines:
+    """Cross-validate, tune tau and test on the paper's regression sets."""
     from mcbn_study.regression import run as regression
     from mcbn_study.regression.profile import METHODS, find_profile
 
-    with one_line_errors(), _one_thread(device):
-        require_engine(engine)
-        chosen = replace(find_profile(profile), search_seed=search_seed)
-        options: dict[str, Any] = {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
-        options["methods"] = _split(methods) or METHODS
-        if engine == "ray":
-            from mcbn_study import ray
+    require_engine(engine)
+    run: Callable[..., Any] = regression.run
+    if engine == "ray":
+        from mcbn_study import ray
 
-            journal = ray.run_regression(chosen, out, address=address, **options)
-        else:
-            journal = regression.run(chosen, out, **options)
-        typer.echo(f"{len(journal.find(kind='test'))} test runs in {journal.path}")
+        run = partial(ray.run_regression, address=address)
+    numerics = {"compiled": compiled, "fused": fused}
+    chosen = replace(find_profile(profile), search_seed=search_seed)
+    journal = run(chosen, out, datasets=datasets or (), methods=methods or METHODS, device=device, **numerics)
+    return [f"{len(journal.find(kind='test'))} test runs in {journal.path}"]
 
 
-@reproduce.command()
+@command("sensitivity --profile quick --datasets boston", small=True)
 def sensitivity(
     datasets: Names = None,
     profile: ProfileName = "paper",
@@ -82,101 +102,64 @@ def sensitivity(
     regression: Regression = Path("results/regression"),
     engine: EngineName = "local",
     address: Address = None,
-) -> None:
-    """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`.
-
-    \b
-    Example:
-      mcbn reproduce sensitivity --profile quick --datasets boston
-    """
+) -> Lines:
+    """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`."""
     from mcbn_study.regression.profile import find_profile
     from mcbn_study.sensitivity import run as sensitivity
 
-    with one_line_errors(), _one_thread(device):
-        require_engine(engine)
-        options: dict[str, Any] = {"datasets": _split(datasets), "device": device, "compiled": compiled, "fused": fused}
-        options["regression"] = regression
-        if engine == "ray":
-            from mcbn_study import ray
+    require_engine(engine)
+    run: Callable[..., Any] = sensitivity.run
+    if engine == "ray":
+        from mcbn_study import ray
 
-            journal = ray.run_sensitivity(find_profile(profile), out, address=address, **options)
-        else:
-            journal = sensitivity.run(find_profile(profile), out, **options)
-        typer.echo(f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}")
+        run = partial(ray.run_sensitivity, address=address)
+    options = {"compiled": compiled, "fused": fused, "regression": regression}
+    journal = run(find_profile(profile), out, datasets=datasets or (), device=device, **options)
+    return [f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}"]
 
 
-@reproduce.command()
+@command("statistics", small=True)
 def statistics(out: Results = Path("results/statistics")) -> None:
-    """Draw the distributions of batch statistics on Yacht and test them for Gaussians (appendix).
-
-    \b
-    Example:
-      mcbn reproduce statistics
-    """
+    """Draw the distributions of batch statistics on Yacht and test them for Gaussians (appendix)."""
     from mcbn_study import statistics
 
-    with one_line_errors(), _one_thread("cpu"):
-        statistics.run(out)
+    statistics.run(out)
 
 
-@reproduce.command()
+@command("objective", small=True)
 def objective(out: Results = Path("results/objective")) -> None:
-    """Measure how the gradients of Eq. (1) and Eq. (2) approach each other as N grows.
-
-    \b
-    Example:
-      mcbn reproduce objective
-    """
+    """Measure how the gradients of Eq. (1) and Eq. (2) approach each other as N grows."""
     from mcbn_study import objective
 
-    with one_line_errors(), _one_thread("cpu"):
-        objective.run(out)
+    objective.run(out)
 
 
-@reproduce.command()
+@command("regularizer --datasets yacht", small=True)
 def regularizer(datasets: Names = None, out: Results = Path("results/regularizer")) -> None:
-    """Train with the KL regulariser beside weight decay on four regression sets.
-
-    \b
-    Example:
-      mcbn reproduce regularizer --datasets yacht
-    """
+    """Train with the KL regulariser beside weight decay on four regression sets."""
     from mcbn_study import regularizer
 
-    with one_line_errors(), _one_thread("cpu"):
-        regularizer.run(out, datasets=_split(datasets) or regularizer.DATASETS)
+    regularizer.run(out, datasets=datasets or regularizer.DATASETS)
 
 
-@reproduce.command()
-def toy(out: Results = Path("results/regression")) -> None:
-    """Fit the toy problem of Figure 1; `tables` draws it.
-
-    \b
-    Example:
-      mcbn reproduce toy
-    """
+@command("toy", small=True)
+def toy(out: Results = Path("results/regression")) -> Lines:
+    """Fit the toy problem of Figure 1; `tables` draws it."""
     from mcbn_study import toy
 
-    with one_line_errors(), _one_thread("cpu"):
-        typer.echo(toy.run(out))
+    return [toy.run(out)]
 
 
-@reproduce.command()
-def estimators(out: Results = Path("results/estimators")) -> None:
-    """Score the scikit-learn estimator with its default parameters on the embedded sets.
-
-    \b
-    Example:
-      mcbn reproduce estimators --out results/estimators
-    """
+@command("estimators --out results/estimators", small=True)
+def estimators(out: Results = Path("results/estimators")) -> Lines:
+    """Score the scikit-learn estimator with its default parameters on the embedded sets."""
     from mcbn_study import estimators
 
-    with one_line_errors(), _one_thread("cpu"):
-        estimators.run(out)
-        typer.echo(estimators.report(out))
+    estimators.run(out)
+    return [estimators.report(out)]
 
 
-@reproduce.command()
+@command("posteriors --datasets yacht")
 def posteriors(
     datasets: Names = None,
     profile: ProfileName = "paper",
@@ -185,56 +168,41 @@ def posteriors(
     cifar: Annotated[bool, typer.Option("--cifar", help="CIFAR-10 instead, on a network that others trained")] = False,
     weights: Annotated[Path, typer.Option(help="ResNet-32 weights for --cifar")] = Path("resnet32.npz"),
     n_test: Annotated[int, typer.Option(help="test images for --cifar")] = 1000,
-) -> None:
-    """Compare Gaussian, linear and rescaled posteriors with sampled ones on the networks of `regression`.
-
-    \b
-    Example:
-      mcbn reproduce posteriors --datasets yacht
-    """
+) -> Lines:
+    """Compare Gaussian, linear and rescaled posteriors with sampled ones on the networks of `regression`."""
     from mcbn_study.foreign import run as foreign
+    from mcbn_study.machine import one_thread
     from mcbn_study.posteriors import report
     from mcbn_study.posteriors import run as posteriors
     from mcbn_study.regression.profile import find_profile
 
-    with one_line_errors():
-        if cifar:
-            foreign.cifar(weights, out, n_test=n_test)
-        else:
-            with _one_thread("cpu"):
-                posteriors.run(find_profile(profile), out, regression=regression, datasets=_split(datasets))
-        _echo(report.write(out))
+    if cifar:
+        foreign.cifar(weights, out, n_test=n_test)
+    else:
+        with one_thread("cpu"):
+            posteriors.run(find_profile(profile), out, regression=regression, datasets=datasets or ())
+    return report.write(out)
 
 
-@reproduce.command()
-def tables(results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results")) -> None:
-    """Write every table and figure of the regression study from its records.
-
-    \b
-    Example:
-      mcbn reproduce tables --results results
-    """
+@command("tables --results results")
+def tables(
+    results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results"),
+) -> Lines:
+    """Write every table and figure of the regression study from its records."""
     from mcbn_study.regression import report as regression
 
-    with one_line_errors():
-        _echo(regression.write(results))
+    return regression.write(results)
 
 
-@reproduce.command()
-def mnf_epochs(datasets: Names = None, device: Device = "auto", out: Results = Path("results/mnf_epochs")) -> None:
-    """Measure MNF's test error by epochs of training, where ours is better than printed.
-
-    \b
-    Example:
-      mcbn reproduce mnf-epochs --datasets power --device cuda
-    """
+@command("mnf-epochs --datasets power --device cuda")
+def mnf_epochs(datasets: Names = None, device: Device = "auto", out: Results = Path("results/mnf_epochs")) -> Lines:
+    """Measure MNF's test error by epochs of training, where ours is better than printed."""
     from mcbn_study import mnf_epochs
 
-    with one_line_errors():
-        _echo(mnf_epochs.run(out, datasets=_split(datasets), device=device))
+    return mnf_epochs.run(out, datasets=datasets or (), device=device)
 
 
-@reproduce.command()
+@command("cifar10 --seeds 1,2,3 --device cuda", small=True)
 def cifar10(
     seeds: Annotated[str, typer.Option(help="one network each, separated by commas")] = "1,2,3",
     profile: ProfileName = "paper",
@@ -244,25 +212,17 @@ def cifar10(
         Path | None, typer.Option(help="folder of trained networks; those it holds are not trained again")
     ] = None,
     dropout: Annotated[float, typer.Option(help="train with this rate for MC dropout instead, and stop there")] = 0.0,
-) -> None:
-    """Train ResNet-32 on CIFAR-10 and measure MCBN on it over T and M (Table 2); needs `mcbn data cifar10`.
-
-    \b
-    Example:
-      mcbn reproduce cifar10 --seeds 1,2,3 --device cuda
-    """
+) -> Lines:
+    """Train ResNet-32 on CIFAR-10 and measure MCBN on it over T and M (Table 2); needs `mcbn data cifar10`."""
     from mcbn_study.cifar10 import report
     from mcbn_study.cifar10.profile import find_profile
     from mcbn_study.cifar10.run import run
 
-    with one_line_errors(), _one_thread(device):
-        chosen = _numbers(seeds)
-        run(find_profile(profile), out, seeds=chosen, device=device, networks=networks, dropout=dropout)
-        if not dropout:
-            _echo(report.write(out))
+    run(find_profile(profile), out, seeds=_numbers(seeds), device=device, networks=networks, dropout=dropout)
+    return () if dropout else report.write(out)
 
 
-@reproduce.command()
+@command("alternatives --foreign foreign.npz --device cuda")
 def alternatives(
     networks: Annotated[Path, typer.Option(help="networks of `mcbn reproduce cifar10`")] = Path(
         "results/cifar10/networks"
@@ -276,63 +236,37 @@ def alternatives(
     n_test: Annotated[int | None, typer.Option(help="test images; all by default")] = None,
     n_corrupted: Annotated[int, typer.Option(help="of these, how many are also corrupted at each severity")] = 1250,
     measure: Annotated[bool, typer.Option(help="no: only tables and figures, from the records")] = True,
-) -> None:
-    """Compare MCBN with softmax, temperature scaling, MC dropout, an ensemble and last-layer Laplace on CIFAR-10.
-
-    \b
-    Example:
-      mcbn reproduce alternatives --foreign foreign.npz --device cuda
-    """
+) -> Lines:
+    """Compare MCBN with softmax, temperature scaling, MC dropout, an ensemble and last-layer Laplace on CIFAR-10."""
     from mcbn_study.alternatives import report
     from mcbn_study.alternatives import run as alternatives
     from mcbn_study.alternatives.inputs import build_foreign
 
-    with one_line_errors():
-        if measure:
-            if foreign is not None and not foreign.is_file():
-                build_foreign(foreign)
-            options: dict[str, Any] = {"device": device, "methods": _split(methods), "n_samples": n_samples}
-            images: dict[str, Any] = {"foreign": foreign, "n_test": n_test, "n_corrupted": n_corrupted}
-            alternatives.run(networks, out, seeds=seeds or (), **options, **images)
-            alternatives.time_methods(networks, out, **options)
-        _echo(report.write(out))
+    if measure:
+        if foreign is not None and not foreign.is_file():
+            build_foreign(foreign)
+        options: dict[str, Any] = {"device": device, "methods": methods or (), "n_samples": n_samples}
+        images: dict[str, Any] = {"foreign": foreign, "n_test": n_test, "n_corrupted": n_corrupted}
+        alternatives.run(networks, out, seeds=seeds or (), **options, **images)
+        alternatives.time_methods(networks, out, **options)
+    return report.write(out)
 
 
-@reproduce.command()
+@command("segmentation --dataset camvid --device cuda")
 def segmentation(
     dataset: Annotated[str, typer.Option(help="camvid or voc")] = "camvid",
     device: Device = "auto",
     profile: ProfileName = "paper",
     out: Records = Path("results/segmentation"),
-) -> None:
-    """Train SegNet, segment with the paper's setting and with ours, score and draw the uncertainty maps.
-
-    \b
-    Example:
-      mcbn reproduce segmentation --dataset camvid --device cuda
-    """
+) -> Lines:
+    """Train SegNet, segment with the paper's setting and with ours, score and draw the uncertainty maps."""
     from mcbn_study.segmentation import report
     from mcbn_study.segmentation.profile import find_profile
     from mcbn_study.segmentation.run import run
 
-    with one_line_errors(), one_line_warnings():
+    with one_line_warnings():
         run(find_profile(profile, dataset), out, device=device, echo=typer.echo)
-        _echo(report.write(out))
-
-
-def _echo(lines: Iterable[object]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def _split(names: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for text in names or () for name in text.split(",") if name.strip())
-
-
-def _one_thread(device: str) -> AbstractContextManager[None]:
-    from mcbn_study.machine import one_thread  # torch takes a second
-
-    return one_thread(device)
+        return report.write(out)
 
 
 def _numbers(text: str) -> list[int]:
