@@ -13,7 +13,6 @@ import mcbn
 from kinds import make
 from mcbn import batching
 from mcbn.diagonal import Population
-from mcbn.training_data import Source
 from mcbn_study.theory import analytic_moments
 from modelled import fitted, modelled, parts
 
@@ -38,11 +37,11 @@ def test_first_layer_has_the_moments_of_the_whole_set(M: int) -> None:
 
 def test_later_layers_see_inputs_normalised_by_their_batch() -> None:
     bayes, x = fitted(posterior="diagonal", batch_size=16)
-    net, rows = bayes.model, batching._Partition(Source(None, range(64)), 4, 16, 0)
+    net = bayes.model
     seen = []
     with torch.no_grad():
-        for t in range(4):
-            h = net[0](x[rows.chosen(t)])
+        for rows in batching.partition(64, 4, seed=0):
+            h = net[0](x[rows])
             h = (h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt() * net[1].weight + net[1].bias
             seen.append(net[3](h.relu()))
     mu, mu_var, sigma, sigma_var = naive(torch.cat(seen), 16)

@@ -1,22 +1,160 @@
-"""Random training batches: draw t depends on (seed, t) alone, whatever the loader's order or whoever computes it."""
+"""Training data of any kind, and random batches of it: draw t depends on (seed, t) alone.
+
+Whatever the loader's order or whoever computes it. Data are examples fetched by index, or a stream of ready batches.
+"""
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils import data as loading
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
-from mcbn.training_data import DEFAULT_BATCH_SIZE, Source, Stream, Take, read_source, warn
 
+PLAIN_SAMPLERS = (loading.RandomSampler, loading.SequentialSampler, loading.DistributedSampler)  # visit every row
+DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes without a loader
 GROUP = 32  # draws recorded in one pass (`mcbn.engine.record`): a group not cut has the same bits everywhere
 MOST_TAKEN, VALUES_TAKEN = 32, 2**20  # batches, and values, taken from tensors in memory at once
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Source(NamedTuple):
+    """Examples that can be fetched by index, as batches of the user's own making."""
+
+    fetch: Callable[[Any], Any]
+    population: Sequence[int]
+    batch_size: int | None = None
+    loader: DataLoader[Any] | None = None  # the user's own, for its workers
+
+
+def read_source(data: Any) -> "Source | Stream":
+    """Read any training data as examples by index, or as a stream of ready batches."""
+    if isinstance(data, DataLoader):
+        return _from_loader(data)
+    if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
+        sizes = {int(t.shape[0]) if t.ndim else 0 for t in batches.tensors_of(data)}
+        if len(sizes) != 1:
+            raise MCBNError(f"training tensors must share their first axis; got {batches.describe(data)}")
+        return Source(Take(data), range(sizes.pop()))
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
+        return Source(partial(fetch, data, loading.default_collate), range(len(data)))
+    if isinstance(data, Iterable):
+        return Stream(data)
+    raise MCBNError(f"fit takes a DataLoader, a Dataset or tensors; got {batches.describe(data)}")
+
+
+def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
+    """Respect dataset, transforms, collate_fn, batch size and the set of rows of a loader; not its order."""
+    if isinstance(loader.dataset, IterableDataset):
+        return Stream(loader, loader.batch_size)
+    if loader.batch_sampler is None:  # the dataset hands out ready batches
+        return Stream(_Shuffled(loader))
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    rows = partial(fetch, loader.dataset, loader.collate_fn)
+    return Source(rows, _population(loader), size if isinstance(size, int) else None, loader)
+
+
+def _population(loader: DataLoader[Any]) -> Sequence[int]:
+    """Return the rows a loader visits: all, or for a sampler of its own making those of one epoch."""
+    N = len(loader.dataset)  # type: ignore[arg-type]
+    single = type(loader.batch_sampler) is loading.BatchSampler  # batches what the sampler gives one by one
+    if single and isinstance(loader.sampler, PLAIN_SAMPLERS):
+        return range(N)
+    with isolated_random(0):
+        if single:
+            return [int(i) for i in islice(loader.sampler, 10 * N)]
+        return [int(i) for batch in islice(loader.batch_sampler or [], 10 * N) for i in batch]
+
+
+class Take:
+    """Fetch rows of tensors."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __call__(self, rows: Any) -> Any:
+        """Return these rows of every tensor."""
+        index = torch.as_tensor(rows)
+        return batches.map_tensors(lambda t: t[index.to(t.device)], self.data)
+
+
+def fetch(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[int]) -> Any:
+    """Fetch rows of a dataset through its own transforms and collate function, as one batch."""
+    if hasattr(dataset, "__getitems__"):
+        return collate(dataset.__getitems__(rows))
+    return collate([dataset[row] for row in rows])
+
+
+class Stream:
+    """Batches taken as they come: from an IterableDataset or any iterable that has no index."""
+
+    def __init__(self, source: Iterable[Any], batch_size: int | None = None) -> None:
+        self.source, self.batch_size = source, batch_size
+
+    def batches(self, n_samples: int, batch_size: int | None, seed: int) -> tuple[Iterator[Any], int]:
+        """Take the first T full batches, starting over where the stream ends early; return them with their size M."""
+        source = self.source
+        if isinstance(source, IterableDataset):
+            source = DataLoader(source, batch_size=batch_size or DEFAULT_BATCH_SIZE)
+        elif batch_size is not None and batch_size != self.batch_size:
+            raise MCBNError(
+                f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with that batch size"
+            )
+        with isolated_random(seed):
+            iterator = iter(source)
+            first = next(iterator, None)
+        if first is None:
+            raise MCBNError("the training data gives no batch at all")
+        if iterator is source:  # a generator: what was taken from it goes back in front
+            source = chain([first], iterator)
+        M = self.batch_size or batches.size_of(first)
+        if M == 1:
+            warn("the loader's batches hold one example each; pass the training loader")
+        return _full_batches(source, n_samples, M), M
+
+
+def _full_batches(source: Iterable[Any], n_samples: int, M: int) -> Iterator[Any]:
+    """Yield T batches of M examples, leaving out partial ones."""
+    yielded = 0
+    while True:
+        before = yielded
+        for batch in source:
+            if batches.size_of(batch) != M:
+                continue
+            if yielded == before and before > 0:
+                warn(f"the stream gave {before} full batches and starts over; draws repeat unless it shuffles itself")
+            yield batch
+            yielded += 1
+            if yielded == n_samples:
+                return
+        if yielded == before:
+            raise MCBNError(f"the stream ended after {yielded} full batches of {M}; n_samples={n_samples} need as many")
+
+
+class _Shuffled:
+    """The ready batches of a map-style dataset, in a random order that is new each time round."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        dataset: Any = self.loader.dataset
+        for i in np.random.permutation(len(dataset)).tolist():
+            yield self.loader.collate_fn(dataset[i])
+
+
+def warn(message: str) -> None:
+    """Warn at the user's own line: three functions of ours lie between."""
+    warnings.warn(f"mcbn: {message}", UserWarning, stacklevel=5)
 
 
 class TrainingBatches(NamedTuple):
@@ -53,9 +191,9 @@ def draw_batches(
                 "DataLoader) to share draws out, or fit in one process"
             )
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
-    M = _batch_size(batch_size, source)
-    rows = _Rows(source, n_samples, M, seed)
-    return TrainingBatches(_load(rows, source.loader, numbers), M, len(source.population), seed, numbers)
+    N, M = len(source.population), _batch_size(batch_size, source)
+    rows = _Rows(source, partial(Generators(seed).rows, N, M), n_samples, M, seed)
+    return TrainingBatches(_load(rows, source.loader, numbers), M, N, seed, numbers)
 
 
 def pass_over(data: Any, *, most: int, batch_size: int | None, seed: int) -> TrainingBatches:
@@ -67,8 +205,15 @@ def pass_over(data: Any, *, most: int, batch_size: int | None, seed: int) -> Tra
     if isinstance(source, Stream):
         return TrainingBatches(*source.batches(most, batch_size, seed), None, seed)
     N, M = len(source.population), _batch_size(batch_size, source, whole=True)
-    rows = _Partition(source, max(1, N // M), M, seed)
+    pieces = partition(N, max(1, N // M), seed)
+    rows = _Rows(source, pieces.__getitem__, len(pieces), M, seed)
     return TrainingBatches(_load(rows, source.loader), M, N, seed)
+
+
+def partition(n: int, count: int, seed: int) -> list[Indices]:
+    """Cut N rows, in a random order that depends on the seed alone, into sorted pieces of sizes that differ by one."""
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(n)
+    return [np.sort(order[t * n // count : (t + 1) * n // count]) for t in range(count)]
 
 
 def _read(data: Any, n_samples: int, batch_size: int | None, seed: int) -> tuple[Source | Stream, int, int | None, int]:
@@ -99,12 +244,11 @@ def _batch_size(asked: int | None, source: Source, *, whole: bool = False) -> in
 
 
 class _Rows(Dataset[Any]):
-    """The T batches as a dataset: item t draws its rows, and runs the transforms, from (seed, t)."""
+    """The T batches as a dataset: item t has the rows `chosen(t)`, and runs the transforms from (seed, t)."""
 
-    def __init__(self, source: Source, n_samples: int, batch_size: int, seed: int) -> None:
-        self.fetch, self.population = source.fetch, source.population
-        self.n_samples, self.batch_size, self.seed = n_samples, batch_size, seed
-        self.generators = Generators(seed)
+    def __init__(self, source: Source, chosen: Callable[[int], Indices], T: int, batch_size: int, seed: int) -> None:
+        self.fetch, self.population, self.chosen = source.fetch, source.population, chosen
+        self.n_samples, self.batch_size, self.seed = T, batch_size, seed
 
     def __len__(self) -> int:
         return self.n_samples
@@ -117,23 +261,6 @@ class _Rows(Dataset[Any]):
         with isolated_random(int(np.random.SeedSequence([self.seed, t, 1]).generate_state(1)[0])):
             return self.fetch(rows)
 
-    def chosen(self, t: int) -> Indices:
-        """Choose the rows of batch t."""
-        return _choose(len(self.population), self.batch_size, self.generators(t))
-
-
-class _Partition(_Rows):
-    """All rows in a random order that depends on the seed alone, cut into batches whose sizes differ by one at most."""
-
-    def __init__(self, source: Source, n_samples: int, batch_size: int, seed: int) -> None:
-        super().__init__(source, n_samples, batch_size, seed)
-        self.order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(self.population))
-
-    def chosen(self, t: int) -> Indices:
-        """Take the rows of piece t."""
-        N = len(self.order)
-        return np.sort(self.order[t * N // len(self) : (t + 1) * N // len(self)])
-
 
 class Generators:
     """Generators of (seed, t), one object put to the start of stream t: making a new one costs as much as its use."""
@@ -142,11 +269,13 @@ class Generators:
         self.generator = np.random.Generator(np.random.Philox(key=[seed, 0]))  # counter-based: made for many streams
         self.start: Any = self.generator.bit_generator.state
 
-    def __call__(self, t: int) -> np.random.Generator:
-        """Return the generator as it starts out for draw t."""
+    def rows(self, n: int, batch_size: int, t: int) -> Indices:
+        """Choose the M of N rows of draw t, sorted, in O(M)."""
         self.start["state"]["key"][1] = t
         self.generator.bit_generator.state = self.start
-        return self.generator
+        chosen = self.generator.choice(n, batch_size, replace=False, shuffle=False)
+        chosen.sort()
+        return chosen
 
 
 def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
@@ -155,13 +284,7 @@ def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     >>> rows_of_draw(100, batch_size=4, seed=0, t=7).shape
     (4,)
     """
-    return _choose(n, batch_size, Generators(seed)(t))
-
-
-def _choose(n: int, batch_size: int, generator: np.random.Generator) -> Indices:
-    chosen = generator.choice(n, batch_size, replace=False, shuffle=False)
-    chosen.sort()
-    return chosen
+    return Generators(seed).rows(n, batch_size, t)
 
 
 def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int] | None = None) -> Iterable[Any]:
@@ -169,21 +292,11 @@ def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int] | 
     chosen = range(len(rows)) if numbers is None else numbers
     if loader is None:
         return _in_turn(rows, chosen)
-    options: dict[str, Any] = {}
-    if loader.num_workers:
-        options = {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
-    return DataLoader(
-        rows,
-        batch_size=None,
-        sampler=chosen,
-        collate_fn=_same,
-        num_workers=loader.num_workers,
-        worker_init_fn=loader.worker_init_fn,
-        timeout=loader.timeout,
-        pin_memory=loader.pin_memory,
-        generator=torch.Generator().manual_seed(rows.seed),
-        **options,
-    )
+    kept = ["num_workers", "worker_init_fn", "timeout", "pin_memory"]
+    kept += ["prefetch_factor", "multiprocessing_context"] if loader.num_workers else []
+    options: dict[str, Any] = {name: getattr(loader, name) for name in kept}
+    generator = torch.Generator().manual_seed(rows.seed)
+    return DataLoader(rows, batch_size=None, sampler=chosen, collate_fn=_same, generator=generator, **options)
 
 
 def _same(batch: Any) -> Any:

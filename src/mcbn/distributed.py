@@ -12,12 +12,11 @@ import torch.distributed as dist
 
 from mcbn import batches
 from mcbn.batch_norm import layer_of
-from mcbn.batching import shares
+from mcbn.batching import Source, read_source, shares
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import is_synchronised
 from mcbn.posterior import Posterior, require_family
-from mcbn.training_data import Source, read_source
 
 B = TypeVar("B", bound=MCBN[Any])
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches
+from mcbn.batching import DEFAULT_BATCH_SIZE
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
-from mcbn.training_data import DEFAULT_BATCH_SIZE
 
 OUTPUT_KEYS = ("out", "logits")
 R = TypeVar("R")

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches, saving
 from mcbn.baselines.predictor import Predictor
+from mcbn.batching import DEFAULT_BATCH_SIZE
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.networks import Standardized
 from mcbn.randomness import isolated_random
-from mcbn.training_data import DEFAULT_BATCH_SIZE
 from mcbn_study.mnf import stack
 from mcbn_study.mnf.layers import MNFNetwork
 
