@@ -24,7 +24,7 @@ from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError
 from mcbn.export.predictors import RESULTS, LinearPredictor, SamplePredictor, Summary, summary_of
-from mcbn.export.tracing import grows, trace_gradient, trace_open
+from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
 from mcbn.randomness import isolated_random
@@ -56,12 +56,16 @@ def to_torch_export(
     inputs = engine.network.prepare(example_x)
     if not batches.is_plain(inputs) or not batches.tensors_of(inputs):
         raise MCBNError(f"example_x must be a tensor, or a tuple or dict of them; got {batches.describe(example_x)}")
-    inputs = _at_least_two(inputs)
+    N = batches.size_of(inputs)
+    if N == 0:
+        raise MCBNError(f"example_x holds no inputs: {batches.describe(inputs)}; give at least one")
+    if N == 1:  # an axis of size one would be taken for one that never grows
+        inputs, N = batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs), 2
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
         with _quiet(), _told(engine, method):
             predictor = _predictor(bayes, engine, inputs, method, T, chunk_size)
-            N, batch = batches.size_of(inputs), torch.export.Dim("batch")
+            batch = torch.export.Dim("batch")
             axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) else None, inputs)
             program = torch.export.export(predictor, (inputs,), dynamic_shapes=(axes,), strict=False)
         _compare(program.module()(inputs), expected, "the exported program")
@@ -119,17 +123,7 @@ def _metadata(bayes: "MCBN[Any]", method: str, T: int) -> dict[str, str]:
     }
 
 
-def _at_least_two(inputs: Any) -> Any:
-    """Repeat a single input: an axis of size one would be taken for one that never grows."""
-    N = batches.size_of(inputs)
-    if N == 0:
-        raise MCBNError(f"example_x holds no inputs: {batches.describe(inputs)}; give at least one")
-    return inputs if N > 1 else batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs)
-
-
-def _predictor(
-    bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: int, chunk_size: int | None
-) -> nn.Module:
+def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: int, chunk: int | None) -> nn.Module:
     """Put network, draws and moments together."""
     with Gather(engine.posterior) as mode:
         output = engine.network.run_copy(inputs)  # (N, ...)
@@ -140,7 +134,7 @@ def _predictor(
         return _linear(bayes, engine, inputs, T, output, summary)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
-    chunk = _chunk(T, program.width * len(output), chunk_size)
+    chunk = _chunk(T, program.width * len(output), chunk)
     return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
@@ -155,9 +149,7 @@ def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     return max(size for size in range(1, min(most, T) + 1) if T % size == 0)
 
 
-def _linear(
-    bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor, summary: Summary
-) -> LinearPredictor:
+def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor, summary: Summary) -> nn.Module:
     """Trace the pass and its gradient at the average statistics."""
     bayes.linearizer(inputs, T)  # refuses what has no gradient per input
     expansion = bayes.linearizer.expansion(inputs, T)
@@ -172,7 +164,7 @@ def _linear(
     with Gather(expansion.chosen) as mode:
         engine.network.run_copy(inputs)
     chosen = [rows for name in names for rows in mode.drawn[name]]  # (K, C) each
-    return LinearPredictor(program, trace_gradient(program, D), expansion, chosen, summary, n_outputs=D)
+    return LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
 
 
 @contextmanager

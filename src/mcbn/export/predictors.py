@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.engine.jacobian import Point
-from mcbn.export.tracing import OpenProgram, spread_rows
+from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.linear import Expansion, Linearised
 from mcbn.outputs import as_float, as_logits, spread
 from mcbn.private_torch import scan
@@ -44,10 +44,6 @@ class RegressionSummary(nn.Module):
         difference = other - mean
         return mean + w * difference, (1 - w) * variance + w * spread + w * (1 - w) * difference.square()
 
-    def shapes(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Give the shapes of the state for outputs (N, ...)."""
-        return shape, shape
-
     def finish(self, state: State) -> dict[str, Tensor]:
         """Name the results, (N, ...) each."""
         mean, epistemic = state
@@ -71,11 +67,6 @@ class ClassificationSummary(nn.Module):
     def merge(self, state: State, more: State, w: Tensor) -> State:
         """Pool averages, w being the share of the draws in `more`."""
         return tuple(old + w * (new - old) for old, new in zip(state, more, strict=True))
-
-    def shapes(self, shape: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Give the shapes of the state for outputs (N, ...)."""
-        N, K, *rest = (*shape, 1) if len(shape) == 1 else shape
-        return (N, 2 if K == 1 else K, *rest), (N, *rest)
 
     def finish(self, state: State) -> dict[str, Tensor]:
         """Name the results: (N, K, ...), (N, ...), (N, ...)."""
@@ -127,7 +118,9 @@ class SamplePredictor(nn.Module):
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
-        N, crossing = _rows(inputs), self.program.cross(batches.tensors_of(inputs), self.chunk)
+        N, values = _rows(inputs), self.program.shared(*batches.tensors_of(inputs))
+
+        crossing = self.program.tile(values, self.chunk)
 
         def run(rows: Sequence[Tensor]) -> State:
             outputs = self.program.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
@@ -143,7 +136,8 @@ class SamplePredictor(nn.Module):
             rows, share = now
             return self.summary.merge(state, run(rows), share), ()
 
-        empty = tuple(self.shares.new_zeros(shape) for shape in self.summary.shapes((N, *self.output)))
+        like = self.summary.of(self.shares.new_zeros(1, N, *self.output))
+        empty = tuple(torch.zeros_like(value) for value in like)
         state, _ = scan(step, empty, (list(self.drawn), self.shares))
         return tuple(state)
 
@@ -160,24 +154,18 @@ class LinearPredictor(nn.Module):
     diagonal: Tensor | None  # (S,)
 
     def __init__(
-        self,
-        program: OpenProgram,
-        gradient: nn.Module,
-        expansion: Expansion,
-        chosen: Sequence[Tensor],
-        summary: Summary,
-        *,
-        n_outputs: int,
+        self, program: OpenProgram, expansion: Expansion, chosen: Sequence[Tensor], summary: Summary, *, n_outputs: int
     ) -> None:
         super().__init__()
-        self.program, self.gradient, self.summary, self.D = program, gradient, summary, n_outputs
+        self.program, self.summary, self.D = program, summary, n_outputs
+        self.gradient = trace_gradient(program, n_outputs)
         points = [expansion.differentiate.points[name] for name in expansion.centres]
         self.points = nn.ModuleList(_constants(point) for point in points)
         self.chosen, self.factors = _constants(chosen), _constants(expansion.factors)
         self.sizes = [len(point.scale) for point in points for _ in range(2)]
-        self.register_buffer("deviations", expansion.deviations.clone())
-        self.register_buffer("offset", expansion.offset.clone())
-        self.register_buffer("diagonal", None if expansion.diagonal is None else expansion.diagonal.clone())
+        for name in ("deviations", "offset", "diagonal"):
+            value = getattr(expansion, name)
+            self.register_buffer(name, None if value is None else value.clone())
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""

@@ -71,21 +71,16 @@ class OpenProgram(nn.Module):
         self.axes = tuple(axes)  # of the values that go from one part to the other: which is the batch
         self.width = width  # values of the largest result, for one input
 
-    def cross(self, tensors: Sequence[Tensor], copies: int) -> list[Tensor]:
-        """Run the shared part and repeat its results for each copy."""
-        return self.tile(self.shared(*tensors), copies)
-
     def tile(self, values: Sequence[Tensor], copies: int) -> list[Tensor]:
         """Repeat results of the shared part for each copy."""
-        return [_tile(value, axis, copies) for value, axis in zip(values, self.axes, strict=True)]
 
+        def repeated(value: Tensor, axis: int) -> Tensor:
+            shape = list(value.shape)
+            wide = value.unsqueeze(axis).expand(*shape[:axis], copies, *shape[axis:])
+            return wide.reshape(*shape[:axis], copies * shape[axis], *shape[axis + 1 :])
 
-def _tile(value: Tensor, axis: int | None, copies: int) -> Tensor:
-    if axis is None or copies == 1:
-        return value
-    shape = list(value.shape)
-    wide = value.unsqueeze(axis).expand(*shape[:axis], copies, *shape[axis:])
-    return wide.reshape(*shape[:axis], copies * shape[axis], *shape[axis + 1 :])
+        pairs = zip(values, self.axes, strict=True)
+        return [value if axis is None or copies == 1 else repeated(value, axis) for value, axis in pairs]
 
 
 def trace_open(network: Network, inputs: Any, names: Sequence[str], parameters: Sequence[Tensor]) -> OpenProgram:
@@ -116,7 +111,8 @@ def _halve(whole: fx.GraphModule, n_inputs: int, N: int) -> OpenProgram:
     halves = split(whole.graph, drawn, both=sizes, needed=lambda node: node.op in ("placeholder", "output"))
     for argument, node in zip(halves.second.nodes, halves.crossing, strict=False):
         argument.meta["val"] = node.meta["val"]
-    width = max(_numel(node) for node in nodes) // N
+    results = [node.meta.get("val") for node in nodes if node.op != "get_attr"]
+    width = max(math.prod(map(size_seen, value.shape)) for value in results if isinstance(value, Tensor)) // N
     axes = [_batch_axis(node) for node in halves.crossing]
     return OpenProgram(as_code(whole, halves.first), as_code(whole, halves.second), axes, max(1, width))
 
@@ -137,11 +133,6 @@ def _batch_axis(node: fx.Node) -> int | None:
     if len(axes) > 1:
         raise MCBNError("the network relates the inputs of a batch to each other, so it has no predictor for one input")
     return axes[0] if axes else None
-
-
-def _numel(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return math.prod(map(size_seen, value.shape)) if isinstance(value, Tensor) and node.op != "get_attr" else 0
 
 
 def trace_gradient(program: OpenProgram, n_outputs: int) -> nn.Module:
@@ -175,20 +166,9 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def _convolution_backward(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
-) -> Any:
+def _convolution_backward(gradient: Tensor, x: Tensor, weight: Tensor, _: Any, *settings: Any) -> Any:
     """Differentiate a convolution by its input: the transposed one with the same weights, and the other way round."""
+    stride, padding, dilation, transposed, _, groups, output_mask = settings
     if output_mask[1] or output_mask[2]:
         return NotImplemented
     extra = [0 for _ in stride] if transposed else _left_over(x, gradient, weight.shape[2:], stride, padding, dilation)
@@ -196,17 +176,9 @@ def _convolution_backward(
     return torch.ops.aten.convolution(gradient, weight, None, *arguments), None, None
 
 
-def _average_backward(
-    gradient: Tensor,
-    x: Tensor,
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Any:
+def _average_backward(gradient: Tensor, x: Tensor, kernel_size: list[int], *settings: Any) -> Any:
     """Differentiate an average over windows: each window's share goes back to its values."""
+    stride, padding, ceil_mode, count_include_pad, divisor_override = settings
     if ceil_mode or (any(padding) and not count_include_pad):
         return NotImplemented  # windows of several sizes
     (height, width), stride, C = kernel_size, stride or kernel_size, x.shape[1]
