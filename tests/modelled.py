@@ -5,7 +5,7 @@ from torch import Tensor
 
 import mcbn
 from kinds import make
-from mcbn.gaussian import Gaussian
+from mcbn.gaussian import Gaussian, split
 
 MODELLED = ["gaussian", "layerwise", "diagonal"]
 
@@ -38,4 +38,4 @@ def vector(posterior: mcbn.Posterior) -> Tensor:
 
 def parts(model: Gaussian, name: str) -> tuple[Tensor, ...]:
     """Return mean of mu_B, mean of sigma_B and the variance of each, of one call."""
-    return *model.split(model.location)[name], *model.split(model.variance)[name]
+    return *split(model.location, model.channels)[name], *split(model.variance, model.channels)[name]

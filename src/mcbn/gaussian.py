@@ -75,10 +75,6 @@ class Gaussian:
         low_rank = [factor.square().sum(0) for factor in self.factors]
         return self.diagonal + torch.cat(low_rank) if low_rank else self.diagonal
 
-    def split(self, statistics: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Cut (..., P) into the mean and standard deviation of every call, each (..., C)."""
-        return split(statistics, self.channels)
-
     def scaled(self, factor: float) -> "Gaussian":
         """Multiply the covariance by a number; the location stays."""
         factors = tuple(block * math.sqrt(factor) for block in self.factors)
@@ -105,8 +101,8 @@ class Gaussian:
 
     def statistics(self, n_samples: int, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw the mean and variance of every call, each (n, C)."""
-        deviations = self.split(self.deviations(n_samples, seed))
-        location, variance = (self.split(t.detach().cpu().double()) for t in (self.location, self.variance))
+        moments = (self.deviations(n_samples, seed), self.location, self.variance)
+        deviations, location, variance = (split(t.detach().cpu().double(), self.channels) for t in moments)
         mean, var = {}, {}
         for name, (of_mean, of_std) in deviations.items():
             std = _bend(location[name][1], variance[name][1], of_std)  # (n, C)
@@ -129,15 +125,11 @@ def _bend(mean: Tensor, variance: Tensor, deviation: Tensor) -> Tensor:
 
 
 def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: str) -> Gaussian:
-    """Fit a Gaussian with full covariance, across layers or within each, to T joint draws (T, C) of each call.
+    """Fit a Gaussian with full covariance to joint draws of the mean and biased variance of each call, (T, C) each.
 
     C = (1 - lambda) S + lambda diag(S), S the unbiased covariance of the draws' deviations (of standard deviations as
     `_log_moments` has them): variances stay, lambda (`shrinkage`) settles the directions that T < P draws leave empty.
-
-    Args:
-        mean: of every call, (T, C) each.
-        var: of every call, biased, (T, C) each.
-        family: "gaussian" or "layerwise".
+    The family says whether C reaches across layers ("gaussian") or stays within each ("layerwise").
     """
     T = len(next(iter(mean.values())))
     if T < 2:

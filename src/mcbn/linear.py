@@ -87,17 +87,42 @@ class Linearised(NamedTuple):
         return dict(zip(channels, shares, strict=True))
 
 
-class Expansion(NamedTuple):
-    """What does not depend on the inputs: the point that outputs are expanded about, and the covariance there."""
+class Expansion:
+    """What does not depend on the inputs: the point that outputs are expanded about, and the covariance there.
 
-    centres: Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
-    deviations: Tensor  # (T, S)
-    factors: tuple[Tensor, ...]  # each (S', S_block)
-    diagonal: Tensor | None  # (S,)
-    chosen: Posterior  # the K draws of the mean
-    offset: Tensor  # (S,), their average less the centre
-    engine: Engine  # runs them
-    differentiate: Differentiator
+    Moments are those of the first T draws; those of a Gaussian are taken as they are.
+    """
+
+    def __init__(self, network: Network, posterior: Posterior, inputs: Any, T: int) -> None:
+        model, seed = posterior.gaussian, posterior.seed
+        self.diagonal: Tensor | None = None  # (S,)
+        if model is None:
+            candidates = posterior.rows(slice(T))
+            rows = join(candidates.mean, candidates.var)  # (T, S)
+            centre = rows.mean(0)
+            self.deviations = rows - centre  # (T, S)
+            self.factors: tuple[Tensor, ...] = (torch.linalg.qr(self.deviations, mode="r").R / math.sqrt(T),)
+        else:
+            candidates = Posterior(*model.statistics(CANDIDATES, seed), posterior.batch_size)
+            rows, centre = join(candidates.mean, candidates.var), model.location
+            self.deviations = model.deviations(T, seed).to(centre)  # for class probabilities
+            self.factors, self.diagonal = model.factors, model.diagonal  # each factor (S', S_block)
+        self.centres = split(centre, posterior.channels)  # call name -> mean and standard deviation, each (C,)
+        away = rows[:CANDIDATES] - centre
+        nearest = representative(away * self._units(network, inputs), REPRESENTATIVES)
+        self.chosen = candidates.rows(nearest)  # the K draws of the mean
+        self.offset = away[nearest].mean(0)  # (S,), their average less the centre
+        self.engine, self.differentiate = Engine(network, self.chosen), Differentiator(network, self.centres)
+
+    def _units(self, network: Network, inputs: Any) -> Tensor:
+        """Return |gamma| / sigma of every statistic, (S,): how much it moves its channel; 0 where it is not used."""
+        mean = {name: centre.unsqueeze(0) for name, (centre, _) in self.centres.items()}  # one draw: the average
+        var = {name: std.square().unsqueeze(0) for name, (_, std) in self.centres.items()}
+        with torch.no_grad(), Gather(Posterior(mean, var, batch_size=1)) as mode:
+            network.run_copy(inputs)
+        unused = {name: torch.zeros_like(centre) for name, (centre, _) in self.centres.items()}
+        scales = unused | {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
+        return torch.cat([scales[name] for name in self.centres for _ in range(2)])
 
 
 class Linearizer:
@@ -108,20 +133,12 @@ class Linearizer:
         self._expansions: dict[int, Expansion] = {}  # by number of draws
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"network": self.network, "posterior": self.posterior}  # expansions are made again
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.network, self.posterior)  # expansions are made again
 
     @torch.inference_mode(False)  # gradients are taken, wherever this is called
     def __call__(self, inputs: Any, n_samples: int) -> Linearised:
-        """Expand the output of each input on its own in the statistics of the first draws.
-
-        Args:
-            inputs: N prepared inputs, as the network takes them.
-            n_samples: T, at least 2 of drawn statistics.
-        """
+        """Expand the output of each of N prepared inputs on its own in the statistics of the first T draws."""
         inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t.detach(), inputs)
         expansion = self.expansion(inputs, n_samples)
         blocks = [expansion.differentiate(block)[1] for block in _blocks(inputs, expansion.deviations.shape[1])]
@@ -135,47 +152,16 @@ class Linearizer:
         diagonal = None if expansion.diagonal is None else expansion.diagonal.to(dtype)
         return Linearised(mean, jacobian, deviations, tuple(factors), diagonal)
 
-    def expansion(self, inputs: Any, n_samples: int) -> Expansion:
+    def expansion(self, inputs: Any, T: int) -> Expansion:
         """Return what all inputs share, made on the first of them."""
-        if n_samples < 2 and self.posterior.gaussian is None:
-            raise MCBNError(
-                f"method='linear' needs a covariance, so at least 2 draws; got {n_samples}: fit more of them"
-            )
-        expansion = self._expansions.get(n_samples)
+        if T < 2 and self.posterior.gaussian is None:
+            raise MCBNError(f"method='linear' needs a covariance, so at least 2 draws; got {T}: fit more of them")
+        expansion = self._expansions.get(T)
         if expansion is None:
             with self._lock:
-                expansion = self._expand(inputs, n_samples)
-                keep(self._expansions, n_samples, expansion, EXPANSIONS_KEPT)
+                expansion = Expansion(self.network, self.posterior, inputs, T)
+                keep(self._expansions, T, expansion, EXPANSIONS_KEPT)
         return expansion
-
-    def _expand(self, inputs: Any, T: int) -> Expansion:
-        """Take moments of the first T draws; those of a Gaussian as they are."""
-        model, seed = self.posterior.gaussian, self.posterior.seed
-        if model is None:
-            candidates = self.posterior.rows(slice(T))
-            rows = join(candidates.mean, candidates.var)  # (T, S)
-            centre = rows.mean(0)
-            deviations, diagonal = rows - centre, None
-            factors: tuple[Tensor, ...] = (torch.linalg.qr(deviations, mode="r").R / math.sqrt(T),)
-        else:
-            candidates = Posterior(*model.statistics(CANDIDATES, seed), self.posterior.batch_size)
-            rows, centre = join(candidates.mean, candidates.var), model.location
-            deviations = model.deviations(T, seed).to(centre)  # for class probabilities
-            factors, diagonal = model.factors, model.diagonal
-        centres, away = split(centre, self.posterior.channels), rows[:CANDIDATES] - centre
-        chosen = representative(away * self._units(inputs, centres), REPRESENTATIVES)
-        few, offset = candidates.rows(chosen), away[chosen].mean(0)
-        engine, differentiate = Engine(self.network, few), Differentiator(self.network, centres)
-        return Expansion(centres, deviations, factors, diagonal, few, offset, engine, differentiate)
-
-    def _units(self, inputs: Any, centres: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
-        """Return |gamma| / sigma of every statistic, (S,): how much it moves its channel; 0 where it is not used."""
-        mean = {name: centre.unsqueeze(0) for name, (centre, _) in centres.items()}  # one draw: the average
-        var = {name: std.square().unsqueeze(0) for name, (_, std) in centres.items()}
-        with torch.no_grad(), Gather(Posterior(mean, var, self.posterior.batch_size)) as mode:
-            self.network.run_copy(inputs)
-        scales = {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
-        return torch.cat([scales.get(name, torch.zeros_like(m)) for name, (m, _) in centres.items() for _ in range(2)])
 
 
 def representative(deviations: Tensor, count: int) -> list[int]:

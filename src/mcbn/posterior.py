@@ -105,13 +105,10 @@ class Posterior:
 
     @classmethod
     def merge(cls, parts: Iterable["Posterior"]) -> "Posterior":
-        """Put disjoint shares of the draws of one fit together, in the order of t.
+        """Put disjoint shares of the draws of one fit, given in any order, together in the order of t.
 
         Draw t depends on (seed, t) alone, so shares computed anywhere are those of one process, bit for bit, on equal
         machines. Refuses shares with a draw in common, or of another seed, batch size, family or set of layers.
-
-        Args:
-            parts: the shares, in any order.
 
         Example:
             >>> whole = Posterior({"bn": torch.randn(4, 3)}, {"bn": torch.rand(4, 3)}, batch_size=16)
@@ -132,12 +129,7 @@ class Posterior:
         return replace(shares[0], mean=mean, var=var, numbers=None if whole else ascending)
 
     def sample(self, n_samples: int, *, seed: int = 0) -> "Posterior":
-        """Draw n sets of statistics from the Gaussian; draw t depends on (seed, t) alone.
-
-        Args:
-            n_samples: n, any number.
-            seed: of the draws.
-        """
+        """Draw n sets of statistics, any number, from the Gaussian; draw t depends on (seed, t) alone."""
         n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
         if self.gaussian is None:
             raise MCBNError(
@@ -170,7 +162,7 @@ class Posterior:
         return replace(drawn, fitted_batch_size=self.fitted_batch_size)
 
     def at_batch_size(self, batch_size: int) -> "Posterior":
-        """Rescale to batches of M' examples without data: the covariance of batch statistics goes with 1 / M.
+        """Rescale to batches of M' >= 2 examples without data: the covariance of batch statistics goes with 1 / M.
 
         A Gaussian gets M / M' times its covariance; drawn statistics are stretched about their mean by sqrt(M / M'),
         standard deviations in their logarithm so that they stay positive. Back at M it is the same posterior.
@@ -178,9 +170,6 @@ class Posterior:
         E[sigma^2_B] = sigma^2 (1 - 1/M) moves with M, so that M' is a temperature and nothing else (ten Boston networks
         of the regression study, trained at M = 32: CRPS 1.69 rescaled to M' = 8, 2.15 drawn at 8); and M / M' leaves
         out that batches of M of N examples, drawn without replacement, vary less by 1 - (M - 1) / (N - 1).
-
-        Args:
-            batch_size: M', at least 2.
 
         Example:
             >>> drawn = Posterior({"bn": torch.randn(50, 3)}, {"bn": 1 + torch.rand(50, 3)}, batch_size=16)
