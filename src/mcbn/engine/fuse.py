@@ -87,7 +87,9 @@ def _fuse_with_kernel(each: fx.GraphModule, graph: fx.Graph, conv: fx.Node) -> N
     norm = next(iter(conv.users))
     is_norm = norm.target is normalize and norm.args[0] is conv
     end, shortcut, slope = _behind(norm if is_norm else conv, facts(conv).shape)
-    if (end is conv and not _is_better_alone(conv)) or _changes_between(conv, end):
+    outputs = facts(conv).shape[1]
+    better_alone = outputs <= constants.NARROW_ALONE or outputs % 4 != 0  # than cuDNN: few, or no TF32 there
+    if (end is conv and not better_alone) or _changes_between(conv, end):
         return
     _, weight, bias, stride, padding = conv.args[:5]
     stride, padding = (size if isinstance(size, int) else cast(Any, size)[0] for size in (stride, padding))
@@ -95,7 +97,7 @@ def _fuse_with_kernel(each: fx.GraphModule, graph: fx.Graph, conv: fx.Node) -> N
         target = str(cast(fx.Node, weight).target)
         values = kernels.packed(cast(Tensor, getattr(each, target)))
         packed = _constant(each, graph, f"{target}_packed", values)
-        scale, shift = norm.args[1:] if is_norm else _unchanged(each, graph, facts(conv).shape[1], values.device)
+        scale, shift = norm.args[1:] if is_norm else _unchanged(each, graph, outputs, values.device)
         shift, bias = (bias, None) if bias is not None and not is_norm else (shift, bias)
         operands = (*_sources(conv), packed, bias, scale, shift, shortcut, slope, stride, padding)
         fused = graph.call_function(torch.ops.mcbn.narrow.default, operands)
@@ -115,17 +117,13 @@ def _is_halving(node: fx.Node) -> bool:
     return kernels.suits_halved(facts(cast(fx.Node, node.args[0])).shape, **options)
 
 
-def _is_better_alone(conv: fx.Node) -> bool:
-    """Tell whether the kernel is faster than cuDNN with nothing behind: few outputs, or no multiple of 4 (no TF32)."""
-    outputs = facts(conv).shape[1]
-    return outputs <= constants.NARROW_ALONE or outputs % 4 != 0
-
-
 def _sources(conv: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
     """Find what a convolution reads, as `narrow` takes it: of two values concatenated both, without doubling them."""
     joined = cast(fx.Node, conv.args[0])
     values = _concatenated(joined)
-    if len(values) != 2 or not all(map(_has_whole_groups, values)) or _changes_between(joined, conv):
+    known = [facts(value) for value in values]
+    by_16 = all(len(v.shape) == 4 and v.shape[1] % 16 == 0 and v.dtype == torch.float32 for v in known)  # as it reads
+    if len(values) != 2 or not by_16 or _changes_between(joined, conv):
         return joined, None, 0
     doubled = [value for value in values if _is_doubled(value) and not _changes_between(value, conv)]
     x, beside = (cast(fx.Node, value.args[0]) if value in doubled else value for value in values)
@@ -139,12 +137,6 @@ def _concatenated(node: fx.Node) -> list[fx.Node]:
         return []
     values = node.args[0] if node.args else node.kwargs.get("tensors")
     return list(values) if isinstance(values, list | tuple) else []
-
-
-def _has_whole_groups(value: fx.Node) -> bool:
-    """Tell whether the kernel can read a value by itself: it takes 16 channels at a time."""
-    shape = facts(value).shape
-    return len(shape) == 4 and shape[1] % 16 == 0 and facts(value).dtype == torch.float32
 
 
 def _is_doubled(node: fx.Node) -> bool:

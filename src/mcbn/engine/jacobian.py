@@ -82,12 +82,10 @@ class Differentiator:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
         key = batches.key_of(inputs)
         with self._lock:
-            seen, method = key in self.methods, self.methods.get(key)
-            if not seen:
+            method = self.methods.get(key, self.plain)
+            if key not in self.methods:
                 keep(self.methods, key, None, METHODS_KEPT)
-        if not seen:
-            return self.plain(inputs)
-        if method is None:
+        if method is None:  # seen before
             method = self.fastest(inputs)
             with self._lock:
                 keep(self.methods, key, method, METHODS_KEPT)

@@ -49,10 +49,6 @@ class Program:
         norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
         return replace(self, norms=norms, channels_last=channels_last)
 
-    def narrowed(self) -> "Program":
-        """Return the program with kernels for narrow convolutions."""
-        return replace(self, each=self.narrow or self.each, narrow=None)
-
     @property
     def kernels(self) -> int:
         """How many convolutions are one kernel with what follows."""
@@ -74,17 +70,13 @@ class Program:
 
     def run(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """Run draws in one pass, given their scales and shifts (t, S): samples (t, N, ...)."""
-        if len(rows) == 1:
-            return self._run_one(shared, rows[0]).unsqueeze(0)
-        if self.stackable:
-            return self._run_one(shared, rows.unsqueeze(1))
-        samples: Tensor = torch.vmap(lambda row: self._run_one(shared, row))(rows)
-        return samples
 
-    def _run_one(self, shared: tuple[Tensor, ...], omega: Tensor) -> Tensor:
-        """Run one draw, given its scales and shifts (S,)."""
-        output: Tensor = self.each.forward(*shared, *self._parameters(omega))
-        return output
+        def run_one(omega: Tensor) -> Tensor:
+            return cast(Tensor, self.each.forward(*shared, *self._parameters(omega)))
+
+        if len(rows) == 1:
+            return run_one(rows[0]).unsqueeze(0)
+        return run_one(rows.unsqueeze(1)) if self.stackable else torch.vmap(run_one)(rows)
 
     def _parameters(self, omega: Tensor) -> list[Tensor]:
         """Cut a row into the parameters of `each`: scale and shift, or weight and bias they are folded into."""
@@ -115,18 +107,23 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     """Make a program of a trace; `fold(width, convolutional)` decides whether batch norm goes into weights."""
     convolutional = any(node.target is F.conv2d for node in tracer.graph.nodes)
     depends = rewrite.depends_on_draw(tracer.graph)
-    narrow = _narrow_share(tracer, depends) if runs_kernels(tracer) else 0.0
+    narrow, fusing = 0.0, tracer.on_gpu or runs_kernels(tracer)
+    if fusing:
+        from mcbn.engine import fuse
+
+        narrow = fuse.narrow_share(tracer, depends) if runs_kernels(tracer) else 0.0
     folds = fold(tracer.width, convolutional) and narrow < constants.MOSTLY_NARROW
     folded = rewrite.fold(tracer, depends) if folds else {}
     rewrite.work_in_place(tracer.graph, depends)
     stackable = not folds and all(rewrite.is_stackable(node, depends) for node in depends)
     shared, each, names = rewrite.split_by_draw(tracer, depends, folded=folded, stacked=stackable)
     norms = tracer.norms | {norm.name: norm for norm in folded.values()}
-    program = Program(
-        shared, each, tuple(norms[n] for n in names), tracer.width, convolutional, tracer.changes_inputs, stackable
-    )
-    if narrow or tracer.on_gpu:
-        program = _fused(program, folds, narrow > 0)
+    calls = tuple(norms[name] for name in names)
+    program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable)
+    if fusing and folds:
+        fuse.fuse_activations(program.each)  # by cuDNN, which needs batch norm folded
+    elif narrow:
+        program = replace(program, narrow=fuse.fuse_narrow(program.each))  # by kernels of ours
     return program.laid_out(channels_last=True) if convolutional else program
 
 
@@ -137,22 +134,6 @@ def runs_kernels(tracer: ReplayTracer) -> bool:
     from mcbn.engine import kernels
 
     return kernels.available()
-
-
-def _narrow_share(tracer: ReplayTracer, depends: set[fx.Node]) -> float:
-    from mcbn.engine import fuse
-
-    return fuse.narrow_share(tracer, depends)
-
-
-def _fused(program: Program, folds: bool, narrow: bool) -> Program:
-    """Fuse what follows convolutions into them: by cuDNN where batch norm is folded, else by kernels of ours."""
-    from mcbn.engine import fuse
-
-    if folds:
-        fuse.fuse_activations(program.each)
-        return program
-    return replace(program, narrow=fuse.fuse_narrow(program.each)) if narrow else program
 
 
 @dataclass(frozen=True)
@@ -279,7 +260,7 @@ def plans_for(
     """
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
     if program.narrow is not None:
-        layouts.insert(0, program.narrowed())
+        layouts.insert(0, replace(program, each=program.narrow, narrow=None))
     sizes = dict.fromkeys((chunk, 1))
     groups = {size: passes_at_once(program, omega, size, outputs) if outputs is not None else 1 for size in sizes}
     plans = [Plan(size, layout, omega, layout.run, dtype, groups[size]) for layout in layouts for size in sizes]

@@ -7,6 +7,7 @@ the rest run, so whoever takes a share of the draws runs them too: draw t then h
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, count, groupby, islice
 from typing import Any, NamedTuple
 
@@ -84,36 +85,28 @@ class Recorder:
         numbered = zip(count() if numbers is None else numbers, chain(first, picked), strict=False)
         shape, proven = _shape(first[-1]), None  # whether groups give what their batches give alone
         for _, members in groupby(numbered, lambda pair: pair[0] // GROUP):
-            group = [x for _, x in members]
-            if proven is False or any(_shape(x) != shape for x in group):
-                yield from map(self, group)
-                continue
-            together = self._together(program, group) if proven else self._proving(program, group)
-            proven = together is not None
+            group, together = [x for _, x in members], None
+            if proven is not False and all(_shape(x) == shape for x in group):
+                together = self._together(program, group) if proven else self._proving(program, group)
+                proven = together is not None
             yield from map(self, group) if together is None else [together]
 
     def __call__(self, x: Any) -> Statistics:
         """Return the statistics of one batch, (1, C) each."""
-        of_batch = self._one(self.network.prepare(x))
-        return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in of_batch.items()}
-
-    def _one(self, x: Any) -> Statistics:
-        """Return the statistics of one prepared batch, (C,) each."""
+        x = self.network.prepare(x)
         shape = _shape(x)
+        program = self._programs.get(shape)
         if shape not in self._programs:
-            return self._first(x, shape)
-        program = self._programs[shape]
-        if program is not None and shape in self._proven:
-            return program(*batches.tensors_of(x))
-        recorded = self._plain(x)
-        try:
-            if program is not None and statistics_agree(program(*batches.tensors_of(x)), recorded):
-                self._proven.add(shape)
-                return recorded
-        except Exception:  # an operation that cannot be repeated outside the network
-            pass
-        self._programs[shape] = None
-        return recorded
+            recorded = self._first(x, shape)
+        elif program is not None and shape in self._proven:
+            recorded = program(*batches.tensors_of(x))
+        else:
+            recorded = self._plain(x)
+            with suppress(Exception):  # an operation that cannot be repeated outside the network
+                if program is not None and statistics_agree(program(*batches.tensors_of(x)), recorded):
+                    self._proven.add(shape)
+            self._programs[shape] = program if shape in self._proven else None
+        return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in recorded.items()}
 
     def _plain(self, x: Any) -> Statistics:
         with Record(self.chosen) as mode:
@@ -194,9 +187,7 @@ def _join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Te
                 f"layer {name!r} was called for {count} of {sum(counts)} training batches; the network takes another "
                 "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
             )
-    means, variances = (
-        {name: torch.cat([block[name][moment] for block in blocks]) for name in blocks[0]} for moment in (0, 1)
-    )
+    means, variances = ({name: torch.cat([block[name][i] for block in blocks]) for name in blocks[0]} for i in (0, 1))
     for name in means:
         if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")

@@ -89,9 +89,8 @@ def work_in_place(graph: fx.Graph, depends: set[fx.Node]) -> None:
         first = node.args[0] if node.args else None
         usable = isinstance(first, fx.Node) and first in owners and len(first.users) == 1
         alone = usable or facts(node).memory == node.name  # not an alias: activations may be in place already
-        if node in depends and (
-            (alone and node.target in (batch_norm, *NEW_MEMORY)) or (usable and node.target in IN_PLACE_ADDITIONS)
-        ):
+        fresh = alone and node.target in (batch_norm, *NEW_MEMORY)
+        if node in depends and (fresh or (usable and node.target in IN_PLACE_ADDITIONS)):
             owners.add(node)
         if usable and node in depends:
             _overwrite(cast(fx.Node, first), node)
@@ -167,9 +166,6 @@ def _take_parameters(
         else:
             node.target, node.args = apply, (x, *pairs[name])
     return names, {parameter for pair in pairs.values() for parameter in pair}
-
-
-# ---------------------------------------------------------------- stacked draws, in memory used again
 
 
 def _use_workspace(graph: fx.Graph, depends: set[fx.Node]) -> None:

@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 
-V = TypeVar("V")
-
 
 class Engine:
     """Runs draws of one posterior through one network; finds a plan per input shape and remembers it."""
@@ -39,11 +37,8 @@ class Engine:
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
         self._lock = threading.RLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"network": self.network, "posterior": self.posterior}  # plans are found again
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.network, self.posterior)  # plans are found again
 
     def outputs(
         self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False, *, start: int = 0
@@ -57,24 +52,22 @@ class Engine:
         chunks = self._chunks(inputs, start, n_samples, chunk_size, compile)
         return chunks if chunk_size is not None else _gathered(chunks)
 
-    def _chunks(
-        self, inputs: Any, start: int, n_samples: int, chunk_size: int | None, compile: bool
-    ) -> Iterator[Tensor]:
+    def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None, compile: bool) -> Iterator[Tensor]:
         """Yield samples of as many draws as go through at once; fewer, then of fewer inputs, where memory runs out."""
         try:
             blocks = self._blocks(inputs, chunk_size, compile)
             workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
             samplers = [plan.prepare(block, workspace) for block, plan in blocks]
         except torch.OutOfMemoryError as error:
-            yield from self._halved(inputs, start, n_samples, error)
+            yield from self._halved(inputs, start, stop, error)
             return
         chunk = min(plan.at_once for _, plan in blocks)
-        while start < n_samples:
+        while start < stop:
             try:
-                samples = joined([sampler(start, min(start + chunk, n_samples)) for sampler in samplers], 1)
+                samples = joined([sampler(start, min(start + chunk, stop)) for sampler in samplers], 1)
             except torch.OutOfMemoryError as error:
                 if chunk == 1:
-                    yield from self._halved(inputs, start, n_samples, error)
+                    yield from self._halved(inputs, start, stop, error)
                     return
                 chunk //= 2
                 continue
@@ -214,7 +207,7 @@ def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:
         yield joined(waiting)
 
 
-def keep(known: dict[Any, V], key: Any, value: V, most: int) -> None:
+def keep(known: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     """Remember what was found, for inputs of one shape say, and forget the oldest."""
     while key not in known and len(known) >= most:
         del known[next(iter(known))]

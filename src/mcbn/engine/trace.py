@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
@@ -67,7 +68,9 @@ class Tracer(BatchNormMode):
             raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
         copies = batches.copied(inputs)
         tensors = batches.tensors_of(copies)
-        self.constants = {id(tensor) for tensor in _tensors_held(network.module)}
+        module = network.module  # tensors may also be plain attributes of its modules
+        attributes = batches.tensors_of([list(vars(child).values()) for child in module.modules()])
+        self.constants = {id(tensor) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
         self.graph, self.root = fx.Graph(), nn.Module()
         self.nodes = WeakTensorKeyDictionary()
         self.width, self.on_gpu = 0, any(t.is_cuda for t in tensors)
@@ -165,19 +168,15 @@ class Tracer(BatchNormMode):
             self.width = width  # weights are not results
         return node
 
-    def _arguments(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._node(value)
-        if isinstance(value, torch.Size | tuple | list):
-            items = [self._arguments(item) for item in value]
-            return items if isinstance(value, list) else tuple(items)
-        if isinstance(value, dict):
-            return {key: self._arguments(item) for key, item in value.items()}
-        if isinstance(value, slice):
-            return slice(*map(self._arguments, (value.start, value.stop, value.step)))
-        if isinstance(value, CONSTANTS):
-            return value
-        raise UntraceableError(f"an argument is {type(value).__name__}")
+    def _arguments(self, values: Any) -> Any:
+        """Put nodes in the place of the tensors of a nest."""
+
+        def argument(value: Any) -> Any:
+            if not isinstance(value, (Tensor, *CONSTANTS)):
+                raise UntraceableError(f"an argument is {type(value).__name__}")
+            return self._node(value) if isinstance(value, Tensor) else value
+
+        return map_aggregate(values, argument)
 
     def write_unchanged(self, call: BatchNormCall) -> Tensor:
         """Run a call that is not stochastic as the operation it is."""
@@ -203,18 +202,16 @@ class ReplayTracer(Tracer, Replay):
         """Write down a stochastic call as a node of its own."""
         if call.layer not in self.chosen:
             return self.write_unchanged(call)
-        for tensor in (call.weight, call.bias):
-            if tensor is not None and id(tensor) not in self.constants and self._varies(tensor):
+        computed = [t for t in (call.weight, call.bias) if t is not None and id(t) not in self.constants]
+        if computed:
+            varying = reached(self.graph, lambda node: node.op == "placeholder" or node.target is batch_norm)
+            if any(self._node(tensor) in varying for tensor in computed):
                 raise UntraceableError("a batch norm's weights depend on the inputs")
         output, name = super().answer(call), self.drawn_name(call)
         self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
         node = self.graph.call_function(batch_norm, (self._node(call.x), name))
         self._remember(output, node, Facts(loose=self._is_loose(call.x)))
         return output
-
-    def _varies(self, tensor: Tensor) -> bool:
-        """Tell whether a value is computed from the inputs, or differs from draw to draw."""
-        return self._node(tensor) in reached(self.graph, lambda n: n.op == "placeholder" or n.target is batch_norm)
 
 
 class RecordTracer(Tracer, Record):
@@ -254,12 +251,6 @@ class RecordProgram:
     def __call__(self, *tensors: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return name -> mean and variance, (C,) each, in the order of the calls."""
         return dict(zip(self.names, self.forward(*tensors), strict=True))
-
-
-def _tensors_held(module: nn.Module) -> list[Tensor]:
-    """List parameters, buffers and tensors kept as plain attributes of the network's modules."""
-    attributes = [list(vars(child).values()) for child in module.modules()]
-    return [*module.parameters(), *module.buffers(), *batches.tensors_of(attributes)]
 
 
 def _sized_by_values(name: str, args: Any, kwargs: Any) -> bool:

@@ -97,9 +97,6 @@ def _compiled(
         return private_torch.load_kernel(compiled, name, shared)
 
 
-# ---------------------------------------------------------------- narrow.cu
-
-
 def suits_narrow(weight: Tensor, shape: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any) -> bool:
     """Tell whether `narrow` takes a convolution by weight (D, C, k, k) that gives images of a shape."""
     outputs, inputs, height, width = weight.shape
@@ -125,7 +122,8 @@ def patch(image: Sequence[int], inputs: int, size: int, stride: int) -> tuple[in
         images = pixels // (rows * columns)
         around = ((rows - 1) * stride + size) * ((columns - 1) * stride + size)
         fits = min(2, inputs // 16) * images * around * 64 <= SHARED_BYTES
-        if fits and _covered(high, rows) * _covered(wide, columns) <= constants.NARROW_MOST_WORK * high * wide:
+        covered = -(-high // rows) * rows * -(-wide // columns) * columns
+        if fits and covered <= constants.NARROW_MOST_WORK * high * wide:
             return rows, columns, images
     return None
 
@@ -133,10 +131,6 @@ def patch(image: Sequence[int], inputs: int, size: int, stride: int) -> tuple[in
 def _power_of_two(size: int) -> int:
     """Return the least power of two that is not below a size."""
     return 1 << (size - 1).bit_length()
-
-
-def _covered(size: int, side: int) -> int:
-    return -(-size // side) * side
 
 
 def packed(weight: Tensor) -> Tensor:
@@ -184,24 +178,17 @@ def narrow(
     out = torch.empty(N, kept, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     scale, shift = scale.reshape(-1, kept), shift.reshape(-1, kept)
     shift = shift if bias is None else torch.addcmul(shift, bias, scale)
-    warps = constants.NARROW_WARPS
     rows, columns, images = patch((high, wide), C, k, stride) or (0, 0, 0)
     sizes = {"INPUTS": C, "OUTPUTS": D, "KEPT": kept, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
-    sizes |= {
-        "STRIDE": stride,
-        "PADDING": padding,
-        "ROWS": rows,
-        "COLUMNS": columns,
-        "IMAGES": images,
-        "WARPS": warps,
-    }
+    sizes |= {"STRIDE": stride, "PADDING": padding, "ROWS": rows, "COLUMNS": columns, "IMAGES": images}
     sizes |= {"SHORTCUT": int(shortcut is not None), "FIRST": first, "DOUBLED": doubled}
-    sizes |= {"BLOCKS": constants.NARROW_BLOCKS_OF_16 if C == D == 16 else constants.NARROW_BLOCKS[D]}
+    blocks_at_once = constants.NARROW_BLOCKS_OF_16 if C == D == 16 else constants.NARROW_BLOCKS[D]
+    sizes |= {"WARPS": constants.NARROW_WARPS, "BLOCKS": blocks_at_once}
     read = [aligned(out if image is None else image, torch.channels_last) for image in (x, beside, shortcut)]
     scale, shift = _in_rows(scale, shift)
     tensors = [*read[:2], weight, scale, shift, read[2], out]
     blocks = -(-N // images) * -(-high // rows) * -(-wide // columns)
-    launch("narrow", sizes, (blocks, 32 * warps), tensors, N, N // len(scale), scale.stride(0), slope)
+    launch("narrow", sizes, (blocks, 32 * constants.NARROW_WARPS), tensors, N, N // len(scale), scale.stride(0), slope)
     return out
 
 
@@ -239,9 +226,6 @@ def _(info: Any, axes: Sequence[int | None], *operands: Any) -> tuple[Tensor, in
     return out.unflatten(0, (t, -1)), 0  # (t, N, D, H', W')
 
 
-# ---------------------------------------------------------------- halved.cu
-
-
 def suits_halved(shape: Sequence[int], size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> bool:
     """Tell whether `halved` takes a pooling of images of a shape."""
     plain = size in (2, (2, 2)) and stride in (None, 2, (2, 2)) and padding in (0, (0, 0)) and dilation in (1, (1, 1))
@@ -265,9 +249,6 @@ def _(info: Any, axes: Sequence[int | None], x: Tensor) -> tuple[Tensor, int]:
     together = x.movedim(axes[0] or 0, 0)  # (t, N, C, H, W)
     out = halved(together.flatten(0, 1))
     return out.unflatten(0, (info.batch_size, -1)), 0
-
-
-# ---------------------------------------------------------------- probabilities.cu
 
 
 class Sums(NamedTuple):
