@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -76,20 +75,15 @@ class BatchNormMode(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _running.mode = self.outer
 
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        names = BATCH_NORMS.get(func)
-        if names is None:
+        if func not in BATCH_NORMS:
             return func(*args, **kwargs)
-        arguments = {**DEFAULTS, **dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**DEFAULTS, **dict(zip(BATCH_NORMS[func], args, strict=False)), **kwargs}
         return self.answer(self._call(arguments, partial(func, *args, **kwargs)))
 
     def _call(self, arguments: Mapping[str, Any], unchanged: partial[Tensor]) -> BatchNormCall:
@@ -187,12 +181,7 @@ class Record(BatchNormMode):
 
 
 class Replay(BatchNormMode):
-    """Normalise chosen layers by the statistics of one draw.
-
-    Args:
-        mean: call name -> (C,); the layers it names are the chosen ones.
-        var: call name -> (C,), biased.
-    """
+    """Normalise the layers that are named by the mean and biased variance of one draw, call name -> (C,) each."""
 
     def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -36,18 +36,11 @@ class StatisticMoments(NamedTuple):
 def statistic_moments(
     mean: Tensor, variance: Tensor, of_mean: Tensor, of_square: Tensor, batch_size: float
 ) -> StatisticMoments:
-    """Model the statistics of a batch of M independent examples.
+    """Model the statistics of a batch of M independent examples, given mu, sigma^2, Var(a) and Var(b), (C,) each.
 
     With a_i the mean of example i's values and b_i the mean of its (h - mu)^2,
     mu_B ~ N(mu, Var(a) / M), sigma_B ~ N(sigma, Var(b) / (4 sigma^2 M)).
     A unit that never varies (sigma = 0) has no spread; what is 0 passes no gradient.
-
-    Args:
-        mean: mu of the population, (C,).
-        variance: sigma^2, (C,).
-        of_mean: Var(a), (C,).
-        of_square: Var(b), (C,).
-        batch_size: M.
     """
     varies = variance != 0
     spread = of_square / (4 * variance.where(varies, torch.ones_like(variance)) * batch_size)
@@ -102,18 +95,16 @@ class Population:
         return statistic_moments(mean, variance, of_mean, of_square.clamp(min=0), batch_size)
 
 
-class Observed(NamedTuple):
-    """What one pass gives: the factorised Gaussian, and for the drift check the statistics of some batches."""
+def observe(
+    network: Network, drawn: TrainingBatches, layers: Layers, inputs: batches.Picker
+) -> tuple[Gaussian, Recorded]:
+    """Run every example once through the network, each layer seeing inputs normalised by their batch.
 
-    gaussian: Gaussian
-    recorded: Recorded
-
-
-def observe(network: Network, drawn: TrainingBatches, layers: Layers, inputs: batches.Picker) -> Observed:
-    """Run every example once through the network, each layer seeing inputs normalised by their batch."""
+    Returns the factorised Gaussian, and for the drift check the statistics of some batches.
+    """
     keys, chosen = network.accepted_keys(), frozenset[str]()
     populations: dict[str, Population] = {}
-    modes: list[Observe] = []
+    kept: list[Observe] = []
     first: Any = None
     with torch.no_grad():
         for batch in drawn.batches:
@@ -122,15 +113,13 @@ def observe(network: Network, drawn: TrainingBatches, layers: Layers, inputs: ba
             chosen = chosen or stochastic_layers(network, x, layers)
             mode = Observe(chosen, populations, batches.size_of(x))
             mode.run(network, x)
-            if len(modes) < CHECKED_BATCHES:
-                modes.append(mode)
-    if not modes:
+            if len(kept) < CHECKED_BATCHES:
+                kept.append(mode)
+    if not kept:
         raise MCBNError("the training data gives no batch at all")
-    mean, var = (
-        {n: torch.stack([getattr(m, kind)[n] for m in modes]) for n in populations} for kind in ("mean", "var")
-    )
-    recorded = Recorded(Posterior(mean, var, drawn.batch_size), modes[0].running, modes[0].values, first)
-    return Observed(_factorised(populations, next(iter(mean.values())), drawn.batch_size), recorded)
+    mean, var = ({n: torch.stack([getattr(m, kind)[n] for m in kept]) for n in populations} for kind in ("mean", "var"))
+    recorded = Recorded(Posterior(mean, var, drawn.batch_size), kept[0].running, kept[0].values, first)
+    return _factorised(populations, next(iter(mean.values())), drawn.batch_size), recorded
 
 
 class Observe(Record):
@@ -216,7 +205,3 @@ class Averaged(Replay):
     def moments(self, name: str) -> StatisticMoments:
         """Model the statistics of one layer's batches."""
         return self.populations[name].moments(self.posterior.batch_size * self.rows_each[name])
-
-    def recorded(self, x: Any) -> Recorded:
-        """Put the draws beside the running statistics and a batch x, for `mcbn.check.drift`."""
-        return Recorded(self.posterior, self.running, self.values, x)

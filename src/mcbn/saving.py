@@ -38,9 +38,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
 def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors by name, on the CPU, and its text.
 
-    Args:
-        path: the file; one that is missing, truncated or of another kind is an MCBNError.
-        hint: what to do about it, put at the end of that error.
+    One that is missing, truncated or of another kind is an MCBNError; `hint`, at its end, says what to do about it.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -69,12 +67,8 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
     for name, tensor in sorted(tensors.items()):
         if not name.endswith("num_batches_tracked"):
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    dtypes = sorted({str(p.dtype) for p in unwrap(model).parameters()})
-    return {
-        "structure": json.dumps(structure(model)),
-        "weights": digest.hexdigest(),
-        "weights_dtype": ",".join(dtypes),
-    }
+    dtypes = ",".join(sorted({str(p.dtype) for p in unwrap(model).parameters()}))
+    return {"structure": json.dumps(structure(model)), "weights": digest.hexdigest(), "weights_dtype": dtypes}
 
 
 def pack(

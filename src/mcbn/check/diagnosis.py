@@ -16,6 +16,7 @@ from mcbn.batch_norm import Replay
 from mcbn.batching import TrainingBatches, draw_batches
 from mcbn.check import drift
 from mcbn.diagonal import Averaged
+from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.linear import Linearizer
 from mcbn.network import Network, pick_output
@@ -124,10 +125,7 @@ class Diagnosis:
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *cells in rows:
             lines.append("  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
-        lines += [
-            "",
-            "Gaussian: share of units that pass at the 5 % level, 95 % if exact; spread: drawn over analytic std",
-        ]
+        lines += ["", LEGEND]
         lines += [f"! {text}" for text in self.warnings] or ["nothing speaks against these draws"]
         return "\n".join(lines)
 
@@ -226,7 +224,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
             compared += batches.size_of(x)
     if first is None:
         raise MCBNError("the data gives no batch at all")
-    recorded = population.recorded(first)
+    recorded = Recorded(posterior, population.running, population.values, first)
     drifts = {moved.layer: moved for moved in drift.measure(recorded)}
     shares, failure = _shares(network, posterior, first)
     M, N = posterior.batch_size, drawn.n_examples

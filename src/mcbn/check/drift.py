@@ -74,10 +74,7 @@ class Shift(NamedTuple):
 
 def measure(recorded: Recorded) -> list[Drift]:
     """Compare drawn and running statistics layer by layer; layers without running statistics have none."""
-    return [
-        _layer(names[0], mean, var, recorded.running[names[0]], recorded.values[names[0]])
-        for names, mean, var in _sharing(recorded)
-    ]
+    return [_layer(recorded, names[0], mean, var) for names, mean, var in _sharing(recorded)]
 
 
 def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
@@ -92,8 +89,8 @@ def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
         yield names, mean, var * n / (n - 1)  # unbiased: what the running variance averages
 
 
-def _layer(name: str, mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor], n: int) -> Drift:
-    T = len(mean)
+def _layer(recorded: Recorded, name: str, mean: Tensor, var: Tensor) -> Drift:
+    T, n, running = len(mean), recorded.values[name], recorded.running[name]
     std = var.clamp(min=1e-20).sqrt()  # (T, C)
     running_mean, running_std = running[0].double(), running[1].double().clamp(min=1e-20).sqrt()
     average_std = std.square().mean(0).sqrt()
