@@ -121,9 +121,9 @@ def _sources(conv: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
     """Find what a convolution reads, as `narrow` takes it: of two values concatenated both, without doubling them."""
     joined = cast(fx.Node, conv.args[0])
     values = _concatenated(joined)
-    known = [facts(value) for value in values]
-    by_16 = all(len(v.shape) == 4 and v.shape[1] % 16 == 0 and v.dtype == torch.float32 for v in known)  # as it reads
-    if len(values) != 2 or not by_16 or _changes_between(joined, conv):
+    known = [facts(value) for value in values]  # the kernel reads 16 channels at a time, of one value
+    whole_groups = all(len(v.shape) == 4 and v.shape[1] % 16 == 0 and v.dtype == torch.float32 for v in known)
+    if len(values) != 2 or not whole_groups or _changes_between(joined, conv):
         return joined, None, 0
     doubled = [value for value in values if _is_doubled(value) and not _changes_between(value, conv)]
     x, beside = (cast(fx.Node, value.args[0]) if value in doubled else value for value in values)
