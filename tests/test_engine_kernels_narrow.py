@@ -11,8 +11,7 @@ from drawn import fit, program_of
 from mcbn.engine import fuse as fusing
 from mcbn.engine import kernels as narrow
 from mcbn.engine import plan as plans
-from mcbn_study.networks.others import UNet, cifar_resnet
-from mcbn_study.networks.resnet import CifarResNet
+from mcbn_study.networks import CifarResNet, UNet, cifar_resnet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 3e-3  # a GPU multiplies as TF32

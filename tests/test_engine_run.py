@@ -19,7 +19,7 @@ from kinds import KINDS, make
 from mcbn import batches
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn_study.networks.others import UNet, resnet32, resnet50
+from mcbn_study.networks import UNet, resnet32, resnet50
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5])

@@ -15,7 +15,7 @@ import mcbn
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import read as read_records
-from mcbn_study.networks.others import cifar_resnet
+from mcbn_study.networks import cifar_resnet
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -16,7 +16,7 @@ import mcbn
 from kinds import make, scramble, settle
 from mcbn import export
 from mcbn.export import tracing
-from mcbn_study.networks.others import UNet, resnet32
+from mcbn_study.networks import UNet, resnet32
 from untouched import untouched
 
 onnx = pytest.importorskip("onnx")

@@ -12,7 +12,7 @@ from torch import nn
 from mcbn_study.cifar10.profile import QUICK, CifarProfile
 from mcbn_study.cifar10.train import Epoch, ResNetTrainer, train
 from mcbn_study.data.cifar import Images
-from mcbn_study.networks.resnet import CifarResNet
+from mcbn_study.networks import CifarResNet
 
 TINY = dataclasses.replace(
     QUICK,

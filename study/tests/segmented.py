@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mcbn_study.data.scenes import CAMVID, Scenes
-from mcbn_study.networks.segnet import SegNet
+from mcbn_study.networks import SegNet
 from mcbn_study.segmentation import train as training
 from mcbn_study.segmentation.profile import SceneProfile
 

@@ -23,7 +23,7 @@ from mcbn_study.cifar10.profile import Split
 from mcbn_study.cifar10.train import Augmented, save_network
 from mcbn_study.data.cifar import Images, require_images
 from mcbn_study.journal import read as read_records
-from mcbn_study.networks.resnet import CifarResNet, standardize
+from mcbn_study.networks import CifarResNet, standardize
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
 QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "ensemble")

@@ -15,7 +15,7 @@ from mcbn_study.cifar10.measure import Evaluation, curve, difference, fresh_batc
 from mcbn_study.cifar10.profile import Split
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
-from mcbn_study.networks.resnet import standardize
+from mcbn_study.networks import standardize
 
 
 def naive_per_query(network: nn.Module, batches: list[torch.Tensor], x: torch.Tensor, n_samples: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from mcbn_study.cifar10.train import (
     train,
 )
 from mcbn_study.data.cifar import Images
-from mcbn_study.networks.resnet import CifarResNet, standardize
+from mcbn_study.networks import CifarResNet, standardize
 
 
 def test_learning_rates_are_those_of_the_protocol() -> None:

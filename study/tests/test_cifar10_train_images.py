@@ -19,7 +19,7 @@ from mcbn_study.cifar10.train import (
     fresh_choices,
     pad,
 )
-from mcbn_study.networks.resnet import standardize
+from mcbn_study.networks import standardize
 
 
 def choices(rows: list[int], top: int, left: int, flip: bool) -> Choices:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mcbn
-from mcbn_study.networks.resnet import EPSILON, SLOPE, CifarResNet, standardize
+from mcbn_study.networks import EPSILON, SLOPE, CifarResNet, standardize
 
 
 def images(n: int = 4, size: int = 32, seed: int = 0) -> torch.Tensor:

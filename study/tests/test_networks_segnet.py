@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import MCBN, MCBNError
-from mcbn_study.networks.segnet import SegNet, unpool
+from mcbn_study.networks import SegNet, unpool
 from untouched import generators
 
 SMALL = (8, 8, 8, 8, 8)

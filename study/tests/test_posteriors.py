@@ -18,7 +18,7 @@ from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import CellJournal
 from mcbn_study.journal import read as read_records
-from mcbn_study.networks.others import resnet32
+from mcbn_study.networks import resnet32
 from mcbn_study.posteriors import measure, report
 from mcbn_study.posteriors import run as posteriors
 from mcbn_study.regression.measure import score_gaussian, score_run, with_bounds

@@ -6,7 +6,7 @@ from torch import nn
 
 from kinds import norms_in_training
 from mcbn import MCBNError
-from mcbn_study.networks.segnet import SegNet
+from mcbn_study.networks import SegNet
 from mcbn_study.segmentation import measure as estimators
 from mcbn_study.segmentation import train as training
 from segmented import scenes, segnet

@@ -11,7 +11,7 @@ from torch import nn
 
 from mcbn import MCBNError
 from mcbn_study.data.scenes import CAMVID
-from mcbn_study.networks.segnet import SegNet
+from mcbn_study.networks import SegNet
 from mcbn_study.segmentation import train as training
 from segmented import TINY, scenes
 from untouched import generators

@@ -32,7 +32,7 @@ from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
 from mcbn.private_torch import AnyBatchNorm
 from mcbn_study.machine import gpu_growth, synchronize
-from mcbn_study.networks.others import UNet, resnet32, resnet50
+from mcbn_study.networks import UNet, resnet32, resnet50
 
 LEAST_REPEATS, MOST_REPEATS = 3, 20
 ENOUGH_SECONDS = 3.0  # of the fastest method, over its repeats

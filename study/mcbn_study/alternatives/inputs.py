@@ -27,7 +27,7 @@ from mcbn.files import replacing
 from mcbn_study.cifar10.train import load_network, network_facts
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
-from mcbn_study.networks.resnet import CifarResNet
+from mcbn_study.networks import CifarResNet
 
 SEVERITIES = (1, 2, 3, 4, 5)
 STRENGTHS = {  # by severity, from 0

@@ -22,7 +22,7 @@ from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn.randomness import isolated_random
 from mcbn_study.data.cifar import Images
-from mcbn_study.networks.resnet import standardize
+from mcbn_study.networks import standardize
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
 MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")

@@ -21,7 +21,7 @@ from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.cifar10.train import Augmented, Choices, fresh_choices
 from mcbn_study.data.cifar import Images, require_labelled
 from mcbn_study.machine import timed
-from mcbn_study.networks.resnet import standardize
+from mcbn_study.networks import standardize
 from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standard_error
 
 AT_ONCE = 250  # images of one call

@@ -25,7 +25,7 @@ from mcbn_study import checkpoints
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images, require_labelled
 from mcbn_study.machine import fastest_convolutions
-from mcbn_study.networks.resnet import CifarResNet, standardize
+from mcbn_study.networks import CifarResNet, standardize
 
 PADDING = 2  # pixels on each side: 36 x 36, of which 32 x 32 are cropped (authors' code)
 OFFSETS = 2 * PADDING + 1

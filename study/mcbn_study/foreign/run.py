@@ -25,7 +25,7 @@ from mcbn_study.data.cifar import cifar10, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.journal import Journal
 from mcbn_study.machine import saved_bytes, timed
-from mcbn_study.networks.others import cifar_resnet
+from mcbn_study.networks import cifar_resnet
 from mcbn_study.scores import class_scores
 
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white

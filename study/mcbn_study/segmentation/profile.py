@@ -5,7 +5,7 @@ from typing import Any
 
 from mcbn.errors import MCBNError
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, Size, load_scenes
-from mcbn_study.networks.segnet import WIDTHS
+from mcbn_study.networks import SEGNET_WIDTHS
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SceneProfile:
     test_part: str
     batch_size: int  # M of training and of MCBN alike
     epochs: int
-    widths: tuple[int, ...] = WIDTHS
+    widths: tuple[int, ...] = SEGNET_WIDTHS
     n_samples: int = 20  # T; Teye et al. 2018, Section 4.5
     memory_samples: tuple[int, int] = (5, 50)
     learning_rate: float = 1e-3

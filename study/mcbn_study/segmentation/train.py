@@ -23,7 +23,7 @@ from mcbn.saving import read_tensors, write_tensors
 from mcbn_study import checkpoints
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
-from mcbn_study.networks.segnet import SegNet
+from mcbn_study.networks import SegNet
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import confusion, mean_iou
 

@@ -1,0 +1,310 @@
+"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that nothing else is installed.
+
+The paper's is a residual network with pre-activation units and leaky ReLU. SegNet (Badrinarayanan et al. 2017) is a
+VGG-like encoder and its mirror image, which unpools by remembered indices.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mcbn.errors import MCBNError
+from mcbn.randomness import isolated_random
+
+RESNET_WIDTHS = (16, 32, 64)  # of the three stages; Teye et al. 2018, code
+SLOPE = 0.1  # of leaky ReLU; section 4.3
+EPSILON = 1e-3  # of batch norm; code
+IMAGE = (3, 32, 32)
+CLASSES = 10
+SEGNET_WIDTHS = (64, 96, 128, 128, 128)  # VGG-16 has 64, 128, 256, 512, 512
+SEGNET_DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each stage, as in VGG-16
+
+
+class CifarResNet(nn.Module):
+    """ResNet of depth 6n + 2 for 32x32 images: a convolution, three stages of n units, batch norm, mean, linear.
+
+    Teye et al. 2018, section 4.3: depth 32, 5 units a stage. Weights of a k x k convolution to C channels start as
+    N(0, 2 / (k^2 C)) (He et al. 2015, fan-out), those of the linear layer as U(-a, a) with a = sqrt(3 / inputs), as the
+    authors' code has them. Running statistics have momentum 0.1: the moving average with decay 0.9 of that code.
+
+    Args:
+        depth: 8, 14, 20, 26, 32, ...
+        dropout: rate before the second convolution of each unit; 0 as in the paper, more for MC dropout.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, depth: int = 32, *, dropout: float = 0.0, seed: int) -> None:
+        super().__init__()
+        if depth < 8 or depth % 6 != 2:
+            raise MCBNError(f"depth must be 6 n + 2 with n >= 1, such as 20 or 32; got {depth!r}")
+        if not 0 <= dropout < 1:
+            raise MCBNError(f"dropout must be a rate from 0 up to 1; got {dropout!r}")
+        self.depth, self.dropout = depth, float(dropout)
+        units = depth // 6
+        widths = [RESNET_WIDTHS[0], *(width for width in RESNET_WIDTHS for _ in range(units))]
+        with isolated_random():  # layers draw first weights of their own
+            self.first = _three_by_three(IMAGE[0], RESNET_WIDTHS[0])
+            self.units = nn.Sequential(
+                *(Unit(a, b, dropout=dropout, activate_shortcut=i == 0) for i, (a, b) in enumerate(pairwise(widths)))
+            )
+            self.norm = nn.BatchNorm2d(RESNET_WIDTHS[-1], eps=EPSILON)
+            self.last = nn.Linear(RESNET_WIDTHS[-1], CLASSES)
+        _initialize(self, torch.Generator().manual_seed(seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map standardised images (N, 3, 32, 32) to logits (N, 10)."""
+        if x.shape[1:] != IMAGE:
+            raise MCBNError(f"the network takes images (N, 3, 32, 32), made by `standardize`; got {tuple(x.shape)}")
+        x = F.leaky_relu(self.norm(self.units(self.first(x))), SLOPE)  # (N, 64, 8, 8)
+        logits: Tensor = self.last(x.mean((2, 3)))
+        return logits
+
+
+class Unit(nn.Module):
+    """Batch norm, leaky ReLU, 3x3 convolution, twice, added to a shortcut (He et al. 2016, arXiv 1603.05027).
+
+    The shortcut has no parameters: where the unit widens, average pooling and zero channels on both sides. In the
+    first unit of a network the shortcut starts after the activation.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, dropout: float, activate_shortcut: bool) -> None:
+        super().__init__()
+        self.stride, self.extra = (2 if outputs > inputs else 1), outputs - inputs
+        self.activate_shortcut = activate_shortcut
+        self.norm1, self.conv1 = nn.BatchNorm2d(inputs, eps=EPSILON), _three_by_three(inputs, outputs, self.stride)
+        self.norm2, self.conv2 = nn.BatchNorm2d(outputs, eps=EPSILON), _three_by_three(outputs, outputs)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, C, H, W) to (N, C', H / stride, W / stride)."""
+        y = F.leaky_relu(self.norm1(x), SLOPE)
+        shortcut = y if self.activate_shortcut else x
+        y = F.leaky_relu(self.norm2(self.conv1(y)), SLOPE)
+        y = cast(Tensor, self.conv2(self.drop(y)))
+        if self.extra:
+            shortcut = F.avg_pool2d(shortcut, self.stride)
+            shortcut = F.pad(shortcut, (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return y + shortcut
+
+
+def standardize(images: Tensor) -> Tensor:
+    """Bring each image to mean 0 and deviation 1 over its own pixels and channels: bytes (N, 3, H, W) to float32.
+
+    (x - mean) / max(std, 1 / sqrt(n)), n = 3 H W values, std with 1/n: TensorFlow's `per_image_standardization`,
+    which the authors' code calls. A constant image becomes 0.
+    """
+    if images.ndim != 4 or images.shape[1] != IMAGE[0] or images.is_floating_point():
+        raise MCBNError(
+            f"standardize takes bytes of colour images, (N, 3, H, W) in 0..255; got {tuple(images.shape)}, "
+            f"{str(images.dtype)[6:]}"
+        )
+    x = images.float()
+    std, mean = torch.std_mean(x, (1, 2, 3), correction=0, keepdim=True)  # (N, 1, 1, 1)
+    return (x - mean) / std.clamp(min=1 / math.sqrt(x[0].numel() if len(x) else 1))
+
+
+def _three_by_three(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+
+
+@torch.no_grad()
+def _initialize(network: CifarResNet, generator: torch.Generator) -> None:
+    """Draw all weights from one generator, in the order of the modules."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
+            module.weight.normal_(0, math.sqrt(2 / fan_out), generator=generator)
+        elif isinstance(module, nn.Linear):
+            bound = math.sqrt(3 / module.in_features)
+            module.weight.uniform_(-bound, bound, generator=generator)
+            module.bias.zero_()
+
+
+class SegNet(nn.Module):
+    """Label every pixel: x (N, 3, H, W) -> logits (N, K, H, W), for any H and W.
+
+    Encoder: stages of 3x3 convolution -> batch norm -> ReLU, each followed by 2x2 max-pooling that remembers where the
+    maxima were. Decoder: the stages mirrored, each after putting values back to those places (zeros elsewhere). The
+    last convolution gives the logits; all others have batch norm. 13 + 13 convolutions by default, as in Kendall et
+    al. 2015 (Bayesian SegNet), whose weights Teye et al. 2018 used.
+    Differs: narrower (2.9 instead of 29.5 million weights), no dropout, trained from scratch.
+
+    Args:
+        n_classes: K.
+        widths: channels of each stage, from full resolution down.
+        depths: convolutions of each stage.
+        seed: draws the weights (He et al. 2015) and leaves the global generator alone.
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        *,
+        widths: Sequence[int] = SEGNET_WIDTHS,
+        depths: Sequence[int] = SEGNET_DEPTHS,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if n_classes < 2 or not widths or len(widths) != len(depths) or min(*widths, *depths) < 1 or depths[0] < 2:
+            raise MCBNError(
+                "SegNet needs at least 2 classes, and for every stage a width and a depth of at least 1 (the first "
+                f"stage 2); got n_classes={n_classes}, widths={tuple(widths)}, depths={tuple(depths)}"
+            )
+        generator = torch.Generator().manual_seed(seed)
+        encoder, decoder = list[nn.Module](), list[nn.Module]()
+        for level, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+            above = list(widths[level - 1 : level])  # empty at full resolution
+            encoder.append(_stage([*(above or [3]), *[width] * depth], generator))
+            decoder.insert(0, _stage([*[width] * depth, *above], generator))
+        self.encoder, self.decoder = nn.ModuleList(encoder), nn.ModuleList(decoder)
+        self.classifier = _he_convolution(widths[0], n_classes, generator, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (N, K, H, W)."""
+        self._require_image(x)
+        places, sizes = [], []
+        for stage in self.encoder:
+            x = stage(x)
+            sizes.append(x.shape[-2:])
+            x, place = F.max_pool2d(x, 2, return_indices=True)
+            places.append(place)
+        for stage in self.decoder:
+            x = stage(unpool(x, places.pop(), sizes.pop()))
+        logits: Tensor = self.classifier(x)
+        return logits
+
+    def _require_image(self, x: Tensor) -> None:
+        least = 2 ** len(self.encoder)
+        if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[-2:]) < least or not x.is_floating_point():
+            raise MCBNError(
+                f"SegNet takes RGB images (N, 3, H, W) of floating point, H and W at least {least}; got "
+                f"{tuple(x.shape)}, {str(x.dtype)[6:]}"
+            )
+
+
+def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
+    """Put values (N, C, h, w) to the places they were pooled from in (N, C, H, W), zeros elsewhere.
+
+    What `F.max_unpool2d` does, by an operation that `torch.vmap` knows, so that several draws can share a pass. The
+    size is given, as 45 rows pool to 22, which alone would come back as 44.
+    """
+    N, C = x.shape[:2]
+    H, W = size
+    empty = x.new_zeros(N, C, H * W)
+    return empty.scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
+
+
+def _stage(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+    """Convolution -> batch norm -> ReLU from each width to the next."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [_he_convolution(inputs, outputs, generator), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+def _he_convolution(inputs: int, outputs: int, generator: torch.Generator, *, bias: bool = False) -> nn.Conv2d:
+    # built on "meta": PyTorch's own initial draw would move the global generator
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias, device="meta").to_empty(device="cpu")
+    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu", generator=generator)
+    if convolution.bias is not None:
+        nn.init.zeros_(convolution.bias)
+    return convolution
+
+
+def _normalised(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+class Basic(nn.Module):
+    """Two 3x3 convolutions and a parameter-free shortcut (He et al. 2016, CIFAR variant A)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first, self.second = _normalised(inputs, outputs, 3, stride), _normalised(outputs, outputs, 3)
+        self.stride, self.extra = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, C, H, W) to (N, C', H / stride, W / stride)."""
+        y = self.second(F.relu(self.first(x)))
+        if self.stride > 1 or self.extra:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return F.relu(y + x)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions and a projected shortcut (He et al. 2016)."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.one, self.two = _normalised(inputs, width, 1), _normalised(width, width, 3, stride)
+        self.three = _normalised(width, 4 * width, 1)
+        projected = stride > 1 or inputs != 4 * width
+        self.shortcut = _normalised(inputs, 4 * width, 1, stride) if projected else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, C, H, W) to (N, 4 width, H / stride, W / stride)."""
+        y = self.three(F.relu(self.two(F.relu(self.one(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class _Pool(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        """Average over the image."""
+        return x.mean((2, 3))
+
+
+def resnet32() -> nn.Module:
+    """Build ResNet-32 for 32x32 images, 10 classes: 31 batch norm layers."""
+    return cifar_resnet(5)
+
+
+def cifar_resnet(units: int) -> nn.Module:
+    """Build ResNet of depth 6 n + 2 for 32x32 images, 10 classes, n blocks a stage (He et al. 2016, section 4.2)."""
+    widths = [16] * (units + 1) + [32] * units + [64] * units
+    blocks = [Basic(a, b, 1 + (b > a)) for a, b in pairwise(widths)]
+    return nn.Sequential(_normalised(3, 16, 3), nn.ReLU(), *blocks, _Pool(), nn.Linear(64, 10))
+
+
+def resnet50() -> nn.Module:
+    """Build ResNet-50 for 224x224 images, 1000 classes: 53 batch norm layers."""
+    blocks: list[nn.Module] = []
+    inputs = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            blocks.append(Bottleneck(inputs, width, stride if number == 0 else 1))
+            inputs = 4 * width
+    stem = [_normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, *blocks, _Pool(), nn.Linear(2048, 1000))
+
+
+class UNet(nn.Module):
+    """Four levels of two 3x3 convolutions with skip connections (Ronneberger et al. 2015), 16 channels at the top."""
+
+    def __init__(self, classes: int = 11, width: int = 16) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(4)]
+        self.down = nn.ModuleList([self._double(a, b) for a, b in zip([3, *widths], widths, strict=False)])
+        self.up = nn.ModuleList([self._double(a + b, b) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True)])
+        self.last = nn.Conv2d(width, classes, 1)
+
+    @staticmethod
+    def _double(inputs: int, outputs: int) -> nn.Sequential:
+        return nn.Sequential(_normalised(inputs, outputs, 3), nn.ReLU(), _normalised(outputs, outputs, 3), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, 3, H, W) to class scores (N, K, H, W)."""
+        skips = []
+        for number, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if number else x)
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skips.pop()], 1))
+        scores: Tensor = self.last(x)
+        return scores
