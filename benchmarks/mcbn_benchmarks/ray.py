@@ -26,7 +26,7 @@ from mcbn.tables import rows_of_block
 from mcbn.tables.formats import pyarrow
 from mcbn_benchmarks.speed.cases import MLP, fitted, prepare
 from mcbn_study.journal import Record
-from mcbn_study.machine import threads
+from mcbn_study.machine import threads, timed
 
 (INPUTS,) = MLP.shape
 
@@ -62,21 +62,13 @@ def _round(bayes: MCBN[Any], x: torch.Tensor, folder: Path, workers: int, pool: 
     """Time the plain engine, then Ray; both must have done every row."""
     source = folder.parent / "rows.parquet"
     with threads(workers):
-        memory = _time_memory(bayes, x)
-        started = time.perf_counter()
-        assert scale.predict(source, bayes, out=folder / "plain").rows == len(x)
-        plain = time.perf_counter() - started
+        size = rows_of_block(8 * INPUTS)
+        bayes.predict(x[:size])  # the way for this shape is found
+        _, memory = timed(lambda: [len(bayes.predict(block).interval(0.95)) for block in torch.split(x, size)])
+        summary, plain = timed(scale.predict, source, bayes, out=folder / "plain")
+    assert summary.rows == len(x)
     times = {"memory_rows_per_second": len(x) / memory, "plain_rows_per_second": len(x) / plain}
     return times | _time_ray(bayes, source, folder / "ray", len(x), workers, pool)
-
-
-def _time_memory(bayes: MCBN[Any], x: torch.Tensor) -> float:
-    size = rows_of_block(8 * INPUTS)
-    bayes.predict(x[:size])  # the way for this shape is found
-    started = time.perf_counter()
-    for block in torch.split(x, size):
-        bayes.predict(block).interval(0.95)
-    return time.perf_counter() - started
 
 
 def _time_ray(bayes: MCBN[Any], source: Path, out: Path, rows: int, workers: int, pool: str) -> Record:

@@ -84,11 +84,11 @@ def table(records: Sequence[Record], where: Environment) -> str:
     """Lay out every comparison and every target of the device as a Markdown table, then the single values."""
     goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device)}
     compared = {(row.case, row.n, row.against): row for row in compare(records)}
+    for place, goal in goals.items():
+        compared.setdefault(place, Comparison(goal.case, goal.n, None, "", goal.against, note="not measured"))
     rows = [_row(row, goals.get(place)) for place, row in compared.items()]
-    missing = [goal for place, goal in goals.items() if place not in compared]
-    rows += [_row(Comparison(goal.case, goal.n, None, "", goal.against, note="not measured"), goal) for goal in missing]
     heading = f"{where.hardware}; torch {where.torch}; commit {where.commit[:12]}; {where.date}"
-    summary = _summary([(row, goals[place]) for place, row in compared.items() if place in goals], len(goals))
+    summary = _summary([(row, goals[place]) for place, row in compared.items() if place in goals])
     return "\n".join([heading, "", markdown(HEADER, rows, "l"), *summary, "", *_values(records)])
 
 
@@ -100,17 +100,15 @@ def _row(row: Comparison, goal: Target | None) -> tuple[str, ...]:
     return row.case, size, T, row.ours, row.against, row.theirs, ratio, goal.text if goal else "", words
 
 
-def _summary(judged: Sequence[tuple[Comparison, Target]], n_targets: int) -> list[str]:
+def _summary(judged: Sequence[tuple[Comparison, Target]]) -> list[str]:
     """Count the targets reached; list what was missed, and by how much."""
     ratios = [(row, goal, row.ratio) for row, goal in judged if row.ratio is not None]
-    verdicts = [(row, goal, ratio, goal.verdict(ratio, row.n_samples)) for row, goal, ratio in ratios]
-    missed = [
-        f"- {row.case}{'' if row.n is None else f' N={row.n:,}'} against {row.against}: "
-        f"{show_ratio(row.against, ratio)}, target {goal.text}: {verdict}"
-        for row, goal, ratio, verdict in verdicts
-        if verdict != "reached"
-    ]
-    counts = f"{len(verdicts) - len(missed)} reached, {len(missed)} missed, {n_targets - len(verdicts)} not measured"
+    missed = []
+    for row, goal, ratio in ratios:
+        if (verdict := goal.verdict(ratio, row.n_samples)) != "reached":
+            place = f"{row.case}{'' if row.n is None else f' N={row.n:,}'} against {row.against}"
+            missed.append(f"- {place}: {show_ratio(row.against, ratio)}, target {goal.text}: {verdict}")
+    counts = f"{len(ratios) - len(missed)} reached, {len(missed)} missed, {len(judged) - len(ratios)} not measured"
     return [f"Targets: {counts}.", *missed]
 
 

@@ -144,10 +144,7 @@ IMITATIONS: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {
         (5,),
         lambda: [nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4)],
     ),
-    "volume": (
-        (1, 6, 6, 6),
-        lambda: [nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2)],
-    ),
+    "volume": ((1, 6, 6, 6), lambda: [nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2)]),
     "LSTM and convolutions": ((4, 20), lambda: [Recurrent()]),
 }
 
