@@ -172,12 +172,15 @@ def _called(name: str, source: dict[str, Any]) -> Specimen:
     """Build a network by the call that its source names, with what it says for this network alone."""
     special = source.get("of", {}).get(name, {})
     own, usual = source | special, _values(source.get("options", {}))
+    options = usual | _values(special.get("options", {}))
     build = getattr(import_module(own["module"].replace("NAME", name)), own.get("call", name))
     positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in own.get("arguments", [])]
     try:
-        model = build(*positional, **usual | _values(special.get("options", {})))
-    except TypeError:  # other versions of the package have no such option
-        model = build(*positional, **usual)
+        model = build(*positional, **options)
+    except TypeError:
+        if "img_size" not in options:
+            raise
+        model = build(*positional, **usual)  # another version of timm has no such option
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
     return Specimen(model, rows(*own["shape"], n=own.get("rows", ROWS)), own.get("batch_size", 4))
