@@ -1,5 +1,6 @@
 """What an actor does, Ray aside: on a GPU where there is one."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     worker = prediction.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
-    outcomes = (Outcome.from_json(worker.work(part.name)) for part in folder.missing())
+    outcomes = (Outcome(**json.loads(worker.work(part.name))) for part in folder.missing())
     assert not folder.collect(outcomes, None).bad_files
     found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
     assert found.keys() == alone.keys()

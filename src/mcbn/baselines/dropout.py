@@ -89,7 +89,8 @@ class SharedMasks(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in ELEMENTS or func in CHANNELS:
             return self._drop(func, *_arguments(*args, **kwargs))
-        if func is F.scaled_dot_product_attention and _attention_rate(*args, **kwargs) > 0:
+        dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+        if func is F.scaled_dot_product_attention and dropout_p > 0:
             raise MCBNError("attention with dropout_p > 0 cannot be thinned; set dropout_p to 0 there")
         return func(*args, **kwargs)
 
@@ -101,14 +102,10 @@ class SharedMasks(TorchFunctionMode):
         if func in CHANNELS:
             shape[2:] = [1] * (len(shape) - 2)
         keep = (torch.rand(shape, generator=self.generator, device="cpu") >= p).to(x)  # (1, ...)
-        if func in ALPHAS:
-            return _alpha(x, keep, p)
-        return x * (keep / (1 - p) if p < 1 else keep)
-
-
-def _alpha(x: Tensor, keep: Tensor, p: float) -> Tensor:
-    a = 1 / math.sqrt((ALPHA**2 * p + 1) * (1 - p)) if p < 1 else 0.0
-    return a * (x * keep - ALPHA * (1 - keep)) + a * ALPHA * p
+        if func not in ALPHAS:
+            return x * (keep / (1 - p) if p < 1 else keep)
+        a = 1 / math.sqrt((ALPHA**2 * p + 1) * (1 - p)) if p < 1 else 0.0
+        return a * (x * keep - ALPHA * (1 - keep)) + a * ALPHA * p
 
 
 def _arguments(input: Tensor, p: float = 0.5, *rest: Any, **options: Any) -> tuple[Tensor, float]:
@@ -116,12 +113,6 @@ def _arguments(input: Tensor, p: float = 0.5, *rest: Any, **options: Any) -> tup
     if not 0 <= p <= 1:
         raise MCBNError(f"a dropout rate must lie between 0 and 1, got {p!r}")
     return input, p
-
-
-def _attention_rate(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **options: Any
-) -> float:
-    return dropout_p
 
 
 def _require_dropout(model: nn.Module) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 
 from mcbn import batches, saving
 from mcbn.cli import session
@@ -17,7 +16,7 @@ from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
-from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring, specs
+from mcbn.tables import Examples, open_examples, require_fits, results, scoring, specs
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
 Posterior = Annotated[Path, typer.Option(help="the file that `mcbn fit` wrote")]
@@ -61,10 +60,13 @@ def fit(
         held_out = Fitted(bayes, train.layout, None).open(tune, target) if tune else None
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
-        _save(bayes, out, train.layout, constant)
-        tau = f"tau = {scoring.number(bayes.noise_precision.tolist())}"
+        tau = bayes.noise_precision.tolist()
+        settings = {"task": bayes.task, "tau": json.dumps(tau), "table": train.layout.to_json()}
+        if constant is not None:  # tau of the constant twin, beside what `MCBN.save` writes
+            settings["constant_tau"] = json.dumps(constant.tolist())
+        saving.save(out, *saving.pack(bayes.posterior, bayes.model, settings))
         hint = "no noise precision yet: give held-out data by --tune"
-        typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else tau}")
+        typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
 
 
 def _read_layers(text: str | None) -> int | list[str] | None:
@@ -85,14 +87,6 @@ def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int 
         require_fits(bayes, next(train.blocks())[0], columns, "--target leaves targets out")
     with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
         bayes.fit(train.training_data(), n_samples=n_samples, batch_size=batch_size, **options)
-
-
-def _save(bayes: MCBN[Any], path: Path, layout: Layout, constant: Tensor | None) -> None:
-    """Write what `MCBN.save` writes, with the layout of the table and the constant twin's tau beside it."""
-    settings = {"task": bayes.task, "tau": json.dumps(bayes.noise_precision.tolist()), "table": layout.to_json()}
-    if constant is not None:
-        settings["constant_tau"] = json.dumps(constant.tolist())
-    saving.save(path, *saving.pack(bayes.posterior, bayes.model, settings))
 
 
 def _is_untuned(bayes: MCBN[Any]) -> bool:

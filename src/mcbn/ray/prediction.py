@@ -3,6 +3,7 @@
 The rows of a `ray.data.Dataset` become files first: batches depend on their order alone, and a job can be resumed.
 """
 
+import json
 import logging
 import shutil
 import time
@@ -10,7 +11,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ def _outcomes(
     resources = {"num_cpus": threads, "num_gpus": gpus}
     try:
         answers = POOLS[pool](ray, Worker, ([payload], threads), resources, items, min(workers, len(items)))
-        yield from map(Outcome.from_json, answers)
+        yield from (Outcome(**json.loads(answer)) for answer in answers)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
@@ -122,7 +123,7 @@ class Worker:
         waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
         outcome = replace(work(self.job, self.bayes, self.parts[name]), waited=waited)
         self.ended = time.perf_counter()
-        return outcome.to_json()
+        return json.dumps(asdict(outcome))
 
 
 class _Seat(NamedTuple):

@@ -103,13 +103,10 @@ def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
 
 def cut_images(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
     """Make parts of a whole number of batches each, in the order of the labels."""
-    labels, step = list(files), _step(len(files), batch_rows, part_rows, PART_IMAGES)
-    parts = []
-    for number, start in enumerate(range(0, len(labels), step)):
-        chosen = labels[start : start + step]
-        paths = [str(files[label]) for label in chosen]
-        parts.append(Part(f"part-{number:06d}-00000", paths, chosen, start, start + len(chosen)))
-    return parts
+    labels, paths = list(files), list(map(str, files.values()))
+    step = _step(len(files), batch_rows, part_rows, PART_IMAGES)
+    edges = [(start, min(start + step, len(files))) for start in range(0, len(files), step)]
+    return [Part(f"part-{i:06d}-00000", paths[a:b], labels[a:b], a, b) for i, (a, b) in enumerate(edges)]
 
 
 class Batch(NamedTuple):
@@ -228,9 +225,8 @@ class Job:
     folder: Path
     parts: tuple[Part, ...]
     reader: Reader
-    method: str
-    n_samples: int | None
     coverage: float
+    options: dict[str, Any]  # of `MCBN.predict`
     settings: dict[str, Any]  # what the results depend on, to be told from another job
 
     @property
@@ -272,15 +268,16 @@ def plan(
     cut = cut_tables if reader.is_table else cut_images
     parts = tuple(cut(files, reader.batch_rows, part_rows))
     _require_first(bayes, reader, parts[0])
+    options = {"method": method, "n_samples": n_samples}
     settings = {
         "format": FORMAT,
         "network and posterior": identify(bayes),
         "inputs": _digest([[label, path.stat().st_size] for label, path in files.items()]),
         "parts": _digest([[part.name, part.start, part.stop] for part in parts]),
         "reading": reader.describe(),
-        "options": {"method": method, "n_samples": n_samples, "coverage": coverage},
+        "options": options | {"coverage": coverage},
     }
-    return Job(Path(out).resolve(), parts, reader, method, n_samples, coverage, settings)
+    return Job(Path(out).resolve(), parts, reader, coverage, options, settings)
 
 
 def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:

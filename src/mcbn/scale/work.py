@@ -44,15 +44,6 @@ class Outcome:
     bad: Sequence[dict[str, Any]] = ()  # inputs left out: file, rows, reason
     reason: str = ""
 
-    def to_json(self) -> str:
-        """Write as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Outcome":
-        """Read what `to_json` wrote."""
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -99,7 +90,7 @@ def finished(job: Job, name: str) -> Outcome | None:
         raise MCBNError(f"{path} is not a result of this job; move it away, or give another folder") from None
     if mark["job"] != job.id:
         raise MCBNError(f"{path} is the result of another job; give another folder")
-    return Outcome.from_json(mark["outcome"])
+    return Outcome(**json.loads(mark["outcome"]))
 
 
 def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
@@ -115,7 +106,7 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
                 warnings.simplefilter(
                     "ignore"
                 )  # one that is an error would make the engine take another way, of other rounding
-                prediction = bayes.predict(batch.x, method=job.method, n_samples=job.n_samples)
+                prediction = bayes.predict(batch.x, **job.options)
             columns = as_columns(arrays_of(prediction, job.coverage))
             predicting += time.perf_counter() - before
             tables.append(_table(batch, columns, job.folder))
@@ -150,7 +141,7 @@ def _table(batch: Batch, columns: Mapping[str, Any], folder: Path) -> Any:
 
 def _write(job: Job, tables: list[Any], outcome: Outcome) -> None:
     arrow, parquet = pyarrow(job.folder)
-    mark = json.dumps({"job": job.id, "outcome": outcome.to_json()})
+    mark = json.dumps({"job": job.id, "outcome": json.dumps(asdict(outcome))})
     table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
     temporary = job.folder / f".{outcome.part}.{uuid.uuid4().hex}.tmp"
     try:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.tables import specs
-from mcbn.tables.formats import Array, StoredArray, Table, members, open_table
+from mcbn.tables.formats import StoredArray, Table, members, open_table
 
 BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192
@@ -190,9 +190,8 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
     size = rows_of_block(x.dtype.itemsize * x.width)
 
     def read() -> Iterator[Pair]:
-        targets: Iterable[Array | None] = repeat(None) if y is None else y.arrays(size)
-        for inputs, values in zip(x.arrays(size), targets, strict=False):
-            yield torch.from_numpy(inputs), None if values is None else torch.from_numpy(values)
+        targets: Iterable[Tensor | None] = repeat(None) if y is None else map(torch.from_numpy, y.arrays(size))
+        return zip(map(torch.from_numpy, x.arrays(size)), targets, strict=False)
 
     return Examples(str(path), Layout(None, width, fitted.target), lambda: len(x), read)
 
