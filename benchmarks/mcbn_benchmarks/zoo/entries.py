@@ -171,10 +171,10 @@ def _imitation(name: str) -> Specimen:
 def _called(name: str, source: dict[str, Any]) -> Specimen:
     """Build a network by the call that its source names, with what it says for this network alone."""
     special = source.get("of", {}).get(name, {})
-    own, usual = source | special, _values(source.get("options", {}))
+    call, usual = source | special, _values(source.get("options", {}))
     options = usual | _values(special.get("options", {}))
-    build = getattr(import_module(own["module"].replace("NAME", name)), own.get("call", name))
-    positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in own.get("arguments", [])]
+    build = getattr(import_module(call["module"].replace("NAME", name)), call.get("call", name))
+    positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in call.get("arguments", [])]
     try:
         model = build(*positional, **options)
     except TypeError:
@@ -183,7 +183,7 @@ def _called(name: str, source: dict[str, Any]) -> Specimen:
         model = build(*positional, **usual)  # another version of timm has no such option
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
-    return Specimen(model, rows(*own["shape"], n=own.get("rows", ROWS)), own.get("batch_size", 4))
+    return Specimen(model, rows(*call["shape"], n=call.get("rows", ROWS)), call.get("batch_size", 4))
 
 
 def _values(options: dict[str, Any]) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class CifarProfile:
         """Read the images; those to train on and to validate on are disjoint, the first so many of each."""
         images, test, (train, validation) = cifar10("train"), cifar10("test"), held_out()
         rows = train[: self.n_train], validation[: self.n_validation]
-        seen, kept = (Images(images.x[row], images.y[row]) for row in rows)
-        return Split(seen, kept, Images(test.x[: self.n_test], test.y[: self.n_test]))
+        training, held = (Images(images.x[row], images.y[row]) for row in rows)
+        return Split(training, held, Images(test.x[: self.n_test], test.y[: self.n_test]))
 
 
 PAPER = CifarProfile()
