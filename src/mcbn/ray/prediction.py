@@ -262,7 +262,7 @@ def _write(dataset: Any, folder: Path, options: dict[str, Any]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     size = options.get("part_rows") or FILE_ROWS
     execution = dataset.context.execution_options
-    before, execution.preserve_order = execution.preserve_order, True  # whoever reads them first
+    before, execution.preserve_order = execution.preserve_order, True
     try:
         for number, table in enumerate(dataset.iter_batches(batch_size=size, batch_format="pyarrow")):
             with replacing(folder / f"rows-{number:06d}.parquet") as temporary:

@@ -103,9 +103,7 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
         if len(batch.rows):
             before = time.perf_counter()
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # one that is an error would make the engine take another way, of other rounding
+                warnings.simplefilter("ignore")  # where one is an error, the engine takes a way of other rounding
                 prediction = bayes.predict(batch.x, **job.options)
             columns = as_columns(arrays_of(prediction, job.coverage))
             predicting += time.perf_counter() - before

@@ -60,7 +60,8 @@ def write_csv(path: Path) -> Iterator[Add]:
 
 def _digits(column: Array) -> list[Any]:
     """Write numbers so that reading them back gives the same ones: 9 digits in single precision, 17 in double."""
-    return [f"{value:.9g}" if column.dtype == np.float32 else value for value in column.tolist()]
+    values: list[Any] = column.tolist()
+    return [f"{value:.9g}" for value in values] if column.dtype == np.float32 else values
 
 
 @contextmanager
