@@ -196,12 +196,10 @@ class Gather(Replay):
         return super().answer(call)
 
 
-def _blocks(inputs: Any, S: int) -> Iterator[Any]:
+def _blocks(inputs: Any, S: int) -> list[Any]:
     """Cut the inputs so that the activations kept for the backward pass stay bounded."""
     N, tensors = batches.size_of(inputs), batches.tensors_of(inputs)
     each = S + sum(t.numel() for t in tensors) // max(N, 1)
     count = -(-N * each // BLOCK_VALUES)
-    if count <= 1 or any(t.ndim == 0 or t.shape[0] != N for t in tensors):
-        yield inputs
-    else:
-        yield from batches.cut(inputs, min(count, N))
+    whole = count <= 1 or any(t.ndim == 0 or t.shape[0] != N for t in tensors)
+    return [inputs] if whole else batches.cut(inputs, min(count, N))

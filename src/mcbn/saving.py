@@ -94,8 +94,7 @@ def pack(
 def _tensors(posterior: Posterior) -> dict[str, Tensor]:
     """Name what is stored: the draws of training batches, or the moments that a Gaussian's draws come from."""
     if posterior.gaussian is None:
-        mean = {f"mean.{name}": value for name, value in posterior.mean.items()}
-        return mean | {f"var.{name}": value for name, value in posterior.var.items()}
+        return {f"{kind}.{name}": value for kind in KINDS for name, value in getattr(posterior, kind).items()}
     moments = posterior.gaussian
     factors = {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
     return {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal, **factors}

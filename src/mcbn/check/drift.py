@@ -120,10 +120,8 @@ def shift(network: Network, recorded: Recorded) -> Shift | None:
     """
     x, T = recorded.first, recorded.posterior.n_samples
     counts = (value for name, value in network.module.named_buffers() if name.endswith("num_batches_tracked"))
-    if any(0 < int(count) < YOUNG for count in counts):
-        return None
     drawn = {name: statistics for names, *statistics in _sharing(recorded) for name in names}
-    if not drawn:
+    if not drawn or any(0 < int(count) < YOUNG for count in counts):
         return None
 
     def under(draws: slice) -> Tensor:

@@ -118,38 +118,40 @@ class Differentiator:
 
     def reversal(self, inputs: Any) -> Method:
         """Trace the pass and write its gradient down behind it."""
-        tracer, changed = self._trace(inputs)
+        tracer, tensors_of = self._trace(inputs)
         both = _Reversal(tracer, {name: self.points[name] for name in self.centres}).program()
 
         def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
-                output, gradient = both.forward(*_fresh(inputs, changed))
+                output, gradient = both.forward(*tensors_of(inputs))
             return output, gradient.unsqueeze(1)
 
         return differentiate
 
     def program(self, inputs: Any) -> Method:
         """Trace the pass for autograd, what no statistics reach apart."""
-        tracer, changed = self._trace(inputs)
+        tracer, tensors_of = self._trace(inputs)
         shared, each, order = rewrite.split_by_draw(tracer, rewrite.depends_on_draw(tracer.graph), normalize_each)
 
         def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
             with torch.no_grad():
-                values = shared.forward(*_fresh(inputs, changed))
+                values = shared.forward(*tensors_of(inputs))
             leaves = {name: self.points[name].leaves(N) for name in order}
             output: Tensor = each.forward(*values, *(leaf for pair in leaves.values() for leaf in pair))
             return output, leaves
 
         return lambda inputs: self._differentiate(inputs, run)
 
-    def _trace(self, inputs: Any) -> tuple[ReplayTracer, bool]:
-        """Trace the pass at the centre; tell whether the network changes its inputs."""
+    def _trace(self, inputs: Any) -> tuple[ReplayTracer, Callable[[Any], list[Tensor]]]:
+        """Trace the pass at the centre; return also what lists the tensors of inputs, copies where it changes them."""
         mean = {name: centre for name, (centre, _) in self.centres.items()}
         var = {name: std**2 for name, (_, std) in self.centres.items()}
         tracer = ReplayTracer(mean, var)
         with torch.no_grad():
             tracer.trace(self.network, inputs)
-        return tracer, tracer.changes_inputs
+        if tracer.changes_inputs:
+            return tracer, lambda inputs: [t.clone() for t in batches.tensors_of(inputs)]
+        return tracer, batches.tensors_of
 
     def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
         """Take one backward pass an output."""
@@ -209,12 +211,6 @@ def _outputs(output: Tensor, N: int) -> Tensor:
             "use method='sample'"
         )
     return flat
-
-
-def _fresh(inputs: Any, changed: bool) -> list[Tensor]:
-    """List the tensors of the inputs, copies of them where the pass changes its inputs."""
-    tensors = batches.tensors_of(inputs)
-    return [t.clone() for t in tensors] if changed else tensors
 
 
 class PerExample(BatchNormMode):
