@@ -175,10 +175,11 @@ def test_the_study_goes_to_the_cluster_that_is_named(name, tmp_path, monkeypatch
         asked.update(options, out=out)
         return CellJournal(tmp_path, {})
 
-    monkeypatch.setattr(f"mcbn_study.ray.run_{name}", run)
+    monkeypatch.setattr(f"mcbn_study.{name}.run.run", run)
     command = f"reproduce {name} --profile quick --datasets yacht --engine ray --address head:6379 --out there"
     assert CliRunner().invoke(app, command.split()).exit_code == 0
-    assert (asked["address"], [*asked["datasets"]], asked["out"]) == ("head:6379", ["yacht"], Path("there"))
+    assert (asked["engine"], asked["address"]) == ("ray", "head:6379")
+    assert (asked["datasets"], asked["out"]) == (["yacht"], Path("there"))
     result = CliRunner().invoke(app, f"reproduce {name} --engine spark".split())
     assert (result.exit_code, "--engine must be one of local, ray" in result.stderr) == (2, True)
 

@@ -160,7 +160,7 @@ def read(path: str | Path) -> list[Record]:
     A last line that was cut off is left out with a warning; damage anywhere else raises MCBNError with its line number.
     """
     path = Path(path)
-    whole, tail = _split_tail(path.read_bytes() if path.exists() else b"")
+    whole, _, tail = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
     records = [_parse_line(path, number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
     last = _parse(tail)
     if tail and last is None:
@@ -193,17 +193,11 @@ def _mend_end(file: BinaryIO) -> None:
     if file.read(1) == b"\n":
         return
     file.seek(0)
-    whole, tail = _split_tail(file.read())
+    tail = file.read().rpartition(b"\n")[2]
     if _parse(tail) is None:
-        file.truncate(len(whole))
+        file.truncate(file.tell() - len(tail))
     else:
         file.write(b"\n")
-
-
-def _split_tail(content: bytes) -> tuple[bytes, bytes]:
-    """Split into whole lines and what follows the last line end."""
-    end = content.rfind(b"\n") + 1
-    return content[:end], content[end:]
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Record:

@@ -1,4 +1,4 @@
-"""The regression study as Ray tasks: its own cells of work anywhere, one writer here; the records of a local run.
+"""A regression study as Ray tasks: its own cells of work anywhere, one writer here; the records of a local run.
 
 A task works in a folder of its own, given the files of the cells it builds on, and hands back what it made. A task
 whose worker is lost is run again; a driver that is started again goes on from what is in the folder.
@@ -15,10 +15,7 @@ from mcbn.files import replacing
 from mcbn.ray.cluster import connected
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import one_thread
-from mcbn_study.regression import run as regression
-from mcbn_study.regression.profile import METHODS, Profile
-from mcbn_study.regression.run import check_request
-from mcbn_study.sensitivity import run as sensitivity
+from mcbn_study.regression.profile import Profile
 from mcbn_study.study import Study, Task
 
 KEPT = ("cells", "networks", "predictions")  # folders of a study that a task hands back
@@ -31,41 +28,7 @@ class Made(NamedTuple):
     records: list[Record]
 
 
-def run_regression(
-    profile: Profile,
-    out: str | Path = "results/regression",
-    *,
-    datasets: Sequence[str] = (),
-    methods: Sequence[str] = METHODS,
-    address: str | None = None,
-    device: str = "cpu",
-    **numerics: bool,
-) -> CellJournal:
-    """Run the regression study on a cluster, as `mcbn_study.regression.run.run` does in one process."""
-    datasets = tuple(datasets) or profile.datasets
-    check_request(datasets, methods, "cpu")  # a GPU is looked for where the tasks run
-    study = Study(regression.STUDY, profile, out, "cpu", **numerics)
-    return _run(study, regression.list_tasks(study, datasets, methods), device, address)
-
-
-def run_sensitivity(
-    profile: Profile,
-    out: str | Path = "results/sensitivity",
-    *,
-    regression: str | Path = "results/regression",
-    datasets: Sequence[str] = (),
-    address: str | None = None,
-    device: str = "cpu",
-    **numerics: bool,
-) -> CellJournal:
-    """Run the sensitivity study on a cluster, as `mcbn_study.sensitivity.run.run` does in one process."""
-    datasets = tuple(datasets) or profile.datasets
-    check_request(datasets, ("mcbn",), "cpu")
-    tasks = sensitivity.list_tasks(profile, datasets, Path(regression))
-    return _run(Study(sensitivity.STUDY, profile, out, "cpu", **numerics), tasks, device, address)
-
-
-def _run(study: Study, tasks: Sequence[Task], device: str, address: str | None) -> CellJournal:
+def run(study: Study, tasks: Sequence[Task], device: str, address: str | None) -> CellJournal:
     """Give out the cells that have no file, each with those it needs; write what they make, in the order they end."""
     about = (study.name, study.profile, device, study.numerics.compiled, study.numerics.fused)
     made: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from mcbn.data import Regression
+from mcbn.data import Regression, load
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import Numerics, environment
 from mcbn_study.progress import Progress
@@ -21,6 +21,29 @@ class Task(NamedTuple):
     options: Mapping[str, Any]
     needed: Sequence[str] = ()
     weight: float = 0.0  # of the work, for progress
+
+
+def run_study(
+    name: str,
+    profile: Profile,
+    out: str | Path,
+    list_tasks: Callable[["Study"], Sequence[Task]],
+    *,
+    datasets: Sequence[str],
+    device: str,
+    engine: str,
+    address: str | None = None,
+    **numerics: bool,
+) -> CellJournal:
+    """Do the cells of a study in this process, or as tasks of the Ray cluster at `address`; numerics as `Study`."""
+    if engine == "ray":
+        from mcbn_study import ray
+
+        study = Study(name, profile, out, "cpu", **numerics)
+        return ray.run(study, list_tasks(study), device, address)
+    sets = {dataset: load(dataset) for dataset in datasets}
+    study = Study(name, profile, out, device, **numerics)
+    return study.run(list_tasks(study), sets)
 
 
 class Study:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
 
-from mcbn_study import ray as study
 from mcbn_study.journal import CellJournal, read
 from mcbn_study.regression import run as regression
 from mcbn_study.sensitivity import run as sensitivity
@@ -30,7 +29,7 @@ def without_place(path: Path) -> list[str]:
 def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):  # noqa: F811
     methods = ("mcbn", "bn", "mcdo", "ensemble")
     regression.run(SMALL, tmp_path / "local", methods=methods)
-    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
+    regression.run(SMALL, tmp_path / "ray", methods=methods, engine="ray")
     local, there = (without_place(tmp_path / name / "records.jsonl") for name in ("local", "ray"))
     assert there == local
     assert predictions(tmp_path / "ray" / "predictions") == predictions(tmp_path / "local" / "predictions")
@@ -39,15 +38,15 @@ def test_the_study_gives_the_records_of_a_local_run(cluster, tmp_path):  # noqa:
         assert here.keys() == elsewhere.keys()
         assert all(torch.equal(here[name], elsewhere[name]) for name in here)
     before = (tmp_path / "ray" / "records.jsonl").read_bytes()
-    study.run_regression(SMALL, tmp_path / "ray", methods=methods)
+    regression.run(SMALL, tmp_path / "ray", methods=methods, engine="ray")
     assert (tmp_path / "ray" / "records.jsonl").read_bytes() == before
     sensitivity.run(SMALL, tmp_path / "a", regression=tmp_path / "local")
-    study.run_sensitivity(SMALL, tmp_path / "b", regression=tmp_path / "ray")
+    sensitivity.run(SMALL, tmp_path / "b", regression=tmp_path / "ray", engine="ray")
     assert without_place(tmp_path / "a" / "records.jsonl") == without_place(tmp_path / "b" / "records.jsonl")
 
 
 def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):  # noqa: F811
-    study.run_regression(SMALL, tmp_path / "whole", methods=("bn",))
+    regression.run(SMALL, tmp_path / "whole", methods=("bn",), engine="ray")
     real, written = CellJournal.append, []
 
     def interrupted(self: Any, records: Any) -> None:
@@ -59,9 +58,9 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):  # noqa: 
     with monkeypatch.context() as patch:
         patch.setattr(CellJournal, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+            regression.run(SMALL, tmp_path / "cut", methods=("bn",), engine="ray")
     assert len(list((tmp_path / "cut" / "cells").glob("*.safetensors"))) == 1
-    study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+    regression.run(SMALL, tmp_path / "cut", methods=("bn",), engine="ray")
     whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     assert whole == cut
 
@@ -69,6 +68,6 @@ def test_an_interrupted_study_goes_on(cluster, tmp_path, monkeypatch):  # noqa: 
 def test_a_study_whose_worker_is_killed_loses_nothing(cluster, tmp_path):  # noqa: F811
     regression.run(SMALL, tmp_path / "whole", methods=("bn",))
     with one_killed(cluster, b"ray::_work"):
-        study.run_regression(SMALL, tmp_path / "cut", methods=("bn",))
+        regression.run(SMALL, tmp_path / "cut", methods=("bn",), engine="ray")
     whole, cut = (without_place(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     assert whole == cut

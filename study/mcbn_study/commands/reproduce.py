@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,14 +80,9 @@ def regression(
     from mcbn_study.regression.profile import METHODS, find_profile
 
     require_engine(engine)
-    run: Callable[..., Any] = regression.run
-    if engine == "ray":
-        from mcbn_study import ray
-
-        run = partial(ray.run_regression, address=address)
-    numerics = {"compiled": compiled, "fused": fused}
+    how: dict[str, Any] = {"compiled": compiled, "fused": fused, "engine": engine, "address": address, "device": device}
     chosen = replace(find_profile(profile), search_seed=search_seed)
-    journal = run(chosen, out, datasets=datasets or (), methods=methods or METHODS, device=device, **numerics)
+    journal = regression.run(chosen, out, datasets=datasets or (), methods=methods or METHODS, **how)
     return [f"{len(journal.find(kind='test'))} test runs in {journal.path}"]
 
 
@@ -108,13 +103,8 @@ def sensitivity(
     from mcbn_study.sensitivity import run as sensitivity
 
     require_engine(engine)
-    run: Callable[..., Any] = sensitivity.run
-    if engine == "ray":
-        from mcbn_study import ray
-
-        run = partial(ray.run_sensitivity, address=address)
-    options = {"compiled": compiled, "fused": fused, "regression": regression}
-    journal = run(find_profile(profile), out, datasets=datasets or (), device=device, **options)
+    how: dict[str, Any] = {"compiled": compiled, "fused": fused, "engine": engine, "address": address, "device": device}
+    journal = sensitivity.run(find_profile(profile), out, datasets=datasets or (), regression=regression, **how)
     return [f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}"]
 
 

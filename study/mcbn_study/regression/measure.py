@@ -31,14 +31,6 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
-class Chunk(NamedTuple):
-    """Outputs (s, t, n) of some networks under some draws."""
-
-    networks: slice
-    draws: slice
-    output: Tensor
-
-
 class Evaluator:
     """Predicts the query rows of a problem. Draws belong to the stream: every evaluation uses the same ones.
 
@@ -55,10 +47,10 @@ class Evaluator:
         """Return mean and variance over T draws."""
         S, n = len(networks.stream), self.problem.query.y.shape[1]
         total = torch.zeros(2, S, n, dtype=torch.float64, device=self.problem.device)
-        for chunk in self.chunks(values, networks):
-            output = chunk.output.double()  # (s, t, n)
-            total[0, chunk.networks] += output.sum(1)
-            total[1, chunk.networks] += output.square_().sum(1)
+        for some, _, output in self.chunks(values, networks):
+            exact = output.double()  # (s, t, n)
+            total[0, some] += exact.sum(1)
+            total[1, some] += exact.square_().sum(1)
         mean, square = total / self.n_samples
         return Moments(mean, (square - mean.square()).clamp_(min=0))
 
@@ -67,12 +59,12 @@ class Evaluator:
         """Return all draws, (S, T, n)."""
         S, n = len(networks.stream), self.problem.query.y.shape[1]
         result = self.problem.query.y.new_empty(S, self.n_samples, n)
-        for chunk in self.chunks(values, networks):
-            result[chunk.networks, chunk.draws] = chunk.output
+        for some, draws, output in self.chunks(values, networks):
+            result[some, draws] = output
         return result
 
-    def chunks(self, values: Values, networks: Networks) -> Iterator[Chunk]:
-        """Yield the outputs of all networks and draws in pieces of bounded size."""
+    def chunks(self, values: Values, networks: Networks) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield the outputs (s, t, n) of some networks under some draws, in pieces of bounded size, until all are."""
         bn, S, T = networks.family == "bn", len(networks.stream), self.n_samples
         at_once = self._at_once(max(self.problem.query.y.shape[1], self.batch_size if bn else 1), networks)
         # Draws of dropout hash one number a unit for all networks of a stream: many networks, few draws at a time.
@@ -82,7 +74,7 @@ class Evaluator:
             for place, some, their in self._pieces(values, networks, min(S, max(1, at_once // t))):
                 for start in range(0, T, t):
                     draws = slice(start, min(start + t, T))
-                    yield Chunk(place, draws, draw(some, their, draws))
+                    yield place, draws, draw(some, their, draws)
 
     @torch.no_grad()
     def plain(self, values: Values, networks: Networks) -> Tensor:

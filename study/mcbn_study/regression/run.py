@@ -6,6 +6,7 @@ test. Finished ones are never repeated; an interruption loses the one at work.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mcbn.data import NAMES, describe, load, split
+from mcbn.data import NAMES, describe, split
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn_study.journal import CellJournal, Record
@@ -26,7 +27,7 @@ from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell, search_weight
 from mcbn_study.regression.stack import Family, Networks, network_states, take
 from mcbn_study.regression.train import Job, Trained, save_networks, train_jobs
-from mcbn_study.study import Study, Task
+from mcbn_study.study import Study, Task, run_study
 
 STUDY = "regression"
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
@@ -46,22 +47,24 @@ def run(
     datasets: Sequence[str] = (),
     methods: Sequence[str] = METHODS,
     device: str = "cpu",
-    **numerics: bool,
+    engine: str = "local",
+    **how: Any,
 ) -> CellJournal:
-    """Run the study for the given data sets (all of the profile's by default) and methods; numerics as `Study`."""
+    """Run the study for the given data sets (all of the profile's by default) and methods; how: as `run_study`."""
     datasets = tuple(datasets) or profile.datasets
-    check_request(datasets, methods, device)
-    sets = {name: load(name) for name in datasets}
-    study = Study(STUDY, profile, out, device, **numerics)
-    return study.run(list_tasks(study, datasets, methods), sets)
+    check_request(datasets, methods, device, engine)
+    tasks = partial(list_tasks, datasets=datasets, methods=methods)
+    return run_study(STUDY, profile, out, tasks, datasets=datasets, device=device, engine=engine, **how)
 
 
-def check_request(datasets: Sequence[str], methods: Sequence[str], device: str) -> None:
-    """Refuse unknown names and a GPU that is not there."""
+def check_request(datasets: Sequence[str], methods: Sequence[str], device: str, engine: str = "local") -> None:
+    """Refuse unknown names and a GPU that is not there; on a cluster it is looked for where the tasks run."""
     for kind, wanted, known in (("data set", datasets, NAMES), ("method", methods, METHODS)):
         unknown = [name for name in wanted if name not in known]
         if unknown:
             raise MCBNError(f"there is no {kind} {unknown[0]!r}; choose from {', '.join(known)}")
+    if engine != "local":
+        return
     if device not in ("cpu", "cuda"):
         raise MCBNError(f"device must be cpu or cuda; got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():

@@ -86,18 +86,13 @@ def _initial_biases(seed: int, hidden: int) -> Tensor:
     ).abs_()
 
 
-def bn_gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Values:
-    """Return the gradient of each network's loss; x (S, M, Q), y (S, M), weight_decay (S,)."""
-    return stacked.gradients(values, x, y.unsqueeze(2), weight_decay)
-
-
 def dropout_gradients(
     values: Values, x: Tensor, y: Tensor, weight_decay: Tensor, uniform: Tensor, stream: Tensor, rate: Tensor
 ) -> Values:
     """Return the gradient of each network's loss; a unit is kept where the uniform number of its stream is >= rate.
 
-    uniform (R, M, Q + 2H): of the inputs, then of both hidden layers; stream, rate (S,). Kept units are multiplied
-    by 1 / (1 - rate).
+    x (S, M, Q), y (S, M, 1), weight_decay, stream, rate (S,); uniform (R, M, Q + 2H): of the inputs, then of both
+    hidden layers. Kept units are multiplied by 1 / (1 - rate).
     """
     _, M, Q = x.shape
     H = values["bias1"].shape[1]
@@ -109,7 +104,7 @@ def dropout_gradients(
     a0 = x * kept0  # (S, M, Q)
     a1 = relu_(torch.bmm(a0, w1).add_(values["bias1"][:, None])).mul_(kept1)  # (S, M, H)
     a2 = relu_(torch.bmm(a1, w2).add_(values["bias2"][:, None])).mul_(kept2)
-    error = torch.bmm(a2, w3).add_((values["bias3"] - y).unsqueeze(2)).div_(M)  # (S, M, 1)
+    error = torch.bmm(a2, w3).add_(values["bias3"][:, None] - y).div_(M)  # (S, M, 1)
 
     torch.bmm(a2.transpose(1, 2), error, out=g3)
     torch.sum(error, 1, out=grads["bias3"])

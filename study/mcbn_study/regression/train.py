@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from mcbn import stacked
 from mcbn.data import Regression, folds, split
 from mcbn.data import load as load_data
 from mcbn.engine import kernels
@@ -22,7 +23,7 @@ from mcbn_study.machine import EXACT, Numerics, precision, prepared
 from mcbn_study.regression import fused as fused_steps
 from mcbn_study.regression.problem import Problem, row_orders, uniforms
 from mcbn_study.regression.profile import Configuration
-from mcbn_study.regression.stack import Family, Networks, bn_gradients, dropout_gradients, initial_values, take
+from mcbn_study.regression.stack import Family, Networks, dropout_gradients, initial_values, take
 
 LEARNING_RATE = 1e-3  # Teye et al. 2018, Section 4.3
 ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}  # as torch.optim.Adam
@@ -32,7 +33,7 @@ BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**27}  # that batches and masks of a blo
 ORDER_NUMBERS = 2**24  # rows permuted at a time
 EPOCH_STEPS = 2**16  # more than any epoch has: positions of dropout masks
 FORMAT = "mcbn study networks"
-GRADIENTS: dict[Family, Callable[..., Values]] = {"bn": bn_gradients, "dropout": dropout_gradients}
+GRADIENTS: dict[Family, Callable[..., Values]] = {"bn": stacked.gradients, "dropout": dropout_gradients}
 
 
 class _Group(NamedTuple):
@@ -106,6 +107,7 @@ class Trainer:
         """Go on from parameters and Adam's two moments of them; forget captured graphs."""
         self.values, self.moments = values, (first, second)
         self._groups = _groups((self.problem.train.n // self.networks.batch_size)[self.networks.stream])
+        self._fuses = self._fits and len(self._groups) == 1
         taken = [float(self.epoch * group.steps) for group in self._groups]
         self._taken = [[torch.tensor(steps, device=self.problem.device) for _ in values] for steps in taken]
         self._count = self.epoch * self._groups[0].steps  # without a look at the GPU
@@ -128,19 +130,15 @@ class Trainer:
         M = self.networks.batch_size
         for start in range(0, len(positions), self._block_steps()):
             now = positions[start : start + self._block_steps()]
-            size = len(now)
-            self._load(rows[:, start * M : (start + size) * M], now)
-            self._run(size, active)
-
-    def _fuses(self) -> bool:
-        return self._fits and len(self._groups) == 1
+            self._load(rows[:, start * M : (start + len(now)) * M], now)
+            self._run(len(now), active)
 
     def _block_steps(self) -> int:
         S, R = len(self.networks.stream), len(self.problem.streams)
         Q, H = self.problem.train.x.shape[2], self.networks.hidden
         numbers = S * (Q + 1) + (R * (Q + 2 * H) if self.networks.family == "dropout" else 0)
         most = BLOCK_NUMBERS[self.problem.device.type] // (numbers * self.networks.batch_size)
-        return max(1, min(FUSED_STEPS if self._fuses() else BLOCK_STEPS, most))
+        return max(1, min(FUSED_STEPS if self._fuses else BLOCK_STEPS, most))
 
     def _load(self, rows: Tensor, positions: Tensor) -> None:
         """Bring the batches of the next steps, and their dropout uniforms, to where the steps read them."""
@@ -158,7 +156,7 @@ class Trainer:
     def _run(self, size: int, active: int) -> None:
         """Take the steps of a loaded block: eagerly the first time, then as a CUDA graph."""
         key = (size, active)
-        if self._fuses():
+        if self._fuses:
             self._take_fused_steps(size)
         elif not self._graphs:
             self._take_steps(size, active)
@@ -184,7 +182,7 @@ class Trainer:
         for k in range(size):
             batch = slice(k * M, (k + 1) * M)
             rest = (block.uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
-            every = self._gradients(self.values, block.x[:, batch], block.y[:, batch], n.weight_decay, *rest)
+            every = self._gradients(self.values, block.x[:, batch], block.y[:, batch, None], n.weight_decay, *rest)
             values, grads, first, second = (
                 [tensors[name][group.rows] for group in self._groups[active:] for name in self.values]
                 for tensors in (self.values, every, *self.moments)

@@ -8,10 +8,11 @@ each T), by the same cross-validation, with the T of the table. 3 splits x 5 see
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mcbn.data import describe, load
+from mcbn.data import describe
 from mcbn.errors import MCBNError
 from mcbn_study.journal import CellJournal, Journal
 from mcbn_study.regression.measure import Evaluator, original_units
@@ -19,7 +20,7 @@ from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
 from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks
-from mcbn_study.study import Study, Task
+from mcbn_study.study import Study, Task, run_study
 
 STUDY = "sensitivity"
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
@@ -33,14 +34,14 @@ def run(
     regression: str | Path = "results/regression",
     datasets: Sequence[str] = (),
     device: str = "cpu",
-    **numerics: bool,
+    engine: str = "local",
+    **how: Any,
 ) -> CellJournal:
-    """Run the study; `regression` is the folder of the regression study, whose choice of lambda is kept."""
+    """Run the study; `regression` is the folder of that study, whose choice of lambda is kept; how: as `run_study`."""
     datasets = tuple(datasets) or profile.datasets
-    check_request(datasets, ("mcbn",), device)
-    sets = {name: load(name) for name in datasets}
+    check_request(datasets, ("mcbn",), device, engine)
     tasks = list_tasks(profile, datasets, Path(regression))
-    return Study(STUDY, profile, out, device, **numerics).run(tasks, sets)
+    return run_study(STUDY, profile, out, lambda _: tasks, datasets=datasets, device=device, engine=engine, **how)
 
 
 def list_tasks(profile: Profile, datasets: Sequence[str], regression: Path) -> list[Task]:
