@@ -120,6 +120,13 @@ def cut(inputs: Any, count: int) -> list[Any]:
     return [piece(number) for number in range(count)]
 
 
+def concatenate(blocks: Sequence[Any]) -> Any:
+    """Join batches of one structure along the first axis of every tensor."""
+    columns = zip(*(tensors_of(block) for block in blocks), strict=True)
+    joined = iter([torch.cat(column) for column in columns])
+    return map_tensors(lambda t: next(joined), blocks[0])
+
+
 def require_finite(tree: Any) -> None:
     """Refuse NaN and infinity: one such value makes every statistic of its batch useless."""
     for tensor in tensors_of(tree):

@@ -80,6 +80,13 @@ class Gaussian:
         factors = tuple(block * math.sqrt(factor) for block in self.factors)
         return replace(self, factors=factors, diagonal=self.diagonal * factor)
 
+    def moved(self, shift: Tensor, scale: Tensor) -> "Gaussian":
+        """Return the Gaussian of shift + scale s, both (P,), scale not negative; log-normal parts stay log-normal."""
+        spans = torch.split(scale, block_sizes(self.family, self.channels)) if self.factors else ()
+        factors = tuple(factor * span for factor, span in zip(self.factors, spans, strict=True))
+        location, diagonal = shift + scale * self.location, self.diagonal * scale.square()
+        return replace(self, location=location, factors=factors, diagonal=diagonal)
+
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> "Gaussian":
         """Move all moments to a device and a dtype."""
         location, diagonal, *factors = (t.to(device, dtype) for t in (self.location, self.diagonal, *self.factors))

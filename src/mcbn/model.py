@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches, diagonal, moments, noise, prediction, saving
-from mcbn.batch_norm import layer_of, watch
+from mcbn.batch_norm import layer_of
+from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
@@ -26,8 +28,11 @@ from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
     from mcbn.check.diagnosis import Diagnosis
+    from mcbn.field.adapt import Adaptation
+    from mcbn.field.watch import Watch
 
 METHODS = ("sample", "linear")
+CENTRES = ("drawn", "running")
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
@@ -97,6 +102,7 @@ class MCBN(Generic[P]):
         choose(layers, candidates(bare), bare)
         self.model, self.layers, self.inputs, self.output = model, layers, inputs, output
         self._place: tuple[torch.device | None, torch.dtype | None] = (None, None)  # where `to` put the network
+        self.adaptation: Adaptation | None = None  # what `adapt` found and did
         self._engine: Engine | None = None
         self._linearizer: Linearizer | None = None
         self._extended: Engine | None = None  # of draws of a Gaussian beyond those of the posterior
@@ -111,6 +117,7 @@ class MCBN(Generic[P]):
         posterior: str = "sample",
         inputs: batches.Picker = None,
         draws: Iterable[int] | None = None,
+        centre: str = "drawn",
     ) -> Self:
         """Draw T joint sets of batch-norm statistics from random training batches of M examples.
 
@@ -129,7 +136,11 @@ class MCBN(Generic[P]):
             inputs: overrides the constructor's.
             draws: compute only these t of the T draws, a share for `Posterior.merge`; `mcbn.distributed.fit` and
                 `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
+            centre: "drawn": the draws as they are. "running", where nobody has the training data: the spread of the
+                draws from data of the same kind, their average from the network's running statistics.
         """
+        if centre not in CENTRES or (centre == "running" and draws is not None):
+            raise MCBNError(f'centre must be one of {list(CENTRES)}, "running" without draws=; got {centre!r}')
         require_family(posterior)
         numbers = None if draws is None else require_share(draws, n_samples, posterior)
         if batch_size is None:
@@ -150,8 +161,13 @@ class MCBN(Generic[P]):
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
-            drift.warn_if_far(network, recorded)
-        self.inputs = inputs
+            if centre == "running":
+                from mcbn.field.adapt import centre_on_running
+
+                fitted = centre_on_running(fitted, recorded)
+            else:
+                drift.warn_if_far(network, recorded)
+        self.inputs, self.adaptation = inputs, None
         return self.adopt(network, fitted)
 
     def predict(
@@ -165,6 +181,7 @@ class MCBN(Generic[P]):
         covariance: bool = False,
         tolerance: float | None = None,
         compile: bool = False,
+        watch: "Watch | None" = None,
     ) -> P:
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
@@ -180,12 +197,15 @@ class MCBN(Generic[P]):
             tolerance: stop drawing once the standard error of every mean or probability is below this, at the latest
                 after all draws; `pred.n_samples` says how many it took, `pred.standard_error` what was reached.
             compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
+            watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
         """
         if method not in METHODS:
             raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
         engine, T = self.engine_for(n_samples, chunk_size)
+        if watch is not None:
+            watch.require_network_of(self)
         options: dict[str, Any] = {"keep": return_samples, "tolerance": tolerance}
         tau = self.noise_precision
 
@@ -205,7 +225,10 @@ class MCBN(Generic[P]):
                 return moments.gaussian(linear.mean, linear.projected, tau, T, covariance=covariance, draws=again)
             return moments.regression(samples(inputs), tau, covariance=covariance, draws=again, **options)
 
-        return engine.network.over(x, predict_batch, prediction.join, self.inputs)  # type: ignore[no-any-return]
+        def with_novelty(inputs: Any) -> Any:
+            return replace(predict_batch(inputs), novelty=watch.novelty(inputs) if watch else None)
+
+        return engine.network.over(x, with_novelty, prediction.join, self.inputs)  # type: ignore[no-any-return]
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
@@ -258,6 +281,51 @@ class MCBN(Generic[P]):
         M = noise.best(tuned, score)
         self.posterior, self.noise_precision = drawn.at_batch_size(M), tuned[M].tau
         return self
+
+    def watch(
+        self,
+        reference: Any,
+        *,
+        batch_size: int | None = None,
+        false_alarms: float = 0.01,
+        seed: int = 0,
+        run: int = 1,
+    ) -> "Watch":
+        """Watch for inputs that are not like the reference: batches, streams, single inputs (`mcbn.field`).
+
+        A third of the reference fits the distance, the rest is held out and cut into batches without a common input,
+        so that p-values are exact; `false_alarms` = alpha takes 1 / alpha - 1 of them.
+
+        Args:
+            reference: inputs AS DEPLOYED, as `fit` takes data: validation inputs, without training augmentation, and
+                best not those the network was trained on. No labels are needed.
+            batch_size: of the batches a stream is read in; the loader's or that of the fit, at most what the reference
+                is enough for, where it is not given. Single batches may have any size.
+            false_alarms: share of batches as in the reference that are called shifted; of a stream, the probability
+                that it is ever called so.
+            seed: of the cut of the reference.
+            run: neighbours in the reference that belong together, such as frames of a video: its batches are then made
+                of such runs, as deployed batches are.
+        """
+        from mcbn.field.watch import make_watch
+
+        return make_watch(self, reference, batch_size=batch_size, false_alarms=false_alarms, run=run, seed=seed)
+
+    def adapt(self, unlabelled: Any, *, reference: Any, strength: str | float = "auto") -> Self:
+        """Return another MCBN whose posterior is moved to where unlabelled inputs are now; this one stays as it is.
+
+        `adapted.adaptation.explain()` says how far it moved and how sure that is. Adapting it again with more inputs
+        is adapting to all of them at once. Layers that are not stochastic stay where they are.
+
+        Args:
+            unlabelled: inputs as deployed now, as `fit` takes data, at least 2; they are kept for a later call.
+            reference: inputs as deployed before the shift, or a `watch` made of them.
+            strength: "auto": nothing moves where the watch finds no shift, and each layer by what chance does not
+                explain; a number from 0 to 1: that share of the move, whatever the watch says.
+        """
+        from mcbn.field.adapt import adapt
+
+        return adapt(self, unlabelled, reference, strength)  # type: ignore[return-value]
 
     def check(self, data: Any, *, seed: int = 0, n_examples: int = 2048) -> "Diagnosis":
         """Examine the fitted draws against the training data before trusting them: `print(bayes.check(train))`.
@@ -438,7 +506,7 @@ class MCBN(Generic[P]):
     def copy_network(self) -> Network:
         """Copy the network, to where `to` asked for it, and let the copy tell which of its modules is running."""
         network = Network(self.model, self.output).to(*self._place)
-        watch(network.module)
+        tell_modules(network.module)
         return network
 
     def adopt(self, network: Network, posterior: Posterior) -> Self:

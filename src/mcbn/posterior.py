@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.gaussian import BLOCKS, Gaussian, from_draws, stretch, stretch_positive
+from mcbn.gaussian import BLOCKS, Gaussian, from_draws, join, split, stretch, stretch_positive
 
 FAMILIES = ("sample", *BLOCKS, "diagonal")
 
@@ -188,6 +188,22 @@ class Posterior:
         std = {name: stretch_positive(value.sqrt(), ratio**0.5) for name, value in self.var.items()}
         var = {name: value.square() for name, value in std.items()}
         return replace(self, mean=mean, var=var, batch_size=M, fitted_batch_size=fitted)
+
+    def moved(self, shift: Tensor, scale: Tensor) -> "Posterior":
+        """Move every draw, or the Gaussian they come from: s' = shift + scale s, means and standard deviations.
+
+        Args:
+            shift: (P,), for each call its means, then its standard deviations, in the order of `layers`.
+            scale: (P,), not negative.
+        """
+        if self.gaussian is not None:
+            gaussian = self.gaussian.moved(shift.to(self.gaussian.location), scale.to(self.gaussian.location))
+            drawn = Posterior.from_gaussian(gaussian, self.n_samples, self.batch_size, seed=self.seed)
+            return replace(drawn, fitted_batch_size=self.fitted_batch_size)
+        statistics = join(self.mean, self.var)
+        rows = split(shift.to(statistics) + scale.to(statistics) * statistics, self.channels)
+        mean, var = {n: m for n, (m, _) in rows.items()}, {n: std.square() for n, (_, std) in rows.items()}
+        return replace(self, mean=mean, var=var)
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> "Posterior":
         """Move all statistics to a device; for a network of half precision they stay in float32."""

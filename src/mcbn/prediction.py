@@ -4,13 +4,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.outputs import flatten, match_shape, require_labels
+
+if TYPE_CHECKING:
+    from mcbn.field.novelty import Novelty
 
 Chunks = Callable[[], Iterator[Tensor]]
 
@@ -24,7 +27,7 @@ class _Prediction:
     def to(self, device: torch.device | str | None) -> Self:
         """Move every tensor to a device."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if isinstance(v, Tensor)}
+        moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if hasattr(v, "to")}
         return replace(self, **moved)
 
     def __repr__(self) -> str:
@@ -43,6 +46,8 @@ def join(predictions: Sequence[Any]) -> Any:
 def _join_field(name: str, values: list[Any]) -> Any:
     if name == "draws":
         return None  # running them again would need every batch kept
+    if name == "novelty" and values[0] is not None:
+        return join(values)
     if isinstance(values[0], Tensor) and name != "tau":
         return torch.cat(values, dim=1 if name == "samples" else 0)
     return values[0]
@@ -79,6 +84,7 @@ class RegressionPrediction(_Prediction):
     epistemic_covariance: Tensor | None = None  # (N, D, D)
     samples: Tensor | None = None  # (T, N, ...)
     draws: Chunks | None = None
+    novelty: "Novelty | None" = None  # of each input, where predict was given a watch
 
     @property
     def aleatoric(self) -> Tensor:
@@ -147,6 +153,7 @@ class ClassificationPrediction(_Prediction):
     expected_entropy: Tensor  # (N, ...)
     variance: Tensor  # (N, K, ...), of the probabilities over the draws
     samples: Tensor | None = None  # raw outputs, (T, N, ...)
+    novelty: "Novelty | None" = None  # of each input, where predict was given a watch
 
     @property
     def label(self) -> Tensor:

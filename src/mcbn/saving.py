@@ -103,7 +103,7 @@ def _tensors(posterior: Posterior) -> dict[str, Tensor]:
 def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], model: nn.Module) -> Posterior:
     """Put together the posterior of this network that `path`, as errors call it, holds, or say how it differs."""
     _require_readable(path, metadata)
-    _require_same_structure(path, json.loads(metadata["structure"]), structure(model))
+    require_same_structure(path, json.loads(metadata["structure"]), structure(model))
     current = fingerprint(model)
     same_dtype = metadata["weights_dtype"] == current["weights_dtype"]
     if same_dtype and metadata["weights"] != current["weights"]:
@@ -163,7 +163,8 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _require_same_structure(path: str | Path, there: list[str], here: list[str]) -> None:
+def require_same_structure(path: str | Path, there: list[str], here: list[str]) -> None:
+    """Refuse a file of another network: say where the structure there and that here part."""
     for one, other in zip(there, here, strict=False):
         if one != other:
             raise MCBNError(f"{path} was fitted on another network: there '{one}', here '{other}'")

@@ -54,7 +54,7 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
         recorder = Recorder(network, stochastic_layers(network, x, layers))
         blocks = list(recorder.all(chain([first], picked), drawn.numbers))
     numbers = None if drawn.numbers is None else tuple(drawn.numbers)
-    posterior = Posterior(*_join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
+    posterior = Posterior(*join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
     return Recorded(posterior, recorder.running, recorder.values, x)
 
 
@@ -177,7 +177,7 @@ def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
     return True
 
 
-def _join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite."""
     counts = [len(next(iter(block.values()))[0]) for block in blocks]
     for name in dict.fromkeys(name for block in blocks for name in block):

@@ -1,0 +1,289 @@
+"""Move a posterior to where the inputs are now: no labels, no gradients, weights untouched.
+
+Draws t of training data, r of the reference (inputs as deployed, before the shift), d of unlabelled inputs now, all in
+batches of one size; bars are means over draws, per channel:
+
+    rho = var_d / var_r,    mu'_t = mu_d + (mu_t - mu_r) sqrt(rho),    var'_t = var_t rho.
+
+The training draws get the change that deployment made, so that without a shift (d = r) nothing changes; batch norm by
+the statistics of the inputs themselves (Nado et al. 2020) would also drop what training knew. With strengths v, w in
+[0, 1] for means and variances of a layer, rho becomes rho^w and mu_d becomes mu_r + v (mu_d - mu_r).
+
+A few inputs move the averages by chance: strength="auto" takes for each layer the share of the squared move that
+sampling does not explain (positive-part James-Stein), for means in standard deviations and for log variances,
+
+    v = max(0, 1 - sum_c noise_c / sum_c move_c^2),    noise_c = Var_r(statistic) M (1 / n + 1 / n_r).
+
+Inputs of few classes move them too: from the plain transport on, the reference is mixed in the class proportions that
+the moved network predicts for the inputs, and the transport is computed again, three times.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn import batches
+from mcbn.engine.record import Recorded, Recorder, join
+from mcbn.errors import MCBNError
+from mcbn.field.reference import Rows, gather, take_rows
+from mcbn.field.watch import Watch, make_watch, times
+from mcbn.posterior import Posterior
+
+if TYPE_CHECKING:
+    from mcbn.model import MCBN
+
+DEAD = 1e-10  # variance of a channel that is constant in the reference: it has no rho
+ROUNDS = 3  # of mixing the reference
+REFERENCE_DRAWS = 128
+PARTITIONS = 4  # of the unlabelled inputs into batches, where they are few
+MANY = 1024  # inputs: one partition will do, and their classes are enough
+PREDICTING = 16  # draws that predict the classes of the inputs
+SETTLED = 0.05  # largest change of a class proportion in the last round
+
+
+class Averages(NamedTuple):
+    """Means over draws of the statistics of one call, and the variance of a draw about them, (C,) each."""
+
+    mean: Tensor
+    var: Tensor
+    mean_noise: Tensor
+    log_var_noise: Tensor
+
+
+class Move(NamedTuple):
+    """How one call's statistics move."""
+
+    offset: float  # of the means, in standard deviations of activations; root mean square over channels
+    width: float  # standard deviation of activations over that of the reference, median over channels
+    strength: tuple[float, float]  # v and w: the shares of that which are kept
+
+
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """What `adapt` found and did, as `adapted.adaptation`.
+
+    Args:
+        n_inputs: unlabelled inputs used, those of earlier calls included.
+        p_value: of the watch, for all of them together.
+        moves: by call; none where nothing was moved.
+        classes: predicted proportions of the inputs, (K,), that the reference was mixed in; None: no classes.
+        settled: the proportions hardly changed in the last round.
+        base: the posterior before.
+        pool: the inputs, for a later call with more.
+    """
+
+    n_inputs: int
+    p_value: float
+    moves: Mapping[str, Move]
+    classes: Tensor | None
+    settled: bool
+    base: Posterior = field(repr=False)
+    pool: Any = field(repr=False)
+
+    @property
+    def moved(self) -> bool:
+        """Was anything moved?"""
+        return any(max(move.strength) > 0 for move in self.moves.values())
+
+    def explain(self) -> str:
+        """Say in a sentence how far the posterior was moved, and how sure that is."""
+        if not self.moved:
+            return f"not moved: {self.n_inputs} inputs show no shift of the inputs (p = {self.p_value:.2g})"
+        name, most = max(self.moves.items(), key=lambda item: item[1].offset ** 2 + np.log(item[1].width) ** 2)
+        kept = np.mean([move.strength for move in self.moves.values()])
+        return (
+            f"moved by {self.n_inputs} inputs (p = {self.p_value:.2g}), most in layer {name}: activations "
+            f"{times(most.width)}, means by {most.offset:.2f} standard deviations; {kept:.0%} of the change kept, the "
+            f"rest could be chance{self._doubt()}"
+        )
+
+    def _doubt(self) -> str:
+        if self.classes is None:
+            return ""
+        largest = int(self.classes.argmax())
+        if self.settled and float(self.classes[largest]) < 0.5:
+            return ""
+        return (
+            f"; {float(self.classes[largest]):.0%} of the inputs are predicted as class {largest}"
+            f"{'' if self.settled else ' and the proportions have not settled'}: a shift of inputs and of classes may "
+            "not be told apart here"
+        )
+
+
+def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | float) -> "MCBN[Any]":
+    """Return a twin with the posterior moved: `MCBN.adapt` says how."""
+    _require_strength(strength)
+    network, earlier = bayes.engine.network, bayes.adaptation
+    pool = gather(unlabelled, bayes.inputs, network.accepted_keys())
+    if earlier is not None:
+        pool, bayes = batches.concatenate([earlier.pool, pool]), bayes.with_posterior(earlier.base)
+    if batches.size_of(pool) < 2:
+        raise MCBNError(f"adapt needs at least 2 unlabelled inputs, got {batches.size_of(pool)}; 32 or more do well")
+    with torch.inference_mode(False):
+        guard = _guard(bayes, reference)
+        guard.require_inputs(pool)
+        p_value = guard.pool_p_value(pool)
+        if strength == "auto" and p_value > guard.false_alarms:
+            return _twin(bayes, bayes.posterior, p_value, {}, None, True, pool)
+        return _moved(bayes, pool, guard, strength, p_value)
+
+
+def _moved(bayes: "MCBN[Any]", pool: Any, guard: Watch, strength: str | float, p_value: float) -> "MCBN[Any]":
+    """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
+    null, inputs = guard.input_null(), _Inputs(bayes, pool, guard)
+    deployed = inputs.deployed()
+    classes, settled, mixing = None, True, len(null.labels) > 0
+    for _ in range(1 + ROUNDS if mixing else 1):
+        before = inputs.reference(None if classes is None else _weights(null.labels, classes))
+        moves = {name: _move(before[name], deployed[name], inputs.chance, strength) for name in deployed}
+        posterior = bayes.posterior.moved(*_transport(before, deployed, moves))
+        if mixing:
+            predicted = _classes(bayes.with_posterior(posterior), pool)
+            settled = classes is None or float((predicted - classes).abs().max()) < SETTLED
+            classes = predicted
+    return _twin(bayes, posterior, p_value, moves, classes, settled, pool)
+
+
+class _Inputs:
+    """Statistics of the unlabelled and of the reference inputs, in batches of one size."""
+
+    def __init__(self, bayes: "MCBN[Any]", pool: Any, guard: Watch) -> None:
+        drawn, self.pool, self.guard, self.rows = bayes.posterior, pool, guard, guard.input_null().rows
+        self.n_inputs = batches.size_of(pool)
+        self.size = min(drawn.fitted_batch_size or drawn.batch_size, self.n_inputs)
+        n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)
+        self.chance = self.size * (1 / self.n_inputs + 1 / n_reference)
+
+    def deployed(self) -> dict[str, Averages]:
+        """Average over the unlabelled inputs, all of them as often."""
+        generator = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4]))
+
+        def cut() -> Iterator[Any]:
+            for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
+                order = generator.permutation(self.n_inputs)
+                for start in range(0, self.n_inputs - self.size + 1, self.size):
+                    yield take_rows(self.pool, order[start : start + self.size])
+
+        return averages(self.guard.recorder, cut())
+
+    def reference(self, weights: Tensor | None) -> dict[str, Averages]:
+        """Average over the reference, its inputs weighted (R,), or all alike."""
+        assert self.guard.reference is not None  # `_guard` refused a watch without
+        drawn = self.guard.reference.weighted(self.rows, weights, self.size, REFERENCE_DRAWS)
+        return averages(self.guard.recorder, drawn)
+
+
+def averages(recorder: Recorder, batch_stream: Iterable[Any]) -> dict[str, Averages]:
+    """Record batches and average their statistics, in double precision."""
+    with torch.no_grad():
+        means, variances = join(list(recorder.all(iter(batch_stream))))
+    return {name: _average(means[name].double(), variances[name].double()) for name in means}
+
+
+def _average(mean: Tensor, var: Tensor) -> Averages:
+    spread = (lambda rows: rows.var(0)) if len(mean) > 1 else (lambda rows: torch.zeros_like(rows[0]))
+    return Averages(mean.mean(0), var.mean(0), spread(mean), spread(var.clamp(min=DEAD).log()))
+
+
+def _move(before: Averages, now: Averages, chance: float, strength: str | float) -> Move:
+    """Compare averages of the reference and of now; decide how much of the difference is kept."""
+    alive = before.var > DEAD
+    std = before.var.clamp(min=DEAD).sqrt()
+    offset, log_rho = ((now.mean - before.mean) / std)[alive], (now.var.clamp(min=DEAD) / std.square()).log()[alive]
+    if isinstance(strength, str):
+        kept = (
+            _share(offset, (before.mean_noise / std.square())[alive] * chance),
+            _share(log_rho, before.log_var_noise[alive] * chance),
+        )
+    else:
+        kept = float(strength), float(strength)
+    if not bool(alive.any()):
+        return Move(0.0, 1.0, kept)
+    return Move(float(offset.square().mean().sqrt()), float((0.5 * log_rho.median()).exp()), kept)
+
+
+def _share(move: Tensor, noise: Tensor) -> float:
+    """max(0, 1 - sum_c noise_c / sum_c move_c^2)."""
+    return max(0.0, 1 - float(noise.sum() / move.square().sum().clamp(min=1e-30)))
+
+
+def _transport(
+    before: Mapping[str, Averages], now: Mapping[str, Averages], moves: Mapping[str, Move]
+) -> tuple[Tensor, Tensor]:
+    """Return shift and scale (P,) of s' = shift + scale s, for each call's means, then its standard deviations."""
+    shifts, scales = [], []
+    for name, (mean, var, *_) in before.items():
+        v, w = moves[name].strength
+        alive = var > DEAD
+        root = torch.where(alive, (now[name].var / var.clamp(min=DEAD)) ** (w / 2), 1.0)  # sqrt(rho)
+        shifts += [mean * (1 - root) + v * (now[name].mean - mean), torch.where(alive, 0.0, w * now[name].var.sqrt())]
+        scales += [root, torch.where(alive, root, 1 - w)]
+    return torch.cat(shifts), torch.cat(scales)
+
+
+def _classes(bayes: "MCBN[Any]", pool: Any) -> Tensor:
+    """Predict the class proportions (K,) of the inputs."""
+    some = take_rows(pool, range(min(MANY, batches.size_of(pool))))
+    probs = bayes.predict(some, n_samples=min(PREDICTING, bayes.posterior.n_samples)).probs
+    return torch.bincount(probs.argmax(1).cpu(), minlength=probs.shape[1]) / len(probs)
+
+
+def _weights(labels: Rows, classes: Tensor) -> Tensor | None:
+    """Weigh reference inputs (R,) so that their classes come in these proportions; None: no such class is there."""
+    counts = torch.bincount(torch.as_tensor(labels), minlength=len(classes))
+    weights = (classes.double() / counts.clamp(min=1))[torch.as_tensor(labels)]
+    return weights / weights.sum() if float(weights.sum()) > 0 else None
+
+
+def _twin(
+    bayes: "MCBN[Any]",
+    posterior: Posterior,
+    p_value: float,
+    moves: Mapping[str, Move],
+    classes: Tensor | None,
+    settled: bool,
+    pool: Any,
+) -> "MCBN[Any]":
+    adapted = bayes.with_posterior(posterior)
+    n_inputs = batches.size_of(pool)
+    adapted.adaptation = Adaptation(n_inputs, p_value, moves, classes, settled, bayes.posterior, pool)
+    return adapted
+
+
+def _guard(bayes: "MCBN[Any]", reference: Any) -> Watch:
+    """Return the watch that decides whether there is a shift."""
+    if not isinstance(reference, Watch):
+        return make_watch(bayes, reference, batch_size=None, false_alarms=0.01, run=1, seed=0)
+    reference.require_network_of(bayes)
+    if reference.reference is None:
+        raise MCBNError("this watch was loaded without its reference: Watch.load(path, bayes, reference=...)")
+    return reference
+
+
+def _require_strength(strength: Any) -> None:
+    number = isinstance(strength, int | float) and not isinstance(strength, bool) and 0 <= strength <= 1
+    if strength != "auto" and not number:
+        raise MCBNError(f'strength must be "auto" or a number from 0 to 1, got {strength!r}')
+
+
+def centre_on_running(drawn: Posterior, recorded: Recorded) -> Posterior:
+    """Move draws so that they average to the running statistics: their spread stays that of the data they came from.
+
+    mu'_t = running_mean + (mu_t - mu) sqrt(rho), var'_t = var_t rho, rho = running_var (1 - 1/n) / var; bars over
+    draws, n values a channel in a batch: a running variance is unbiased, a draw's is not.
+    """
+    missing = [name for name in drawn.layers if name not in recorded.running]
+    if missing:
+        raise MCBNError(f'layer {missing[0]!r} keeps no running statistics, which centre="running" needs')
+    averaged = recorded.posterior
+    before = {name: _average(averaged.mean[name].double(), averaged.var[name].double()) for name in drawn.layers}
+    now = {}
+    for name in drawn.layers:
+        mean, var = (value.double() for value in recorded.running[name])
+        n = recorded.values[name]
+        now[name] = Averages(mean, var * (n - 1) / n, mean, var)
+    return drawn.moved(*_transport(before, now, {name: Move(0.0, 1.0, (1.0, 1.0)) for name in drawn.layers}))

@@ -1,0 +1,134 @@
+"""How far a batch's statistics lie from the reference's: a Mahalanobis distance, and ranks that make p-values of it.
+
+z holds mean and log variance of every batch-norm call, P = 2 sum C numbers. With u = (z - location) / scale,
+c = the K leading directions of u in the reference and lambda their variance there,
+
+    D = sum_k c_k^2 / lambda_k + (|u|^2 - |c|^2) / rest,
+
+rest the mean variance of the remaining directions. With R held-out batches that no number above was fitted on,
+
+    p = (1 + #{D_r >= D}) / (1 + R),
+
+which is at most alpha with probability at most alpha if the batch is exchangeable with the held-out ones, whatever the
+distribution of D (Vovk, Gammerman and Shafer 2005, Algorithmic Learning in a Random World, section 2.2).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mcbn.engine.record import Statistics
+
+EPS = 1e-5  # of batch norm: it cannot tell variances below that apart
+DIRECTIONS = 100  # whitened, of 400 reference batches
+
+
+class Metric(NamedTuple):
+    """What D is made of, in double precision."""
+
+    location: Tensor  # (P,)
+    scale: Tensor  # (P,)
+    directions: Tensor  # (K, P), orthonormal
+    spread: Tensor  # (K,)
+    rest: Tensor  # (), inf where no direction remains
+
+    def standardize(self, z: Tensor) -> Tensor:
+        """Return u (t, P)."""
+        return (z - self.location) / self.scale
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return D (t,) of coordinates z (t, P)."""
+        u = self.standardize(z)
+        c = u @ self.directions.T  # (t, K)
+        remaining = (u.square().sum(1) - c.square().sum(1)).clamp(min=0)  # (t,)
+        return (c.square() / self.spread).sum(1) + remaining / self.rest
+
+
+def coordinates(statistics: Statistics) -> Tensor:
+    """Lay the statistics of batches (t, C) side by side: each call's means, then its log variances, (t, P)."""
+    pairs = ((mean.double().cpu(), (var.double().cpu() + EPS).log()) for mean, var in statistics.values())
+    return torch.cat([coordinate for pair in pairs for coordinate in pair], 1)
+
+
+def fit_metric(z: Tensor, *, directions: int, ridge: float = 0.0) -> Metric:
+    """Fit a distance to coordinates z (F, P) of the reference.
+
+    Args:
+        z: one row a batch, or an input.
+        directions: K at most; also at most a quarter of F, since variances of few rows are too uncertain to divide by.
+        ridge: added to the variance of every direction, in units of the average one.
+    """
+    F, P = z.shape
+    location = z.mean(0)
+    scale = z.std(0).maximum(1e-6 * (1 + location.abs()))  # a constant number has no scale but its rounding
+    u = (z - location) / scale
+    _, singular, basis = torch.linalg.svd(u / math.sqrt(F - 1), full_matrices=False)
+    K = min(directions, max(1, F // 4), P)
+    variances = singular.square()
+    rest = variances[K:].sum() / (P - K) + ridge if P > K else torch.tensor(math.inf, dtype=z.dtype)
+    return Metric(location, scale, basis[:K], (variances[:K] + ridge).clamp(min=1e-12), rest.clamp(min=1e-12))
+
+
+def rank_p_values(distances: Tensor, held_out: Tensor) -> Tensor:
+    """p = (1 + #{D_r >= D}) / (1 + R) of distances (n,) among held-out ones (R,)."""
+    ascending = held_out.sort().values
+    larger = len(held_out) - torch.searchsorted(ascending, distances.contiguous(), side="left")
+    return (1 + larger) / (1 + len(held_out))
+
+
+def layer_scores(u: Tensor, channels: Mapping[str, int]) -> Tensor:
+    """Log of the mean square of each call's standardised statistics, (t, L), of u (t, P)."""
+    columns = torch.split(u, [2 * C for C in channels.values()], 1)
+    return torch.stack([column.square().mean(1).clamp(min=1e-300).log() for column in columns], 1)
+
+
+class Null(NamedTuple):
+    """The reference's batches of one size: a distance fitted on some, and the others' distances to rank among.
+
+    A layer's score is standardised over the batches that fitted; its p-value is its rank among the LARGEST score of
+    each held-out batch, so that under the null any layer at all is at most alpha with probability at most alpha
+    (Westfall and Young 1993).
+    """
+
+    metric: Metric
+    held_out: Tensor  # D (R,)
+    layer_location: Tensor  # (L,)
+    layer_scale: Tensor  # (L,)
+    largest: Tensor  # (R,) over layers
+
+    def layers(self, z: Tensor, channels: Mapping[str, int]) -> tuple[Tensor, Tensor]:
+        """Return score and p-value of every layer, (t, L) each."""
+        scores = (layer_scores(self.metric.standardize(z), channels) - self.layer_location) / self.layer_scale
+        return scores, rank_p_values(scores.reshape(-1), self.largest).reshape(scores.shape)
+
+
+def fit_null(fitting: Tensor, held_out: Tensor, channels: Mapping[str, int]) -> Null:
+    """Make the null of coordinates (F, P) to fit with and held out, (R, P)."""
+    metric = fit_metric(fitting, directions=DIRECTIONS)
+    scores = layer_scores(metric.standardize(fitting), channels)  # (F, L)
+    location, scale = scores.mean(0), scores.std(0).clamp(min=1e-6)
+    of_held_out = (layer_scores(metric.standardize(held_out), channels) - location) / scale  # (R, L)
+    return Null(metric, metric(held_out), location, scale, of_held_out.amax(1))
+
+
+def pooled_p_value(distances: Tensor, held_out: Tensor, *, seed: int = 0, rounds: int = 999) -> float:
+    """Test several batches at once: are their distances (k,) larger than the held-out ones (R,)? Exact by permutation.
+
+    Scores are -log of the rank among all k + R from above; their sum over the k is compared with that over k of all at
+    random, so that p = (1 + #{sum_b >= sum}) / (1 + rounds).
+    """
+    k, everything = len(distances), torch.cat([distances, held_out])
+    ranks = len(everything) - torch.searchsorted(everything.sort().values, everything, side="left")  # 1: the largest
+    scores = -(ranks.double() / len(everything)).log()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(rounds, len(everything), generator=generator).argsort(1)[:, :k]
+    larger = int((scores[order].sum(1) >= scores[:k].sum() - 1e-9).sum())
+    return (1 + larger) / (1 + rounds)
+
+
+def stacked(blocks: Iterable[Tensor], width: int) -> Tensor:
+    """Join blocks of rows (t, P), of which there may be none."""
+    return torch.cat([torch.empty(0, width, dtype=torch.float64), *blocks])

@@ -1,0 +1,155 @@
+"""Is a single input like anything in the reference? A distance of its own statistics, and an exact p-value.
+
+One pass under the average drawn statistics gives, for every input alone, mean and log variance over positions of what
+each batch norm meets (a draw with M = 1); layers that see one value a channel give that value. The distance is that of
+`mcbn.field.distance` with a ridge. Batch statistics of single inputs as a score: Dong et al. 2022 (Neural Mean
+Discrepancy, CVPR); p-values over layers for it: Haroush et al. 2021 (A statistical framework for efficient
+out-of-distribution detection in deep neural networks, ICLR 2022). It finds foreign inputs, not errors on familiar ones:
+the entropy does that, hence `Novelty.combined`.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn import batches
+from mcbn.batch_norm import BatchNormCall, Replay
+from mcbn.engine.record import Statistics
+from mcbn.errors import MCBNError
+from mcbn.field.distance import EPS, Metric, fit_metric, rank_p_values
+from mcbn.field.reference import Reference, Rows, take_rows
+from mcbn.network import Network
+from mcbn.outputs import as_logits
+from mcbn.prediction import entropy
+from mcbn.randomness import isolated_random
+
+MOST_FITTING, MOST_HELD_OUT = 2000, 10_000  # inputs of a reference that are run
+DIRECTIONS, RIDGE = 500, 0.1  # of the distance
+BLOCK = 256  # inputs in one pass
+
+
+@dataclass(frozen=True, eq=False)
+class Novelty:
+    """How strange each input is, (N,) each; small p-values are strange.
+
+    Args:
+        distance: of an input's own statistics from the reference.
+        p_value: rank of that among held-out inputs: at most alpha for a share alpha of inputs as in the reference.
+        combined: the same for distance and entropy of the class probabilities together (Fisher's sum of logarithms,
+            ranked, so that it is exact though they depend on each other); p_value itself where there are no classes.
+    """
+
+    distance: Tensor
+    p_value: Tensor
+    combined: Tensor
+
+    def to(self, device: torch.device | str | None) -> "Novelty":
+        """Move every tensor to a device."""
+        return Novelty(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+class Seen(NamedTuple):
+    """What one pass tells of each input alone."""
+
+    coordinates: Tensor  # (N, P)
+    entropy: Tensor  # (N,) nats; zero where the network gives no classes
+    labels: Rows | None  # (N,), where the network gives one class an input
+
+
+class PerInput(Replay):
+    """Normalise by fixed statistics and keep mean and log variance over positions of every input alone."""
+
+    def __init__(self, centre: Statistics, n_inputs: int) -> None:
+        super().__init__({n: mean for n, (mean, _) in centre.items()}, {n: var for n, (_, var) in centre.items()})
+        self.n_inputs, self.coordinates = n_inputs, list[Tensor]()
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Keep what this call sees of each input."""
+        if call.layer in self.chosen:
+            if len(call.x) != self.n_inputs:
+                raise MCBNError(
+                    f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs, so no row is one input's "
+                    "alone; leave it out with layers="
+                )
+            var, mean = torch.var_mean(call.x.flatten(2).double() if call.x.ndim > 2 else call.x[..., None].double(), 2)
+            self.coordinates += [mean.cpu(), (var + EPS).log().cpu()] if call.x[0, 0].numel() > 1 else [mean.cpu()]
+        return super().answer(call)
+
+
+def see(network: Network, task: str, centre: Statistics, x: Any) -> Seen:
+    """Run inputs once under the average statistics, in blocks."""
+    N, blocks = batches.size_of(x), []
+    for start in range(0, N, BLOCK):
+        rows = np.arange(start, min(start + BLOCK, N))
+        inputs = batches.move(take_rows(x, rows), network.device, network.dtype)
+        with torch.no_grad(), isolated_random(0), PerInput(centre, len(rows)) as mode:
+            output = network.run_copy(inputs)
+        blocks.append(Seen(torch.cat(mode.coordinates, 1), *_classes(output, task)))
+    coordinates, entropies, labels = zip(*blocks, strict=True)
+    joined = None if labels[0] is None else np.concatenate(labels)
+    return Seen(torch.cat(coordinates), torch.cat(entropies), joined)
+
+
+def _classes(output: Tensor, task: str) -> tuple[Tensor, Rows | None]:
+    """Return the entropy of each input, averaged over pixels, and its class where it has one."""
+    if task != "classification":
+        return torch.zeros(len(output), dtype=torch.float64), None
+    probs = as_logits(output.unsqueeze(0))[0].double().softmax(1)  # (N, K, ...)
+    entropies = entropy(probs, 1)
+    labels = probs.argmax(1).cpu().numpy() if probs.ndim == 2 else None
+    return entropies.reshape(len(output), -1).mean(1).cpu(), labels
+
+
+class InputNull(NamedTuple):
+    """The reference's single inputs: a distance, and held-out inputs to rank among."""
+
+    metric: Metric
+    held_out: Tensor  # distances (R,)
+    entropy: Tensor  # (R,)
+    rows: Rows  # (R,) of the reference
+    labels: Rows  # (R,) as predicted; empty: no classes
+
+    def novelty(self, seen: Seen, spoiled: Tensor) -> Novelty:
+        """Rank inputs; those that are spoiled (NaN) are farther than any other."""
+        distance = self.metric(seen.coordinates).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        distance, entropies = (t.masked_fill(spoiled, torch.inf) for t in (distance, seen.entropy))
+        p_value = rank_p_values(distance, self.held_out)
+        combined = combined_p_values((distance, entropies), (self.held_out, self.entropy))
+        return Novelty(distance, p_value, combined if len(self.labels) or bool(self.entropy.any()) else p_value)
+
+
+def fit_inputs(network: Network, task: str, centre: Statistics, reference: Reference) -> InputNull:
+    """Make the null of single inputs."""
+    fitting = see(network, task, centre, reference.take(reference.rows_to_fit(MOST_FITTING)))
+    rows = reference.rows_held_out(MOST_HELD_OUT)
+    held_out = see(network, task, centre, reference.take(rows))
+    metric = fit_metric(fitting.coordinates, directions=DIRECTIONS, ridge=RIDGE)
+    labels = np.empty(0, np.int64) if held_out.labels is None else held_out.labels
+    return InputNull(metric, metric(held_out.coordinates), held_out.entropy, rows, labels)
+
+
+def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> Tensor:
+    """Combine two scores by Fisher's sum of the logarithms of their p-values, and rank it: exact, though they depend.
+
+    With an input put among the R held out, each of the R + 1 has the p-value rank / (R + 1) by either score; the sum
+    -log p_1 - log p_2 of the input is ranked among all R + 1.
+
+    Args:
+        scores: two scores of each input, (N,), large where strange.
+        held_out: the same of the held-out inputs, (R,).
+    """
+    R = len(held_out[0])
+    blocks = []
+    for start in range(0, len(scores[0]), BLOCK):
+        of_input = torch.zeros(len(scores[0][start : start + BLOCK]), dtype=torch.float64)  # (n,)
+        of_held_out = torch.zeros(len(of_input), R, dtype=torch.float64)  # (n, R)
+        for score, reference in zip(scores, held_out, strict=True):
+            some = score[start : start + BLOCK, None]  # (n, 1)
+            of_input -= (1 + (reference >= some).sum(1)).double().log()
+            among = R - torch.searchsorted(reference.sort().values, reference, side="left")  # (R,), itself included
+            of_held_out -= (among + (some >= reference)).double().log()
+        blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)) / (1 + R))
+    return torch.cat(blocks) if blocks else torch.empty(0)

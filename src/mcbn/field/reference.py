@@ -1,0 +1,183 @@
+"""Reference inputs, as deployed: some fit the distance, the others are held out to rank against, none is both."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from mcbn import batches
+from mcbn.errors import MCBNError
+from mcbn.network import Network, as_loader
+from mcbn.randomness import isolated_random
+from mcbn.training_data import Source, Stream, Take, read_source
+
+FITTING_SHARE = 1 / 3  # of the inputs: batches to fit overlap, held-out ones must not, so these need more
+STREAM_BATCHES = 4096  # that are read of a reference without an index, and kept
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Reference:
+    """Inputs by row, cut at random into two parts: to fit with, and held out.
+
+    Args:
+        data: what `MCBN.fit` takes; of an iterable the inputs are kept in memory.
+        network: what the inputs are for.
+        picker: what of a batch goes to the network.
+        run: inputs that come in runs of this many neighbours (frames of a video) stay together, in order.
+        seed: of the cut and of every choice of rows.
+    """
+
+    def __init__(self, data: Any, network: Network, picker: batches.Picker, *, run: int = 1, seed: int = 0) -> None:
+        self.keys, self.picker, self.run, self.seed = network.accepted_keys(), picker, run, seed
+        self.source = _by_row(data)
+        self.n_inputs = len(self.source.population)
+        if self.n_inputs < 2:
+            raise MCBNError(f"the reference holds {self.n_inputs} input(s); give inputs as deployed, hundreds or more")
+        if not isinstance(self.source.fetch, Take):
+            self._warn_if_random()
+        self.form = form(self.take(np.arange(1)))
+        runs = self._generator(0).permutation(self.n_inputs // run)
+        fitting = max(1, round(len(runs) * FITTING_SHARE))
+        self.fitting, self.held_out = runs[:fitting], runs[fitting:]
+
+    def take(self, rows: Rows) -> Any:
+        """Return these inputs as one batch."""
+        chosen = rows if isinstance(self.source.fetch, Take) else [int(self.source.population[i]) for i in rows]
+        with isolated_random(self.seed):
+            return batches.pick_inputs(self.source.fetch(chosen), self.picker, self.keys)
+
+    def overlapping(self, size: int, count: int) -> Iterator[Any]:
+        """Yield random batches of inputs to fit with; two of them may share inputs."""
+        runs = -(-size // self.run)
+        generator = self._generator(1)
+        for _ in range(count):
+            chosen = generator.choice(self.fitting, runs, replace=runs > len(self.fitting))
+            yield self.take(self._rows(chosen)[:size])
+
+    def disjoint(self, size: int, most: int) -> Iterator[Any]:
+        """Yield batches of held-out inputs, no input twice: exchangeable with any later batch of inputs alike."""
+        runs = -(-size // self.run)
+        for number in range(self.count(size, most)):
+            yield self.take(self._rows(self.held_out[number * runs : (number + 1) * runs])[:size])
+
+    def count(self, size: int, most: int) -> int:
+        """Say how many disjoint batches of this size the held-out inputs give."""
+        return min(most, len(self.held_out) // -(-size // self.run))
+
+    def largest(self, count: int) -> int:
+        """Say how large as many disjoint batches can be; 0: not even of one input."""
+        return len(self.held_out) // count * self.run
+
+    def needed(self, size: int, count: int) -> int:
+        """Say how many inputs a reference has that gives as many disjoint batches."""
+        return int(np.ceil(count * -(-size // self.run) * self.run / (1 - FITTING_SHARE)))
+
+    def rows_to_fit(self, most: int) -> Rows:
+        """Return rows to fit with, at most so many."""
+        return self._rows(self.fitting)[:most]
+
+    def rows_held_out(self, most: int) -> Rows:
+        """Return held-out rows, at most so many; one of each run, whose neighbours are not independent of it."""
+        return (self.held_out * self.run)[:most]
+
+    def mixed(self, rows: Rows, labels: Rows, wanted: Sequence[int], count: int, *, stream: int) -> Iterator[Any]:
+        """Yield random batches of these rows, of labels (R,), with as many of each class as `wanted` (K,) says.
+
+        A class with too few rows gives some of them twice.
+        """
+        generator = self._generator(stream)
+        of_class = {k: rows[labels == k] for k, n in enumerate(wanted) if n}
+        for _ in range(count):
+            chosen = [generator.choice(some, wanted[k], replace=len(some) < wanted[k]) for k, some in of_class.items()]
+            yield self.take(np.concatenate(chosen))
+
+    def weighted(self, rows: Rows, weights: Tensor | None, size: int, count: int) -> Iterator[Any]:
+        """Yield random batches of these rows, chosen with weights (R,) that sum to 1; None: all alike."""
+        generator, chances = self._generator(3), None if weights is None else weights.numpy()
+        available = len(rows) if chances is None else int((chances > 0).sum())
+        for _ in range(count):
+            yield self.take(generator.choice(rows, size, replace=available < size, p=chances))
+
+    def _rows(self, runs: Rows) -> Rows:
+        return (runs[:, None] * self.run + np.arange(self.run)).reshape(-1)
+
+    def _generator(self, stream: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed, stream]))
+
+    def _warn_if_random(self) -> None:
+        """Warn where the same row comes out in two ways: transforms of training are at work."""
+        rows = [int(row) for row in self.source.population[:4]]
+        twice = []
+        for seed in (0, 1):
+            with isolated_random(seed):
+                twice.append(batches.tensors_of(self.source.fetch(rows)))
+        if any(one.shape != other.shape or not torch.equal(one, other) for one, other in zip(*twice, strict=True)):
+            warnings.warn(
+                "mcbn: the reference gives other values each time a row is read, as training augmentation does; that "
+                "is not the null of deployment: give the inputs as the network meets them in use",
+                stacklevel=6,
+            )
+
+
+def form(x: Any) -> tuple[Any, tuple[tuple[int, ...], ...]]:
+    """Describe inputs but for their number."""
+    return batches.outline(x), tuple(tuple(t.shape[1:]) for t in batches.tensors_of(x))
+
+
+def _by_row(data: Any) -> Source:
+    """Read data as rows; what has no index is read once and kept."""
+    source = read_source(data)
+    if not isinstance(source, Stream):
+        return source
+    kept = _read(source.source)
+    return Source(Take(kept), range(batches.size_of(kept)))
+
+
+def _read(source: Any) -> Any:
+    loader = as_loader(source) if isinstance(source, IterableDataset) else source
+    with isolated_random(0):
+        blocks = list(islice(loader, STREAM_BATCHES))
+    if not blocks:
+        raise MCBNError("the data gives no batch at all")
+    return batches.concatenate(blocks)
+
+
+def gather(data: Any, picker: batches.Picker, keys: tuple[list[str], list[str]]) -> Any:
+    """Read all inputs of some data into one batch."""
+    source = _by_row(data)
+    rows: Any = range(len(source.population))
+    if isinstance(source.fetch, Take):
+        return batches.pick_inputs(source.fetch.data, picker, keys)
+    with isolated_random(0):
+        return batches.pick_inputs(source.fetch([int(source.population[i]) for i in rows]), picker, keys)
+
+
+def take_rows(x: Any, rows: Any) -> Any:
+    """Return some rows of every tensor of a batch."""
+    return batches.map_tensors(lambda t: t[torch.as_tensor(rows).to(t.device)], x)
+
+
+def not_finite(x: Any) -> Tensor:
+    """Tell which inputs of a batch hold NaN or infinity, (N,)."""
+    N = batches.size_of(x)
+    spoiled = torch.zeros(N, dtype=torch.bool)
+    for t in batches.tensors_of(x):
+        if t.is_floating_point() and t.ndim:
+            spoiled |= ~torch.isfinite(t.reshape(N, -1)).all(1).cpu()
+    return spoiled
+
+
+def proportions(labels: Rows, wanted: int, present: Mapping[int, Any]) -> list[int]:
+    """Divide `wanted` inputs among classes in the proportions of labels, those `present` only, by largest remainder."""
+    counts = np.bincount(labels)
+    counts = np.array([n if k in present else 0 for k, n in enumerate(counts)])
+    shares = counts / max(counts.sum(), 1) * wanted
+    whole = np.floor(shares).astype(int)
+    for k in np.argsort(whole - shares, kind="stable")[: wanted - int(whole.sum())]:
+        whole[k] += 1
+    return [int(n) for n in whole]

@@ -1,0 +1,497 @@
+"""Has the input shifted? One batch with an exact p-value, or a stream with a bound on false alarms over any time.
+
+The null at a batch size M is made from reference batches of that very size: statistics of small batches do not follow
+the 1/M rule (`docs/field.md` has numbers). A batch with few classes shifts the statistics too; where a batch is
+beyond its false-alarm rate and the network predicts classes, it is compared again, with reference batches of the
+classes that are predicted for it.
+
+Stream: a conformal test martingale (Vovk, Nouretdinov and Gammerman 2003; Volkhonskiy et al. 2017, Inductive conformal
+martingales for change-point detection). Batch t has the p-value
+
+    p_t = (#{d > D_t} + U_t #{d = D_t}) / (1 + n),    d: the n distances before and D_t itself,
+
+independent and uniform if all batches are exchangeable. Bets e_i(p) = i p^(i - 1), i in `BETS`, begun at every t with
+prior weight w_t = 1 / (t (t + 1)), keep their memory constant and never run out of capital:
+
+    A_t,i = (A_t-1,i + w_t) e_i(p_t),    S_t = mean_i A_t,i + 1 / (t + 1),    S_0 = 1.
+
+S is a martingale, so it ever reaches 1 / false_alarms with probability at most false_alarms (Ville 1939).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn import batches, saving
+from mcbn.batch_norm import layer_of
+from mcbn.engine.record import Recorder
+from mcbn.errors import MCBNError
+from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values, stacked
+from mcbn.field.novelty import InputNull, Novelty, fit_inputs, see
+from mcbn.field.reference import Reference, form, not_finite, proportions, take_rows
+from mcbn.network import is_stream
+
+if TYPE_CHECKING:
+    from mcbn.model import MCBN
+
+FORMAT = "mcbn watch"
+FITTING = 400  # batches a distance is fitted on
+MOST_HELD_OUT = 1000  # batches to rank among, where 1 / false_alarms asks for no more
+NULLS_KEPT = 8  # batch sizes
+BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
+BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
+SAID = {
+    "none": "no shift",
+    "classes": "other classes, same inputs: the batch fits reference inputs of the classes predicted for it",
+}
+
+
+class LayerReading(NamedTuple):
+    """How one batch-norm call's statistics differ from the reference."""
+
+    layer: str
+    distance: float  # mean square of its statistics in standard deviations of the reference; about 1 without a shift
+    p_value: float  # among the largest of all layers: any layer at all below alpha is a false alarm at rate alpha
+    width: float  # standard deviation of activations over that of the reference, median over channels
+    offset: float  # of the means, in standard deviations of activations; root mean square over channels
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One batch against the reference.
+
+    Args:
+        p_value: rank of the distance among R held-out batches of the same size: exact under exchangeability.
+        distance: D (`mcbn.field.distance`).
+        kind: "none"; "inputs": shifted; "classes": only the mixture of classes is another; "not finite": NaN, infinity.
+        layers: one entry a batch-norm call, in calling order.
+        false_alarms: the rate asked for.
+        class_p_value: rank among batches of the predicted classes, where that was asked; approximate: they overlap.
+    """
+
+    p_value: float
+    distance: float
+    kind: str
+    layers: tuple[LayerReading, ...]
+    false_alarms: float
+    class_p_value: float | None = None
+
+    @property
+    def shifted(self) -> bool:
+        """Are the inputs others than in the reference, at the false-alarm rate asked for?"""
+        return self.kind in ("inputs", "not finite")
+
+    def explain(self) -> str:
+        """Say in a sentence what was seen, and where."""
+        if self.kind == "not finite":
+            return "not finite: the batch, or what the network makes of it, holds NaN or infinity"
+        if self.kind != "inputs":
+            return f"{SAID[self.kind]} (p = {self.p_value:.2g})"
+        far = [layer for layer in self.layers if layer.p_value <= self.false_alarms]
+        if not far:
+            return f"shifted (p = {self.p_value:.2g}): many layers by little, none by itself"
+        first = far[0]
+        return (
+            f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers): activations {times(first.width)} "
+            f"than in the reference, means moved by {first.offset:.2f} standard deviations (p = {self.p_value:.2g})"
+        )
+
+
+def times(width: float) -> str:
+    """Say a ratio of widths in words."""
+    return f"{width:.2g} times wider" if width >= 1 else f"{1 / width:.2g} times narrower"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where a stream stands: S_t against shift, the alarm once it reached 1 / false_alarms, and what is waiting."""
+
+    value: float  # S_t; S_t - 1 is what a gambler against the null would have won
+    limit: float  # 1 / false_alarms
+    shifted: bool  # the limit was reached now or before
+    n_batches: int  # t
+    p_value: float | None  # of the last batch; None: none yet
+    waiting: int  # inputs until now too few for a batch
+
+
+class Martingale:
+    """The test martingale of a stream of distances."""
+
+    def __init__(self, held_out: Tensor, seed: int) -> None:
+        self.bag, self.seed, self.n_batches = held_out.clone(), seed, 0
+        self.log_capital = torch.full((len(BETS),), -math.inf, dtype=torch.float64)
+        self.log_value = self.highest = 0.0
+
+    def rank(self, distance: float) -> float:
+        """Return the smoothed p-value of the next distance, and put it among the others."""
+        self.n_batches += 1
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, self.n_batches]))
+        larger, equal = int((self.bag > distance).sum()), 1 + int((self.bag == distance).sum())
+        p_value = (larger + generator.uniform() * equal) / (1 + len(self.bag))
+        self.bag = torch.cat([self.bag, torch.tensor([distance], dtype=torch.float64)])
+        if len(self.bag) > BAG:  # a random one goes, whichever is new: what stays is as exchangeable as before
+            kept = torch.arange(len(self.bag)) != int(generator.integers(len(self.bag)))
+            self.bag = self.bag[kept]
+        return float(p_value)
+
+    def bet(self, p_value: float) -> None:
+        """Bet on the p-value of the next batch; a larger one than its own is safe, since every bet falls in p."""
+        t, bets = self.n_batches, torch.tensor(BETS, dtype=torch.float64)
+        staked = torch.logaddexp(self.log_capital, torch.tensor(-math.log(t * (t + 1)), dtype=torch.float64))
+        self.log_capital = staked + bets.log() + (bets - 1) * math.log(max(p_value, 1e-12))
+        mean = float(torch.logsumexp(self.log_capital, 0)) - math.log(len(BETS))
+        self.log_value = float(np.logaddexp(mean, -math.log(t + 1)))
+        self.highest = max(self.highest, self.log_value)
+
+
+class Watch:
+    """Tells whether batches, streams and single inputs are like a reference; made by `MCBN.watch`.
+
+    Calling it reads one batch of any size; `update` follows a stream; `novelty` judges inputs one by one.
+    """
+
+    def __init__(
+        self, bayes: "MCBN[Any]", *, reference: Reference | None, batch_size: int, false_alarms: float, seed: int
+    ) -> None:
+        drawn = bayes.posterior
+        self.network, self.task = bayes.engine.network, bayes.task
+        self.centre = {name: (drawn.mean[name].mean(0), drawn.var[name].mean(0)) for name in drawn.layers}
+        self.reference, self.form = reference, reference.form if reference else None
+        self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
+        self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
+        self.nulls: dict[int, Null] = {}
+        self.inputs_null: InputNull | None = None
+
+    @property
+    def channels(self) -> dict[str, int]:
+        """C of every batch-norm call that is watched."""
+        return {name: len(mean) for name, (mean, _) in self.centre.items()}
+
+    def __call__(self, x: Any) -> Reading:
+        """Read one batch of inputs, as `predict` takes them."""
+        null = self.null(self.require_inputs(x))
+        z = self.coordinates(x)
+        if z is None:
+            p_value = 1 / (1 + len(null.held_out))
+            return Reading(p_value, math.inf, "not finite", (), self.false_alarms)
+        distance = null.metric(z)
+        p_value = float(rank_p_values(distance, null.held_out))
+        class_p = self._class_p_value(x, float(distance), null) if p_value <= self.false_alarms else None
+        kind = "none" if p_value > self.false_alarms else "inputs"
+        if class_p is not None and class_p > self.false_alarms:
+            kind = "classes"
+        return Reading(p_value, float(distance), kind, self._layers(z, null), self.false_alarms, class_p)
+
+    def update(self, x: Any) -> Evidence:
+        """Take the next inputs of a stream, any number; they are read in batches of `batch_size` as they fill up."""
+        self.require_inputs(x)
+        waiting = x if self.waiting is None else batches.concatenate([self.waiting, x])
+        N, M, p_value = batches.size_of(waiting), self.batch_size, self.last_p_value
+        for start in range(0, N - M + 1, M):
+            p_value = self._step(take_rows(waiting, range(start, start + M)))
+        self.waiting = take_rows(waiting, range(N - N % M, N)) if N % M else None
+        self.last_p_value = p_value
+        return self.evidence
+
+    @property
+    def evidence(self) -> Evidence:
+        """Where the stream stands."""
+        stream, limit = self.stream, 1 / self.false_alarms
+        waiting = 0 if self.waiting is None else batches.size_of(self.waiting)
+        value = math.exp(min(stream.log_value, 700))
+        alarm = stream.highest >= math.log(limit)
+        return Evidence(value, limit, alarm, stream.n_batches, self.last_p_value, waiting)
+
+    def reset(self) -> None:
+        """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
+        self.stream = Martingale(self.null(self.batch_size).held_out, self.seed)
+        self.waiting: Any = None
+        self.last_p_value: float | None = None
+
+    def novelty(self, x: Any) -> Novelty:
+        """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
+        self.require_inputs(x)
+        spoiled = not_finite(x)
+        clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
+        device = batches.tensors_of(x)[0].device
+        return self.input_null().novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
+
+    def coordinates(self, x: Any) -> Tensor | None:
+        """Return the coordinates (1, P) of one batch; None where they are not finite."""
+        if bool(not_finite(x).any()):
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            z = coordinates(self.recorder(x))
+        return z if bool(torch.isfinite(z).all()) else None
+
+    def distances(self, batch_stream: Iterator[Any], null: Null) -> Tensor:
+        """Return D of every batch, (n,)."""
+        return null.metric(self._all(batch_stream))
+
+    def _all(self, batch_stream: Iterator[Any]) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad():
+            rows = (coordinates(block) for block in self.recorder.all(batch_stream))
+            return stacked(rows, 2 * sum(self.channels.values()))
+
+    def null(self, size: int) -> Null:
+        """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
+        if size not in self.nulls:
+            if len(self.nulls) >= NULLS_KEPT:
+                del self.nulls[next(M for M in self.nulls if self.batch_size != M)]
+            self.nulls[size] = self._make_null(size)
+        return self.nulls[size]
+
+    def _make_null(self, size: int) -> Null:
+        reference, needed = self._require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
+        count = reference.count(size, max(MOST_HELD_OUT, needed))
+        if count < needed:
+            raise MCBNError(
+                f"false_alarms={self.false_alarms} takes {needed} held-out batches, which for batches of {size} is a "
+                f"reference of {reference.needed(size, needed)} inputs; it has {reference.n_inputs}, enough for "
+                f"batches of {reference.largest(needed)}: give more, smaller batches, or a larger false_alarms"
+            )
+        try:
+            fitting = self._all(reference.overlapping(size, FITTING))
+        except MCBNError as error:
+            if size > 1 or "one value a channel" not in str(error):
+                raise
+            raise MCBNError(
+                f"one input has no batch statistics here: {error.args[0].split(', which')[0]}; read batches of 2 or "
+                "more, or judge single inputs by watch.novelty(x)"
+            ) from error
+        held_out = self._all(reference.disjoint(size, count))
+        if not bool(torch.isfinite(fitting).all() and torch.isfinite(held_out).all()):
+            raise MCBNError("the network gives non-finite statistics on the reference; give inputs it was made for")
+        return fit_null(fitting, held_out, self.channels)
+
+    def input_null(self) -> InputNull:
+        """Return the null of single inputs; made when it is first asked for."""
+        if self.inputs_null is None:
+            reference = self._require_reference("single inputs")
+            with torch.inference_mode(False):
+                self.inputs_null = fit_inputs(self.network, self.task, self.centre, reference)
+        return self.inputs_null
+
+    def pool_p_value(self, pool: Any) -> float:
+        """Test many inputs at once, cut into batches: an exact p-value, the larger one where classes may explain it."""
+        N = batches.size_of(pool)
+        size = min(N, self.batch_size)
+        null = self.null(size)
+        pieces = (take_rows(pool, range(start, start + size)) for start in range(0, N - size + 1, size))
+        distances = self.distances(pieces, null)
+        p_value = pooled_p_value(distances, null.held_out, seed=self.seed)
+        mixed = self._of_classes(pool, size) if p_value <= self.false_alarms else None
+        if mixed is None:
+            return p_value
+        return max(p_value, pooled_p_value(distances, self.distances(mixed, null), seed=self.seed))
+
+    def save(self, path: str | Path) -> None:
+        """Write nulls, stream and settings as one safetensors file; the reference itself is not in it.
+
+        A loaded watch reads batches of the sizes that were read before saving, streams, and single inputs; for other
+        sizes load it with the reference. Inputs of a stream that wait for more are not kept.
+        """
+        if self.reference is not None:
+            self.input_null()
+        tensors, metadata = _packed(self)
+        saving.save(path, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: str | Path, bayes: "MCBN[Any]", *, reference: Any = None) -> "Watch":
+        """Read a saved watch of this fitted network; with its reference it reads batches of any size again."""
+        tensors, metadata = saving.read_tensors(path)
+        _require_watch_of(path, metadata, bayes)
+        settings = json.loads(metadata["settings"])
+        inputs = None
+        if reference is not None:
+            inputs = Reference(
+                reference, bayes.engine.network, bayes.inputs, run=settings["run"], seed=settings["seed"]
+            )
+        chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
+        watch = cls(bayes, reference=inputs, **chosen)
+        try:
+            _restore(watch, tensors, settings)
+        except KeyError as error:
+            raise MCBNError(f"{path} is damaged: {error} is missing; make and save the watch again") from error
+        return watch
+
+    def require_inputs(self, x: Any) -> int:
+        """Check inputs against the reference and count them."""
+        if is_stream(x):
+            raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
+        shapes = tuple(form(x)[1])
+        N = batches.size_of(x)
+        if self.form is not None and shapes != self.form[1]:
+            raise MCBNError(
+                f"inputs have shape {list(shapes)}, those of the reference {list(self.form[1])} (without their "
+                "number): a watch knows inputs of one shape; make one with a reference of this shape"
+            )
+        return batches.require_int("the number of inputs", N, 1)
+
+    def require_network_of(self, bayes: "MCBN[Any]") -> None:
+        """Refuse an MCBN of another network, or of other layers."""
+        if bayes.posterior.channels != self.channels:
+            raise MCBNError(
+                f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}: make "
+                "a watch with this network, bayes.watch(reference)"
+            )
+
+    def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
+        (_, p_values), channels = null.layers(z, self.channels), list(self.channels.values())
+        u, moved = null.metric.standardize(z)[0], z[0] - null.metric.location  # (P,)
+        readings = []
+        for number, (name, C) in enumerate(self.channels.items()):
+            start = 2 * sum(channels[:number])
+            mean, log_var = moved[start : start + C], moved[start + C : start + 2 * C]
+            std = (0.5 * null.metric.location[start + C : start + 2 * C]).exp()
+            distance = float(u[start : start + 2 * C].square().mean())
+            width, offset = float((0.5 * log_var.median()).exp()), float((mean / std).square().mean().sqrt())
+            readings.append(LayerReading(name, distance, float(p_values[0, number]), width, offset))
+        return tuple(readings)
+
+    def _step(self, x: Any) -> float:
+        z, null = self.coordinates(x), self.null(self.batch_size)
+        distance = math.inf if z is None else float(null.metric(z))
+        p_value = self.stream.rank(distance)
+        suspect = z is not None and p_value <= self.false_alarms and not self.evidence.shifted
+        class_p = self._class_p_value(x, distance, null) if suspect else None
+        self.stream.bet(p_value if class_p is None else max(p_value, class_p))
+        return p_value
+
+    def _class_p_value(self, x: Any, distance: float, null: Null) -> float | None:
+        """Rank a batch among reference batches of the classes predicted for it; None where there are none.
+
+        Sequential, as Besag and Clifford 1991: the first of B batches that is as far, the l-th, ends it with p = 1 / l;
+        if none is, p = 1 / (B + 1).
+        """
+        mixed = self._of_classes(x, self.require_inputs(x))
+        if mixed is None:
+            return None
+        for number, batch in enumerate(mixed, start=1):
+            z = self.coordinates(batch)
+            if z is not None and float(null.metric(z)) >= distance:
+                return 1 / number
+        return 1 / (1 + needed_batches(self.false_alarms))
+
+    def _of_classes(self, x: Any, size: int) -> Iterator[Any] | None:
+        """Yield reference batches of this size in the class proportions predicted for x; None where it cannot be."""
+        if self.reference is None or self.task != "classification":
+            return None
+        labels, null = see(self.network, self.task, self.centre, x).labels, self.input_null()
+        if labels is None or not set(labels.tolist()) <= set(null.labels.tolist()):
+            return None
+        wanted = proportions(labels, size, dict.fromkeys(labels.tolist()))
+        count = needed_batches(self.false_alarms)
+        return self.reference.mixed(null.rows, null.labels, wanted, count, stream=2)
+
+    def _require_reference(self, purpose: str) -> Reference:
+        if self.reference is None:
+            raise MCBNError(
+                f"this watch was loaded without its reference and holds nothing for {purpose} (batches of "
+                f"{sorted(self.nulls)} it does): Watch.load(path, bayes, reference=...)"
+            )
+        return self.reference
+
+    def __repr__(self) -> str:
+        return f"Watch({len(self.centre)} layers, batch_size={self.batch_size}, false_alarms={self.false_alarms})"
+
+
+def needed_batches(false_alarms: float) -> int:
+    """Say how many held-out batches it takes to reach p <= alpha at all: 1 / (1 + R) <= alpha."""
+    return math.ceil(1 / false_alarms - 1e-9) - 1
+
+
+def make_watch(
+    bayes: "MCBN[Any]", data: Any, *, batch_size: int | None, false_alarms: float, run: int, seed: int
+) -> Watch:
+    """Make a watch of a fitted network and reference inputs: `MCBN.watch` says how."""
+    if not 0 < false_alarms < 1:
+        raise MCBNError(f"false_alarms must lie between 0 and 1, got {false_alarms!r}")
+    seed, run = batches.require_int("seed", seed, 0), batches.require_int("run", run, 1)
+    reference = Reference(data, bayes.engine.network, bayes.inputs, run=run, seed=seed)
+    if batch_size is None:
+        drawn, largest = bayes.posterior, reference.largest(needed_batches(false_alarms))
+        known = reference.source.batch_size or drawn.fitted_batch_size or drawn.batch_size
+        batch_size = max(2, min(known, largest))
+    size = batches.require_int("batch_size", batch_size, 1)
+    made = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
+    made.reset()
+    return made
+
+
+def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Describe a watch by tensors and text."""
+    tensors = {"stream.bag": watch.stream.bag, "stream.log_capital": watch.stream.log_capital}
+    for name, (mean, var) in watch.centre.items():
+        tensors |= {f"centre.mean.{name}": mean, f"centre.var.{name}": var}
+    for size, null in watch.nulls.items():
+        tensors |= _named(f"null.{size}", null.metric, null._asdict())
+    if watch.inputs_null is not None:
+        tensors |= _named("inputs", watch.inputs_null.metric, watch.inputs_null._asdict())
+    stream = {name: getattr(watch.stream, name) for name in ("n_batches", "log_value", "highest")}
+    settings = {
+        "batch_size": watch.batch_size,
+        "false_alarms": watch.false_alarms,
+        "seed": watch.seed,
+        "run": watch.reference.run if watch.reference else 1,
+        "sizes": list(watch.nulls),
+        "channels": watch.channels,
+        "shapes": watch.form[1] if watch.form else None,
+        "last_p_value": watch.last_p_value,
+        "stream": stream,
+    }
+    metadata = {"format": FORMAT, "settings": json.dumps(settings), **saving.fingerprint(watch.network.module)}
+    return tensors, metadata
+
+
+def _named(prefix: str, metric: Metric, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    of_metric = {f"{prefix}.metric.{name}": value for name, value in metric._asdict().items()}
+    rest = {name: value for name, value in values.items() if name != "metric"}
+    return of_metric | {f"{prefix}.{name}": torch.as_tensor(value) for name, value in rest.items()}
+
+
+def _require_watch_of(path: str | Path, metadata: Mapping[str, str], bayes: "MCBN[Any]") -> None:
+    """Refuse what is no watch, or one of another network."""
+    if metadata.get("format") != FORMAT:
+        raise MCBNError(f"{path} is a safetensors file but not an mcbn watch; write one with Watch.save")
+    here = saving.fingerprint(bayes.engine.network.module)
+    saving.require_same_structure(path, json.loads(metadata["structure"]), json.loads(here["structure"]))
+    if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
+        raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
+    channels = json.loads(metadata["settings"])["channels"]
+    if channels != bayes.posterior.channels:
+        raise MCBNError(f"{path} watches layers (channels) {channels}, this posterior has {bayes.posterior.channels}")
+
+
+def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    """Put back what `_packed` described."""
+
+    def metric(prefix: str) -> Metric:
+        return Metric(*(tensors[f"{prefix}.metric.{name}"] for name in Metric._fields))
+
+    def null(prefix: str) -> Null:
+        return Null(metric(prefix), *(tensors[f"{prefix}.{name}"] for name in Null._fields[1:]))
+
+    device = watch.network.device
+    watch.centre = {
+        name: (tensors[f"centre.mean.{name}"].to(device), tensors[f"centre.var.{name}"].to(device))
+        for name in watch.centre
+    }
+    watch.nulls = {size: null(f"null.{size}") for size in settings["sizes"]}
+    if "inputs.held_out" in tensors:
+        values = [tensors[f"inputs.{name}"] for name in InputNull._fields[1:]]
+        watch.inputs_null = InputNull(metric("inputs"), *values[:2], *(value.numpy() for value in values[2:]))
+    if settings["shapes"] is not None:
+        watch.form = (None, tuple(tuple(shape) for shape in settings["shapes"]))
+    watch.reset()
+    watch.last_p_value = settings["last_p_value"]
+    watch.stream.bag, watch.stream.log_capital = tensors["stream.bag"], tensors["stream.log_capital"]
+    for name, value in settings["stream"].items():
+        setattr(watch.stream, name, value)
