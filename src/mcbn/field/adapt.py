@@ -94,10 +94,11 @@ class Adaptation:
         if not self.moved:
             return f"not moved: {self.n_inputs} inputs show no shift of the inputs (p = {self.p_value:.2g})"
         name, most = max(self.moves.items(), key=lambda item: item[1].offset ** 2 + np.log(item[1].width) ** 2)
-        kept = np.mean([move.strength for move in self.moves.values()])
+        sizes = torch.tensor([(move.offset**2, np.log(move.width) ** 2) for move in self.moves.values()])
+        kept = float((sizes * torch.tensor([move.strength for move in self.moves.values()])).sum() / sizes.sum())
         return (
             f"moved by {self.n_inputs} inputs (p = {self.p_value:.2g}), most in layer {name}: activations "
-            f"{times(most.width)}, means by {most.offset:.2f} standard deviations; {kept:.0%} of the change kept, the "
+            f"{times(most.width)} in the reference, means by {most.offset:.2f} standard deviations; {kept:.0%} of the change kept, the "
             f"rest could be chance{self._doubt()}"
         )
 

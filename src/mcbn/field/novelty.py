@@ -74,8 +74,9 @@ class PerInput(Replay):
                     f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs, so no row is one input's "
                     "alone; leave it out with layers="
                 )
-            var, mean = torch.var_mean(call.x.flatten(2).double() if call.x.ndim > 2 else call.x[..., None].double(), 2)
-            self.coordinates += [mean.cpu(), (var + EPS).log().cpu()] if call.x[0, 0].numel() > 1 else [mean.cpu()]
+            values = call.x.double().reshape(*call.x.shape[:2], -1)  # (N, C, positions)
+            var, mean = torch.var_mean(values, 2, correction=0)
+            self.coordinates += [mean.cpu(), (var + EPS).log().cpu()] if values.shape[2] > 1 else [mean.cpu()]
         return super().answer(call)
 
 

@@ -100,13 +100,15 @@ class Reading:
         first = far[0]
         return (
             f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers): activations {times(first.width)} "
-            f"than in the reference, means moved by {first.offset:.2f} standard deviations (p = {self.p_value:.2g})"
+            f"in the reference, means moved by {first.offset:.2f} standard deviations (p = {self.p_value:.2g})"
         )
 
 
 def times(width: float) -> str:
-    """Say a ratio of widths in words."""
-    return f"{width:.2g} times wider" if width >= 1 else f"{1 / width:.2g} times narrower"
+    """Say how wide activations are beside those of the reference."""
+    if 0.95 < width < 1.05:
+        return "as wide as"
+    return f"{width:.2g} times wider than" if width > 1 else f"{1 / width:.2g} times narrower than"
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Martingale:
         self.bag, self.seed, self.n_batches = held_out.clone(), seed, 0
         self.log_capital = torch.full((len(BETS),), -math.inf, dtype=torch.float64)
         self.log_value = self.highest = 0.0
+        self.p_value: float | None = None  # of the last batch
+        self.waiting: Any = None  # inputs that do not fill a batch yet
 
     def rank(self, distance: float) -> float:
         """Return the smoothed p-value of the next distance, and put it among the others."""
@@ -192,28 +196,26 @@ class Watch:
     def update(self, x: Any) -> Evidence:
         """Take the next inputs of a stream, any number; they are read in batches of `batch_size` as they fill up."""
         self.require_inputs(x)
-        waiting = x if self.waiting is None else batches.concatenate([self.waiting, x])
-        N, M, p_value = batches.size_of(waiting), self.batch_size, self.last_p_value
+        stream, M = self.stream, self.batch_size
+        inputs = x if stream.waiting is None else batches.concatenate([stream.waiting, x])
+        N = batches.size_of(inputs)
         for start in range(0, N - M + 1, M):
-            p_value = self._step(take_rows(waiting, range(start, start + M)))
-        self.waiting = take_rows(waiting, range(N - N % M, N)) if N % M else None
-        self.last_p_value = p_value
+            stream.p_value = self._step(take_rows(inputs, range(start, start + M)))
+        stream.waiting = take_rows(inputs, range(N - N % M, N)) if N % M else None
         return self.evidence
 
     @property
     def evidence(self) -> Evidence:
         """Where the stream stands."""
         stream, limit = self.stream, 1 / self.false_alarms
-        waiting = 0 if self.waiting is None else batches.size_of(self.waiting)
+        waiting = 0 if stream.waiting is None else batches.size_of(stream.waiting)
         value = math.exp(min(stream.log_value, 700))
         alarm = stream.highest >= math.log(limit)
-        return Evidence(value, limit, alarm, stream.n_batches, self.last_p_value, waiting)
+        return Evidence(value, limit, alarm, stream.n_batches, stream.p_value, waiting)
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
         self.stream = Martingale(self.null(self.batch_size).held_out, self.seed)
-        self.waiting: Any = None
-        self.last_p_value: float | None = None
 
     def novelty(self, x: Any) -> Novelty:
         """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
@@ -435,7 +437,7 @@ def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors |= _named(f"null.{size}", null.metric, null._asdict())
     if watch.inputs_null is not None:
         tensors |= _named("inputs", watch.inputs_null.metric, watch.inputs_null._asdict())
-    stream = {name: getattr(watch.stream, name) for name in ("n_batches", "log_value", "highest")}
+    stream = {name: getattr(watch.stream, name) for name in ("n_batches", "log_value", "highest", "p_value")}
     settings = {
         "batch_size": watch.batch_size,
         "false_alarms": watch.false_alarms,
@@ -444,7 +446,6 @@ def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
         "sizes": list(watch.nulls),
         "channels": watch.channels,
         "shapes": watch.form[1] if watch.form else None,
-        "last_p_value": watch.last_p_value,
         "stream": stream,
     }
     metadata = {"format": FORMAT, "settings": json.dumps(settings), **saving.fingerprint(watch.network.module)}
@@ -486,12 +487,11 @@ def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str,
     }
     watch.nulls = {size: null(f"null.{size}") for size in settings["sizes"]}
     if "inputs.held_out" in tensors:
-        values = [tensors[f"inputs.{name}"] for name in InputNull._fields[1:]]
-        watch.inputs_null = InputNull(metric("inputs"), *values[:2], *(value.numpy() for value in values[2:]))
+        held_out, entropies, rows, labels = (tensors[f"inputs.{name}"] for name in InputNull._fields[1:])
+        watch.inputs_null = InputNull(metric("inputs"), held_out, entropies, rows.numpy(), labels.numpy())
     if settings["shapes"] is not None:
         watch.form = (None, tuple(tuple(shape) for shape in settings["shapes"]))
     watch.reset()
-    watch.last_p_value = settings["last_p_value"]
     watch.stream.bag, watch.stream.log_capital = tensors["stream.bag"], tensors["stream.log_capital"]
     for name, value in settings["stream"].items():
         setattr(watch.stream, name, value)
