@@ -14,8 +14,10 @@ sampling does not explain (positive-part James-Stein), for means in standard dev
 
     v = max(0, 1 - sum_c noise_c / sum_c move_c^2),    noise_c = Var_r(statistic) M (1 / n + 1 / n_r).
 
-Inputs of few classes move them too: from the plain transport on, the reference is mixed in the class proportions that
-the moved network predicts for the inputs, and the transport is computed again, three times.
+Inputs of few classes move them too: the reference is mixed in the class proportions that the moved network predicts for
+the inputs, and the transport is computed again, three times. It starts from the plain transport, and once more from what
+the network predicts unmoved: the first fails where one class makes up the inputs, the second where predictions have
+collapsed. Of both ends the smaller move of the inputs is kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -98,8 +100,8 @@ class Adaptation:
         kept = float((sizes * torch.tensor([move.strength for move in self.moves.values()])).sum() / sizes.sum())
         return (
             f"moved by {self.n_inputs} inputs (p = {self.p_value:.2g}), most in layer {name}: activations "
-            f"{times(most.width)} in the reference, means by {most.offset:.2f} standard deviations; {kept:.0%} of the change kept, the "
-            f"rest could be chance{self._doubt()}"
+            f"{times(most.width)} in the reference, means by {most.offset:.2f} standard deviations; {kept:.0%} of the "
+            f"change kept, the rest could be chance{self._doubt()}"
         )
 
     def _doubt(self) -> str:
@@ -134,19 +136,46 @@ def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | f
 
 
 def _moved(bayes: "MCBN[Any]", pool: Any, guard: Watch, strength: str | float, p_value: float) -> "MCBN[Any]":
+    """Transport from either start, and keep the smaller change of the inputs that explains what is seen."""
+    inputs, labels = _Inputs(bayes, pool, guard), guard.input_null().labels
+    starts = [None, _classes(bayes, pool)] if len(labels) else [None]
+    found = [_settle(bayes, inputs, labels, start, strength) for start in starts]
+    best = min(found, key=lambda candidate: candidate.size)
+    return _twin(bayes, best.posterior, p_value, best.moves, best.classes, best.settled, pool)
+
+
+class _Candidate(NamedTuple):
+    """A transport, the classes it was made for, and how far it goes."""
+
+    posterior: Posterior
+    moves: dict[str, Move]
+    classes: Tensor | None
+    settled: bool
+    size: float
+
+
+def _settle(
+    bayes: "MCBN[Any]", inputs: "_Inputs", labels: Rows, classes: Tensor | None, strength: str | float
+) -> _Candidate:
     """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
-    null, inputs = guard.input_null(), _Inputs(bayes, pool, guard)
-    deployed = inputs.deployed()
-    classes, settled, mixing = None, True, len(null.labels) > 0
-    for _ in range(1 + ROUNDS if mixing else 1):
-        before = inputs.reference(None if classes is None else _weights(null.labels, classes))
+    deployed, settled, size = inputs.deployed, True, 0.0
+    for _ in range(1 + ROUNDS if len(labels) else 1):
+        before = inputs.reference(None if classes is None else _weights(labels, classes))
         moves = {name: _move(before[name], deployed[name], inputs.chance, strength) for name in deployed}
+        size = sum(_squared(before[name], deployed[name]) for name in deployed)
         posterior = bayes.posterior.moved(*_transport(before, deployed, moves))
-        if mixing:
-            predicted = _classes(bayes.with_posterior(posterior), pool)
-            settled = classes is None or float((predicted - classes).abs().max()) < SETTLED
+        if len(labels):
+            predicted = _classes(bayes.with_posterior(posterior), inputs.pool)
+            settled = classes is not None and float((predicted - classes).abs().max()) < SETTLED
             classes = predicted
-    return _twin(bayes, posterior, p_value, moves, classes, settled, pool)
+    return _Candidate(posterior, moves, classes, settled, size)
+
+
+def _squared(before: Averages, now: Averages) -> float:
+    """Sum over channels of the squared move: of the mean in standard deviations, and of their logarithm."""
+    alive = before.var > DEAD
+    offset, log_rho = (now.mean - before.mean).square() / before.var, (now.var.clamp(min=DEAD) / before.var).log()
+    return float((offset + log_rho.square() / 4)[alive].sum())
 
 
 class _Inputs:
@@ -158,8 +187,9 @@ class _Inputs:
         self.size = min(drawn.fitted_batch_size or drawn.batch_size, self.n_inputs)
         n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)
         self.chance = self.size * (1 / self.n_inputs + 1 / n_reference)
+        self.deployed = self._deployed()
 
-    def deployed(self) -> dict[str, Averages]:
+    def _deployed(self) -> dict[str, Averages]:
         """Average over the unlabelled inputs, all of them as often."""
         generator = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4]))
 

@@ -3,7 +3,7 @@
 z holds mean and log variance of every batch-norm call, P = 2 sum C numbers. With u = (z - location) / scale,
 c = the K leading directions of u in the reference and lambda their variance there,
 
-    D = sum_k c_k^2 / lambda_k + (|u|^2 - |c|^2) / rest,
+    D = sum_k c_k^2 / (lambda_k + ridge) + (|u|^2 - |c|^2) / (rest + ridge),
 
 rest the mean variance of the remaining directions. With R held-out batches that no number above was fitted on,
 
@@ -24,6 +24,10 @@ from mcbn.engine.record import Statistics
 
 EPS = 1e-5  # of batch norm: it cannot tell variances below that apart
 DIRECTIONS = 100  # whitened, of 400 reference batches
+# Power at 1 % of ridges 0, 0.1, 1, 3, infinity (no whitening). Foreign ResNet-20 of CIFAR-10, M = 8, contrast x 0.4:
+# 0.95, 0.95, 0.95, 0.90, 0.65, noise and blur at least 0.90 by all. MLP on tables of 13 columns, values x 2, M = 8:
+# 0.30, 0.64, 1.00, 1.00, 1.00; one column moved by 2 deviations: 0.98, 0.98, 0.99, 0.90, 0.53.
+RIDGE = 1.0
 
 
 class Metric(NamedTuple):
@@ -32,8 +36,8 @@ class Metric(NamedTuple):
     location: Tensor  # (P,)
     scale: Tensor  # (P,)
     directions: Tensor  # (K, P), orthonormal
-    spread: Tensor  # (K,)
-    rest: Tensor  # (), inf where no direction remains
+    spread: Tensor  # (K,), ridge included
+    rest: Tensor  # (), ridge included; inf where no direction remains
 
     def standardize(self, z: Tensor) -> Tensor:
         """Return u (t, P)."""
@@ -76,7 +80,7 @@ def rank_p_values(distances: Tensor, held_out: Tensor) -> Tensor:
     """p = (1 + #{D_r >= D}) / (1 + R) of distances (n,) among held-out ones (R,)."""
     ascending = held_out.sort().values
     larger = len(held_out) - torch.searchsorted(ascending, distances.contiguous(), side="left")
-    return (1 + larger) / (1 + len(held_out))
+    return (1 + larger).double() / (1 + len(held_out))
 
 
 def layer_scores(u: Tensor, channels: Mapping[str, int]) -> Tensor:
@@ -107,7 +111,7 @@ class Null(NamedTuple):
 
 def fit_null(fitting: Tensor, held_out: Tensor, channels: Mapping[str, int]) -> Null:
     """Make the null of coordinates (F, P) to fit with and held out, (R, P)."""
-    metric = fit_metric(fitting, directions=DIRECTIONS)
+    metric = fit_metric(fitting, directions=DIRECTIONS, ridge=RIDGE)
     scores = layer_scores(metric.standardize(fitting), channels)  # (F, L)
     location, scale = scores.mean(0), scores.std(0).clamp(min=1e-6)
     of_held_out = (layer_scores(metric.standardize(held_out), channels) - location) / scale  # (R, L)

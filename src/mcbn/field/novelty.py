@@ -152,5 +152,5 @@ def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Ten
             of_input -= (1 + (reference >= some).sum(1)).double().log()
             among = R - torch.searchsorted(reference.sort().values, reference, side="left")  # (R,), itself included
             of_held_out -= (among + (some >= reference)).double().log()
-        blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)) / (1 + R))
+        blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)).double() / (1 + R))
     return torch.cat(blocks) if blocks else torch.empty(0)
