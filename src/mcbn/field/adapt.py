@@ -15,9 +15,9 @@ sampling does not explain (positive-part James-Stein), for means in standard dev
     v = max(0, 1 - sum_c noise_c / sum_c move_c^2),    noise_c = Var_r(statistic) M (1 / n + 1 / n_r).
 
 Inputs of few classes move them too: the reference is mixed in the class proportions that the moved network predicts for
-the inputs, and the transport is computed again, three times. It starts from the plain transport, and once more from what
-the network predicts unmoved: the first fails where one class makes up the inputs, the second where predictions have
-collapsed. Of both ends the smaller move of the inputs is kept.
+the inputs, and the transport is computed again, three times. It starts from the plain transport, and once more from
+what the network predicts unmoved: the first fails where one class makes up the inputs, the second where predictions
+have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,8 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.engine.record import Recorded, Recorder, join
 from mcbn.errors import MCBNError
-from mcbn.field.reference import Rows, gather, take_rows
+from mcbn.field.novelty import class_proportions, class_weights
+from mcbn.field.reference import gather, take_rows
 from mcbn.field.watch import Watch, make_watch, times
 from mcbn.posterior import Posterior
 
@@ -44,7 +45,8 @@ REFERENCE_DRAWS = 128
 PARTITIONS = 4  # of the unlabelled inputs into batches, where they are few
 MANY = 1024  # inputs: one partition will do, and their classes are enough
 PREDICTING = 16  # draws that predict the classes of the inputs
-SETTLED = 0.05  # largest change of a class proportion in the last round
+SETTLED = 0.05  # largest difference of a class proportion between both starts
+CLEARLY = 0.85  # of the move from the plain start: where classes and inputs could both be it, it is the inputs
 
 
 class Averages(NamedTuple):
@@ -73,7 +75,7 @@ class Adaptation:
         p_value: of the watch, for all of them together.
         moves: by call; none where nothing was moved.
         classes: predicted proportions of the inputs, (K,), that the reference was mixed in; None: no classes.
-        settled: the proportions hardly changed in the last round.
+        settled: both starts led to the same proportions.
         base: the posterior before.
         pool: the inputs, for a later call with more.
     """
@@ -112,7 +114,7 @@ class Adaptation:
             return ""
         return (
             f"; {float(self.classes[largest]):.0%} of the inputs are predicted as class {largest}"
-            f"{'' if self.settled else ' and the proportions have not settled'}: a shift of inputs and of classes may "
+            f"{'' if self.settled else ', and another mixture explains them as well'}: a shift of inputs and of classes may "
             "not be told apart here"
         )
 
@@ -136,12 +138,14 @@ def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | f
 
 
 def _moved(bayes: "MCBN[Any]", pool: Any, guard: Watch, strength: str | float, p_value: float) -> "MCBN[Any]":
-    """Transport from either start, and keep the smaller change of the inputs that explains what is seen."""
-    inputs, labels = _Inputs(bayes, pool, guard), guard.input_null().labels
-    starts = [None, _classes(bayes, pool)] if len(labels) else [None]
-    found = [_settle(bayes, inputs, labels, start, strength) for start in starts]
-    best = min(found, key=lambda candidate: candidate.size)
-    return _twin(bayes, best.posterior, p_value, best.moves, best.classes, best.settled, pool)
+    """Transport from either start, and keep the clearly smaller change of the inputs that explains what is seen."""
+    inputs, probs = _Inputs(bayes, pool, guard), guard.input_null().probs
+    best, settled = _settle(bayes, inputs, probs, None, strength), True
+    if probs.shape[1]:
+        other = _settle(bayes, inputs, probs, _classes(bayes, pool, probs), strength)
+        settled = best.agrees(other)
+        best = other if other.size < CLEARLY * best.size else best
+    return _twin(bayes, best.posterior, p_value, best.moves, best.classes, settled, pool)
 
 
 class _Candidate(NamedTuple):
@@ -150,25 +154,27 @@ class _Candidate(NamedTuple):
     posterior: Posterior
     moves: dict[str, Move]
     classes: Tensor | None
-    settled: bool
     size: float
+
+    def agrees(self, other: "_Candidate") -> bool:
+        """Tell whether another candidate sees the same classes."""
+        assert self.classes is not None and other.classes is not None
+        return float((self.classes - other.classes).abs().max()) < SETTLED
 
 
 def _settle(
-    bayes: "MCBN[Any]", inputs: "_Inputs", labels: Rows, classes: Tensor | None, strength: str | float
+    bayes: "MCBN[Any]", inputs: "_Inputs", probs: Tensor, classes: Tensor | None, strength: str | float
 ) -> _Candidate:
     """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
-    deployed, settled, size = inputs.deployed, True, 0.0
-    for _ in range(1 + ROUNDS if len(labels) else 1):
-        before = inputs.reference(None if classes is None else _weights(labels, classes))
+    deployed = inputs.deployed
+    for _ in range(1 + ROUNDS if probs.shape[1] else 1):
+        before = inputs.reference(None if classes is None else class_weights(probs, classes))
         moves = {name: _move(before[name], deployed[name], inputs.chance, strength) for name in deployed}
-        size = sum(_squared(before[name], deployed[name]) for name in deployed)
         posterior = bayes.posterior.moved(*_transport(before, deployed, moves))
-        if len(labels):
-            predicted = _classes(bayes.with_posterior(posterior), inputs.pool)
-            settled = classes is not None and float((predicted - classes).abs().max()) < SETTLED
-            classes = predicted
-    return _Candidate(posterior, moves, classes, settled, size)
+        if probs.shape[1]:
+            classes = _classes(bayes.with_posterior(posterior), inputs.pool, probs)
+    size = sum(_squared(before[name], deployed[name]) for name in deployed)
+    return _Candidate(posterior, moves, classes, size)
 
 
 def _squared(before: Averages, now: Averages) -> float:
@@ -256,18 +262,11 @@ def _transport(
     return torch.cat(shifts), torch.cat(scales)
 
 
-def _classes(bayes: "MCBN[Any]", pool: Any) -> Tensor:
-    """Predict the class proportions (K,) of the inputs."""
+def _classes(bayes: "MCBN[Any]", pool: Any, reference: Tensor) -> Tensor:
+    """Estimate the class proportions (K,) of the inputs; reference: probabilities of its inputs, (R, K)."""
     some = take_rows(pool, range(min(MANY, batches.size_of(pool))))
     probs = bayes.predict(some, n_samples=min(PREDICTING, bayes.posterior.n_samples)).probs
-    return torch.bincount(probs.argmax(1).cpu(), minlength=probs.shape[1]) / len(probs)
-
-
-def _weights(labels: Rows, classes: Tensor) -> Tensor | None:
-    """Weigh reference inputs (R,) so that their classes come in these proportions; None: no such class is there."""
-    counts = torch.bincount(torch.as_tensor(labels), minlength=len(classes))
-    weights = (classes.double() / counts.clamp(min=1))[torch.as_tensor(labels)]
-    return weights / weights.sum() if float(weights.sum()) > 0 else None
+    return class_proportions(probs.cpu(), reference)
 
 
 def _twin(

@@ -29,6 +29,7 @@ from mcbn.randomness import isolated_random
 MOST_FITTING, MOST_HELD_OUT = 2000, 10_000  # inputs of a reference that are run
 DIRECTIONS, RIDGE = 500, 0.1  # of the distance
 BLOCK = 256  # inputs in one pass
+EM_STEPS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Seen(NamedTuple):
 
     coordinates: Tensor  # (N, P)
     entropy: Tensor  # (N,) nats; zero where the network gives no classes
-    labels: Rows | None  # (N,), where the network gives one class an input
+    probs: Tensor  # (N, K); K = 0: the network does not give one class an input
 
 
 class PerInput(Replay):
@@ -89,19 +90,17 @@ def see(network: Network, task: str, centre: Statistics, x: Any) -> Seen:
         with torch.no_grad(), isolated_random(0), PerInput(centre, len(rows)) as mode:
             output = network.run_copy(inputs)
         blocks.append(Seen(torch.cat(mode.coordinates, 1), *_classes(output, task)))
-    coordinates, entropies, labels = zip(*blocks, strict=True)
-    joined = None if labels[0] is None else np.concatenate(labels)
-    return Seen(torch.cat(coordinates), torch.cat(entropies), joined)
+    return Seen(*(torch.cat(columns) for columns in zip(*blocks, strict=True)))
 
 
-def _classes(output: Tensor, task: str) -> tuple[Tensor, Rows | None]:
-    """Return the entropy of each input, averaged over pixels, and its class where it has one."""
+def _classes(output: Tensor, task: str) -> tuple[Tensor, Tensor]:
+    """Return the entropy of each input, averaged over pixels, and its class probabilities where it has one class."""
     if task != "classification":
-        return torch.zeros(len(output), dtype=torch.float64), None
+        return torch.zeros(len(output), dtype=torch.float64), torch.empty(len(output), 0)
     probs = as_logits(output.unsqueeze(0))[0].double().softmax(1)  # (N, K, ...)
     entropies = entropy(probs, 1)
-    labels = probs.argmax(1).cpu().numpy() if probs.ndim == 2 else None
-    return entropies.reshape(len(output), -1).mean(1).cpu(), labels
+    of_input = probs if probs.ndim == 2 else probs.new_empty(len(probs), 0)
+    return entropies.reshape(len(output), -1).mean(1).cpu(), of_input.float().cpu()
 
 
 class InputNull(NamedTuple):
@@ -111,7 +110,12 @@ class InputNull(NamedTuple):
     held_out: Tensor  # distances (R,)
     entropy: Tensor  # (R,)
     rows: Rows  # (R,) of the reference
-    labels: Rows  # (R,) as predicted; empty: no classes
+    probs: Tensor  # (R, K) as predicted; K = 0: no classes
+
+    @property
+    def labels(self) -> Rows:
+        """Predicted classes, (R,); empty: none."""
+        return self.probs.argmax(1).numpy() if self.probs.shape[1] else np.empty(0, np.int64)
 
     def novelty(self, seen: Seen, spoiled: Tensor) -> Novelty:
         """Rank inputs; those that are spoiled (NaN) are farther than any other."""
@@ -119,7 +123,7 @@ class InputNull(NamedTuple):
         distance, entropies = (t.masked_fill(spoiled, torch.inf) for t in (distance, seen.entropy))
         p_value = rank_p_values(distance, self.held_out)
         combined = combined_p_values((distance, entropies), (self.held_out, self.entropy))
-        return Novelty(distance, p_value, combined if len(self.labels) or bool(self.entropy.any()) else p_value)
+        return Novelty(distance, p_value, combined if bool(self.entropy.any()) else p_value)
 
 
 def fit_inputs(network: Network, task: str, centre: Statistics, reference: Reference) -> InputNull:
@@ -128,8 +132,7 @@ def fit_inputs(network: Network, task: str, centre: Statistics, reference: Refer
     rows = reference.rows_held_out(MOST_HELD_OUT)
     held_out = see(network, task, centre, reference.take(rows))
     metric = fit_metric(fitting.coordinates, directions=DIRECTIONS, ridge=RIDGE)
-    labels = np.empty(0, np.int64) if held_out.labels is None else held_out.labels
-    return InputNull(metric, metric(held_out.coordinates), held_out.entropy, rows, labels)
+    return InputNull(metric, metric(held_out.coordinates), held_out.entropy, rows, held_out.probs)
 
 
 def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> Tensor:
@@ -154,3 +157,30 @@ def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Ten
             of_held_out -= (among + (some >= reference)).double().log()
         blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)).double() / (1 + R))
     return torch.cat(blocks) if blocks else torch.empty(0)
+
+
+def class_proportions(probs: Tensor, reference: Tensor) -> Tensor:
+    """Estimate the class proportions (K,) of inputs by expectation maximisation (Saerens et al. 2002).
+
+    pi_k <- mean_i q_ik,  q_ik = pi_k / prior_k p_ik / sum_l(pi_l / prior_l p_il),  from pi = prior.
+
+    Args:
+        probs: p, predicted for the inputs, (N, K).
+        reference: the same for the reference, (R, K), whose mean is the prior.
+    """
+    prior = reference.double().mean(0).clamp(min=1e-9)
+    proportions = prior
+    for _ in range(EM_STEPS):
+        weighted = probs.double() * (proportions / prior)
+        proportions = (weighted / weighted.sum(1, keepdim=True)).mean(0)
+    return proportions
+
+
+def class_weights(reference: Tensor, proportions: Tensor) -> Tensor:
+    """Weigh reference inputs, of predicted probabilities (R, K), so that their classes come in proportions (K,): (R,).
+
+    w_i ~ sum_k proportion_k / prior_k p_ik: the mixture of p(x | k) that the proportions say, if p is calibrated.
+    """
+    probs = reference.double()
+    weights = probs @ (proportions / probs.mean(0).clamp(min=1e-9))
+    return weights / weights.sum()

@@ -34,7 +34,7 @@ from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values, stacked
-from mcbn.field.novelty import InputNull, Novelty, fit_inputs, see
+from mcbn.field.novelty import InputNull, Novelty, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, form, not_finite, proportions, take_rows
 from mcbn.network import is_stream
 
@@ -289,9 +289,13 @@ class Watch:
         pieces = (take_rows(pool, range(start, start + size)) for start in range(0, N - size + 1, size))
         distances = self.distances(pieces, null)
         p_value = pooled_p_value(distances, null.held_out, seed=self.seed)
-        mixed = self._of_classes(pool, size) if p_value <= self.false_alarms else None
-        if mixed is None:
+        probs = self.input_null().probs if self.task == "classification" else torch.empty(0, 0)
+        if p_value > self.false_alarms or not probs.shape[1]:
             return p_value
+        reference = self._require_reference("mixtures of classes")
+        proportions = class_proportions(see(self.network, self.task, self.centre, pool).probs, probs)
+        weights, count = class_weights(probs, proportions), needed_batches(self.false_alarms)
+        mixed = reference.weighted(self.input_null().rows, weights, size, count)
         return max(p_value, pooled_p_value(distances, self.distances(mixed, null), seed=self.seed))
 
     def save(self, path: str | Path) -> None:
@@ -386,8 +390,9 @@ class Watch:
         """Yield reference batches of this size in the class proportions predicted for x; None where it cannot be."""
         if self.reference is None or self.task != "classification":
             return None
-        labels, null = see(self.network, self.task, self.centre, x).labels, self.input_null()
-        if labels is None or not set(labels.tolist()) <= set(null.labels.tolist()):
+        null, probs = self.input_null(), see(self.network, self.task, self.centre, x).probs
+        labels = probs.argmax(1).numpy() if probs.shape[1] else np.empty(0, np.int64)
+        if not len(labels) or not set(labels.tolist()) <= set(null.labels.tolist()):
             return None
         wanted = proportions(labels, size, dict.fromkeys(labels.tolist()))
         count = needed_batches(self.false_alarms)
@@ -487,8 +492,8 @@ def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str,
     }
     watch.nulls = {size: null(f"null.{size}") for size in settings["sizes"]}
     if "inputs.held_out" in tensors:
-        held_out, entropies, rows, labels = (tensors[f"inputs.{name}"] for name in InputNull._fields[1:])
-        watch.inputs_null = InputNull(metric("inputs"), held_out, entropies, rows.numpy(), labels.numpy())
+        held_out, entropies, rows, probs = (tensors[f"inputs.{name}"] for name in InputNull._fields[1:])
+        watch.inputs_null = InputNull(metric("inputs"), held_out, entropies, rows.numpy(), probs)
     if settings["shapes"] is not None:
         watch.form = (None, tuple(tuple(shape) for shape in settings["shapes"]))
     watch.reset()
