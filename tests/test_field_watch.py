@@ -17,7 +17,7 @@ from mcbn.algorithm import record
 from mcbn.field import distance as metrics
 from mcbn.field import watch as watching
 from mcbn.field.distance import fit_metric, fit_null, layer_scores, pooled_p_value, rank_p_values
-from mcbn.field.reference import Reference, proportions
+from mcbn.field.reference import Reference
 from mcbn.field.watch import Martingale, Watch, needed_batches
 from untouched import untouched
 
@@ -179,13 +179,6 @@ def test_a_batch_of_one_class_is_told_from_a_shift() -> None:
     assert reading.p_value <= 0.01
     assert "other classes, same inputs" in reading.explain()
     assert watched("images")(faded(x[:M])).shifted
-
-
-def test_proportions_are_shared_out_by_largest_remainder() -> None:
-    labels = np.array([0, 0, 0, 2, 2, 4])
-    assert proportions(labels, 6, {0: 1, 2: 1, 4: 1}) == [3, 0, 2, 0, 1]
-    assert proportions(labels, 4, {0: 1, 2: 1}) == [2, 0, 2, 0, 0]
-    assert sum(proportions(labels, 7, {0: 1, 2: 1, 4: 1})) == 7
 
 
 def test_nan_is_an_alarm_of_its_own_kind() -> None:
@@ -402,7 +395,7 @@ def test_references_of_any_kind_are_alike(data: str) -> None:
     kinds: dict[str, Any] = {
         "loader": DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True),
         "dataset": TensorDataset(x, y),
-        "iterable": [(x[i : i + 50], y[i : i + 50]) for i in range(0, 600, 50)],
+        "iterable": ((x[i : i + 50], y[i : i + 50]) for i in range(0, 600, 50)),
         "pairs": (x, y),
     }
     watch = fitted("table").watch(kinds[data], batch_size=4, false_alarms=0.05)

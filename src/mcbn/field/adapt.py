@@ -114,8 +114,8 @@ class Adaptation:
             return ""
         return (
             f"; {float(self.classes[largest]):.0%} of the inputs are predicted as class {largest}"
-            f"{'' if self.settled else ', and another mixture explains them as well'}: a shift of inputs and of classes may "
-            "not be told apart here"
+            f"{'' if self.settled else ', and another mixture explains them as well'}: a shift of inputs and one of "
+            "classes may not be told apart here"
         )
 
 
@@ -143,7 +143,7 @@ def _moved(bayes: "MCBN[Any]", pool: Any, guard: Watch, strength: str | float, p
     best, settled = _settle(bayes, inputs, probs, None, strength), True
     if probs.shape[1]:
         other = _settle(bayes, inputs, probs, _classes(bayes, pool, probs), strength)
-        settled = best.agrees(other)
+        settled = float((torch.as_tensor(best.classes) - torch.as_tensor(other.classes)).abs().max()) < SETTLED
         best = other if other.size < CLEARLY * best.size else best
     return _twin(bayes, best.posterior, p_value, best.moves, best.classes, settled, pool)
 
@@ -155,11 +155,6 @@ class _Candidate(NamedTuple):
     moves: dict[str, Move]
     classes: Tensor | None
     size: float
-
-    def agrees(self, other: "_Candidate") -> bool:
-        """Tell whether another candidate sees the same classes."""
-        assert self.classes is not None and other.classes is not None
-        return float((self.classes - other.classes).abs().max()) < SETTLED
 
 
 def _settle(

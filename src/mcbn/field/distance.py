@@ -14,7 +14,7 @@ distribution of D (Vovk, Gammerman and Shafer 2005, Algorithmic Learning in a Ra
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -131,8 +131,3 @@ def pooled_p_value(distances: Tensor, held_out: Tensor, *, seed: int = 0, rounds
     order = torch.rand(rounds, len(everything), generator=generator).argsort(1)[:, :k]
     larger = int((scores[order].sum(1) >= scores[:k].sum() - 1e-9).sum())
     return (1 + larger) / (1 + rounds)
-
-
-def stacked(blocks: Iterable[Tensor], width: int) -> Tensor:
-    """Join blocks of rows (t, P), of which there may be none."""
-    return torch.cat([torch.empty(0, width, dtype=torch.float64), *blocks])

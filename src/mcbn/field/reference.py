@@ -1,7 +1,7 @@
 """Reference inputs, as deployed: some fit the distance, the others are held out to rank against, none is both."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -40,7 +40,7 @@ class Reference:
             raise MCBNError(f"the reference holds {self.n_inputs} input(s); give inputs as deployed, hundreds or more")
         if not isinstance(self.source.fetch, Take):
             self._warn_if_random()
-        self.form = form(self.take(np.arange(1)))
+        self.shapes = shapes_of(self.take(np.arange(1)))
         runs = self._generator(0).permutation(self.n_inputs // run)
         fitting = max(1, round(len(runs) * FITTING_SHARE))
         self.fitting, self.held_out = runs[:fitting], runs[fitting:]
@@ -85,17 +85,6 @@ class Reference:
         """Return held-out rows, at most so many; one of each run, whose neighbours are not independent of it."""
         return (self.held_out * self.run)[:most]
 
-    def mixed(self, rows: Rows, labels: Rows, wanted: Sequence[int], count: int, *, stream: int) -> Iterator[Any]:
-        """Yield random batches of these rows, of labels (R,), with as many of each class as `wanted` (K,) says.
-
-        A class with too few rows gives some of them twice.
-        """
-        generator = self._generator(stream)
-        of_class = {k: rows[labels == k] for k, n in enumerate(wanted) if n}
-        for _ in range(count):
-            chosen = [generator.choice(some, wanted[k], replace=len(some) < wanted[k]) for k, some in of_class.items()]
-            yield self.take(np.concatenate(chosen))
-
     def weighted(self, rows: Rows, weights: Tensor | None, size: int, count: int) -> Iterator[Any]:
         """Yield random batches of these rows, chosen with weights (R,) that sum to 1; None: all alike."""
         generator, chances = self._generator(3), None if weights is None else weights.numpy()
@@ -124,9 +113,9 @@ class Reference:
             )
 
 
-def form(x: Any) -> tuple[Any, tuple[tuple[int, ...], ...]]:
-    """Describe inputs but for their number."""
-    return batches.outline(x), tuple(tuple(t.shape[1:]) for t in batches.tensors_of(x))
+def shapes_of(x: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of inputs but for their number."""
+    return [tuple(t.shape[1:]) for t in batches.tensors_of(x)]
 
 
 def _by_row(data: Any) -> Source:
@@ -134,27 +123,23 @@ def _by_row(data: Any) -> Source:
     source = read_source(data)
     if not isinstance(source, Stream):
         return source
-    kept = _read(source.source)
-    return Source(Take(kept), range(batches.size_of(kept)))
-
-
-def _read(source: Any) -> Any:
-    loader = as_loader(source) if isinstance(source, IterableDataset) else source
+    loader = as_loader(source.source) if isinstance(source.source, IterableDataset) else source.source
     with isolated_random(0):
         blocks = list(islice(loader, STREAM_BATCHES))
     if not blocks:
         raise MCBNError("the data gives no batch at all")
-    return batches.concatenate(blocks)
+    kept = batches.concatenate(blocks)
+    return Source(Take(kept), range(batches.size_of(kept)))
 
 
 def gather(data: Any, picker: batches.Picker, keys: tuple[list[str], list[str]]) -> Any:
     """Read all inputs of some data into one batch."""
     source = _by_row(data)
-    rows: Any = range(len(source.population))
-    if isinstance(source.fetch, Take):
-        return batches.pick_inputs(source.fetch.data, picker, keys)
     with isolated_random(0):
-        return batches.pick_inputs(source.fetch([int(source.population[i]) for i in rows]), picker, keys)
+        rows = np.array(source.population, np.int64)
+        return batches.pick_inputs(
+            source.fetch(rows if isinstance(source.fetch, Take) else rows.tolist()), picker, keys
+        )
 
 
 def take_rows(x: Any, rows: Any) -> Any:
@@ -170,14 +155,3 @@ def not_finite(x: Any) -> Tensor:
         if t.is_floating_point() and t.ndim:
             spoiled |= ~torch.isfinite(t.reshape(N, -1)).all(1).cpu()
     return spoiled
-
-
-def proportions(labels: Rows, wanted: int, present: Mapping[int, Any]) -> list[int]:
-    """Divide `wanted` inputs among classes in the proportions of labels, those `present` only, by largest remainder."""
-    counts = np.bincount(labels)
-    counts = np.array([n if k in present else 0 for k, n in enumerate(counts)])
-    shares = counts / max(counts.sum(), 1) * wanted
-    whole = np.floor(shares).astype(int)
-    for k in np.argsort(whole - shares, kind="stable")[: wanted - int(whole.sum())]:
-        whole[k] += 1
-    return [int(n) for n in whole]

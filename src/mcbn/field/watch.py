@@ -33,9 +33,9 @@ from mcbn import batches, saving
 from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
-from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values, stacked
+from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, class_proportions, class_weights, fit_inputs, see
-from mcbn.field.reference import Reference, form, not_finite, proportions, take_rows
+from mcbn.field.reference import Reference, not_finite, shapes_of, take_rows
 from mcbn.network import is_stream
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class Evidence:
 
 
 class Martingale:
-    """The test martingale of a stream of distances."""
+    """The test martingale of a stream of distances, after those of held-out batches (R,)."""
 
     def __init__(self, held_out: Tensor, seed: int) -> None:
-        self.bag, self.seed, self.n_batches = held_out.clone(), seed, 0
-        self.log_capital = torch.full((len(BETS),), -math.inf, dtype=torch.float64)
-        self.log_value = self.highest = 0.0
+        self.bag, self.seed, self.n_batches = held_out.numpy().copy(), seed, 0
+        self.log_capital = np.full(len(BETS), -math.inf)  # log A_t,i
+        self.log_value = self.highest = 0.0  # log S_t, and its maximum
         self.p_value: float | None = None  # of the last batch
         self.waiting: Any = None  # inputs that do not fill a batch yet
 
@@ -139,18 +139,17 @@ class Martingale:
         generator = np.random.Generator(np.random.Philox(key=[self.seed, self.n_batches]))
         larger, equal = int((self.bag > distance).sum()), 1 + int((self.bag == distance).sum())
         p_value = (larger + generator.uniform() * equal) / (1 + len(self.bag))
-        self.bag = torch.cat([self.bag, torch.tensor([distance], dtype=torch.float64)])
-        if len(self.bag) > BAG:  # a random one goes, whichever is new: what stays is as exchangeable as before
-            kept = torch.arange(len(self.bag)) != int(generator.integers(len(self.bag)))
-            self.bag = self.bag[kept]
+        self.bag = np.append(self.bag, distance)
+        if len(self.bag) > BAG:  # a random one goes, the new one as likely as any: the rest is exchangeable as before
+            self.bag = np.delete(self.bag, generator.integers(len(self.bag)))
         return float(p_value)
 
     def bet(self, p_value: float) -> None:
         """Bet on the p-value of the next batch; a larger one than its own is safe, since every bet falls in p."""
-        t, bets = self.n_batches, torch.tensor(BETS, dtype=torch.float64)
-        staked = torch.logaddexp(self.log_capital, torch.tensor(-math.log(t * (t + 1)), dtype=torch.float64))
-        self.log_capital = staked + bets.log() + (bets - 1) * math.log(max(p_value, 1e-12))
-        mean = float(torch.logsumexp(self.log_capital, 0)) - math.log(len(BETS))
+        t, bets = self.n_batches, np.array(BETS)
+        staked = np.logaddexp(self.log_capital, -math.log(t * (t + 1)))
+        self.log_capital = staked + np.log(bets) + (bets - 1) * math.log(max(p_value, 1e-12))
+        mean = np.logaddexp.reduce(self.log_capital) - math.log(len(BETS))
         self.log_value = float(np.logaddexp(mean, -math.log(t + 1)))
         self.highest = max(self.highest, self.log_value)
 
@@ -167,7 +166,7 @@ class Watch:
         drawn = bayes.posterior
         self.network, self.task = bayes.engine.network, bayes.task
         self.centre = {name: (drawn.mean[name].mean(0), drawn.var[name].mean(0)) for name in drawn.layers}
-        self.reference, self.form = reference, reference.form if reference else None
+        self.reference, self.shapes = reference, reference.shapes if reference else None
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
         self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
         self.nulls: dict[int, Null] = {}
@@ -233,14 +232,10 @@ class Watch:
             z = coordinates(self.recorder(x))
         return z if bool(torch.isfinite(z).all()) else None
 
-    def distances(self, batch_stream: Iterator[Any], null: Null) -> Tensor:
-        """Return D of every batch, (n,)."""
-        return null.metric(self._all(batch_stream))
-
-    def _all(self, batch_stream: Iterator[Any]) -> Tensor:
+    def all_coordinates(self, batch_stream: Iterator[Any]) -> Tensor:
+        """Return the coordinates of every batch, (n, P)."""
         with torch.inference_mode(False), torch.no_grad():
-            rows = (coordinates(block) for block in self.recorder.all(batch_stream))
-            return stacked(rows, 2 * sum(self.channels.values()))
+            return torch.cat([coordinates(block) for block in self.recorder.all(batch_stream)])
 
     def null(self, size: int) -> Null:
         """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
@@ -260,7 +255,7 @@ class Watch:
                 f"batches of {reference.largest(needed)}: give more, smaller batches, or a larger false_alarms"
             )
         try:
-            fitting = self._all(reference.overlapping(size, FITTING))
+            fitting = self.all_coordinates(reference.overlapping(size, FITTING))
         except MCBNError as error:
             if size > 1 or "one value a channel" not in str(error):
                 raise
@@ -268,7 +263,7 @@ class Watch:
                 f"one input has no batch statistics here: {error.args[0].split(', which')[0]}; read batches of 2 or "
                 "more, or judge single inputs by watch.novelty(x)"
             ) from error
-        held_out = self._all(reference.disjoint(size, count))
+        held_out = self.all_coordinates(reference.disjoint(size, count))
         if not bool(torch.isfinite(fitting).all() and torch.isfinite(held_out).all()):
             raise MCBNError("the network gives non-finite statistics on the reference; give inputs it was made for")
         return fit_null(fitting, held_out, self.channels)
@@ -287,16 +282,12 @@ class Watch:
         size = min(N, self.batch_size)
         null = self.null(size)
         pieces = (take_rows(pool, range(start, start + size)) for start in range(0, N - size + 1, size))
-        distances = self.distances(pieces, null)
+        distances = null.metric(self.all_coordinates(pieces))
         p_value = pooled_p_value(distances, null.held_out, seed=self.seed)
-        probs = self.input_null().probs if self.task == "classification" else torch.empty(0, 0)
-        if p_value > self.false_alarms or not probs.shape[1]:
+        mixed = self._mixed(pool, size) if p_value <= self.false_alarms else None
+        if mixed is None:
             return p_value
-        reference = self._require_reference("mixtures of classes")
-        proportions = class_proportions(see(self.network, self.task, self.centre, pool).probs, probs)
-        weights, count = class_weights(probs, proportions), needed_batches(self.false_alarms)
-        mixed = reference.weighted(self.input_null().rows, weights, size, count)
-        return max(p_value, pooled_p_value(distances, self.distances(mixed, null), seed=self.seed))
+        return max(p_value, pooled_p_value(distances, null.metric(self.all_coordinates(mixed)), seed=self.seed))
 
     def save(self, path: str | Path) -> None:
         """Write nulls, stream and settings as one safetensors file; the reference itself is not in it.
@@ -317,9 +308,8 @@ class Watch:
         settings = json.loads(metadata["settings"])
         inputs = None
         if reference is not None:
-            inputs = Reference(
-                reference, bayes.engine.network, bayes.inputs, run=settings["run"], seed=settings["seed"]
-            )
+            cut = {name: settings[name] for name in ("run", "seed")}
+            inputs = Reference(reference, bayes.engine.network, bayes.inputs, **cut)
         chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
         watch = cls(bayes, reference=inputs, **chosen)
         try:
@@ -332,14 +322,13 @@ class Watch:
         """Check inputs against the reference and count them."""
         if is_stream(x):
             raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
-        shapes = tuple(form(x)[1])
-        N = batches.size_of(x)
-        if self.form is not None and shapes != self.form[1]:
+        shapes = shapes_of(x)
+        if self.shapes is not None and shapes != self.shapes:
             raise MCBNError(
-                f"inputs have shape {list(shapes)}, those of the reference {list(self.form[1])} (without their "
+                f"inputs have shape {shapes}, those of the reference {self.shapes} (without their "
                 "number): a watch knows inputs of one shape; make one with a reference of this shape"
             )
-        return batches.require_int("the number of inputs", N, 1)
+        return batches.require_int("the number of inputs", batches.size_of(x), 1)
 
     def require_network_of(self, bayes: "MCBN[Any]") -> None:
         """Refuse an MCBN of another network, or of other layers."""
@@ -377,7 +366,7 @@ class Watch:
         Sequential, as Besag and Clifford 1991: the first of B batches that is as far, the l-th, ends it with p = 1 / l;
         if none is, p = 1 / (B + 1).
         """
-        mixed = self._of_classes(x, self.require_inputs(x))
+        mixed = self._mixed(x, batches.size_of(x))
         if mixed is None:
             return None
         for number, batch in enumerate(mixed, start=1):
@@ -386,17 +375,14 @@ class Watch:
                 return 1 / number
         return 1 / (1 + needed_batches(self.false_alarms))
 
-    def _of_classes(self, x: Any, size: int) -> Iterator[Any] | None:
-        """Yield reference batches of this size in the class proportions predicted for x; None where it cannot be."""
-        if self.reference is None or self.task != "classification":
+    def _mixed(self, x: Any, size: int) -> Iterator[Any] | None:
+        """Yield reference batches of this size in the class proportions of x, as predicted; None where it cannot be."""
+        if self.reference is None or self.task != "classification" or not self.input_null().probs.shape[1]:
             return None
-        null, probs = self.input_null(), see(self.network, self.task, self.centre, x).probs
-        labels = probs.argmax(1).numpy() if probs.shape[1] else np.empty(0, np.int64)
-        if not len(labels) or not set(labels.tolist()) <= set(null.labels.tolist()):
-            return None
-        wanted = proportions(labels, size, dict.fromkeys(labels.tolist()))
-        count = needed_batches(self.false_alarms)
-        return self.reference.mixed(null.rows, null.labels, wanted, count, stream=2)
+        null = self.input_null()
+        proportions = class_proportions(see(self.network, self.task, self.centre, x).probs, null.probs)
+        weights = class_weights(null.probs, proportions)
+        return self.reference.weighted(null.rows, weights, size, needed_batches(self.false_alarms))
 
     def _require_reference(self, purpose: str) -> Reference:
         if self.reference is None:
@@ -435,7 +421,7 @@ def make_watch(
 
 def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Describe a watch by tensors and text."""
-    tensors = {"stream.bag": watch.stream.bag, "stream.log_capital": watch.stream.log_capital}
+    tensors = {f"stream.{name}": torch.as_tensor(getattr(watch.stream, name)) for name in ("bag", "log_capital")}
     for name, (mean, var) in watch.centre.items():
         tensors |= {f"centre.mean.{name}": mean, f"centre.var.{name}": var}
     for size, null in watch.nulls.items():
@@ -450,7 +436,7 @@ def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
         "run": watch.reference.run if watch.reference else 1,
         "sizes": list(watch.nulls),
         "channels": watch.channels,
-        "shapes": watch.form[1] if watch.form else None,
+        "shapes": watch.shapes,
         "stream": stream,
     }
     metadata = {"format": FORMAT, "settings": json.dumps(settings), **saving.fingerprint(watch.network.module)}
@@ -494,9 +480,8 @@ def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str,
     if "inputs.held_out" in tensors:
         held_out, entropies, rows, probs = (tensors[f"inputs.{name}"] for name in InputNull._fields[1:])
         watch.inputs_null = InputNull(metric("inputs"), held_out, entropies, rows.numpy(), probs)
-    if settings["shapes"] is not None:
-        watch.form = (None, tuple(tuple(shape) for shape in settings["shapes"]))
+    watch.shapes = [tuple(shape) for shape in settings["shapes"]]
     watch.reset()
-    watch.stream.bag, watch.stream.log_capital = tensors["stream.bag"], tensors["stream.log_capital"]
+    watch.stream.bag, watch.stream.log_capital = (tensors[f"stream.{n}"].numpy() for n in ("bag", "log_capital"))
     for name, value in settings["stream"].items():
         setattr(watch.stream, name, value)
