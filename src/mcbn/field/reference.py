@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from mcbn import batches
+from mcbn.batching import Source, Stream, Take, read_source
 from mcbn.errors import MCBNError
 from mcbn.network import Network, as_loader
 from mcbn.randomness import isolated_random
-from mcbn.training_data import Source, Stream, Take, read_source
 
 FITTING_SHARE = 1 / 3  # of the inputs: batches to fit overlap, held-out ones must not, so these need more
 STREAM_BATCHES = 4096  # that are read of a reference without an index, and kept
