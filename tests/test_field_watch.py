@@ -241,11 +241,11 @@ def test_p_values_of_a_stream_are_uniform_and_independent(monkeypatch: pytest.Mo
 
 
 def test_clean_streams_alarm_no_more_often_than_promised() -> None:
-    """Ville: S ever reaches 1 / alpha with probability at most alpha; here alpha = 0.1, 200 streams of 100 batches."""
-    generator, n, alarms = torch.Generator().manual_seed(0), 200, 0
+    """Ville: S ever reaches 1 / alpha with probability at most alpha; here alpha = 0.1, 300 streams of 400 batches."""
+    generator, n, alarms = torch.Generator().manual_seed(0), 300, 0
     for seed in range(n):
         stream = Martingale(torch.rand(99, dtype=torch.float64, generator=generator), seed)
-        for distance in torch.rand(100, dtype=torch.float64, generator=generator).tolist():
+        for distance in torch.rand(400, dtype=torch.float64, generator=generator).tolist():
             stream.bet(stream.rank(distance))
         alarms += stream.highest >= math.log(10)
     assert alarms <= 0.1 * n + 3.3 * math.sqrt(0.1 * 0.9 * n)
@@ -425,3 +425,13 @@ def test_networks_with_one_layer_called_twice_are_watched() -> None:
     bayes = mcbn.MCBN(net, "regression").fit(reference("table"), n_samples=3, batch_size=16)
     reading = bayes.watch(reference("table"), batch_size=M)(table(M, 3)[0])
     assert [layer.layer for layer in reading.layers] == ["bn", "bn#2"]
+
+
+def test_the_page_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "field.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "docs/field.md", "exec"), {"__name__": "snippet"})
+    assert "moved by 200 inputs" in capsys.readouterr().out

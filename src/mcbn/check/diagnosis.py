@@ -150,7 +150,7 @@ class Diagnosis:
             yield (
                 f"drift: drawn and running statistics disagree in {len(far)} layer(s), most in {worst.layer!r} by "
                 f"{worst.effect:.2f} channel standard deviations; draw from data made as in training, with its "
-                "augmentation"
+                'augmentation; where nobody has that data, fit(data, centre="running")'
             )
         if self.shift and self.shift.far:
             yield f"drift of all layers together: {drift.describe(self.shift)}"
