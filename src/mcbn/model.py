@@ -228,7 +228,8 @@ class MCBN(Generic[P]):
         def with_novelty(inputs: Any) -> Any:
             return replace(predict_batch(inputs), novelty=watch.novelty(inputs) if watch else None)
 
-        return engine.network.over(x, with_novelty, prediction.join, self.inputs)  # type: ignore[no-any-return]
+        run = predict_batch if watch is None else with_novelty
+        return engine.network.over(x, run, prediction.join, self.inputs)  # type: ignore[no-any-return]
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
