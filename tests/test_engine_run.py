@@ -398,3 +398,24 @@ def test_source_of_programs_goes_with_them() -> None:
     del bayes
     gc.collect()
     assert sum(name.startswith("<eval_with_key>") for name in linecache.cache) <= before
+
+
+class Branching(nn.Module):
+    """Takes another path for a number of another type, and for another layout of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        factor = {int: 1, bool: 2, float: 3}[type(scale)] + 10 * x.is_contiguous()
+        return self.norm(x) * factor
+
+
+def test_inputs_that_compare_equal_and_other_layouts_have_plans_of_their_own() -> None:
+    x = torch.randn(20, 5, dtype=torch.float64)
+    net = Branching().double()
+    net(x, 1)
+    bayes = mcbn.MCBN(net.eval(), "regression", inputs=lambda rows: (rows, 1)).fit(x, n_samples=3, batch_size=8)
+    for inputs in ((x, 1), (x, True), (x, 1.0), (x.T.contiguous().T, 1)):
+        check_equal(bayes.sample(inputs), loop(bayes, inputs), 1e-12)
