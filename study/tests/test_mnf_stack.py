@@ -68,6 +68,20 @@ def test_early_stopping_in_a_stack_equals_early_stopping_alone_and_a_naive_loop(
         assert naive_best_epoch(stacked([member]), x, y, noise) == epochs[i]
 
 
+def test_the_published_rule_judges_a_pass_without_noise_and_bests_far_apart() -> None:
+    x = normal(20, 3, seed=101)[None]
+    training = stacked([1])
+    epochs = stack.train_until_best(training, x, x.sum(2, keepdim=True), None, max_epochs=40, patience=9, apart=6)
+    alone, best, best_epoch = stacked([1]), math.inf, 0
+    for epoch in range(1, 41):
+        alone.epoch()
+        with torch.no_grad():
+            rmse = (alone.network.centre(x) - x.sum(2, keepdim=True)).square().mean().sqrt().item()
+        if rmse < best and (best_epoch == 0 or epoch - best_epoch > 6):
+            best, best_epoch = rmse, epoch
+    assert epochs == [best_epoch] == [36]  # the error falls in every epoch: 1, 8, 15, ...
+
+
 def naive_best_epoch(single: stack.Stack, x: Tensor, y: Tensor, noise: Tensor) -> int:
     best, best_epoch = math.inf, 0
     for epoch in range(1, 41):

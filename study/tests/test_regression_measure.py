@@ -51,6 +51,29 @@ def test_draws_equal_algorithm_1(index, r):
     assert_same(found[:, :n], naive, 1e-9)
 
 
+@pytest.mark.parametrize("family", ["bn", "dropout"])
+def test_draws_made_anew_belong_to_one_evaluation(family):
+    trainer = trained(family)
+    evaluator = Evaluator(trainer.problem, M, T)
+    drawn = [evaluator.samples(trainer.values, trainer.networks)]
+    for evaluation in (20, 40, 20):
+        evaluator.draw_anew(evaluation)
+        drawn.append(evaluator.samples(trainer.values, trainer.networks))
+    assert torch.equal(drawn[1], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+
+
+def test_batches_made_anew_hold_distinct_rows_of_their_stream():
+    given = problem()
+    evaluator = Evaluator(given, M, T)
+    evaluator.draw_anew(20)
+    assert evaluator._batches.shape == (len(given.streams), T, M)
+    for batches, n in zip(evaluator._batches, given.train.n, strict=True):
+        assert int(batches.max()) < n
+        assert all(len(set(batch.tolist())) == M for batch in batches)
+
+
 @pytest.mark.parametrize(("index", "r"), [(0, 0), (5, 2)])
 def test_dropout_draws_equal_masked_forward_passes(index, r):
     trainer = trained("dropout")

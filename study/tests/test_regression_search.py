@@ -1,14 +1,17 @@
 """Cross-validation with early stopping, and networks trained for chosen epochs, each against a naive reference."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mcbn.data import load
 from mcbn_study.regression import train as training
 from mcbn_study.regression.measure import Evaluator, rmse
-from mcbn_study.regression.profile import Configuration
-from mcbn_study.regression.search import CrossValidation, Rules, grid_networks
+from mcbn_study.regression.profile import PAPER, Configuration
+from mcbn_study.regression.search import CrossValidation, Rules, fold_problem, grid_networks
 from mcbn_study.regression.stack import Networks
 from mcbn_study.regression.train import Job, Trainer, train_jobs
 from test_regression_train import H, M, assert_same, problem
@@ -26,6 +29,8 @@ def naive_search(given, family, configuration, rules):
     best, waited = {"mc": (math.inf, 0, None), "plain": (math.inf, 0, None)}, {"mc": 0, "plain": 0}
     for epoch in range(rules.evaluate_every, rules.max_epochs + 1, rules.evaluate_every):
         trainer.advance(rules.evaluate_every)
+        if rules.fresh_draws:
+            evaluator.draw_anew(epoch)
         found = {
             "mc": evaluator.moments(trainer.values, wanted).mean,
             "plain": evaluator.plain(trainer.values, wanted),
@@ -41,15 +46,19 @@ def naive_search(given, family, configuration, rules):
     return best, epoch
 
 
+@pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("family", ["bn", "dropout"])
-def test_search_follows_the_protocol(family, monkeypatch):
+def test_search_follows_the_protocol(family, fresh, monkeypatch):
     monkeypatch.setattr(training, "LEARNING_RATE", 0.03)  # so that some overfit within few epochs
-    given = problem()  # one split of three folds, whose epochs have 3, 3 and 4 batches
+    rules, given = (
+        RULES._replace(fresh_draws=fresh),
+        problem(),
+    )  # one split of three folds, whose epochs have 3, 3 and 4 batches
     configurations = [Configuration(decay, M, None if family == "bn" else 0.1) for decay in DECAYS]
     epochs_seen = []
-    search = CrossValidation(given, 3, configurations, RULES, hidden=H, family=family)
+    search = CrossValidation(given, 3, configurations, rules, hidden=H, family=family)
     found = search.run(epochs_seen.append)
-    naive = [naive_search(given, family, configuration, RULES) for configuration in configurations]
+    naive = [naive_search(given, family, configuration, rules) for configuration in configurations]
     for i, name in enumerate(("mc", "plain")):
         scores = [best[name][0] for best, _ in naive]
         assert_same(found.rmse[i, 0], torch.tensor(scores, dtype=torch.float64), 1e-8)
@@ -127,3 +136,16 @@ def test_jobs_get_their_own_epochs_and_configuration():
             alone.advance(job.epochs)
             assert int(part.networks.stream[i]) == job.stream
             assert_same({n: v[i] for n, v in part.values.items()}, {n: v[0] for n, v in alone.values.items()})
+
+
+def test_switches_of_the_published_code_change_the_search_alone():
+    published = replace(PAPER, fresh_draws=True, full_batches=True, one_stream=True)
+    assert PAPER.batch_sizes_of("boston") == (32, 64, 128, 256)
+    assert published.batch_sizes_of("boston") == PAPER.batch_sizes
+    assert published.batch_sizes_of("energy") == (32, 64, 128, 256, 512)
+    assert "one_stream" not in PAPER.settings()
+    assert published.hash != PAPER.hash
+    study = SimpleNamespace(dataset="yacht", data=load("yacht"), profile=published, device="cpu")
+    assert len(set(fold_problem(study, splits=(1, 2)).streams)) == 1
+    study.profile = PAPER
+    assert len(set(fold_problem(study, splits=(1, 2)).streams)) == 10

@@ -71,6 +71,10 @@ def regression(
     compiled: Compile = False,
     fused: Fused = False,
     search_seed: Annotated[int, typer.Option(help="of the fold networks: how much does the search decide?")] = 1,
+    fresh_draws: Annotated[bool, typer.Option("--fresh-draws", help="draw anew at every validation")] = False,
+    full_batches: Annotated[bool, typer.Option("--full-batches", help="keep batch sizes above the rows")] = False,
+    one_stream: Annotated[bool, typer.Option("--one-stream", help="one seed for the folds of all splits")] = False,
+    published_mnf: Annotated[bool, typer.Option("--published-mnf", help="stop MNF as the published script")] = False,
     out: Records = Path("results/regression"),
     engine: EngineName = "local",
     address: Address = None,
@@ -81,7 +85,8 @@ def regression(
 
     require_engine(engine)
     how: dict[str, Any] = {"compiled": compiled, "fused": fused, "engine": engine, "address": address, "device": device}
-    chosen = replace(find_profile(profile), search_seed=search_seed)
+    switches: dict[str, Any] = {"fresh_draws": fresh_draws, "full_batches": full_batches, "one_stream": one_stream}
+    chosen = replace(find_profile(profile), search_seed=search_seed, published_mnf=published_mnf, **switches)
     journal = regression.run(chosen, out, datasets=datasets or (), methods=methods or METHODS, **how)
     return [f"{len(journal.find(kind='test'))} test runs in {journal.path}"]
 

@@ -187,13 +187,14 @@ def unchanged(state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None =
 class Best:
     """Early stopping of each network of a stack on its own validation data, without waiting for the GPU.
 
-    After an epoch the RMSE of the mean over fixed draws is taken; a network that has found no new best for `patience`
-    epochs has stopped, and what it would find later does not count.
+    After an epoch the RMSE of the mean over fixed draws, or of a pass without noise, is taken; a network that has found
+    no new best for `patience` epochs has stopped, and what it would find later does not count. Nor does what it finds
+    within `apart` epochs of its last best.
     """
 
-    def __init__(self, stack: Stack, x: Tensor, y: Tensor, noise: Tensor, *, patience: int) -> None:
+    def __init__(self, stack: Stack, x: Tensor, y: Tensor, noise: Tensor | None, *, patience: int, apart: int) -> None:
         S = len(x)
-        self.stack, self.x, self.y, self.noise, self.patience = stack, x, y, noise, patience
+        self.stack, self.x, self.y, self.noise, self.patience, self.apart = stack, x, y, noise, patience, apart
         self.parameters = [parameter.detach() for parameter in stack.network.parameters()]
         self.kept = [parameter.clone() for parameter in self.parameters]
         self.score = x.new_full((S,), torch.inf)
@@ -205,10 +206,12 @@ class Best:
 
     @torch.no_grad()
     def _check(self) -> None:
-        mean = sample_mean(self.stack.network, self.x, self.noise)  # (S, n, D)
+        network = self.stack.network
+        mean = network.centre(self.x) if self.noise is None else sample_mean(network, self.x, self.noise)  # (S, n, D)
         rmse = (mean - self.y).square().mean((1, 2)).sqrt()  # (S,)
         self.epoch.add_(1)
-        improved = (rmse < self.score) & ~self.stopped
+        waited = (self.best_epoch == 0) | (self.epoch - self.best_epoch > self.apart)
+        improved = (rmse < self.score) & waited & ~self.stopped
         self.score.copy_(torch.where(improved, rmse, self.score))
         self.best_epoch.copy_(torch.where(improved, self.epoch, self.best_epoch))
         self.stopped.logical_or_(self.epoch - self.best_epoch >= self.patience)
@@ -220,12 +223,15 @@ class Best:
         return [int(epoch) for epoch in self.best_epoch.tolist()]
 
 
-def train_until_best(stack: Stack, x: Tensor, y: Tensor, noise: Tensor, *, max_epochs: int, patience: int) -> list[int]:
+def train_until_best(
+    stack: Stack, x: Tensor, y: Tensor, noise: Tensor | None, *, max_epochs: int, patience: int, apart: int = 0
+) -> list[int]:
     """Train until every network has stopped; leave each at the epoch of its best validation RMSE, and return those.
 
-    x (S, n, Q), y (S, n, D) for validation; noise (S, T, draw_size) of the draws whose mean is judged.
+    x (S, n, Q), y (S, n, D) for validation; noise (S, T, draw_size) of the draws whose mean is judged, or None for a
+    pass without noise; apart: epochs that must lie between one best and the next.
     """
-    best = Best(stack, x, y, noise, patience=patience)
+    best = Best(stack, x, y, noise, patience=patience, apart=apart)
     for epoch in range(1, max_epochs + 1):
         stack.epoch()
         best.check()

@@ -17,7 +17,7 @@ from mcbn.errors import MCBNError
 from mcbn.noise import minimize_bounded
 from mcbn.stacked import Values
 from mcbn_study.machine import EXACT, Numerics, precision, prepared
-from mcbn_study.regression.problem import Problem, batch_draws, uniforms
+from mcbn_study.regression.problem import Problem, batch_draws, row_orders, uniforms
 from mcbn_study.regression.stack import Affine, Networks, fold, matrices, population_statistics, take
 
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**26}  # that one activation of a chunk may hold
@@ -35,12 +35,20 @@ class Evaluator:
     """Predicts the query rows of a problem. Draws belong to the stream: every evaluation uses the same ones.
 
     The paper draws anew at every evaluation; fixed draws remove noise from the comparison of epochs and of lambda.
+    `draw_anew` does as the paper does.
     """
 
     def __init__(self, problem: Problem, batch_size: int, n_samples: int, numerics: Numerics = EXACT) -> None:
         self.problem, self.batch_size, self.n_samples, self.tf32 = problem, batch_size, n_samples, numerics.tf32
         self._hidden, self._head, self._dropped = (prepared(f, numerics.compiled) for f in (_hidden, _head, _dropped))
-        self._mask_keys = problem.keys("dropout draws")
+        self._mask_keys, self._first = problem.keys("dropout draws"), 0
+
+    def draw_anew(self, evaluation: int) -> None:
+        """Take the draws that belong to this evaluation alone, named by a number above 0."""
+        self._first = evaluation * self.n_samples
+        positions = self._first + torch.arange(self.n_samples, device=self.problem.device)
+        orders = row_orders(self.problem.keys("batch draws"), self.problem.train.n, positions)  # (R, T, N)
+        self._batches = orders[..., : self.batch_size]
 
     @torch.no_grad()
     def moments(self, values: Values, networks: Networks) -> Moments:
@@ -146,7 +154,7 @@ class Evaluator:
         x, H = self.problem.query.x[networks.stream], networks.hidden
         s, n, Q = x.shape
         streams, which = torch.unique(networks.stream, return_inverse=True)
-        positions = torch.arange(draws.start, draws.stop, device=x.device)
+        positions = self._first + torch.arange(draws.start, draws.stop, device=x.device)
         u = uniforms(self._mask_keys[streams], positions, n, Q + 2 * H).flatten(1, 2)  # (r, t n, Q + 2H)
         rate = networks.rate[:, None, None]
         kept0, kept1, kept2 = torch.split(u, [Q, H, H], 2)

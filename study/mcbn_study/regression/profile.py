@@ -25,6 +25,10 @@ TAU_RANGES = {
 ADDED = {
     "patience_epochs": 200,
     "search_seed": 1,
+    "fresh_draws": False,
+    "full_batches": False,
+    "one_stream": False,
+    "published_mnf": False,
 }  # fields newer than the format, left out at their default: older folders stay valid
 LARGEST_BATCH = {"energy": 512}  # published code
 
@@ -44,7 +48,9 @@ class Profile:
     seeds are those of the tested networks, search_seed that of the fold networks. patience counts evaluations,
     patience_epochs the epochs of MNF, which is validated every epoch. selection_samples is the T of the validation RMSE
     during the search, selection_samples_large that of data sets above `large` rows; tau and test scores always use
-    n_samples.
+    n_samples. Four switches choose what the authors' code does where ours differs: fresh_draws, every validation draws
+    anew; full_batches, batch sizes above the rows stay in the grid and mean all rows; one_stream, the fold networks of
+    all splits and folds begin with the same random numbers; published_mnf, MNF stops by the rule of their script.
     """
 
     name: str = "paper"
@@ -52,6 +58,10 @@ class Profile:
     splits: tuple[int, ...] = (1, 2, 3, 4, 5)
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     search_seed: int = 1
+    fresh_draws: bool = False
+    full_batches: bool = False
+    one_stream: bool = False
+    published_mnf: bool = False
     n_folds: int = 5
     weight_decays: tuple[float, ...] = tuple(10.0**-k for k in range(1, 16))
     batch_sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
@@ -74,8 +84,8 @@ class Profile:
     format: int = field(default=FORMAT)
 
     def batch_sizes_of(self, dataset: str) -> tuple[int, ...]:
-        """Return the batch sizes of the grid that are not above the train+CV part."""
-        n = len(split(describe(dataset).n, 1).train)
+        """Return the batch sizes of the grid that are not above the train+CV part, or all."""
+        n = max(self.batch_sizes) if self.full_batches else len(split(describe(dataset).n, 1).train)
         most = min(n, LARGEST_BATCH.get(dataset, n))
         return tuple(size for size in self.batch_sizes if size <= most)
 

@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     search_samples: int = 500
     n_samples: int = 500
     numerics: Numerics = EXACT
+    fresh_draws: bool = False
 
 
 @dataclass
@@ -109,6 +110,8 @@ class CrossValidation:
         while bool(self.running.any()) and self.trainer.epoch + rules.evaluate_every <= rules.max_epochs:
             self._shrink()
             self.trainer.advance(rules.evaluate_every)
+            if rules.fresh_draws:
+                evaluator.draw_anew(self.trainer.epoch)
             self._evaluate(evaluator, self.trainer.epoch)
             on_evaluation(self.trainer.epoch)
         return self._result()
@@ -272,7 +275,8 @@ def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[in
     parts = []
     for s in splits or study.profile.splits:
         for f, fold in enumerate(folds(split(len(study.data.y), s).train, study.profile.n_folds)):
-            keys = [stream_key(study.dataset, s, f, seed) for seed in seeds or (study.profile.search_seed,)]
+            place = (0, 0) if study.profile.one_stream else (s, f)
+            keys = [stream_key(study.dataset, *place, seed) for seed in seeds or (study.profile.search_seed,)]
             parts += [Part(*fold, key) for key in keys]
     return make_problem(study.data, parts, study.device)
 
@@ -305,7 +309,9 @@ def cross_validate(
     """
     p, hidden = study.profile, describe(study.dataset).hidden_units
     samples = {"search_samples": p.search_samples(study.dataset), "n_samples": p.n_samples} | samples
-    rules = Rules(p.evaluate_every, p.patience, p.max_epochs, **samples, numerics=study.numerics)
+    rules = Rules(
+        p.evaluate_every, p.patience, p.max_epochs, **samples, numerics=study.numerics, fresh_draws=p.fresh_draws
+    )
     validation = CrossValidation(problem, p.n_folds, configurations, rules, hidden=hidden, family=family, winner=winner)
     state, kept = study.journal.load(f"{name}.part"), time.monotonic()
     if state is not None:
