@@ -22,7 +22,11 @@ _SUM_TOLERANCE = 1e-2  # bfloat16 probabilities sum to 1 within 0.4 %; logits do
 
 
 def rmse(mean: TensorLike, y: TensorLike) -> Tensor:
-    """Root mean squared error sqrt(mean (f - y)^2) over all points and outputs; lower is better."""
+    """Root mean squared error sqrt(mean (f - y)^2) over all points and outputs; lower is better.
+
+    >>> rmse([1.0, 2.0], [1.0, 4.0])
+    tensor(1.4142)
+    """
     return _residual(mean, y).square().mean().sqrt()
 
 
@@ -33,6 +37,9 @@ def pll(samples: TensorLike, y: TensorLike, tau: TensorLike) -> Tensor:
     Teye et al. 2018, Section 4.1 and Appendix 1.5. Differs: the paper prints the constants of D = 1.
 
     samples (T, N, ...), y (N, ...), tau a number or broadcastable to one output's shape; result (N,).
+
+    >>> pll([[0.0], [2.0]], [1.0], tau=1.0)  # two draws of one point
+    tensor([-1.4189])
     """
     samples = _tensor(samples, "samples")
     y = _tensor(y, "y", samples.device)
@@ -55,6 +62,9 @@ def crps_gaussian(mean: TensorLike, variance: TensorLike, y: TensorLike) -> Tens
     e = y - mean, z = e / sigma. Teye et al. 2018, Section 4.1; closed form: Gneiting and Raftery 2007, 4.2.
 
     mean, variance, y and the result have one shape. Zero variance gives |e|, with gradient 0 in the variance.
+
+    >>> crps_gaussian([0.0, 0.0], [1.0, 0.0], [1.0, 1.0])
+    tensor([0.6024, 1.0000])
     """
     e = _residual(mean, y)
     variance = _tensor(variance, "variance", e.device)
@@ -76,6 +86,9 @@ def pll_optimum(mean: TensorLike, y: TensorLike) -> Tensor:
     PLL*_i = sum_d (-1/2 log 2 pi - 1/2 - log|f_id - y_id|). Teye et al. 2018, Section 4.2.
 
     mean and y (N, ...); result (N,), +inf where a prediction is exact.
+
+    >>> pll_optimum([0.0], [1.0])
+    tensor([-1.4189])
     """
     e = _residual(mean, y)
     if e.ndim < 1:
@@ -88,6 +101,9 @@ def crps_optimum(mean: TensorLike, y: TensorLike) -> Tensor:
 
     CRPS* = |f - y| erf(sqrt(ln 2 / 2)), reached at sigma = |f - y| / sqrt(ln 2).
     Teye et al. 2018, Section 4.2. Differs: closed form, where the paper searches numerically.
+
+    >>> crps_optimum([0.0], [1.0])
+    tensor([0.5949])
     """
     return _residual(mean, y).abs() * _CRPS_OPTIMUM
 
@@ -100,6 +116,9 @@ def normalized(score: TensorLike, constant: TensorLike, optimum: TensorLike) -> 
     `pll_optimum`) raise MCBNError, lest a NaN or a false 0 enter a table.
 
     Each argument (N,) or its mean as a number; the result is a scalar, float64 if all three are numbers.
+
+    >>> normalized(score=[1.5], constant=[2.0], optimum=[1.0])
+    tensor(50.)
     """
     s, c, o = _point_means(score=score, constant=constant, optimum=optimum)
     if not math.isfinite(o - c) or o == c:
@@ -115,20 +134,31 @@ def nll(probs: TensorLike, y: TensorLike) -> Tensor:
     """Mean negative log likelihood -log p_y over points and pixels; lower is better, +inf if some p_y is 0.
 
     probs (N, K, ...), classes on dimension 1; y (N, ...) integers. Teye et al. 2018, Table 2, prints -NLL.
+
+    >>> nll([[0.5, 0.5], [0.1, 0.9]], [0, 1])
+    tensor(0.3993)
     """
     probs, y = _probs_and_labels(probs, y)
     return -probs.gather(1, y.unsqueeze(1)).log().mean()
 
 
 def brier(probs: TensorLike, y: TensorLike) -> Tensor:
-    """Brier score: mean of sum_k (p_k - 1[y = k])^2 over points and pixels, 0 to 2; lower is better."""
+    """Brier score: mean of sum_k (p_k - 1[y = k])^2 over points and pixels, 0 to 2; lower is better.
+
+    >>> brier([[0.5, 0.5], [0.1, 0.9]], [0, 1])
+    tensor(0.2600)
+    """
     probs, y = _probs_and_labels(probs, y)
     one_hot = torch.zeros_like(probs).scatter(1, y.unsqueeze(1), 1)  # (N, K, ...)
     return (probs - one_hot).square().sum(1).mean()
 
 
 def accuracy(probs: TensorLike, y: TensorLike) -> Tensor:
-    """Share of points and pixels whose most probable class is y, 0 to 1; higher is better."""
+    """Share of points and pixels whose most probable class is y, 0 to 1; higher is better.
+
+    >>> accuracy([[0.6, 0.4], [0.1, 0.9]], [0, 0])
+    tensor(0.5000)
+    """
     probs, y = _probs_and_labels(probs, y)
     return (probs.argmax(1) == y).to(probs.dtype).mean()
 
@@ -138,6 +168,9 @@ def ece(probs: TensorLike, y: TensorLike, n_bins: int = 15) -> Tensor:
 
     ECE = sum_b n_b / N |accuracy_b - confidence_b|, bins (b / n_bins, (b + 1) / n_bins].
     Guo et al. 2017, Eq. (3).
+
+    >>> ece([[0.6, 0.4], [0.1, 0.9]], [0, 1])  # right both times, 60 and 90 % sure
+    tensor(0.2500)
     """
     probs, y = _probs_and_labels(probs, y)
     if n_bins < 1:
@@ -154,6 +187,9 @@ def auroc(score: TensorLike, positive: TensorLike) -> Tensor:
 
     (sum of the positives' average ranks - P (P + 1) / 2) / (P Q), for P positives and Q negatives.
     Mann and Whitney 1947. score of any shape without NaN, positive of the same shape, bool or 0/1.
+
+    >>> auroc([0.1, 0.4, 0.8], [False, True, True])
+    tensor(1.)
     """
     score = _tensor(score, "score")
     positive = _tensor(positive, "positive", score.device)
