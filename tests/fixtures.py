@@ -16,7 +16,7 @@ import torch
 
 import mcbn
 from kinds import make
-from mcbn.engine import kernels
+from mcbn.engine import constants, kernels
 from on_host import launch_on_host
 from workplace import furnish, working_in
 
@@ -25,6 +25,7 @@ if "MCBN_DATA_DIR" not in os.environ and _shared.is_dir():
     os.environ["MCBN_DATA_DIR"] = str(_shared)
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
+constants.DRAWS_BEFORE_PLAN = 1  # tests are of plans, of few draws
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in a shell's background; what tests start inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

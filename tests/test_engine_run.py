@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import mcbn
 from drawn import check_equal, fit, loop
-from kinds import KINDS, make
+from kinds import KINDS, make, settle
 from mcbn import batches
+from mcbn.engine import agree as agreement
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
 from mcbn_study.networks import UNet, resnet32, resnet50
@@ -419,3 +420,203 @@ def test_inputs_that_compare_equal_and_other_layouts_have_plans_of_their_own() -
     bayes = mcbn.MCBN(net.eval(), "regression", inputs=lambda rows: (rows, 1)).fit(x, n_samples=3, batch_size=8)
     for inputs in ((x, 1), (x, True), (x, 1.0), (x.T.contiguous().T, 1)):
         check_equal(bayes.sample(inputs), loop(bayes, inputs), 1e-12)
+
+
+# ---------------------------------------------------------------- plans: when they are prepared, and compared again
+
+
+class Moody(nn.Module):
+    """Multiplies by a number that is no tensor, so that no trace sees it change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.mood = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.mood[0]
+
+
+def moody() -> tuple[mcbn.MCBN, Tensor, list[float]]:
+    torch.manual_seed(0)
+    x = torch.randn(24, 5)
+    bayes = fit(Moody(), x)
+    assert bayes.network is not None
+    return bayes, x, bayes.network.module.mood
+
+
+def replays(bayes: mcbn.MCBN, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """List the draws that run by the network's own code from now on."""
+    numbers, replay = list[int](), bayes.engine.replay
+
+    def counted(inputs: Any, t: int) -> Tensor:
+        numbers.append(t)
+        return replay(inputs, t)
+
+    monkeypatch.setattr(bayes.engine, "replay", counted)
+    return numbers
+
+
+def test_a_plan_that_is_wrong_for_later_inputs_is_replaced() -> None:
+    bayes, x, mood = moody()
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-5)
+    mood[0] = 2.0
+    with pytest.warns(UserWarning, match="failed on later inputs .*on call 2 it gave other numbers"):
+        check_equal(bayes.sample(x), loop(bayes, x), 1e-5)
+    mood[0] = 3.0
+    check_equal(bayes.sample(x), loop(bayes, x), 1e-5)
+    check_equal(bayes.sample(x[:3]), loop(bayes, x[:3]), 1e-5)  # nor is a trace of another shape trusted
+    assert "own code, because a plan of it failed on later inputs" in bayes.explain(x)
+
+
+def test_inputs_larger_than_any_seen_are_compared() -> None:
+    bayes, x, mood = moody()
+    for _ in range(2):
+        bayes.sample(x)
+    mood[0] = 2.0
+    bayes.sample(1.5 * x)  # call 3, of the same range: not compared
+    with pytest.warns(UserWarning, match="on call 4"):
+        check_equal(bayes.sample(x), loop(bayes, x), 1e-5)
+    bayes, x, mood = moody()
+    for _ in range(4):
+        bayes.sample(x)
+    mood[0] = 2.0
+    with pytest.warns(UserWarning, match="on call 5"):
+        check_equal(bayes.sample(3 * x), loop(bayes, 3 * x), 1e-5)
+
+
+def test_comparing_again_costs_nothing_over_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes, x, _ = moody()
+    bayes.sample(x[:2])
+    numbers = replays(bayes, monkeypatch)
+    for call in range(999):
+        bayes.sample(x[:2] * (1 + 0.001 * call))
+    assert len(numbers) == 9  # calls 2, 4, ..., 512
+    assert len({*numbers}) > 1  # not one draw again and again
+
+
+def test_a_plan_that_raises_on_later_inputs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes, x, _ = moody()
+    bayes.sample(x)
+    bayes.sample(x, chunk_size=2)
+    prepare = plans.Plan.prepare
+
+    def failing(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
+        sampler = prepare(self, inputs, workspace)
+
+        def run(start: int, stop: int) -> Tensor:
+            if start:
+                raise RuntimeError("no such kernel")
+            return sampler(start, stop)
+
+        return run
+
+    monkeypatch.setattr(plans.Plan, "prepare", failing)
+    with pytest.warns(UserWarning, match=r"failed on later inputs \(RuntimeError: no such kernel\)"):
+        check_equal(bayes.sample(x, chunk_size=2), loop(bayes, x), 1e-5)
+    check_equal(bayes.sample(x, chunk_size=2), loop(bayes, x), 1e-5)
+    assert "own code, because a plan" in bayes.explain(x, chunk_size=2)
+    assert "own code" not in bayes.explain(x)  # other plans go on
+
+
+def test_a_plan_stays_where_the_inputs_are_at_fault() -> None:
+    x = torch.randint(0, 9, (40, 3))
+    bayes = fit(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 2)), x)
+    bayes.sample(x)
+    with pytest.raises(mcbn.MCBNError, match="could not run"):
+        bayes.sample(torch.full((40, 3), 9))
+    assert "own code" not in bayes.explain(x)
+
+
+def test_outputs_that_overflow_do_not_refute_a_plan() -> None:
+    x, net = torch.randn(24, 5), nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    nn.init.constant_(net[2].weight, 100.0)
+    bayes = fit(net, x)
+    bayes.sample(x)
+    assert not bool(bayes.sample(5e37 * x).isfinite().all())
+    assert "own code" not in bayes.explain(x)
+
+
+@pytest.mark.parametrize(("T", "calls"), [(40, 0), (32, 0), (20, 1), (5, 6)])
+def test_a_plan_is_prepared_once_it_pays(T: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DRAWS_BEFORE_PLAN", 32)
+    model, x = make("1d", dtype=torch.float64)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=T, batch_size=8)
+    first = bayes.sample(x)
+    for _ in range(calls):
+        assert not bayes.engine.plans
+        check_equal(bayes.sample(x), first, 1e-12)
+    assert len(bayes.engine.plans) == 1
+    check_equal(first, loop(bayes, x), 1e-12)
+
+
+@pytest.mark.parametrize("ask", [{"chunk_size": 2}, {"compile": True}])
+def test_who_asks_for_chunks_has_a_plan_at_once(ask: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DRAWS_BEFORE_PLAN", 32)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    bayes.predict(x, **ask)
+    assert len(bayes.engine.plans) == 1
+
+
+# ---------------------------------------------------------------- what a plan must agree with
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Let every plan give other samples."""
+    prepare = plans.Plan.prepare
+
+    def wrong(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
+        sampler = prepare(self, inputs, workspace)
+        return lambda start, stop: change(sampler(start, stop))
+
+    monkeypatch.setattr(plans.Plan, "prepare", wrong)
+
+
+@pytest.mark.parametrize("n", [1, 24])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_a_plan_off_by_a_percent_is_refused(n: int, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=40, batch_size=8)
+    monkeypatch.setattr(agreement, "is_tf32", lambda values: tf32)  # as on a GPU, by PyTorch's default
+    changed(monkeypatch, lambda samples: samples * 1.01)
+    assert "gave other numbers" in bayes.explain(x[:n])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 24])
+def test_half_precision_has_plans_as_exact_as_the_network(n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(12):
+        layers += [nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()]
+    net, x = nn.Sequential(*layers, nn.Linear(32, 10)), torch.randn(64, 32)
+    bayes = fit(settle(net, x), x, n_samples=40, batch_size=32)
+    expected = bayes.sample(x[:n])
+    half = bayes.to(dtype)
+    assert "own code" not in half.explain(x[:n])
+    plain = torch.stack([half.engine.replay(half.engine.network.prepare(x[:n]), t) for t in range(40)]).float()
+    error, own_error = ((samples - expected).square().mean().sqrt() for samples in (half.sample(x[:n]).float(), plain))
+    assert error < 1.5 * own_error
+
+
+class Single(nn.Module):
+    """An operation that takes single precision alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("single precision alone")
+        return self.head(self.norm(x))
+
+
+def test_networks_that_cannot_run_in_double_precision_have_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(24, 5)
+    bayes = fit(Single(), x, n_samples=1)  # no spread: rounding decides
+    changed(monkeypatch, lambda samples: samples * (1 + 2e-5))
+    assert "own code" not in bayes.explain(x)
+    changed(monkeypatch, lambda samples: samples * (1 + 2e-4))
+    assert "gave other numbers" in bayes.explain(x[:20])

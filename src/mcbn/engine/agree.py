@@ -1,19 +1,33 @@
 """Same numbers? Whether two ways to one result agree up to rounding: the only place where this is decided.
 
-A faster way is used only where it agrees with the network's own code. Bounds are relative to a scale, by default the
-largest expected value: rounding adds up over a network, and a small output of large terms is no more exact than they.
-A wrong way (another layer's statistics, a value overwritten too early) is off by about the spread of the draws, parts
-in ten or in a hundred, so bounds far above rounding still tell it apart.
+A faster way is used only where it agrees with the network's own code. Of samples the bound is, output by output,
+
+    |plan - own| <= FRACTION spread + TIMES rounding.
+
+spread: the standard deviation of the output over draws, root mean square over inputs: what the user asked for. T draws
+know it to 1 / sqrt(2 T), 7 % at T = 100, so half a percent of it is nothing. rounding: how far the network's own pass
+is from the same pass in double precision, root mean square over a few inputs. Two right ways of n values are up to
+sqrt(2) sqrt(2 ln n) roundings apart, 5 for a thousand values and 8 for ten million. A rounding is never less than one
+digit of the output's size, nor than what the typical output of this network has in units of its spread: of few inputs
+one output's own may be small by chance. Both are of one output: 500 for the 1 of outputs (1,000,000, 1) is refused.
+
+In single precision the first term alone is enough, and rounding is measured only where it is not. So a plan that is
+wrong (another layer's statistics, a value overwritten too early: parts in ten of the spread) is refused in every
+precision whose rounding leaves the spread visible, and one as exact as the network itself is taken in all of them.
 """
 
-from typing import NamedTuple
+from functools import reduce
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from mcbn.batches import tf32
 
-SMALLEST_SCALE = 1e-6  # outputs that are all zero have no scale of their own
+FRACTION = 0.005  # of the spread
+TIMES = 8  # roundings
+SMALLEST = 1e-6  # of the largest output: what is smaller has no scale of its own
+TINY = 1e-300  # where all outputs are zero
 
 
 class Precision(NamedTuple):
@@ -23,10 +37,18 @@ class Precision(NamedTuple):
     single: float
     coarse: float  # half precision, and single precision whose products a GPU rounds to TF32
 
+    def at(self, values: Tensor, *, coarse: bool = False) -> float:
+        """Return the one that holds for such values; coarse: they come from others of fewer digits."""
+        if values.dtype == torch.float64:
+            return self.double
+        return self.single if values.dtype == torch.float32 and not coarse and not is_tf32(values) else self.coarse
 
-# Samples of a plan against a replay. 53 layers of random weights differ by 1e-4 in single precision; half precision
-# and TF32 have 10 digits, rounding of which reaches parts in a hundred over as many layers
-SAMPLES = Precision(1e-9, 1e-3, 0.1)
+
+# A rounding, of the output's size, where nothing more exact can be had: double precision, weights that cannot be cast.
+# 53 layers of random weights round to 1e-5 in single precision; half precision and TF32 have 7 to 10 digits
+ROUNDING = Precision(1e-12, 1e-5, 1e-2)
+# The most that is taken for rounding, of the output's size: a network may do something else in double precision
+MOST_ROUNDING = Precision(1e-12, 1e-3, 5e-2)
 # Outputs and their gradients, traced against autograd through the network's own code: the same operations
 GRADIENTS = Precision(1e-9, 1e-3, 1e-3)
 # What an exported graph gives against `predict`: another runtime sums in another order, so a digit less
@@ -36,25 +58,82 @@ MEANS = Precision(1e-4, 1e-4, 0.02)
 VARIANCES = Precision(1e-3, 1e-3, 0.04)  # of a standard deviation and of its square: twice the means' in TF32
 
 
-def agree(values: Tensor, expected: Tensor, precision: Precision = SAMPLES, *, scale: Tensor | None = None) -> bool:
-    """Tell whether values hold the expected numbers: |values - expected| <= bound * scale, everywhere.
+class Bound(NamedTuple):
+    """How far two right ways may be apart, output by output: shapes that broadcast to a sample's, (N, ...)."""
 
-    scale: one number or one a value, where the largest of the expected values is not what rounding is relative to.
-    Nothing agrees with nothing: without values there is no evidence.
+    tolerance: Tensor
+    scale: Tensor  # size of the outputs it was found for
+
+    @classmethod
+    def of(cls, own: Tensor, error: Tensor | None = None, *, coarse: bool = False) -> Self:
+        """Work the bound out from samples (t, N, ...) of the network's own code.
+
+        error: of its pass against double precision, (n, ...) for a few inputs; None: as if it were exact. coarse: the
+        network computes in fewer digits than its outputs have.
+        """
+        size, digits, most = own.abs().amax(0), torch.finfo(own.dtype).eps, MOST_ROUNDING.at(own, coarse=coarse)
+        variance = own.double().var(0) if len(own) > 1 else torch.zeros_like(size, dtype=torch.float64)
+        bounds = []
+        for axis in _axes(size):
+            scale, spread = _largest(size, axis), _mean(variance, axis).sqrt()
+            rounding = digits * scale
+            if error is not None:
+                measured, unit = _mean(error.double().square(), axis).sqrt(), torch.maximum(spread, rounding)
+                typical = (measured / unit.clamp(min=TINY)).median() * unit
+                rounding = torch.maximum(rounding, torch.maximum(measured, typical).minimum(most * scale))
+            bounds.append(cls(FRACTION * spread + TIMES * rounding, scale))
+        return cls(*(reduce(torch.minimum, tensors) for tensors in zip(*bounds, strict=True)))
+
+    def at(self, own: Tensor) -> Tensor:
+        """Return the tolerance for another sample (N, ...): less where its outputs are smaller, never more."""
+        scale = reduce(torch.minimum, [_largest(own.abs(), axis) for axis in _axes(own)])
+        return self.tolerance * (scale / self.scale.clamp(min=TINY)).clamp(max=1)
+
+
+def guessed_error(own: Tensor, *, coarse: bool = False) -> Tensor:
+    """Return what stands for the error of a network that cannot run in double precision, as large as `own[0]`."""
+    return ROUNDING.at(own, coarse=coarse) * own.abs().amax(0)
+
+
+def agree(
+    values: Tensor,
+    expected: Tensor,
+    precision: Precision = GRADIENTS,
+    *,
+    scale: Tensor | None = None,
+    tolerance: Tensor | None = None,
+) -> bool:
+    """Tell whether values hold the expected numbers: |values - expected| <= tolerance, everywhere.
+
+    tolerance: of a `Bound`; else the precision times a scale: one number or one a value, the largest expected value of
+    each output (axis 1) where it is not given. Nothing agrees with nothing: without values there is no evidence.
     """
     if values.shape != expected.shape or not expected.numel():
         return False
-    scale = expected.abs().max() if scale is None else scale
-    difference = (values.to(expected.device) - expected).abs()
-    return bool((difference <= _bound(expected, precision) * scale.clamp(min=SMALLEST_SCALE)).all())
-
-
-def _bound(expected: Tensor, precision: Precision) -> float:
-    if expected.dtype == torch.float64:
-        return precision.double
-    return precision.single if expected.dtype == torch.float32 and not is_tf32(expected) else precision.coarse
+    if tolerance is None:
+        scale = _largest(expected.abs(), 1) if scale is None else scale
+        tolerance = precision.at(expected) * scale.clamp(min=SMALLEST)
+    difference = (values.to(expected.device, tolerance.dtype) - expected).abs()
+    return bool((difference <= tolerance).all())
 
 
 def is_tf32(values: Tensor) -> bool:
-    """Tell whether products of such values are rounded to TF32: then two ways of one are not as near."""
+    """Tell whether products of such values may be rounded to TF32: then two ways of one are not as near."""
     return values.is_cuda and tf32()[0] and values.dtype == torch.float32
+
+
+def _axes(sample: Tensor) -> tuple[int, ...]:
+    """Return the axes of (N, ...) that may tell outputs apart: the second, or the last where channels come last."""
+    return (1, sample.ndim - 1) if sample.ndim > 2 else (1,)
+
+
+def _largest(sizes: Tensor, axis: int) -> Tensor:
+    """Return the largest of the sizes of each output along an axis of (N, ...)."""
+    others = [other for other in range(sizes.ndim) if other != axis]
+    largest = sizes.amax(others, keepdim=True).double()
+    return largest.maximum(SMALLEST * largest.amax())
+
+
+def _mean(values: Tensor, axis: int) -> Tensor:
+    """Return the mean of each output along an axis of (N, ...)."""
+    return values.mean([other for other in range(values.ndim) if other != axis], keepdim=True)

@@ -4,6 +4,13 @@
 of the widest intermediate result of a pass, all its inputs together.
 """
 
+# ---------------------------------------------------------------- plans: when they are prepared and compared
+
+DRAWS_BEFORE_PLAN = 32  # of a shape, those asked for counted in, from which a plan is prepared; it costs about as many
+GROWN_RANGE = 2  # inputs so many times larger than those a plan was compared on: it is compared again
+EXACT_INPUTS = 8  # at most, by which rounding is measured
+EXACT_WIDTH = 2**17  # of all of them, but two at least: double precision is slow
+
 # ---------------------------------------------------------------- plans: draws in one pass
 
 CPU_CHUNK = 600_000  # width of all draws of a pass: what stays in the cache of 2 cores (README, "Memory and T")

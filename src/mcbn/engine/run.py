@@ -3,12 +3,21 @@
 Plans, from few inputs to many: several draws in one pass (stacked, or by `torch.vmap` over their scales and shifts);
 one draw a pass, batch norm folded into the weights; draw by draw through the network's own code, for networks that
 cannot be traced, and where gradients are wanted. The numbers are the same.
+
+A plan costs as much as some draws to prepare. The first draws of a shape run by the network's own code, and a plan is
+prepared once it pays (`constants.DRAWS_BEFORE_PLAN`): who predicts once does not lose by it. It is used if it agrees
+with the network's own code (`mcbn.engine.agree`), and compared again on the inputs of its 2nd, 4th, 8th, ... call, and
+on those larger than any it was compared on. Where it fails, the call goes on by the network's own code, and so do all
+that follow.
 """
 
 import math
 import threading
-from collections.abc import Iterator
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +27,7 @@ from mcbn import batches
 from mcbn.batch_norm import Replay
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn.engine.agree import agree
+from mcbn.engine.agree import Bound, agree, guessed_error
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
 from mcbn.engine.rewrite import Workspace
 from mcbn.engine.trace import ReplayTracer
@@ -27,12 +36,38 @@ from mcbn.network import Network
 from mcbn.posterior import Posterior
 
 
+class RefutedError(Exception):
+    """A plan gave other numbers than the network's own code."""
+
+
+@dataclass
+class History:
+    """What inputs of one shape have been through."""
+
+    own_draws: int = 0  # before there was a plan
+    calls: int = 0  # of the plan
+    largest: float = 0.0  # value of an input that the plan was compared on
+    bound: Bound | None = None  # within which the plan agrees
+    width: int = 0  # of its widest result
+
+    def is_due(self, largest: float) -> bool:
+        """Count a call, and tell whether the plan is to be compared on its inputs, whose largest value is this."""
+        self.calls += 1
+        grown = largest > constants.GROWN_RANGE * self.largest
+        self.largest = largest if grown else self.largest
+        return grown or (self.calls > 1 and self.calls.bit_count() == 1)
+
+
 class Engine:
     """Runs draws of one posterior through one network; finds a plan per input shape and remembers it."""
 
     def __init__(self, network: Network, posterior: Posterior) -> None:
         self.network, self.posterior = network, posterior
         self.plans: dict[Any, Plan | OwnCode] = {}  # by shape of the inputs
+        self._histories: dict[Any, History] = {}  # likewise
+        self._refuted = ""  # why no plan is used for this network any more
+        self._warned = False
+        self._own_code = OwnCode("a plan does not pay yet", self.replay)
         self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
         self._lock = threading.RLock()
@@ -53,26 +88,90 @@ class Engine:
         return chunks if chunk_size is not None else _gathered(chunks)
 
     def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None, compile: bool) -> Iterator[Tensor]:
-        """Yield samples of as many draws as go through at once; fewer, then of fewer inputs, where memory runs out."""
+        """Yield samples by the plan; where it fails, by halves of the inputs or by the network's own code."""
+        key = batches.key_of(inputs), chunk_size, compile
         try:
-            blocks = self._blocks(inputs, chunk_size, compile)
-            workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
-            samplers = [plan.prepare(block, workspace) for block, plan in blocks]
-        except torch.OutOfMemoryError as error:
-            yield from self._halved(inputs, start, stop, error)
+            for samples in self._passes(key, inputs, start, stop):
+                yield samples
+                start += len(samples)
             return
+        except torch.OutOfMemoryError as error:
+            rest = self._halved(inputs, start, stop, error)
+        except Exception as error:
+            rest = self._replaced(key, inputs, start, stop, error)
+        yield from rest
+
+    def _passes(self, key: Any, inputs: Any, start: int, stop: int) -> Iterator[Tensor]:
+        """Yield samples of as many draws as go through at once, fewer where memory runs out."""
+        history = self._history(key)
+        pays = self._pays(key, history, stop - start)
+        blocks = self._blocks(inputs, *key[1:]) if pays else [(inputs, self._own_code)]
+        workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
+        samplers = [plan.prepare(block, workspace) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
+        due = isinstance(blocks[0][1], Plan) and history.is_due(_largest(inputs))
         while start < stop:
             try:
                 samples = joined([sampler(start, min(start + chunk, stop)) for sampler in samplers], 1)
-            except torch.OutOfMemoryError as error:
+            except torch.OutOfMemoryError:
                 if chunk == 1:
-                    yield from self._halved(inputs, start, stop, error)
-                    return
+                    raise
                 chunk //= 2
                 continue
+            if due:
+                self._compare_again(history, inputs, samples, start)
+                due = False
             yield samples  # (t, N, ...)
             start += chunk
+
+    def _pays(self, key: Any, history: History, draws: int) -> bool:
+        """Tell whether so many more draws of a shape are worth a plan; who asks for chunks or compiled code has one."""
+        if key in self.plans or key[1] is not None or key[2]:
+            return True
+        history.own_draws += draws
+        return history.own_draws >= constants.DRAWS_BEFORE_PLAN
+
+    def _history(self, key: Any) -> History:
+        history = self._histories.get(key)
+        if history is None:
+            history = History()
+            keep(self._histories, key, history, constants.PLANS_KEPT)
+        return history
+
+    def _compare_again(self, history: History, inputs: Any, samples: Tensor, start: int) -> None:
+        """Compare one of the samples (t, N, ...) with the network's own code; `RefutedError` where they differ."""
+        number = history.calls % len(samples)
+        own = self.replay(inputs, start + number)
+        known = history.bound is not None and agree(samples[number], own, tolerance=history.bound.at(own))
+        if known or not bool(own.isfinite().all()):  # of what overflows nothing can be learnt
+            return
+        own_draws = {t: self.replay(inputs, t) for t in self._references()} | {start + number: own}
+        measure = partial(self._rounding, inputs, history.width)
+        history.bound = self._bound({start + number: samples[number]}, own_draws, measure)
+        if history.bound is None:
+            raise RefutedError(f"on call {history.calls} it gave other numbers than the network itself")
+
+    def _replaced(self, key: Any, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
+        """Go on by the network's own code after a plan failed; where the inputs are at fault, that fails too."""
+        samples = self.replay(inputs, start)
+        if not isinstance(self.plans.get(key), Plan):
+            raise error
+        reason = f"a plan of it failed on later inputs ({type(error).__name__}: {error})"
+        with self._lock:
+            self.plans[key] = OwnCode(reason, self.replay)
+            if isinstance(error, RefutedError):  # what one trace did not see, no other does
+                self._refuted = reason
+                self.plans.clear()
+            warned, self._warned = self._warned, True
+        if not warned:
+            warnings.warn(
+                f"mcbn: {reason}; these results and all that follow come from the network's own code, draw by draw",
+                UserWarning,
+                stacklevel=2,
+            )
+        yield samples.unsqueeze(0)
+        for t in range(start + 1, stop):
+            yield self.replay(inputs, t).unsqueeze(0)
 
     def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
@@ -115,7 +214,9 @@ class Engine:
         return plan
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | OwnCode:
-        """Trace the network and keep the first plan that agrees with a replay."""
+        """Trace the network and keep the first plan that agrees with its own code."""
+        if self._refuted:
+            return OwnCode(self._refuted, self.replay)
         on_gpu = any(t.is_cuda for t in batches.tensors_of(inputs))
         T = self.posterior.n_samples
         at_once = partial(plans.draws_at_once, n_samples=T, chunk_size=chunk_size, on_gpu=on_gpu)
@@ -128,13 +229,82 @@ class Engine:
         except Exception as error:  # whatever a foreign network does while watched, its own code can still be run
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
-        omega, last = self._omega(program), self.replay(inputs, T - 1)
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
-        for plan in plans.plans_for(program, omega, chunk, first.dtype, compile=compile, outputs=outputs):
-            if self._agrees(inputs, plan, first, last):
+        choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, compile=compile, outputs=outputs)
+        history = self._history((batches.key_of(inputs), chunk_size, compile))
+        plan = self._proven(choices, inputs, first, history)
+        return plan or OwnCode("the traced program gave other numbers", self.replay)
+
+    def _proven(self, choices: list[Plan], inputs: Any, first: Tensor, history: History) -> Plan | None:
+        """Return the first plan that agrees with the network's own code, whose first sample is known."""
+        own = {0: first} | {t: self.replay(inputs, t) for t in self._references() if t}
+        measure = cache(partial(self._rounding, inputs, choices[0].program.width))
+        for plan in choices:
+            history.bound = self._bound(self._samples(plan, inputs), own, measure)
+            if history.bound is not None:
+                history.largest, history.width = _largest(inputs), plan.program.width
                 return plan
-        return OwnCode("the traced program gave other numbers", self.replay)
+        return None
+
+    def _references(self) -> list[int]:
+        """Return the draws by which a plan is judged: of few outputs, two alone say little about their spread."""
+        T = self.posterior.n_samples
+        return sorted({0, min(1, T - 1), max(T - 2, 0), T - 1})
+
+    def _samples(self, plan: Plan, inputs: Any) -> dict[int, Tensor]:
+        """Run the draws by which a plan is judged, among as many others as it takes at once; none where it fails."""
+        T, samples = self.posterior.n_samples, dict[int, Tensor]()
+        try:
+            sampler = plan.prepare(inputs, Workspace())
+            for start in {0, max(0, T - plan.chunk)}:
+                together = sampler(start, min(start + plan.chunk, T))
+                samples |= {t: together[t - start] for t in self._references() if 0 <= t - start < len(together)}
+        except Exception:  # no memory, an operation without a batching rule, a view that needs another layout
+            return {}
+        return samples
+
+    def _bound(
+        self, samples: Mapping[int, Tensor], own: Mapping[int, Tensor], measure: Callable[[], Tensor]
+    ) -> Bound | None:
+        """Find the bound within which samples are those of the network's own code; measure rounding if need be."""
+        draws = torch.stack([*own.values()])
+        if not samples or not draws.numel():
+            return None
+        for error in (lambda: None, measure):
+            bound = Bound.of(draws, error(), coarse=self._is_coarse())
+            if all(agree(sample, own[t], tolerance=bound.tolerance) for t, sample in samples.items()):
+                return bound
+        return None
+
+    def _rounding(self, inputs: Any, width: int) -> Tensor:
+        """Measure how far the network's own pass is from double precision, (n, ...) for the first inputs.
+
+        width: of the widest result of a pass; few inputs are enough where it is large.
+        """
+        sizes = {t.shape[0] if t.ndim else 0 for t in batches.tensors_of(inputs)}
+        if len(sizes) == 1:
+            most = min(constants.EXACT_INPUTS, max(2, constants.EXACT_WIDTH * max(sizes) // max(width, 1)))
+            inputs = batches.map_tensors(lambda t: t[:most], inputs)
+        own = self.replay(inputs, 0)
+        if own.dtype != torch.float64:
+            with suppress(Exception):  # weights or operations that cannot be had in double precision
+                return own - self._exact(inputs)
+        return guessed_error(own.unsqueeze(0), coarse=self._is_coarse())
+
+    def _exact(self, inputs: Any) -> Tensor:
+        """Run draw 0 through the network in double precision."""
+        statistics = [{name: value.double() for name, value in each.items()} for each in self.posterior.draw(0)]
+        network = self.network.to(None, torch.float64)
+        device = next(iter(statistics[0].values())).device.type
+        with torch.autocast(device, enabled=False), Replay(*statistics):
+            return network.run_copy(batches.move(inputs, None, torch.float64))
+
+    def _is_coarse(self) -> bool:
+        """Tell whether the network computes in half precision, whatever its outputs are."""
+        kinds = {parameter.dtype for parameter in self.network.module.parameters()}
+        autocast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+        return autocast or bool(kinds & {torch.float16, torch.bfloat16})
 
     def _omega(self, program: Program) -> Tensor:
         """Return scale and shift of every draw, (T, S): the same tensor for all shapes that meet the same layers."""
@@ -144,16 +314,6 @@ class Engine:
             held = [(norm.weight, norm.bias) for norm in program.norms]  # while these live, no others have their ids
             self._scaled = layers, held, omega
         return self._scaled[2]
-
-    def _agrees(self, inputs: Any, plan: Plan, first: Tensor, last: Tensor) -> bool:
-        """Check a plan against replays of the draw it was traced on and of another one."""
-        T = self.posterior.n_samples
-        try:
-            sampler = plan.prepare(inputs, Workspace())
-            samples = sampler(0, min(plan.chunk, 2))[0], sampler(max(T - plan.chunk, T - 2, 0), T)[-1]
-        except Exception:  # no memory, an operation without a batching rule, a view that needs another layout
-            return False
-        return agree(samples[0], first) and agree(samples[1], last)
 
     def _blocks(self, inputs: Any, chunk_size: int | None, compile: bool) -> list[tuple[Any, Plan | OwnCode]]:
         """Cut many inputs into blocks whose values fit the cache, where that changes nothing but the speed."""
@@ -205,6 +365,12 @@ def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:
             waiting.clear()
     if waiting:
         yield joined(waiting)
+
+
+def _largest(inputs: Any) -> float:
+    """Return the largest absolute value of the inputs."""
+    tensors = (t.detach() if t.is_floating_point() else t.float() for t in batches.tensors_of(inputs) if t.numel())
+    return max((float(torch.linalg.vector_norm(t, torch.inf)) for t in tensors), default=0.0)
 
 
 def keep(known: dict[Any, Any], key: Any, value: Any, most: int) -> None:

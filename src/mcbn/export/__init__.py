@@ -211,8 +211,8 @@ def _compare(results: Mapping[str, Tensor], prediction: Any, what: str) -> None:
     """Refuse a graph whose numbers are not those of `predict`."""
     for name, value in results.items():
         expected = getattr(prediction, name)
-        scale = prediction.entropy if name == "mutual_information" else expected  # itself a difference of entropies
-        if not agree(value, expected, EXPORTED, scale=scale.abs().max()):
+        scale = prediction.entropy.max() if name == "mutual_information" else None  # itself a difference of entropies
+        if not agree(value, expected, EXPORTED, scale=scale):
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
                 "which inputs run beside them may still work with chunk_size=1"
