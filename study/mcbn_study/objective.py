@@ -13,11 +13,10 @@ from pathlib import Path
 from statistics import fmean
 
 from mcbn import data
-from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
-from mcbn_study.journal import RECORDS, Journal, Record, latest, read
-from mcbn_study.tables import read_words, table, to_csv, to_page
+from mcbn_study.journal import RECORDS, Journal, latest, read
+from mcbn_study.tables import read_words, write_table
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
@@ -69,16 +68,10 @@ def report(out: Path) -> None:
     records = latest(read(out / RECORDS), ("dataset", "n", "seed"))
     rows = []
     for n in sorted({r["n"] for r in records}):
-        columns = zip(*(_ratios(r) for r in records if r["n"] == n), strict=True)
-        rows.append([n, *map(fmean, columns)])
+        pairs = [(r["fixed"]["relative"], r["implied"]) for r in records if r["n"] == n]
+        of_decay = [i["decay"] / (i["difference"] / i["relative"]) for _, i in pairs]
+        against = [i["difference"] / i["decay"] for _, i in pairs]
+        rows.append([n, *map(fmean, ([f for f, _ in pairs], [i["relative"] for _, i in pairs], of_decay, against))])
     cells = [[str(n), *(f"{value:.4g}" for value in means)] for n, *means in rows]
-    shown = table(read_words(__package__)["objective"], cells)
-    write_text(out / "table.md", to_page(shown))
-    write_text(out / "table.csv", to_csv(shown.header, [[n, *(round(v, 6) for v in means)] for n, *means in rows]))
-
-
-def _ratios(record: Record) -> tuple[float, ...]:
-    """Return the columns of one run."""
-    implied = record["implied"]
-    of_decay = implied["decay"] / (implied["difference"] / implied["relative"])
-    return record["fixed"]["relative"], implied["relative"], of_decay, implied["difference"] / implied["decay"]
+    numbers = [[n, *(round(v, 6) for v in means)] for n, *means in rows]
+    write_table(out, read_words(__package__)["objective"], cells, numbers)

@@ -9,24 +9,21 @@ fit in minutes: one fold of five, batch size 64, at most 200 epochs, three split
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from mcbn import MCBN, data
-from mcbn.files import write_text
-from mcbn.networks import RegressionMLP, Standardized
+from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.estimates import cell, estimate
 from mcbn_study.journal import RECORDS, Journal, read
+from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_run
-from mcbn_study.regression.profile import TAU_RANGES
-from mcbn_study.tables import read_words, table, to_csv, to_page
+from mcbn_study.tables import read_words, write_table
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
@@ -34,7 +31,6 @@ UNIT_PRIOR = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)  # standardised
 KEYS = ("dataset", "method", "split", "seed")
 SCORES = ("rmse", "crps", "pll")
 Setting = Mapping[str, float]
-Penalty = Callable[[nn.Module, Tensor], Tensor]
 GRID: Mapping[str, Sequence[Setting]] = {
     "none": ({},),
     "weight decay": tuple({"weight_decay": decay} for decay in (1e-1, 1e-2, 1e-4)),
@@ -63,37 +59,13 @@ class ChosenSetting(NamedTuple):
     tau: float
 
 
-def penalty_of(method: str, setting: Setting, network: nn.Module, n: int) -> Penalty:
-    """Return what is added to half the mean squared error of a batch (N, Q)."""
-    if method == "none":
-        return lambda net, x: x.new_zeros(())
-    if method == "weight decay":
-        decay = setting["weight_decay"]
-        return lambda net, x: (
-            0.5 * decay * torch.stack([p.square().sum() for p in net.parameters() if p.ndim > 1]).sum()
-        )
+def training_options(method: str, setting: Setting, network: nn.Module, n: int) -> dict[str, Any]:
+    """Return what `train_regression` adds to half the mean squared error: weight decay, or the divergence."""
+    if not method.startswith("KL"):
+        return {"weight_decay": setting.get("weight_decay", 0.0)}
     tau = setting["tau"]  # of standardised targets
     prior = UNIT_PRIOR if method == "KL, fixed prior" else implied_prior(network, setting["weight_decay"], n, tau)
-    return lambda net, x: kl_regularizer(net, prior, x) / (n * tau)
-
-
-def train(
-    network: Standardized, x: Tensor, y: Tensor, penalty: Penalty, *, epochs: int, seed: int, batch_size: int
-) -> Iterator[int]:
-    """Train in place as `mcbn.networks.train_regression` does, with any penalty; yield each epoch, in eval mode."""
-    inner = network.network
-    x, y = network.standardize(x, y)
-    y, M = y.reshape(len(y), -1), min(batch_size, len(x))
-    optimizer = torch.optim.Adam(inner.parameters(), lr=1e-3, fused=True)
-    generator = torch.Generator().manual_seed(seed)
-    for epoch in range(1, epochs + 1):
-        network.train()
-        for rows in torch.split(torch.randperm(len(x), generator=generator)[: len(x) // M * M], M):
-            optimizer.zero_grad()
-            torch.autograd.backward(0.5 * mse_loss(inner(x[rows]), y[rows]) + penalty(inner, x[rows]))
-            optimizer.step()
-        network.eval()
-        yield epoch
+    return {"weight_decay": 0.0, "penalty": lambda inner, x: kl_regularizer(inner, prior, x) / (n * tau)}
 
 
 def scores(bayes: MCBN[Any], x: Tensor, y: Tensor) -> dict[str, float | None]:
@@ -134,16 +106,21 @@ class Experiment(NamedTuple):
 
     def _trained(
         self, rows: Partition, method: str, setting: Setting, seed: int, checkpoints: Sequence[int]
-    ) -> Iterator[tuple[int, MCBN[Any]]]:
+    ) -> list[tuple[int, MCBN[Any]]]:
         network = Standardized(RegressionMLP(rows.x.shape[1], seed=seed), rows.x, rows.y)
-        penalty = penalty_of(method, setting, network.network, len(rows.x))
         options: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size}
-        for epoch in train(network, rows.x, rows.y, penalty, epochs=max(checkpoints), **options):
+        trained: list[tuple[int, MCBN[Any]]] = []
+
+        def look(epoch: int) -> None:
             if epoch in checkpoints:
                 with warnings.catch_warnings():  # running statistics lag in short training; MCBN does not use them
                     warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
                     bayes = MCBN(network, "regression").fit(rows.x, n_samples=self.n_samples, **options)
-                yield epoch, bayes
+                trained.append((epoch, bayes))
+
+        more = training_options(method, setting, network.network, len(rows.x))
+        train_regression(network, rows.x, rows.y, epochs=max(checkpoints), on_epoch=look, **options, **more)
+        return trained
 
 
 def run(out: str | Path, *, datasets: Sequence[str] = DATASETS, experiment: Experiment | None = None) -> None:
@@ -187,7 +164,4 @@ def report(out: Path) -> None:
         rows.append([dataset, method, len(pairs), *numbers])
         differences = ["" if method == "weight decay" else cell(gap, sign="+") for gap in gaps]
         cells.append([dataset, method, str(len(pairs)), *map(cell, scored), *differences])
-    shown = table(read_words(__package__)["regularizer"], cells)
-    write_text(out / "table.md", to_page(shown))
-    head = [*shown.header[:3], *(f"{name}{end}" for name in shown.header[3:] for end in ("", " se"))]
-    write_text(out / "table.csv", to_csv(head, rows))
+    write_table(out, read_words(__package__)["regularizer"], cells, rows)

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from mcbn import MCBN, data, plots
-from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
-from mcbn_study.tables import read_words, table, to_csv, to_page
+from mcbn_study.tables import read_words, write_table
 from mcbn_study.theory import kolmogorov_smirnov, lilliefors
 from mcbn_study.theory.objective import LiveNetwork, StatisticsModel
 
@@ -130,9 +129,7 @@ def report(out: Path) -> None:
         for r in records
     ]
     cells = [[*map(str, row[:4]), *(f"{value:.2f}" for value in row[4:])] for row in rows]
-    shown = table(read_words(__package__)["statistics"], cells, **{**records[0], **records[0]["config"]})
-    write_text(out / "table.md", to_page(shown))
-    write_text(out / "table.csv", to_csv(shown.header, rows))
+    write_table(out, read_words(__package__)["statistics"], cells, rows, **{**records[0], **records[0]["config"]})
 
 
 def figures(
@@ -141,23 +138,18 @@ def figures(
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
     drawn = {}
     for (layer, name), (statistic, title) in product(LAYERS.items(), STATISTICS.items()):
-        panels = {(M, epoch): curves[layer, statistic, M, epoch] for M in batch_sizes for epoch in epochs}
+        figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=110)
+        axes = figure.subplots(len(batch_sizes), len(epochs), squeeze=False)
+        for ax, (M, epoch) in zip(axes.flat, product(batch_sizes, epochs), strict=True):
+            plots.statistics(*curves[layer, statistic, M, epoch], xlabel="", ax=ax)
+            handles, labels = ax.get_legend_handles_labels()
+            ax.legend().remove()
+            ax.set(ylabel="density" if ax in axes[:, 0] else "")
+            ax.set_title(f"M = {M}, epoch {epoch}", fontsize="medium")
+            ax.tick_params(labelsize="small")
+            ax.locator_params(axis="x", nbins=4)
         xlabel = f"{title} of unit {UNIT}, {name} ({data.describe(dataset).title}, standardised inputs)"
-        drawn[f"{statistic}-{name.replace(' ', '')}.png"] = _figure(panels, len(batch_sizes), len(epochs), xlabel)
+        figure.supxlabel(xlabel, fontsize="medium")
+        figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
+        drawn[f"{statistic}-{name.replace(' ', '')}.png"] = figure
     return drawn
-
-
-def _figure(panels: dict[tuple[int, int], Curve], rows: int, columns: int, xlabel: str) -> "Figure":
-    figure = plots.new_figure(2.7 * columns + 0.4, 2.0 * rows + 0.9, dpi=110)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for ax, ((M, epoch), curve) in zip(axes.flat, panels.items(), strict=True):
-        plots.statistics(*curve, xlabel="", ax=ax)
-        handles, labels = ax.get_legend_handles_labels()
-        ax.legend().remove()
-        ax.set(ylabel="density" if ax in axes[:, 0] else "")
-        ax.set_title(f"M = {M}, epoch {epoch}", fontsize="medium")
-        ax.tick_params(labelsize="small")
-        ax.locator_params(axis="x", nbins=4)
-    figure.supxlabel(xlabel, fontsize="medium")
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
-    return figure

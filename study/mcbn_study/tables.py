@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 from string import Template
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mcbn.errors import MCBNError
+from mcbn.files import write_text
 
 MISSING = "\N{EN DASH}"
 Words = Mapping[str, Any]  # of one table: title, label, header, note
@@ -74,17 +76,34 @@ def table(words: Words, rows: Sequence[Sequence[str]], header: Sequence[str] = (
 
 
 def render(package: str, **content: Any) -> str:
-    """Fill in the report.md.j2 of a package, where text is Markdown already and the filter `plain` escapes it."""
+    """Fill in the report.md.j2 of a package, where text is Markdown already and the filter `plain` escapes it.
+
+    The filter `table` lays out lines of cells, which stand between bars; the first is the header.
+    """
     loader = PackageLoader(package, "")
     page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"plain": escape_markdown, "markdown": to_markdown}
+    page.filters |= {"plain": escape_markdown, "markdown": to_markdown, "table": _straighten}
     return page.get_template("report.md.j2").render(markdown=markdown, **content).rstrip() + "\n"
+
+
+def _straighten(text: str) -> str:
+    header, *rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
+    return markdown(header, rows)
 
 
 def to_page(table: Table) -> str:
     """Lay out a page of one table, straight in the source too: title, note and cells, which are Markdown already."""
     head = [f"# {table.title}"] if table.title else []
     return "\n\n".join([*head, *filter(None, [table.note]), markdown(table.header, table.rows)])
+
+
+def write_table(
+    out: Path, words: Words, cells: Sequence[Sequence[str]], numbers: Iterable[Sequence[Any]], **fields: Any
+) -> None:
+    """Write a page of one table, table.md, and its numbers, table.csv, whose columns `words` may name by themselves."""
+    shown = table(words, cells, **fields)
+    write_text(out / "table.md", to_page(shown))
+    write_text(out / "table.csv", to_csv(words.get("columns", shown.header), numbers))
 
 
 def to_markdown(table: Table) -> str:

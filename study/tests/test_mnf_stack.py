@@ -1,10 +1,6 @@
 """Networks of a stack against the same networks alone."""
 
 import math
-import mmap
-import warnings
-from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -163,42 +159,10 @@ def test_training_that_does_not_compile_says_so_and_runs_uncompiled(monkeypatch:
     assert_networks_equal(uncompiled, 1, plain, 1)
 
 
-def test_layers_side_by_side_are_the_layers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = stacked([1, 2])
-    two._next_batch()
-    parts = two.network.cut(two.noise, two.batch_size)
-    for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
-        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
-    for beside, alone in zip(stack.side_by_side(two.sources.args[0], parts), two.sources(parts), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(beside, alone, strict=True))
-
-
-def test_capturing_a_step_is_silent_on_streams_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def capture(*_: object, **__: object) -> None:
-        warnings.warn(f"{stack.STREAMS_DIFFER} the stream of the node that produced it.", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-
-    monkeypatch.setattr(stack, "capture", capture)
-    two = stacked([1, 2])
-    two.device = torch.device("cuda")
-    with pytest.warns(UserWarning, match="something else") as seen:
-        two._tried_step()
-    assert len(seen) == 1
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"), reason="old torch"
-)
-def test_torch_warns_of_streams_in_the_words_that_are_silenced() -> None:
-    (library,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        assert text.find(b"\0" + stack.STREAMS_DIFFER.encode()) >= 0  # a text that begins so
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore::DeprecationWarning")  # torch's, on compiling
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
+def test_compiled_training_gives_the_same_networks_on_a_gpu() -> None:
     def trained(max_steps: int) -> stack.Stack:
         members = [1, 2, 3]
         network = MNFNetwork([3, 20, 20, 1], generators=[stack.generator(s, stack.INITIAL) for s in members]).cuda()
@@ -208,8 +172,6 @@ def test_compiled_layers_side_by_side_give_the_same_networks_on_a_gpu() -> None:
             made.epoch()
         return made
 
-    beside, plain = trained(stack.COMPILE_FROM), trained(0)
-    assert beside.sources.func is stack.side_by_side
-    assert plain.sources.func is stack.in_turn
-    for a, b in zip(beside.network.parameters(), plain.network.parameters(), strict=True):
+    compiled, plain = trained(stack.COMPILE_FROM), trained(0)
+    for a, b in zip(compiled.network.parameters(), plain.network.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

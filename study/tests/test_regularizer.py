@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcbn import data, metrics
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study import regularizer
 from mcbn_study.journal import read
-from mcbn_study.regularizer import UNIT_PRIOR, ChosenSetting, Experiment, Partition, penalty_of, scores, train
+from mcbn_study.regularizer import UNIT_PRIOR, ChosenSetting, Experiment, Partition, scores, training_options
 from mcbn_study.theory import implied_prior, kl_regularizer
 from untouched import generators
 
@@ -42,12 +42,16 @@ def part(n: int = 200) -> Partition:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_the_loop_with_weight_decay_is_that_of_the_paper(decay: float) -> None:
+def test_a_penalty_of_half_the_squares_is_weight_decay(decay: float) -> None:
     x, y = boston()
     networks = [Standardized(RegressionMLP(13, seed=3), x, y) for _ in range(2)]
-    train_regression(networks[0], x, y, batch_size=64, epochs=3, weight_decay=decay, seed=5)
-    penalty = penalty_of("weight decay" if decay else "none", {"weight_decay": decay}, networks[1].network, len(x))
-    assert list(train(networks[1], x, y, penalty, epochs=3, seed=5, batch_size=64)) == [1, 2, 3]
+
+    def penalty(network: nn.Module, _: Tensor) -> Tensor:
+        return 0.5 * decay * torch.stack([p.square().sum() for p in network.parameters() if p.ndim > 1]).sum()
+
+    options = training_options("weight decay" if decay else "none", {"weight_decay": decay}, networks[0], len(x))
+    train_regression(networks[0], x, y, batch_size=64, epochs=3, seed=5, **options)
+    train_regression(networks[1], x, y, batch_size=64, epochs=3, seed=5, weight_decay=0.0, penalty=penalty)
     for a, b in zip(networks[0].state_dict().values(), networks[1].state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -58,7 +62,9 @@ def test_penalty_is_the_divergence_over_n_tau(method: str) -> None:
     network = RegressionMLP(13, seed=0)
     setting = {"weight_decay": 0.01, "tau": 4.0}
     prior = UNIT_PRIOR if method == "KL, fixed prior" else implied_prior(network, 0.01, 300, 4.0)
-    found = penalty_of(method, setting, network, 300)(network, x[:64])
+    options = training_options(method, setting, network, 300)
+    assert options["weight_decay"] == 0
+    found = options["penalty"](network, x[:64])
     torch.testing.assert_close(found, kl_regularizer(network, prior, x[:64]) / (300 * 4.0))
 
 

@@ -8,7 +8,6 @@ a layer (I is the width of its z), H hidden width of a flow, F steps of a flow.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,39 +52,10 @@ class FlowStep(nn.Module):
 
     def forward(self, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Move z (S, R, I) by mask (S, R, I): the new z, and the log-determinant (S, R)."""
-        moved: tuple[Tensor, Tensor] = _Move.apply(  # type: ignore[no-untyped-call]
-            z, mask, self.weight_in, self.bias_in, self.weight_out, self.bias_out
-        )
-        return moved
-
-
-class _Move(torch.autograd.Function):
-    """A flow step with its gradient written out: fewer kernels than autograd makes of it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, mask: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        shown = mask * z
-        hidden = torch.tanh(torch.baddbmm(bias_in, shown, weight_in))  # (S, R, H)
-        shift, logit = torch.baddbmm(bias_out, hidden, weight_out).chunk(2, 2)  # (S, R, I) each
-        gate = torch.sigmoid(logit)
-        ctx.save_for_backward(z, mask, weight_in, weight_out, shown, hidden, shift, gate)
-        moved = torch.lerp(shift, z, gate)
+        hidden = torch.tanh(torch.baddbmm(self.bias_in, mask * z, self.weight_in))  # (S, R, H)
+        shift, logit = torch.baddbmm(self.bias_out, hidden, self.weight_out).chunk(2, 2)  # (S, R, I) each
+        moved = torch.lerp(shift, z, torch.sigmoid(logit))
         return torch.lerp(moved, z, mask), ((1 - mask) * logsigmoid(logit)).sum(2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_end, d_log_det = grads  # (S, R, I), (S, R)
-        z, mask, weight_in, weight_out, shown, hidden, shift, gate = ctx.saved_tensors
-        hide, closed = 1 - mask, 1 - gate
-        d_shift = hide * d_end * closed
-        d_logit = torch.addcmul(d_shift * gate * (z - shift), closed * hide, d_log_det.unsqueeze(2))
-        d_out = torch.cat([d_shift, d_logit], 2)  # (S, R, 2 I)
-        d_pre = torch.ops.aten.tanh_backward(torch.bmm(d_out, weight_out.mT), hidden)  # (S, R, H)
-        d_z = torch.addcmul(d_end - d_shift, mask, torch.bmm(d_pre, weight_in.mT))
-        d_in = torch.bmm(shown.mT, d_pre), d_pre.sum(1, keepdim=True)
-        return d_z, None, *d_in, torch.bmm(hidden.mT, d_out), d_out.sum(1, keepdim=True)
 
 
 class MaskedFlow(nn.Module):
@@ -104,15 +74,6 @@ class MaskedFlow(nn.Module):
             z, change = step(z, mask)
             log_det = log_det + change
         return z, log_det
-
-
-class Sources(NamedTuple):
-    """What of a layer's training pass does not wait for its inputs."""
-
-    z: Tensor  # (S, B, I)
-    var: Tensor  # (S, I, O), of the weights given z
-    bias_var: Tensor  # (S, 1, O)
-    kl: Tensor  # (S,)
 
 
 class MNFLinear(nn.Module):
@@ -163,24 +124,14 @@ class MNFLinear(nn.Module):
         Every row has its own z, and W | z is integrated out row by row (local reparametrisation):
         y ~ N((x z) mu + b, x^2 sigma^2 + var b). The KL's z is one more row.
         """
-        sources = self.sources(noise)
-        return self.outputs(x, sources, noise), sources.kl
-
-    def sources(self, noise: Sequence[Tensor]) -> Sources:
-        """Compute what does not wait for the inputs of the layer: z, variances and the KL."""
-        z_noise, q_masks, r_masks, a_noise, _ = noise
-        B = z_noise.shape[1] - 1
+        z_noise, q_masks, r_masks, a_noise, output_noise = noise
+        B = x.shape[1]
         z, log_det = self._z(z_noise, _as_mask(q_masks))  # (S, B + 1, I), (S, B + 1)
         var, bias_var = torch.exp(2 * self.log_std), self.bias_log_var.exp()  # (S, I, O), (S, 1, O)
         kl = self.kl(z[:, B:], log_det[:, B], _as_mask(r_masks), a_noise, var, bias_var)
-        return Sources(z[:, :B], var, bias_var, kl)
-
-    def outputs(self, x: Tensor, sources: Sources, noise: Sequence[Tensor]) -> Tensor:
-        """Send x (S, B, I) through the layer: (S, B, O)."""
-        z, var, bias_var, _ = sources
-        mean = torch.baddbmm(self.bias, x * z, self.mean)  # (S, B, O)
+        mean = torch.baddbmm(self.bias, x * z[:, :B], self.mean)  # (S, B, O)
         variance = torch.baddbmm(bias_var.clamp(max=MAX_STD**2), x.square(), var.clamp(max=MAX_STD**2))  # (S, B, O)
-        return torch.addcmul(mean, variance.sqrt(), noise[-1])
+        return torch.addcmul(mean, variance.sqrt(), output_noise), kl
 
     def kl(self, z: Tensor, log_det: Tensor, r_masks: Tensor, a_noise: Tensor, var: Tensor, bias_var: Tensor) -> Tensor:
         """Estimate KL(q(W, b) || p(W, b)) from above with one z (S, 1, I), its flow's log_det (S,): (S,).
@@ -254,20 +205,11 @@ class MNFNetwork(nn.Module):
 
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Run a training pass with noise (S, `noise_size(B)`): outputs (S, B, D), KL (S,)."""
-        noises = self.cut(noise, x.shape[1])
-        sources = [layer.sources(noise) for layer, noise in zip(self.linear_layers(), noises, strict=True)]
-        return self.outputs(x, sources, noises)
-
-    def cut(self, noise: Tensor, batch_size: int) -> list[list[Tensor]]:
-        """Cut noise (S, `noise_size(B)`) into the noises of every layer."""
-        return _cut(noise, [layer.pass_shapes(batch_size) for layer in self.linear_layers()])
-
-    def outputs(self, x: Tensor, sources: Sequence[Sources], noises: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-        """Send x (S, B, Q) through the layers, given the sources of each: outputs (S, B, D), KL (S,)."""
+        noises = _cut(noise, [layer.pass_shapes(x.shape[1]) for layer in self.linear_layers()])
         kl = torch.zeros((), dtype=x.dtype, device=x.device)
-        for i, (layer, source, noise) in enumerate(zip(self.linear_layers(), sources, noises, strict=True)):
-            x = layer.outputs(x.relu() if i else x, source, noise)
-            kl = kl + source.kl
+        for i, layer in enumerate(self.linear_layers()):
+            x, of_layer = layer(x.relu() if i else x, noises[i])
+            kl = kl + of_layer
         return x, kl
 
     def sample(self, x: Tensor, noise: Tensor) -> Tensor:

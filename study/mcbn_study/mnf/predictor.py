@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches, saving
@@ -21,7 +21,6 @@ from mcbn_study.mnf.layers import MNFNetwork
 
 FORMAT = "mcbn-mnf 1"
 VALIDATION_PASSES = 10  # draws behind the mean that early stopping judges
-UNITS = ("x_mean", "x_std", "y_mean", "y_std")
 
 
 class MNF(Predictor):
@@ -73,19 +72,14 @@ class MNF(Predictor):
         if validation is not None and self.task == "classification":
             raise MCBNError("early stopping by validation RMSE is for regression; leave validation= out")
         inputs, targets = self._pairs(x, y)
-        model = _untrained(self.task, inputs, targets, self.hidden, seed)
-        training = stack.Stack(
-            model.network,
-            *model.standardize(inputs, targets),
-            [[seed]],
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            classify=self.task == "classification",
-        )
+        classify = self.task == "classification"
+        model = MNFModel(self.hidden, inputs, _logits_of(inputs, targets) if classify else targets, seed=seed)
+        rates: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "classify": classify}
+        training = stack.Stack(model.network, *model.stacked(inputs, targets), [[seed]], **rates)
         if validation is None:
             stack.train_for(training, [epochs])
         else:
-            held_out = model.standardize(*self._pairs(validation, None))
+            held_out = model.stacked(*self._pairs(validation, None))
             noise = stack.draw_noise([[seed, stack.VALIDATION]], 0, VALIDATION_PASSES, model.network.draw_size)
             stack.train_until_best(training, *held_out, noise.to(held_out[0]), max_epochs=epochs, patience=patience)
         self._network, self.n_samples, self.seed = Network(model), n_samples, seed
@@ -138,7 +132,8 @@ class MNF(Predictor):
         method = cls(settings["task"], hidden=settings["hidden"])
         method.n_samples, method.seed = settings["n_samples"], settings["seed"]
         method.tau = torch.tensor(settings["tau"], dtype=torch.float64)
-        model = MNFModel(settings["sizes"], *(tensors[name] for name in UNITS), seed=0)
+        like = (tensors[name].expand(2, *tensors[name].shape) for name in ("x_mean", "y_mean"))
+        model = MNFModel(settings["hidden"], *like, seed=0)
         model.load_state_dict(tensors)
         method._network = Network(model)
         return method
@@ -148,53 +143,34 @@ class MNF(Predictor):
         return f"MNF({self.task!r}, hidden={self.hidden}, tau={self.tau}, {state})"
 
 
-class MNFModel(nn.Module):
+class MNFModel(Standardized):
     """One MNF network in original units: f(x) = y_mean + y_std network((x - x_mean) / x_std)."""
 
-    x_mean: Tensor
-    x_std: Tensor
-    y_mean: Tensor
-    y_std: Tensor
+    network: MNFNetwork
 
-    def __init__(
-        self, sizes: Sequence[int], x_mean: Tensor, x_std: Tensor, y_mean: Tensor, y_std: Tensor, *, seed: int
-    ) -> None:
-        super().__init__()
-        self.network = MNFNetwork(sizes, generators=[stack.generator(seed, stack.INITIAL)]).to(x_mean)
-        for name, value in zip(UNITS, (x_mean, x_std, y_mean, y_std), strict=True):
-            self.register_buffer(name, value)
+    def __init__(self, hidden: Sequence[int], x: Tensor, y: Tensor, *, seed: int) -> None:
+        sizes = [x.shape[1], *hidden, y[0].numel()]
+        super().__init__(MNFNetwork(sizes, generators=[stack.generator(seed, stack.INITIAL)]).to(x), x, y)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run without noise: (N, Q) -> (N,) or (N, D), as y was."""
-        return self._in_units(self.network.centre(((x - self.x_mean) / self.x_std).unsqueeze(0))[0])
+        return self.in_units(self.network.centre(self.standardize_inputs(x).unsqueeze(0))[0])
 
     def sample(self, x: Tensor, start: int, stop: int, *, seed: int) -> Tensor:
         """Run x (N, Q) through draws start..stop-1: (T, N) or (T, N, D)."""
         noise = stack.draw_noise([[seed, stack.DRAWS]], start, stop, self.network.draw_size).to(x)
-        return self._in_units(self.network.sample(((x - self.x_mean) / self.x_std).unsqueeze(0), noise)[0])
+        return self.in_units(self.network.sample(self.standardize_inputs(x).unsqueeze(0), noise)[0])
 
-    def standardize(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def stacked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Bring x (N, Q) and y to what a stack of one trains on: (1, N, Q), and (1, N, D) or labels (1, N)."""
-        x = ((x.to(self.x_mean) - self.x_mean) / self.x_std).unsqueeze(0)
+        x = self.standardize_inputs(x.to(self.x_mean)).unsqueeze(0)
         if not y.is_floating_point():
             return x, y.to(x.device).long().unsqueeze(0)
         return x, ((y.to(x) - self.y_mean) / self.y_std).reshape(1, len(y), -1)
 
-    def _in_units(self, output: Tensor) -> Tensor:
-        output = output if self.y_mean.ndim else output.squeeze(-1)
-        return output * self.y_std + self.y_mean
 
-
-def _untrained(task: str, x: Tensor, y: Tensor, hidden: Sequence[int], seed: int) -> MNFModel:
-    """Build a network that fits the data's sizes and units."""
-    if task == "regression":
-        units = Standardized(nn.Identity(), x, y)
-        outputs = units.y_mean.numel()
-        y_units = (units.y_mean, units.y_std)
-    else:
-        if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
-            raise MCBNError(f"labels must be whole numbers (N,), 0 and up; got {batches.describe(y)} for {len(x)} rows")
-        units = Standardized(nn.Identity(), x, x)
-        outputs = max(2, int(y.max()) + 1)
-        y_units = (x.new_zeros(outputs), x.new_ones(outputs))
-    return MNFModel([x.shape[1], *hidden, outputs], units.x_mean, units.x_std, *y_units, seed=seed)
+def _logits_of(x: Tensor, y: Tensor) -> Tensor:
+    """Check labels (N,) and return zeros (N, K): logits have no units."""
+    if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
+        raise MCBNError(f"labels must be whole numbers (N,), 0 and up; got {batches.describe(y)} for {len(x)} rows")
+    return x.new_zeros(len(x), max(2, int(y.max()) + 1))

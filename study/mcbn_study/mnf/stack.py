@@ -7,8 +7,6 @@ published script; noise and rows of network s come from a generator of its own. 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +15,14 @@ from torch.nn.functional import cross_entropy
 
 from mcbn.engine.capture import capture
 from mcbn_study import checkpoints
-from mcbn_study.mnf.layers import MNFNetwork, Sources
+from mcbn_study.mnf.layers import MNFNetwork
 
 BLOCK = 2**20  # normal numbers drawn at once for a network: depends on nothing else in the stack
 BLOCK_STEPS = 64
 COMPILE_FROM = 50_000  # steps from which fusing kernels pays for the time to compile
 WATCH_EVERY = 20  # epochs between looks at whether all networks have stopped: each look waits for the GPU
 CHUNK = {"cpu": 2**21, "cuda": 2**26}  # numbers of the widest layer in one pass over draws
-STREAMS_DIFFER = "The AccumulateGrad node's stream does not match"  # how torch's warning of it begins
 INITIAL, TRAINING, VALIDATION, DRAWS = range(4)  # purposes of the streams of one network
-LayerSources = Callable[[list[Tensor]], Sources]
 
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -76,7 +72,7 @@ class Stack:
         self.used = steps
         on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
-        self._use()
+        self.loss: Callable[..., Tensor] = self.losses
         self.step = self._prepared_step(max_steps)
 
     def epoch(self) -> None:
@@ -90,11 +86,7 @@ class Stack:
 
         Gradients do not mix: each network's parameters enter its own term alone.
         """
-        noises = self.network.cut(noise, x.shape[1])
-        return self.finish(x, y, self.sources(noises), noises)
-
-    def _finish(self, x: Tensor, y: Tensor, sources: Sequence[Sources], noises: list[list[Tensor]]) -> Tensor:
-        output, kl = self.network.outputs(x, sources, noises)  # (S, B, D), (S,)
+        output, kl = self.network(x, noise)  # (S, B, D), (S,)
         if self.classify:
             fit = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
         else:
@@ -124,53 +116,22 @@ class Stack:
         """Make the step, its kernels fused where training is long enough to pay for compiling."""
         if max_steps >= COMPILE_FROM:
             torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
-            self._use(partial(torch.compile, dynamic=False))
+            self.loss = torch.compile(self.losses, dynamic=False)
             try:
                 return self._tried_step()
             except Exception as error:
                 warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
-                self._use()
+                self.loss = self.losses
         return self._tried_step()
-
-    def _use(self, prepared: Callable[[Any], Any] | None = None) -> None:
-        """Choose how the loss is computed: as it is written, or prepared; on a GPU the layers' flows side by side."""
-        functions = [layer.sources for layer in self.network.linear_layers()]
-        self.sources = partial(in_turn, functions)
-        self.finish, self.loss = self._finish, self.losses
-        if prepared is not None and self.device.type == "cuda":
-            self.sources = partial(side_by_side, [prepared(function) for function in functions])
-            self.finish = prepared(self._finish)
-        elif prepared is not None:
-            self.loss = prepared(self.losses)
 
     def _tried_step(self) -> Callable[[], None]:
         """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
-        parameters = list(self.network.parameters())
+        as_it_was = unchanged(list(self.network.parameters()), self.optimizer)
         if self.device.type == "cuda":
-            with warnings.catch_warnings():  # layers have streams of their own; where these meet, autograd waits
-                warnings.filterwarnings("ignore", STREAMS_DIFFER, UserWarning)
-                return capture(self._step, around=unchanged(parameters, self.optimizer))
-        with unchanged(parameters, self.optimizer):
+            return capture(self._step, around=as_it_was)
+        with as_it_was:
             self._step()
         return self._step
-
-
-def in_turn(functions: Sequence[LayerSources], noises: list[list[Tensor]]) -> list[Sources]:
-    """Compute the sources of the layers, given the noise of each, one after another."""
-    return [function(noise) for function, noise in zip(functions, noises, strict=True)]
-
-
-def side_by_side(functions: Sequence[LayerSources], noises: list[list[Tensor]]) -> list[Sources]:
-    """Compute them each on a stream of its own: none waits for another, and all are small; autograd goes back so."""
-    main, sources = torch.cuda.current_stream(), list[Sources]()
-    streams = [torch.cuda.Stream() for _ in noises]  # type: ignore[no-untyped-call]
-    for function, noise, stream in zip(functions, noises, streams, strict=True):
-        stream.wait_stream(main)
-        with torch.cuda.stream(stream):
-            sources.append(function(noise))
-    for stream in streams:
-        main.wait_stream(stream)
-    return sources
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.networks import RegressionMLP
+from mcbn.networks import RegressionMLP, adam
 from mcbn.noise import constant_tau, tau_by_crps
 from mcbn.page.templates import rounded
 
@@ -56,10 +56,7 @@ class Learner:
 
     def __init__(self, seed: int = 0) -> None:
         self.network = RegressionMLP(1, HIDDEN, seed=seed)
-        matrices = [p for p in self.network.parameters() if p.ndim > 1]
-        others = [p for p in self.network.parameters() if p.ndim <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others}]
-        self.optimizer = torch.optim.Adam(groups, lr=LEARNING_RATE, fused=True)
+        self.optimizer = adam(self.network, WEIGHT_DECAY, LEARNING_RATE)
         self.generator = torch.Generator().manual_seed(seed)
         self.steps = 0
 
