@@ -30,14 +30,14 @@ def run(
     splits: Sequence[int] = SPLITS,
     states: Sequence[int] = STATES,
     **options: Any,
-) -> Path:
-    """Fit and score what is not on record yet; options go to `MCBNRegressor`."""
+) -> list[Path]:
+    """Fit and score what is not on record yet, and write the table; options go to `MCBNRegressor`."""
     journal = Journal(out, {"options": options})
     for key in product(datasets, splits, states):
         fields = dict(zip(KEYS, key, strict=True))
         if not journal.has(**fields):
             journal.add([{"kind": "estimator", **fields, **score(*key, **options)}])
-    return journal.path
+    return [report(out)]
 
 
 def score(dataset: str, split: int, state: int, **options: Any) -> Record:

@@ -14,7 +14,7 @@ from mcbn.progress import bar
 GRID = (-7.0, 7.0, 400)  # two beyond both ends of the data
 
 
-def run(out: str | Path = "results/regression") -> Path:
+def run(out: str | Path = "results/regression") -> list[Path]:
     """Train, tune tau and the constant one on fresh points, and save what the figure shows in predictions/toy.npz."""
     x, y = (column.float() for column in data.toy())
     x_val, y_val = (column.float() for column in data.toy(seed=1))
@@ -29,4 +29,4 @@ def run(out: str | Path = "results/regression") -> Path:
     path = Path(out) / "predictions" / "toy.npz"
     with replacing(path) as temporary:
         np.savez_compressed(temporary, **arrays)
-    return path
+    return [path]

@@ -11,9 +11,10 @@ import mcbn_study.journal
 from cifar import TINY, same
 from mcbn_study.cifar10 import profile
 from mcbn_study.cifar10 import run as study
-from mcbn_study.cifar10.profile import find_profile
+from mcbn_study.cifar10.profile import PROFILES
 from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import Images, find_cifar10
+from mcbn_study.profiles import find_profile
 
 
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +81,7 @@ def test_study_refuses_networks_of_other_settings_and_impossible_seeds(
         with pytest.raises(mcbn.MCBNError, match="seeds must be"):
             study.run(STUDY, tmp_path, seeds=seeds)
     with pytest.raises(mcbn.MCBNError, match="no profile 'slow'"):
-        find_profile("slow")
+        find_profile(PROFILES, "slow")
 
 
 @pytest.mark.slow

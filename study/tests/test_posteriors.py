@@ -21,8 +21,9 @@ from mcbn_study.journal import read as read_records
 from mcbn_study.networks import resnet32
 from mcbn_study.posteriors import measure, report
 from mcbn_study.posteriors import run as posteriors
+from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_gaussian, score_run, with_bounds
-from mcbn_study.regression.profile import QUICK, TAU_RANGES
+from mcbn_study.regression.profile import QUICK
 from mcbn_study.regression.train import load_networks, save_networks
 
 TINY = replace(QUICK, name="tiny", datasets=("boston",), splits=(1, 2), seeds=(1, 2), n_folds=2, n_samples=20)
@@ -204,7 +205,7 @@ def test_unknown_data_sets_and_missing_networks_are_named(tmp_path):
         posteriors.run(TINY, tmp_path / "p", regression=tmp_path, datasets=("boson",))
     with pytest.raises(MCBNError, match="mcbn reproduce regression --datasets concrete --methods mcbn --out"):
         posteriors.run(TINY, tmp_path / "p", regression=tmp_path, datasets=("concrete",))
-    with pytest.raises(MCBNError, match="holds no networks; make them with `mcbn reproduce regression"):
+    with pytest.raises(MCBNError, match=r"boston\.safetensors; make it with `mcbn reproduce regression"):
         posteriors.run(TINY, tmp_path / "p", regression=tmp_path)
     result = CliRunner().invoke(
         app, ["reproduce", "posteriors", "--datasets", "wine", "--regression", str(tmp_path), "--out", str(tmp_path)]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from mcbn.cli import app
 from mcbn_study.journal import read
 from mcbn_study.regression import run as regression
-from mcbn_study.regression.profile import find_profile
+from mcbn_study.regression.profile import PROFILES
 from small_study import OURS, TINY
 
 
@@ -64,7 +64,7 @@ def test_another_configuration_is_refused(tmp_path):
 
 
 def test_command_runs_a_profile(tmp_path, monkeypatch):
-    monkeypatch.setitem(find_profile.__globals__["PROFILES"], "tiny", replace(TINY, splits=(1,)))
+    monkeypatch.setitem(PROFILES, "tiny", replace(TINY, splits=(1,)))
     arguments = ("regression", "--profile", "tiny", "--methods", "mcbn,bn", "--out", str(tmp_path))
     result = command(*arguments)
     assert result.exit_code == 0, result.output

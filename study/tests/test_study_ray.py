@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'mcbn[ray]'")
 
+from mcbn_study import sensitivity
 from mcbn_study.journal import CellJournal, read
 from mcbn_study.regression import run as regression
-from mcbn_study.sensitivity import run as sensitivity
 from small_study import TINY, predictions
 from test_ray import cluster, one_killed, pytestmark  # noqa: F401  # a fixture, and marks
 

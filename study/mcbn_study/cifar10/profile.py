@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcbn.errors import MCBNError
 from mcbn_study.data.cifar import Images, cifar10
+from mcbn_study.profiles import read_profiles
 
 N_IMAGES, N_VALIDATION, SPLIT_SEED = 50_000, 2_000, 2018
 
@@ -56,29 +56,8 @@ class CifarProfile:
         return Split(training, held, Images(test.x[: self.n_test], test.y[: self.n_test]))
 
 
-PAPER = CifarProfile()
-QUICK = CifarProfile(
-    name="quick",
-    depth=8,
-    steps=200,
-    rates=((0, 0.1), (100, 0.01), (150, 0.001), (180, 0.0001)),
-    n_train=2_000,
-    n_validation=50,
-    n_test=200,
-    n_samples=(1, 2, 4, 8),
-    n_draws=16,
-    batch_sizes=(8, 32),
-    sweep_samples=8,
-    query_images=20,
-    query_samples=4,
-)
-
-
-def find_profile(name: str) -> CifarProfile:
-    """Return a profile by its name."""
-    if name not in ("paper", "quick"):
-        raise MCBNError(f"there is no profile {name!r}; take paper or quick")
-    return PAPER if name == "paper" else QUICK
+PROFILES = read_profiles("cifar10", CifarProfile, "name")
+PAPER, QUICK = PROFILES["paper"], PROFILES["quick"]
 
 
 def held_out() -> tuple[Tensor, Tensor]:

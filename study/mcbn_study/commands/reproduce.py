@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,9 +51,8 @@ def _split(names: list[str] | None) -> list[str]:
 
 Names = Annotated[list[str] | None, typer.Option(callback=_split, help="names, separated by commas; all by default")]
 ProfileName = Annotated[str, typer.Option(help="paper: the whole protocol; quick: minutes on two cores")]
-Device = Annotated[
-    str, typer.Option(callback=_choose_device, help="auto, cpu or cuda; auto takes a GPU if there is one")
-]
+_AUTO = typer.Option(callback=_choose_device, help="auto, cpu or cuda; auto takes a GPU if there is one")
+Device = Annotated[str, _AUTO]
 Compile = Annotated[bool, typer.Option("--compile", help="fuse kernels by torch.compile: pays on large sets")]
 EngineName = Annotated[str, typer.Option(help="local, or ray: cells of work as tasks on a cluster")]
 Address = Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")]
@@ -80,13 +80,14 @@ def regression(
     address: Address = None,
 ) -> Lines:
     """Cross-validate, tune tau and test on the paper's regression sets."""
+    from mcbn_study.profiles import find_profile
     from mcbn_study.regression import run as regression
-    from mcbn_study.regression.profile import METHODS, find_profile
+    from mcbn_study.regression.profile import METHODS, PROFILES
 
     require_engine(engine)
     how: dict[str, Any] = {"compiled": compiled, "fused": fused, "engine": engine, "address": address, "device": device}
     switches: dict[str, Any] = {"fresh_draws": fresh_draws, "full_batches": full_batches, "one_stream": one_stream}
-    chosen = replace(find_profile(profile), search_seed=search_seed, published_mnf=published_mnf, **switches)
+    chosen = replace(find_profile(PROFILES, profile), search_seed=search_seed, published_mnf=published_mnf, **switches)
     journal = regression.run(chosen, out, datasets=datasets or (), methods=methods or METHODS, **how)
     return [f"{len(journal.find(kind='test'))} test runs in {journal.path}"]
 
@@ -104,29 +105,32 @@ def sensitivity(
     address: Address = None,
 ) -> Lines:
     """Vary batch size and number of passes of MCBN; needs the MCBN runs of `regression`."""
-    from mcbn_study.regression.profile import find_profile
-    from mcbn_study.sensitivity import run as sensitivity
+    from mcbn_study import sensitivity
+    from mcbn_study.profiles import find_profile
+    from mcbn_study.regression.profile import PROFILES
 
     require_engine(engine)
     how: dict[str, Any] = {"compiled": compiled, "fused": fused, "engine": engine, "address": address, "device": device}
-    journal = sensitivity.run(find_profile(profile), out, datasets=datasets or (), regression=regression, **how)
+    chosen = find_profile(PROFILES, profile)
+    journal = sensitivity.run(chosen, out, datasets=datasets or (), regression=regression, **how)
     return [f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}"]
 
 
-@command("statistics", small=True)
-def statistics(out: Results = Path("results/statistics")) -> None:
-    """Draw the distributions of batch statistics on Yacht and test them for Gaussians (appendix)."""
-    from mcbn_study import statistics
+def _command_of(name: str, folder: str, words: str) -> None:
+    """Make a command of a module whose `run(out)` does all there is to do."""
 
-    statistics.run(out)
+    def run(out: Results = Path("results") / folder) -> Lines | None:
+        lines: Lines | None = import_module(f"mcbn_study.{name}").run(out)
+        return lines
+
+    run.__name__, run.__doc__ = name, words
+    command(name, small=True)(run)
 
 
-@command("objective", small=True)
-def objective(out: Results = Path("results/objective")) -> None:
-    """Measure how the gradients of Eq. (1) and Eq. (2) approach each other as N grows."""
-    from mcbn_study import objective
-
-    objective.run(out)
+_command_of("statistics", "statistics", "Draw the distributions of batch statistics on Yacht, test them for Gaussians.")
+_command_of("objective", "objective", "Measure how the gradients of Eq. (1) and Eq. (2) approach as N grows.")
+_command_of("toy", "regression", "Fit the toy problem of Figure 1; `tables` draws it.")
+_command_of("estimators", "estimators", "Score the scikit-learn estimator with its default parameters, embedded sets.")
 
 
 @command("regularizer --datasets yacht", small=True)
@@ -135,23 +139,6 @@ def regularizer(datasets: Names = None, out: Results = Path("results/regularizer
     from mcbn_study import regularizer
 
     regularizer.run(out, datasets=datasets or regularizer.DATASETS)
-
-
-@command("toy", small=True)
-def toy(out: Results = Path("results/regression")) -> Lines:
-    """Fit the toy problem of Figure 1; `tables` draws it."""
-    from mcbn_study import toy
-
-    return [toy.run(out)]
-
-
-@command("estimators --out results/estimators", small=True)
-def estimators(out: Results = Path("results/estimators")) -> Lines:
-    """Score the scikit-learn estimator with its default parameters on the embedded sets."""
-    from mcbn_study import estimators
-
-    estimators.run(out)
-    return [estimators.report(out)]
 
 
 @command("posteriors --datasets yacht")
@@ -169,20 +156,19 @@ def posteriors(
     from mcbn_study.machine import one_thread
     from mcbn_study.posteriors import report
     from mcbn_study.posteriors import run as posteriors
-    from mcbn_study.regression.profile import find_profile
+    from mcbn_study.profiles import find_profile
+    from mcbn_study.regression.profile import PROFILES
 
     if cifar:
         foreign.cifar(weights, out, n_test=n_test)
     else:
         with one_thread("cpu"):
-            posteriors.run(find_profile(profile), out, regression=regression, datasets=datasets or ())
+            posteriors.run(find_profile(PROFILES, profile), out, regression=regression, datasets=datasets or ())
     return report.write(out)
 
 
 @command("tables --results results")
-def tables(
-    results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results"),
-) -> Lines:
+def tables(results: Annotated[Path, typer.Option(help="folder that holds regression/")] = Path("results")) -> Lines:
     """Write every table and figure of the regression study from its records."""
     from mcbn_study.regression import report as regression
 
@@ -210,10 +196,11 @@ def cifar10(
 ) -> Lines:
     """Train ResNet-32 on CIFAR-10 and measure MCBN on it over T and M (Table 2); needs `mcbn data cifar10`."""
     from mcbn_study.cifar10 import report
-    from mcbn_study.cifar10.profile import find_profile
+    from mcbn_study.cifar10.profile import PROFILES
     from mcbn_study.cifar10.run import run
+    from mcbn_study.profiles import find_profile
 
-    run(find_profile(profile), out, seeds=_numbers(seeds), device=device, networks=networks, dropout=dropout)
+    run(find_profile(PROFILES, profile), out, seeds=_numbers(seeds), device=device, networks=networks, dropout=dropout)
     return () if dropout else report.write(out)
 
 
@@ -255,12 +242,13 @@ def segmentation(
     out: Records = Path("results/segmentation"),
 ) -> Lines:
     """Train SegNet, segment with the paper's setting and with ours, score and draw the uncertainty maps."""
+    from mcbn_study.profiles import find_profile
     from mcbn_study.segmentation import report
-    from mcbn_study.segmentation.profile import find_profile
+    from mcbn_study.segmentation.profile import PROFILES
     from mcbn_study.segmentation.run import run
 
     with one_line_warnings():
-        run(find_profile(profile, dataset), out, device=device, echo=typer.echo)
+        run(find_profile(PROFILES, f"{profile} {dataset}"), out, device=device, echo=typer.echo)
         return report.write(out)
 
 

@@ -29,8 +29,8 @@ from mcbn.data import Regression, folds, split
 from mcbn.model import MCBN
 from mcbn.prediction import RegressionPrediction
 from mcbn_study.machine import saved_bytes, timed
+from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
-from mcbn_study.regression.profile import TAU_RANGES
 
 FAMILIES = ("sample", "sample_again", "gaussian", "layerwise", "diagonal", "linear", "linear_gaussian", "tuned")
 AGAIN = 1000  # added to the seed of `sample_again`
@@ -71,12 +71,13 @@ def measure(
         kind, shift = ("sample", AGAIN) if family == "sample_again" else (family, 0)
         bayes, seconds = timed(partial(_fit, network, x[info["train"]], T, M, seed + shift, kind))
         bayes.tau = info["tau"]
-        measured[family] = _sampled(bayes, *rows, seconds)
+        measured[family] = _score(bayes, *rows, seconds, "sample")
         if family in ("sample", "gaussian"):
-            measured["linear" if family == "sample" else "linear_gaussian"] = _linear(bayes, *rows, seconds)
+            linear = _score(bayes, *rows, seconds, "linear")
+            measured["linear" if family == "sample" else "linear_gaussian"] = linear
         if family == "sample":
             bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned.batch_size), tuned.tau
-            measured["tuned"] = _sampled(bayes, *rows, seconds)
+            measured["tuned"] = _score(bayes, *rows, seconds, "sample")
     bounds = measured["sample"].scores
     return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in measured.items()}
 
@@ -120,21 +121,19 @@ def _fit(network: nn.Module, x: Tensor, T: int, M: int, seed: int, family: str =
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=M, seed=seed, posterior=family)
 
 
-def _sampled(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> FamilyScores:
-    """Score the T draws of a posterior; the time is that of `predict`, moments only."""
-    samples, tau = bayes.sample(x).flatten(1).double(), float(bayes.tau)  # (T, n)
-    _, seconds = timed(lambda: bayes.predict(x))
-    scores = score_run(samples, y, tau, tau_constant)
-    costs = (fit_seconds, seconds, saved_bytes(bayes))
-    return FamilyScores(samples.mean(0), samples.var(0, correction=0), scores, tau, bayes.posterior.batch_size, *costs)
+def _score(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float, method: str) -> FamilyScores:
+    """Score the T draws of a posterior, or the Gaussian that the network linearised in its statistics predicts.
 
-
-def _linear(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float) -> FamilyScores:
-    """Score the Gaussian that the network linearised in its statistics predicts."""
+    The time is that of `predict`, moments only, when what does not depend on the inputs has been made.
+    """
     for _ in range(2):
-        bayes.predict(x, method="linear")  # what does not depend on the inputs is made once
-    pred, seconds = timed(lambda: bayes.predict(x, method="linear"))
+        bayes.predict(x, method=method)
+    pred, seconds = timed(lambda: bayes.predict(x, method=method))
     mean, variance, tau = pred.mean.flatten().double(), pred.epistemic.flatten().double(), float(bayes.tau)
-    scores = score_gaussian(mean, variance, y, tau, tau_constant)
+    if method == "linear":
+        scores = score_gaussian(mean, variance, y, tau, tau_constant)
+    else:
+        samples = bayes.sample(x).flatten(1).double()  # (T, n)
+        mean, variance, scores = samples.mean(0), samples.var(0, correction=0), score_run(samples, y, tau, tau_constant)
     costs = (fit_seconds, seconds, saved_bytes(bayes))
     return FamilyScores(mean, variance, scores, tau, bayes.posterior.batch_size, *costs)

@@ -39,10 +39,10 @@ def run(
     """
     check_request(datasets, ("mcbn",), "cpu")
     folder = Path(regression)
-    chosen = tuple(datasets) or _saved_sets(folder, profile)
-    files = {name: _network_files(folder, name) for name in chosen}
+    saved = [name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists()]
+    files = _network_files(folder, datasets or saved or NAMES[:1])
     regression_study, study = Study("regression", profile, regression), Study(STUDY, profile, out)
-    for name in tracked(chosen, STUDY, "set"):
+    for name in tracked(files, STUDY, "set"):
         compared = _has_runs(study, kind="posterior", dataset=name, family=FAMILIES)
         if not (compared and _has_runs(regression_study, kind="test", dataset=name, method=METHODS)):
             _compare(study, regression_study, name, *(load_networks(path) for path in files[name]))
@@ -90,21 +90,12 @@ def _record(study: Study, kind: str, info: dict[str, Any], one: FamilyScores, **
     return study.record(kind, one.fit_seconds + one.predict_seconds, **place, **one.scores, **costs)
 
 
-def _saved_sets(folder: Path, profile: Profile) -> tuple[str, ...]:
-    saved = tuple(name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists())
-    if not saved:
-        raise MCBNError(f"{folder} holds no networks; make them with `{_command(folder, NAMES[0])}`")
-    return saved
-
-
-def _network_files(folder: Path, dataset: str) -> list[Path]:
-    """Return the files of a set's tested networks and of its fold networks."""
-    files = [folder / "networks" / f"{dataset}{end}.safetensors" for end in ("", "_folds")]
-    for path in files:
+def _network_files(folder: Path, datasets: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the files of the tested networks and of the fold networks of each set."""
+    ends = ("", "_folds")
+    files = {name: [folder / "networks" / f"{name}{end}.safetensors" for end in ends] for name in datasets}
+    for dataset, path in ((dataset, path) for dataset, paths in files.items() for path in paths):
         if not path.exists():
-            raise MCBNError(f"there is no {path}; make it with `{_command(folder, dataset)}`")
+            command = f"mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}"
+            raise MCBNError(f"there is no {path}; make it with `{command}`")
     return files
-
-
-def _command(folder: Path, dataset: str) -> str:
-    return f"mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}"

@@ -5,31 +5,15 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from mcbn.data import NAMES, describe, split
-from mcbn.errors import MCBNError
 from mcbn_study.journal import digest
+from mcbn_study.profiles import read_profiles
 
 METHODS = ("mcbn", "bn", "mcdo", "do", "mnf", "ensemble")
 FORMAT = 1  # of the records; another one makes another configuration
 
-# Published code: where tau is searched, per data set.
-TAU_RANGES = {
-    "boston": (0.01, 10.0),
-    "concrete": (0.001, 10.0),
-    "energy": (0.01, 100.0),
-    "kin8nm": (10.0, 1000.0),
-    "power": (0.01, 10.0),
-    "protein": (0.01, 10.0),
-    "wine": (0.01, 10.0),
-    "yacht": (0.01, 100.0),
-}
-ADDED = {
-    "patience_epochs": 200,
-    "search_seed": 1,
-    "fresh_draws": False,
-    "full_batches": False,
-    "one_stream": False,
-    "published_mnf": False,
-}  # fields newer than the format, left out at their default: older folders stay valid
+# Fields newer than the format, left out at their default: older folders stay valid
+ADDED = {"patience_epochs": 200, "search_seed": 1}
+ADDED |= dict.fromkeys(("fresh_draws", "full_batches", "one_stream", "published_mnf"), False)
 LARGEST_BATCH = {"energy": 512}  # published code
 
 
@@ -104,30 +88,5 @@ class Profile:
         return digest(self.settings())
 
 
-PAPER = Profile()
-QUICK = Profile(
-    name="quick",
-    datasets=("boston", "concrete"),
-    splits=(1, 2),
-    seeds=(1, 2),
-    n_folds=3,
-    weight_decays=(1e-2, 1e-6),
-    batch_sizes=(32, 128),
-    rates=(0.1, 0.01),
-    patience=2,
-    patience_epochs=20,
-    max_epochs=100,
-    n_samples=100,
-    selection_samples=30,
-    sensitivity_splits=(1,),
-    sensitivity_batch_sizes=(16, 128),
-    sensitivity_pass_counts=(100, 50),
-)
-PROFILES = {profile.name: profile for profile in (PAPER, QUICK)}
-
-
-def find_profile(name: str) -> Profile:
-    """Return the profile of that name."""
-    if name not in PROFILES:
-        raise MCBNError(f"there is no profile {name!r}; choose one of {', '.join(PROFILES)}")
-    return PROFILES[name]
+PROFILES = read_profiles("regression", Profile, "name")
+PAPER, QUICK = PROFILES["paper"], PROFILES["quick"]

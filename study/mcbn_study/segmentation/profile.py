@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mcbn.errors import MCBNError
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, Size, load_scenes
 from mcbn_study.networks import SEGNET_WIDTHS
+from mcbn_study.profiles import read_profiles
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,4 @@ class SceneProfile:
         return scenes if self.size is None else scenes.shrink(self.size)
 
 
-_TRIED = (2, 5, 10, 20, 40)
-_QUICK: dict[str, Any] = {"name": "quick", "epochs": 6, "widths": (16, 24, 32, 32, 32), "n_samples": 5, "limit": 36}
-PROFILES = {
-    # M: Teye et al. 2018, Section 4.5
-    ("paper", "camvid"): SceneProfile("paper", "camvid", "test", 10, 200, tuned_batch_sizes=_TRIED),
-    ("paper", "voc"): SceneProfile("paper", "voc", "val", 36, 200, examples=6),
-    ("quick", "camvid"): SceneProfile(
-        **_QUICK, dataset="camvid", test_part="test", batch_size=6, tuned_batch_sizes=(3, 6), size=(90, 120)
-    ),
-    ("quick", "voc"): SceneProfile(**_QUICK, dataset="voc", test_part="val", batch_size=6, size=(96, 96), examples=6),
-}
-
-
-def find_profile(name: str, dataset: str) -> SceneProfile:
-    """Look a profile up."""
-    if (name, dataset) not in PROFILES:
-        known = sorted({each[0] for each in PROFILES}), sorted({each[1] for each in PROFILES})
-        raise MCBNError(f"no profile {name!r} for {dataset!r}; profiles are {known[0]}, data sets {known[1]}")
-    return PROFILES[name, dataset]
+PROFILES = read_profiles("segmentation", SceneProfile, "name", "dataset")

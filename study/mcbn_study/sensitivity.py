@@ -1,0 +1,117 @@
+"""Sensitivity of MCBN to batch size and number of passes (Teye et al. 2018, appendix, four tables).
+
+"Trained and evaluated with varying batch sizes, but other hyperparameters fixed": lambda of each split is the one the
+regression study chose for MCBN. The text is silent on epochs and tau: both are selected anew for each M (and tau for
+each T), by the same cross-validation, with the T of the table. 3 splits x 5 seeds.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mcbn.data import describe
+from mcbn.errors import MCBNError
+from mcbn_study.journal import CellJournal, Journal
+from mcbn_study.regression.measure import Evaluator, original_units
+from mcbn_study.regression.problem import Problem
+from mcbn_study.regression.profile import Configuration, Profile
+from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
+from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks
+from mcbn_study.study import Study, Task, run_study
+
+STUDY = "sensitivity"
+# The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
+LARGEST_PRINTED = {"boston": 256, "energy": 512, "yacht": 128}
+
+
+def run(
+    profile: Profile,
+    out: str | Path = "results/sensitivity",
+    *,
+    regression: str | Path = "results/regression",
+    datasets: Sequence[str] = (),
+    device: str = "cpu",
+    engine: str = "local",
+    **how: Any,
+) -> CellJournal:
+    """Run the study; `regression` is the folder of that study, whose choice of lambda is kept; how: as `run_study`."""
+    datasets = tuple(datasets) or profile.datasets
+    check_request(datasets, ("mcbn",), device, engine)
+    tasks = list_tasks(profile, datasets, Path(regression))
+    return run_study(STUDY, profile, out, lambda _: tasks, datasets=datasets, device=device, engine=engine, **how)
+
+
+def list_tasks(profile: Profile, datasets: Sequence[str], regression: Path) -> list[Task]:
+    """List the cells, one a data set and batch size; a weight counts steps and evaluations."""
+    tasks = []
+    for dataset in datasets:
+        decays = chosen_decays(regression, profile, dataset)
+        for M in batch_sizes(profile, dataset):
+            weight = describe(dataset).n * (1 / M + 0.01)
+            options = {"M": M, "decays": decays}
+            tasks.append(Task(f"{dataset}-sensitivity-{M}", dataset, measure, options, weight=weight))
+    return tasks
+
+
+def batch_sizes(profile: Profile, dataset: str) -> list[int]:
+    """Return the batch sizes that the paper's table prints for a data set."""
+    return [M for M in profile.sensitivity_batch_sizes if LARGEST_PRINTED.get(dataset, M) >= M]
+
+
+def pass_counts(profile: Profile, batch_size: int) -> list[int]:
+    """Return the T evaluated at a batch size: that of the first tables, and at M = 128 those of the others."""
+    counts = {profile.sensitivity_samples}
+    if batch_size == profile.sensitivity_pass_batch_size:
+        counts |= set(profile.sensitivity_pass_counts)
+    return sorted(counts)
+
+
+def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:
+    """Read the lambda that the regression study chose for MCBN on each split."""
+    records = Journal(folder).find(kind="test", dataset=dataset, method="mcbn")
+    decays = {r["split"]: float(r["config"]["weight_decay"]) for r in records}
+    missing = [s for s in profile.sensitivity_splits if s not in decays]
+    if missing:
+        raise MCBNError(
+            f"{folder} has no MCBN runs of {dataset} on split {missing[0]}, whose weight decay is needed here; first "
+            f"run `mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}`, or name another "
+            "folder with --regression"
+        )
+    return [decays[s] for s in profile.sensitivity_splits]
+
+
+def measure(study: Study, M: int, decays: Sequence[float]) -> None:
+    """Select epochs at this batch size, train the final networks once, tune and score for each T."""
+    splits, started, name = study.profile.sensitivity_splits, time.perf_counter(), f"{study.dataset}-sensitivity-{M}"
+    problem = fold_problem(study, splits=splits)
+    configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
+    winner = [sorted(set(decays)).index(decay) for decay in decays]
+    samples = {"search_samples": study.profile.sensitivity_samples, "n_samples": 2}
+    selected = cross_validate(study, name, problem, configurations, "bn", winner=winner, **samples)
+    chosen = [Choice(configurations[c], int(selected.epoch[0, b, c])) for b, c in enumerate(winner)]
+    final = final_problem(study, splits)
+    trained = train_chosen(study, final, chosen, "bn")
+    records, counts = [], pass_counts(study.profile, M)
+    for T in counts:
+        tuned = _tune(study, problem, selected, chosen, T)
+        drawn = outputs(study, trained, final, "mc", T)
+        seconds = (time.perf_counter() - started) / (len(drawn) * len(counts))
+        for s, choice, runs in zip(splits, tuned, by_split(study, drawn), strict=True):
+            records += score_runs(study, "sensitivity", "mcbn", s, runs, choice, seconds, batch_size=M)
+    tensors = {"rmse": selected.rmse, "epoch": selected.epoch, "winner": selected.winner}
+    study.journal.finish(name, tensors, records)
+
+
+def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Choice], T: int) -> list[Choice]:
+    """Tune tau on the kept fold networks with T draws."""
+    F = study.profile.n_folds
+    networks = grid_networks(problem, [chosen[0].configuration], "bn", describe(study.dataset).hidden_units)
+    networks = networks.like(problem.train.x)
+    values = {name: value[0].flatten(0, 1).to(study.device) for name, value in selected.values.items()}  # (B F, ...)
+    evaluator = Evaluator(problem, networks.batch_size, T, study.numerics)
+    moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
+    mean, variance = (torch.split(each.cpu(), F) for each in moments)  # B of (F, n) each
+    return [choice.tuned(mean[b], variance[b], selected.y[0, b], study.dataset) for b, choice in enumerate(chosen)]
