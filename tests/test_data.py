@@ -139,8 +139,9 @@ def test_embedded_equals_published_file_value_for_value(name, published):
     assert np.array_equal(np.column_stack([x.numpy(), y.numpy()]), np.loadtxt(path))
 
 
-def test_damaged_package_data_is_caught_by_its_shape(monkeypatch):
-    monkeypatch.setattr(regression, "_read_embedded", lambda dataset: b"a,b\n1,2\n")
+def test_damaged_package_data_is_caught_by_its_shape(monkeypatch, tmp_path):
+    (tmp_path / "boston.csv").write_text("a,b\n1,2\n")
+    monkeypatch.setattr(regression, "_EMBEDDED", tmp_path)
     with pytest.raises(MCBNError, match=r"shape \(506, 14\), the file has \(1, 2\)"):
         data.load("boston")
 

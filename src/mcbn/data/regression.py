@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -63,30 +64,10 @@ class Dataset:
     embedded: bool = False  # whether the values ship inside this package
 
 
-_FACTS = (
-    ("boston", "Boston Housing", 506, 13, "median value", "bostonHousing.txt"),
-    ("concrete", "Concrete Compressive Strength", 1_030, 8, "compressive strength", "concrete.txt"),
-    ("energy", "Energy Efficiency", 768, 8, "heating load", "energy.txt"),
-    ("kin8nm", "Kinematics 8nm", 8_192, 8, "distance", "kin8nm.txt"),
-    ("power", "Power Plant", 9_568, 4, "energy output", "power-plant.txt"),
-    ("protein", "Protein Tertiary Structure", 45_730, 9, "RMSD", "protein-tertiary-structure.txt"),
-    ("wine", "Wine Quality (Red)", 1_599, 11, "quality", "wine-quality-red.txt"),
-    ("yacht", "Yacht Hydrodynamics", 308, 6, "residuary resistance", "yacht.txt"),
-)
-_SHA256 = {
-    "bostonHousing.txt": "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a",
-    "concrete.txt": "43d290fd2c2a399ad7e62c45cab5337ba94ece69ebdcf5875aa668cb886243de",
-    "energy.txt": "7f8bf024cea437267d56be99b7af7bb3faebec8a7bccfbb20d06d52d9372a950",
-    "kin8nm.txt": "a694ce0c7a21390f2bd2a205c36f2482cd974637a207038696716e22f3bbe810",
-    "power-plant.txt": "daebd20c408dfc5c4979604f240e891be162c3a5d00d662380aa669044a1fb31",
-    "protein-tertiary-structure.txt": "d35f332707e8a73f21e021039250a1e7b26e14f7dd826a0337ffa8e8e48b9727",
-    "wine-quality-red.txt": "3ba41eaf4ab562088cf47b5c9dca2b4de2a330c3ee38a7920b4527a09574d5c1",
-    "yacht.txt": "00dfecc0fc01ddd4c90b558a3ac11b246df8ebcfea130724223475a9a67f0ea1",
-}
-_EMBEDDED, _WIDE = ("boston", "concrete"), ("protein",)
+_EMBEDDED = resources.files("mcbn.data").joinpath("embedded")
 _DATASETS = {
-    name: Dataset(name, title, n, q, target, file, _SHA256[file], 100 if name in _WIDE else 50, name in _EMBEDDED)
-    for name, title, n, q, target, file in _FACTS
+    name: Dataset(name, **facts)
+    for name, facts in tomllib.loads(_EMBEDDED.joinpath("sets.toml").read_text("utf-8")).items()
 }
 NAMES = tuple(_DATASETS)
 
@@ -121,7 +102,8 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     """
     dataset = describe(name)
     if dataset.embedded:
-        return _parse(_read_embedded(dataset), dataset, delimiter=",", header_lines=1)
+        values = _EMBEDDED.joinpath(f"{name}.csv").read_bytes()
+        return _parse(values, dataset, delimiter=",", header_lines=1)
     path = _find_local(dataset) or _download(dataset, cache_dir)
     return _parse(_read_checked(path, dataset), dataset)
 
@@ -132,10 +114,6 @@ def locate(dataset: Dataset) -> str | None:
         return "with the package"
     places = (_find_local(dataset), cache_folder() / dataset.file)
     return next((str(path) for path in places if path is not None and path.is_file()), None)
-
-
-def _read_embedded(dataset: Dataset) -> bytes:
-    return resources.files("mcbn.data").joinpath("embedded", f"{dataset.name}.csv").read_bytes()
 
 
 def _find_local(dataset: Dataset) -> Path | None:
