@@ -78,11 +78,6 @@ def save_published(network, units, path):
     np.savez(path, **state)
 
 
-def run(example, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["foreign_network.py", *arguments])
-    example.main()
-
-
 @pytest.mark.parametrize("units", [3, 5])
 def test_published_weights_of_both_depths_land_in_their_layers(units, tmp_path):
     with torch.random.fork_rng():
@@ -94,9 +89,9 @@ def test_published_weights_of_both_depths_land_in_their_layers(units, tmp_path):
 
 
 @pytest.mark.slow
-def test_resnets_are_scored_plain_and_with_mcbn(example, monkeypatch, tmp_path, capsys):
+def test_resnets_are_scored_plain_and_with_mcbn(example, tmp_path, capsys):
     out = tmp_path / "out"
-    run(example, monkeypatch, "--networks", "resnet20", "--test", "6", "--samples", "2", "--out", str(out))
+    example.main(networks=["resnet20"], test=6, samples=2, out=out)
     rows = read_records(out / "records.jsonl")
     assert [(r["network"], r["method"]) for r in rows] == [("resnet20", "plain"), ("resnet20", "MCBN, M = 32")]
     assert all({"pll", "ece", "commit", "config_hash"} <= set(r) and r["n"] == 6 for r in rows)
@@ -162,29 +157,13 @@ def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(example, mo
         network = Tiny().eval()
     monkeypatch.setattr(foreign, "load_efficientnet", lambda: network)
     out = tmp_path / "out"
-    run(example, monkeypatch, "--networks", "efficientnet", "--photographs", "4", "--samples", "3", "--out", str(out))
+    example.main(networks=["efficientnet"], photographs=4, samples=3, out=out)
     rows = read_records(out / "records.jsonl")
     methods = ("plain, {} scale", "MCBN, M = 32, {} scale")
     assert [r["method"] for r in rows[:4]] == [m.format(s) for s in ("stated", "fitting") for m in methods]
     assert rows[4]["method"] == "MCBN, M = 32, fitting scale, recentred"
     assert all("drawn batch statistics disagree" in r["warning"] for r in rows[1:4:2])  # it was never trained
     assert "drawn batch statistics disagree" in (out / "table.md").read_text()
-
-
-def test_recentred_draws_average_to_the_running_statistics_and_keep_their_spread(example):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.randn(40, 3, 6, 6)
-    network[1].running_mean += 3
-    network[1].running_var *= 5
-    with pytest.warns(UserWarning, match="drawn batch statistics disagree"):
-        drawn = mcbn.MCBN(network.eval(), "regression").fit(x, n_samples=6, batch_size=8).posterior
-    moved = example.recentred(drawn, network)
-    torch.testing.assert_close(moved.mean["1"].mean(0), network[1].running_mean)
-    torch.testing.assert_close(moved.var["1"].mean(0), network[1].running_var)
-    torch.testing.assert_close(moved.mean["1"].std(0), drawn.mean["1"].std(0))
-    relative = [p.var["1"].std(0) / p.var["1"].mean(0) for p in (moved, drawn)]
-    torch.testing.assert_close(*relative)
 
 
 def test_a_photograph_of_another_mode_or_size_is_refused(example):

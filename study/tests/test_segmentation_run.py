@@ -12,22 +12,23 @@ from mcbn import MCBNError
 from mcbn.cli import app
 from mcbn_study import journal
 from mcbn_study.data.scenes import CAMVID
+from mcbn_study.profiles import find_profile
 from mcbn_study.segmentation import measure as estimators
 from mcbn_study.segmentation import report, train
 from mcbn_study.segmentation import run as study
-from mcbn_study.segmentation.profile import find_profile
+from mcbn_study.segmentation.profile import PROFILES
 from scene_files import write_part
 from segmented import TINY, UNSETTLED
 
 
 def test_profiles_hold_the_settings_of_the_paper() -> None:
-    camvid, voc = find_profile("paper", "camvid"), find_profile("paper", "voc")
+    camvid, voc = PROFILES["paper camvid"], PROFILES["paper voc"]
     assert (camvid.batch_size, voc.batch_size) == (10, 36)
     assert camvid.n_samples == voc.n_samples == 20
     assert estimators.PAPER_LAYERS == 2
     assert voc.tuned_batch_sizes == ()  # its val part is the test part
-    with pytest.raises(MCBNError, match="no profile 'paper' for 'cityscapes'"):
-        find_profile("paper", "cityscapes")
+    with pytest.raises(MCBNError, match="no profile 'paper cityscapes'; choose one of paper camvid, paper voc"):
+        find_profile(PROFILES, "paper cityscapes")
 
 
 def test_examples_are_spread_evenly() -> None:
@@ -94,13 +95,6 @@ def test_predictions_of_the_study_are_those_of_mcbn(data: Path) -> None:
     assert evaluation.bayes.posterior is before
 
 
-def test_evaluation_without_a_network_or_of_unknown_methods_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MCBNError, match="train first"):
-        study.evaluate(TINY, tmp_path)
-    with pytest.raises(MCBNError, match="no method 'best'"):
-        study.evaluate(TINY, tmp_path, methods=["best"])
-
-
 def test_a_report_without_scores_or_with_damaged_maps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MCBNError, match="holds no scores yet; run `mcbn reproduce segmentation"):
         report.write(tmp_path)
@@ -126,7 +120,7 @@ def test_the_command_names_unknown_data_sets_and_missing_data(tmp_path: Path, mo
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path))
     for options, says in (
-        (["--dataset", "kitti"], "no profile 'paper' for 'kitti'"),
+        (["--dataset", "kitti"], "no profile 'paper kitti'"),
         (["--profile", "quick"], "run `mcbn data camvid`"),
     ):
         result = CliRunner().invoke(app, ["reproduce", "segmentation", "--out", str(tmp_path / "out"), *options])

@@ -2,7 +2,6 @@
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +27,6 @@ REFUSED = (0, 5, 10, 20, 30, 50)
 COLUMNS = _WORDS["columns"]["maps"]  # of a picture: method, map, title
 LINES = _WORDS["refusal"]["lines"]  # of the refusal curve: method, map, name, colour
 Bytes = NDArray[np.uint8]
-Scores = Mapping[str, Mapping[str, Any]]  # by method, metric
 VOID_COLOUR = (235, 235, 235)
 
 
@@ -62,41 +60,7 @@ def tables(records: Sequence[Record]) -> str:
         by_method = {r["method"]: r for r in records if r["dataset"] == dataset}
         scored = {method: by_method[method]["scores"] for method in TITLES if method in by_method}
         sets.append((SETS[dataset], by_method.get("training"), scored))
-    refused = [f"refuse {percent} %" for percent in REFUSED]
-    return render(__package__, sets=sets, refused=refused, **{f.__name__: f for f in (methods, maps, classes, peaks)})
-
-
-def methods(scored: Scores) -> list[list[str]]:
-    """Return a row a method: its scores over all pixels."""
-    digits = {"batch_size": 0, "miou": 2, "pixel_accuracy": 2, "nll": 4, "ece": 4, "milliseconds_per_image": 1}
-    shown = {m: [f"{s[name]:.{n}f}" if name in s else "" for name, n in digits.items()] for m, s in scored.items()}
-    return [[TITLES[method], *cells] for method, cells in shown.items()]
-
-
-def maps(scored: Scores) -> list[list[str]]:
-    """Return a row a method and map: how well it finds errors."""
-    rows = []
-    for (method, s), (name, title) in product(scored.items(), MAPS.items()):
-        if f"error_auroc_{name}" in s:
-            numbers = [f"{s[f'error_auroc_{name}']:.4f}", f"{s[f'boundary_ratio_{name}']:.2f}"]
-            numbers += [f"{s[f'accuracy_refused_{percent}_{name}']:.2f}" for percent in REFUSED]
-            rows.append([method, title, *numbers])
-    return rows
-
-
-def classes(scored: Scores) -> list[list[str]]:
-    """Return a row a class that was seen: its IoU by each method."""
-    names = [name for name in next(iter(scored.values())) if name.startswith("iou_")]
-    by_class = {name: [s[name] for s in scored.values()] for name in names}
-    rows = {name: ["" if iou is None else f"{iou:.1f}" for iou in by_method] for name, by_method in by_class.items()}
-    return [[name.removeprefix("iou_"), *cells] for name, cells in rows.items() if any(cells)]
-
-
-def peaks(scored: Scores) -> list[str]:
-    """Return the peak memory of MCBN at each T that was measured."""
-    start = "peak_mib_at_"
-    peak = {int(name.removeprefix(start)): v for name, v in scored.get("mcbn", {}).items() if name.startswith(start)}
-    return [f"{peak[T]:.0f} MiB at T = {T}" for T in sorted(peak)]
+    return render(__package__, sets=sets, refused=REFUSED, titles=TITLES, maps=MAPS)
 
 
 def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":

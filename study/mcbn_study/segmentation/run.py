@@ -1,12 +1,11 @@
 """Train, predict in every way, score, record. The same call goes on after an interruption."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from mcbn.errors import MCBNError
 from mcbn.files import replacing
 from mcbn_study.journal import Journal
 from mcbn_study.machine import fastest_convolutions
@@ -19,9 +18,25 @@ Echo = Callable[[str], None]
 
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
-    """Train and evaluate one data set into the folder `out`; return the file of records."""
-    train_network(profile, Path(out), device=device, echo=echo)
-    return evaluate(profile, Path(out), device=device, echo=echo)
+    """Train, then score every method that is not recorded yet for this network; write the maps of a few images.
+
+    M is tuned only where there are validation images besides the test images. Returns the file of records.
+    """
+    out, weights = Path(out), Path(out) / "networks" / f"{profile.dataset}.safetensors"
+    train_network(profile, out, device=device, echo=echo)
+    config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
+    journal = Journal(out, config, device)
+    possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
+    if wanted := [method for method in possible if not journal.has(method=method)]:
+        with fastest_convolutions():
+            evaluation = SceneEvaluation(profile, weights, device)
+            for method in wanted:
+                row, arrays = evaluation.score(method)
+                with replacing(out / "examples" / f"{profile.dataset}-{method}.npz") as temporary:
+                    np.savez_compressed(temporary, **arrays)
+                journal.add([row])
+                echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")
+    return journal.path
 
 
 def train_network(profile: SceneProfile, out: Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> None:
@@ -47,37 +62,3 @@ def train_network(profile: SceneProfile, out: Path, *, device: str = "cpu", echo
     row = {"kind": "training", "dataset": profile.dataset, "method": "training", "seconds": round(done.seconds, 2)}
     row |= {"losses": [round(loss, 5) for loss in done.losses], "val_miou": done.checks}
     Journal(out, profile.settings(), device).add([row])
-
-
-def evaluate(
-    profile: SceneProfile,
-    out: Path,
-    *,
-    device: str = "cpu",
-    methods: Sequence[str] = METHODS,
-    echo: Echo = lambda line: None,
-) -> Path:
-    """Score every method that is not recorded yet for this network; write the maps of a few images.
-
-    M is tuned only where there are validation images besides the test images.
-    """
-    unknown = sorted(set(methods) - set(METHODS))
-    if unknown:
-        raise MCBNError(f"no method {unknown[0]!r}; there are {list(METHODS)}")
-    weights = out / "networks" / f"{profile.dataset}.safetensors"
-    if not weights.exists():
-        raise MCBNError(f"no {weights}: train first")
-    config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
-    journal = Journal(out, config, device)
-    possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
-    wanted = [method for method in methods if method in possible and not journal.has(method=method)]
-    if wanted:
-        with fastest_convolutions():
-            evaluation = SceneEvaluation(profile, weights, device)
-            for method in wanted:
-                row, arrays = evaluation.score(method)
-                with replacing(out / "examples" / f"{profile.dataset}-{method}.npz") as temporary:
-                    np.savez_compressed(temporary, **arrays)
-                journal.add([row])
-                echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")
-    return journal.path

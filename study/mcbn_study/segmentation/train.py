@@ -122,17 +122,12 @@ def train(
     checkpoint: Path,
     *,
     device: str = "cpu",
-    on_epoch: Callable[[TrainingRun], None] | None = None,
+    on_epoch: Callable[[TrainingRun], object] = lambda run: None,
 ) -> TrainingRun:
-    """Train for the epochs of the profile, going on from the checkpoint where there is one.
+    """Train for the epochs of the profile, going on from the checkpoint where there is one; on a GPU in bfloat16.
 
-    Args:
-        profile: sizes and rates.
-        scenes: training images.
-        val: images whose mIoU is noted every few epochs, or None.
-        checkpoint: file that is replaced every few epochs and at the end.
-        device: "cpu", or "cuda", where passes run in bfloat16.
-        on_epoch: called after every epoch; what it raises ends the run, which can be resumed.
+    val: images whose mIoU is noted every few epochs; checkpoint: file that is replaced every few epochs and at the end;
+    on_epoch: called after every epoch; what it raises ends the run, which can be resumed.
     """
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
@@ -156,8 +151,7 @@ def train(
         run.seconds += time.perf_counter() - started
         if last or run.epoch % profile.save_every == 0:
             checkpoints.keep(checkpoint, state, profile.settings(), [run.losses, run.checks, run.seconds])
-        if on_epoch is not None:
-            on_epoch(run)
+        on_epoch(run)
     network.eval()
     return run
 
@@ -193,15 +187,11 @@ def median_frequency(scenes: Scenes) -> Tensor:
 
 @torch.no_grad()
 def validate(network: nn.Module, scenes: Scenes) -> float:
-    """Return the mean IoU of the plain network; its mode is put back."""
-    was_training = network.training
+    """Return the mean IoU of the plain network, which is left in eval mode."""
     network.eval()
     few, classes = zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True), scenes.kind.classes
-    try:
-        with precision(scenes.x.device.type):
-            counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
-    finally:
-        network.train(was_training)
+    with precision(scenes.x.device.type):
+        counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
     return mean_iou(torch.stack(counts).sum(0))
 
 
