@@ -8,7 +8,7 @@ No such cluster was used. Deterministic.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +50,8 @@ def read_costs(folder: Path) -> list[Cost]:
                 latest[place] = record
     if not latest:
         raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")
-    costs = []
-    for (case, device), r in latest.items():
-        n, T = r["n"], r["n_samples"]
-        costs.append(Cost(case, device, r["hardware"], n, T, 1000 * r["milliseconds"] / (n * T)))
-    return costs
+    sizes = {place: (r["hardware"], r["n"], r["n_samples"]) for place, r in latest.items()}
+    return [Cost(*p, *sizes[p], 1000 * r["milliseconds"] / (r["n"] * r["n_samples"])) for p, r in latest.items()]
 
 
 def cost_table(costs: Iterable[Cost], prices: Mapping[str, float] = PRICES, draws: Sequence[int] = DRAWS) -> str:
@@ -112,6 +109,12 @@ class Projection:
     failures: int
     driver_share: float  # of the time the driver is busy
 
+    def cells(self) -> list[str]:
+        """Return the row of a table."""
+        sizes = [f"{count:,}" for count in (self.gpus, self.inputs, self.part_inputs)]
+        spent = [f"{self.hours:.3g}", f"{self.gpu_hours:,.0f}", f"{self.dollars:,.0f}"]
+        return [*sizes, *spent, f"{self.efficiency:.0%}", f"{self.failures}", f"{self.driver_share:.0%}"]
+
 
 def simulate(work: Work, gpus: int, a: Assumptions) -> Projection:
     """Play the job through and work out what it comes to."""
@@ -152,17 +155,13 @@ def _play(work: Work, gpus: int, a: Assumptions) -> tuple[float, int]:
     return end, failures
 
 
-def sensitivities(work: Work) -> dict[str, Projection]:
-    """Simulate a job on 1,000 GPUs with one assumption changed at a time."""
-    a = Assumptions()
-    changed = {
-        "as assumed": a,
-        "driver 10 times slower": replace(a, driver_seconds=10 * a.driver_seconds),
-        "storage of 20 GB/s": replace(a, storage_gigabytes=20.0),
-        "10 times the failures": replace(a, failures_per_gpu_hour=10 * a.failures_per_gpu_hour),
-        "start in 5 minutes": replace(a, start_seconds=300.0),
-    }
-    return {name: simulate(work, 1000, assumed) for name, assumed in changed.items()}
+CHANGED = {  # one assumption at a time
+    "as assumed": Assumptions(),
+    "driver 10 times slower": Assumptions(driver_seconds=10 * Assumptions.driver_seconds),
+    "storage of 20 GB/s": Assumptions(storage_gigabytes=20.0),
+    "10 times the failures": Assumptions(failures_per_gpu_hour=10 * Assumptions.failures_per_gpu_hour),
+    "start in 5 minutes": Assumptions(start_seconds=300.0),
+}
 
 
 def run_sweep(folder: Path, network: str, n_samples: int, images: int, out: Path | None) -> None:
@@ -173,20 +172,14 @@ def run_sweep(folder: Path, network: str, n_samples: int, images: int, out: Path
     each = measured[0].microseconds * n_samples / 1e6
     works = [Work(images, size, each) for size in (2048, 16384)]
     sizes = [simulate(work, gpus, Assumptions()) for work in works for gpus in (1, 10, 100, 1000)]
-    changed = sensitivities(works[-1])
+    changed = {name: simulate(works[-1], 1000, assumed) for name, assumed in CHANGED.items()}
     print(f"SIMULATED: {network}, T = {n_samples}, {1e3 * each:.3g} ms an image as measured\n")
     head = ["GPUs", "images", "a part", "hours", "GPU hours", "dollars", "efficiency", "failures", "driver busy"]
-    print(markdown(head, map(_line, sizes)))
-    print(markdown(["", *head], [[name, *_line(projection)] for name, projection in changed.items()]), end="")
+    print(markdown(head, [projection.cells() for projection in sizes]))
+    print(markdown(["", *head], [[name, *projection.cells()] for name, projection in changed.items()]), end="")
     if out is not None:
         about = {"simulated": True, "network": network, "n_samples": n_samples, "seconds_per_image": each}
         rows = [("as assumed", row) for row in sizes] + list(changed.items())[1:]
         out.unlink(missing_ok=True)
         assumed = asdict(Assumptions())
         extend(out, [about | {"assumptions": assumed, "changed": name, **asdict(row)} for name, row in rows])
-
-
-def _line(r: Projection) -> list[str]:
-    sizes = [f"{count:,}" for count in (r.gpus, r.inputs, r.part_inputs)]
-    spent = [f"{r.hours:.3g}", f"{r.gpu_hours:,.0f}", f"{r.dollars:,.0f}"]
-    return [*sizes, *spent, f"{r.efficiency:.0%}", f"{r.failures}", f"{r.driver_share:.0%}"]

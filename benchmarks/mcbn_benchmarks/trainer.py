@@ -3,8 +3,9 @@
 Rows are random numbers of each data set's size, so no data is needed. Seconds per network and step, in one run.
 """
 
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import fmean
 from typing import cast
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from mcbn.data import Dataset, Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
 from mcbn_study.journal import Record
-from mcbn_study.machine import Numerics, synchronize, timed
+from mcbn_study.machine import Numerics, timed
 from mcbn_study.regression.measure import Evaluator
 from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Family, Networks
@@ -51,7 +52,7 @@ def batched(trainer: Trainer, seconds: float) -> float:
     """Return the seconds of one step of all networks, past the capture of graphs."""
     steps = int(trainer.problem.train.n[0]) // trainer.networks.batch_size
     trainer.advance(2)
-    return _repeat(lambda: trainer.advance(1), seconds, trainer.problem.device.type) / steps
+    return _repeat(lambda: trainer.advance(1), seconds) / steps
 
 
 def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) -> float:
@@ -61,10 +62,8 @@ def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) 
     network = RegressionMLP(facts.q, (facts.hidden_units,) * 2, seed=0).to(device)
     train_regression(network, x[: 2 * batch_size], y[: 2 * batch_size], batch_size=batch_size, epochs=5)
 
-    def epoch() -> None:
-        train_regression(network, x, y, batch_size=batch_size, epochs=1)
-
-    return _repeat(epoch, min(seconds, 2.0), device) / 100
+    epoch = partial(train_regression, network, x, y, batch_size=batch_size, epochs=1)
+    return _repeat(epoch, min(seconds, 2.0)) / 100
 
 
 def evaluation(trainer: Trainer, numerics: Numerics) -> float:
@@ -73,19 +72,15 @@ def evaluation(trainer: Trainer, numerics: Numerics) -> float:
     for few in (1, 2):  # compile, and draw the batches
         small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
         evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
-    synchronize(trainer.problem.device.type)
     return timed(evaluator.moments, trainer.values, trainer.networks)[1]
 
 
-def _repeat(work: Callable[[], None], seconds: float, device: str) -> float:
+def _repeat(work: Callable[[], None], seconds: float) -> float:
     """Return the mean seconds of one call over about so many seconds, at least 2 calls."""
-    synchronize(device)
-    started, calls = time.perf_counter(), 0
-    while calls < 2 or time.perf_counter() - started < seconds:
-        work()
-        synchronize(device)
-        calls += 1
-    return (time.perf_counter() - started) / calls
+    taken: list[float] = []
+    while len(taken) < 2 or sum(taken) < seconds:
+        taken.append(timed(work)[1])
+    return fmean(taken)
 
 
 def _trainer(facts: Dataset, family: Family, batch_size: int, device: str, share: float, numerics: Numerics) -> Trainer:

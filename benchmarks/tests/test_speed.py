@@ -179,7 +179,7 @@ def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:
 
 def test_few_draws_are_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(cases, "_seconds", lambda run, draws, device: 0.5 * draws)
+    monkeypatch.setattr(cases, "timed", lambda run, draws: (None, 0.5 * draws))
     found = cases.time_interleaved({"a": seen.append, "b": seen.append}, 100, "cpu", whole=frozenset("b"))
     assert (found["a"].draws_timed, found["b"].draws_timed) == (8, 100)
     assert found["a"].milliseconds == found["b"].milliseconds == 50_000

@@ -117,15 +117,12 @@ def table(scored: Mapping[str, Sequence[ScoredSplit]]) -> str:
     lines = ["MCBN against constant uncertainty (lower RMSE and CRPS, higher PLL and normalised scores are better)"]
     lines.append(f"{'':10}" + "".join(f"{title:>16}" for title in titles))
     for name, splits in scored.items():
-        columns = zip(*(split.columns.values() for split in splits), strict=True)
-        lines.append(f"{name:10}" + "".join(f"{_mean_error(values):>16}" for values in columns))
+        columns = torch.tensor([[*split.columns.values()] for split in splits])  # (splits, columns)
+        errors = (columns.std(0) / len(splits) ** 0.5).tolist() if len(splits) > 1 else []
+        means = [f"{mean:.2f}" for mean in columns.mean(0).tolist()]
+        cells = [f"{m} +- {e:.2f}" for m, e in zip(means, errors, strict=True)] if errors else means
+        lines.append(f"{name:10}" + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join([*lines, f"mean +- standard error over {len(first)} split(s), T = {T}, target units"])
-
-
-def _mean_error(values: Sequence[float]) -> str:
-    scores = torch.tensor(values)
-    error = f" +- {scores.std().item() / len(scores) ** 0.5:.2f}" if len(scores) > 1 else ""
-    return f"{scores.mean().item():.2f}{error}"
 
 
 def plot_errors(folder: Path, scored: Mapping[str, Sequence[ScoredSplit]]) -> Path:

@@ -111,12 +111,17 @@ def precision(tf32: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:
-    """Return what a function returns, and the seconds until it was done, on a GPU too."""
-    started = time.perf_counter()
-    value = function(*args, **kwargs)
+def _wait() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+
+
+def timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:
+    """Return what a function returns, and the seconds until it was done, on a GPU too, which is idle when it begins."""
+    _wait()
+    started = time.perf_counter()
+    value = function(*args, **kwargs)
+    _wait()
     return value, time.perf_counter() - started
 
 
@@ -126,12 +131,6 @@ def saved_bytes(bayes: MCBN[Any]) -> int:
         path = Path(folder) / "posterior.mcbn"
         bayes.save(path)
         return path.stat().st_size
-
-
-def synchronize(device: str) -> None:
-    """Wait for the GPU."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def gpu_growth(function: Callable[[], object]) -> int:

@@ -36,19 +36,16 @@ class Provenance(NamedTuple):
 
 
 def trace(study: str, records: Sequence[Record], command: str) -> Provenance:
-    """Collect hardware, seconds and commits of a study's records; a time shared by many is counted once."""
+    """Collect hardware, seconds and commits of a study's records; a time shared by many is counted once.
+
+    The command gets the options that the records tell of: the profile, and a GPU.
+    """
     hardware = sorted({str(record.get("hardware") or record.get("device") or "unknown") for record in records})
     commits = sorted({str(record.get("commit") or "unknown")[:12] for record in records})
-    seconds, command = total_seconds(study, records), command + _options(records)
-    return Provenance(command, ", ".join(hardware), seconds, len(records), tuple(commits))
-
-
-def _options(records: Sequence[Record]) -> str:
-    """Options that the records tell of: the profile, and a GPU."""
     profiles = {str(record["profile"]) for record in records if record.get("profile")}
-    devices = {str(record.get("device")) for record in records if record.get("profile")}
-    profile = f" --profile {profiles.pop()}" if len(profiles) == 1 else ""
-    return profile + (" --device cuda" if any("NVIDIA" in device for device in devices) else "")
+    command += f" --profile {profiles.pop()}" if len(profiles) == 1 else ""
+    command += " --device cuda" * any("NVIDIA" in str(r.get("device")) for r in records if r.get("profile"))
+    return Provenance(command, ", ".join(hardware), total_seconds(study, records), len(records), tuple(commits))
 
 
 def total_seconds(study: str, records: Iterable[Record]) -> float:

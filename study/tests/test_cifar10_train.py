@@ -10,6 +10,7 @@ from torch import nn
 
 import mcbn
 from cifar import TINY, images, same, train_one
+from mcbn_study import checkpoints
 from mcbn_study.cifar10.profile import PAPER, CifarProfile
 from mcbn_study.cifar10.train import (
     Epoch,
@@ -166,7 +167,7 @@ def test_a_checkpoint_of_other_settings_or_damaged_is_refused(tmp_path: Path) ->
     path = tmp_path / "unfinished.safetensors"
     trainer = ResNetTrainer(TINY, images(), seed=1, dropout=0.0, device="cpu")
     trainer.epochs = [Epoch(0, 5, 1.0, 0.1, 1.0)]
-    trainer.keep(path)
+    checkpoints.keep(path, trainer.state, trainer.settings, trainer.epochs)
     with pytest.raises(mcbn.MCBNError, match="other settings"):
         train_one(TINY, images(), seed=2, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])

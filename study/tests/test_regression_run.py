@@ -12,13 +12,14 @@ import torch
 import mcbn
 from mcbn.data import folds, load, split
 from mcbn.errors import MCBNError
+from mcbn_study import sensitivity
 from mcbn_study.journal import CellJournal, read
+from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression import run as regression
 from mcbn_study.regression import search
-from mcbn_study.regression.profile import PAPER, TAU_RANGES, Configuration
+from mcbn_study.regression.profile import PAPER, Configuration
 from mcbn_study.regression.search import Choice, Search
 from mcbn_study.regression.train import Trainer, load_networks
-from mcbn_study.sensitivity import run as sensitivity
 from small_study import OURS, TINY, predictions
 
 NEVER = {"seconds"}

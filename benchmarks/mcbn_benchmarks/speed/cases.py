@@ -10,7 +10,6 @@ import re
 import resource
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -31,7 +30,7 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
 from mcbn.private_torch import AnyBatchNorm
-from mcbn_study.machine import gpu_growth, synchronize
+from mcbn_study.machine import gpu_growth, timed
 from mcbn_study.networks import UNet, resnet32, resnet50
 
 LEAST_REPEATS, MOST_REPEATS = 3, 20
@@ -85,14 +84,6 @@ FIT = (
     replace(RESNET32, name="fit resnet32", n_samples=16),
     replace(RESNET32, name="fit resnet32 T=128"),
 )
-
-
-def speed_cases(device: str, *, quick: bool = False) -> list[Case]:
-    """List the cases that are timed on this kind of device."""
-    if quick:
-        return [replace(case, n_samples=QUICK_SAMPLES) for case in (MLP, RESNET32)]
-    networks = [case for case in SIZES if device == "cuda" or case is not RESNET50]
-    return [replace(case, n=n) for case in networks for n in SIZES[case]]
 
 
 class Prepared(NamedTuple):
@@ -250,23 +241,19 @@ def time_interleaved(
     """Time methods in turns (a, b, c, a, b, c), so that noise of the machine meets all alike; `whole` run all T."""
     draws = {name: _warm_up(run, n_samples, device, name in whole) for name, run in methods.items()}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    while not _enough(seconds, most_repeats):
+    repeats, totals = 0, [0.0]
+    while repeats < min(LEAST_REPEATS, most_repeats) or not (
+        repeats >= most_repeats or min(totals) >= ENOUGH_SECONDS or sum(totals) >= MOST_SECONDS
+    ):
         for name, run in methods.items():
-            first = _seconds(run, draws[name], device)
+            first = timed(run, draws[name])[1]
             calls = min(MOST_CALLS, int(TURN_SECONDS / max(first, 1e-9)))  # short work repeats within its turn, warm
-            seconds[name] += [_seconds(run, draws[name], device) for _ in range(calls)] or [first]
+            seconds[name] += [timed(run, draws[name])[1] for _ in range(calls)] or [first]
+        repeats, totals = min(map(len, seconds.values())), [*map(sum, seconds.values())]
     return {
         name: Timing(1000 * min(taken) * n_samples / draws[name], draws[name], sum(taken))
         for name, taken in seconds.items()
     }
-
-
-def _enough(seconds: Mapping[str, list[float]], most_repeats: int) -> bool:
-    repeats = min(len(taken) for taken in seconds.values())
-    if repeats < min(LEAST_REPEATS, most_repeats):
-        return False
-    totals = [sum(taken) for taken in seconds.values()]
-    return repeats >= most_repeats or min(totals) >= ENOUGH_SECONDS or sum(totals) >= MOST_SECONDS
 
 
 def _warm_up(run: Method, n_samples: int, device: str, whole: bool) -> int:
@@ -276,16 +263,8 @@ def _warm_up(run: Method, n_samples: int, device: str, whole: bool) -> int:
             run(n_samples)
         return n_samples
     run(1)
-    one = _seconds(run, 1, device)
+    one = timed(run, 1)[1]
     return min(n_samples, max(LEAST_DRAWS, int(CPU_DRAW_SECONDS / one)), max(1, int(MOST_TURN_SECONDS / one)))
-
-
-def _seconds(run: Method, n_samples: int, device: str) -> float:
-    synchronize(device)
-    started = time.perf_counter()
-    run(n_samples)
-    synchronize(device)
-    return time.perf_counter() - started
 
 
 def peak_bytes(case: Case, ready: Prepared, bayes: MCBN[Any], method: str, device: str) -> int:

@@ -63,9 +63,11 @@ def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
 
 def measure(options: Options, only: str = "") -> Iterator[Record]:
     """Yield the records of every case whose title holds `only`."""
-    work: list[tuple[str, Callable[[], Iterator[Record]]]] = [
-        (case.title, partial(speed, case, options)) for case in cases.speed_cases(options.device, quick=options.quick)
-    ]
+    networks = [case for case in cases.SIZES if options.device == "cuda" or case is not cases.RESNET50]
+    timed = [replace(case, n=n) for case in networks for n in cases.SIZES[case]]
+    if options.quick:
+        timed = [replace(case, n_samples=cases.QUICK_SAMPLES) for case in (cases.MLP, cases.RESNET32)]
+    work: list[tuple[str, Callable[[], Iterator[Record]]]] = [(c.title, partial(speed, c, options)) for c in timed]
     if not options.quick:
         work += [(case.title, partial(memory, case, options)) for case in cases.MEMORY]
         work += [(case.title, partial(fit, case, options)) for case in cases.FIT]

@@ -122,7 +122,11 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
         if case.startswith("memory"):
             rows += _compare_memory(case, n, group)
         else:
-            rows += [*_compare_times(case, n, group), *_compare_scores(case, group)]
+            rows += _compare_times(case, n, group)
+            splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
+            if splits:
+                each, T = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}", group[0].n_samples
+                rows.append(Comparison(case, None, T, "", CRPS_DIFFERENCE, "", mean(splits), each))
     return rows
 
 
@@ -135,16 +139,10 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Compa
             mine, their_time = _mean_time(group, method), _mean_time(group, other)
             ratio = their_time / mine if mine and their_time else None
             against = other if method != "mcbn compiled" else f"{other} (ours compiled)"
-            size, T = None if method == "linear" else n, ours[0].n_samples
-            yield Comparison(case, size, T, _time(mine), against, _time(their_time), ratio, _remark(theirs))
-
-
-def _remark(theirs: Record) -> str:
-    """Say why a method was not timed, or on how many draws."""
-    if theirs.milliseconds is None:
-        return theirs.note
-    few = theirs.draws_timed or theirs.n_samples
-    return f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
+            size, few = None if method == "linear" else n, theirs.draws_timed or theirs.n_samples
+            note = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
+            shown = _time(mine), against, _time(their_time), ratio, theirs.note if theirs.milliseconds is None else note
+            yield Comparison(case, size, ours[0].n_samples, *shown)
 
 
 def _mean_time(group: Sequence[Record], method: str) -> float | None:
@@ -159,14 +157,6 @@ def _compare_memory(case: str, n: int, group: Sequence[Record]) -> list[Comparis
     few, many = min(peaks), max(peaks)
     ratio = peaks[many] / max(peaks[few], 1)
     return [Comparison(case, n, many, _size(peaks[many]), LESS_DRAWS, _size(peaks[few]), ratio)]
-
-
-def _compare_scores(case: str, group: Sequence[Record]) -> list[Comparison]:
-    splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
-    if not splits:
-        return []
-    each = ", ".join(f"{value:+.2%}" for value in splits)
-    return [Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), f"splits: {each}")]
 
 
 def _values(records: Iterable[Record]) -> list[str]:

@@ -126,19 +126,15 @@ def first_tensor(result: Any) -> Tensor:
 
 def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any]:
     """Examine again in double precision: is it rounding, which untrained networks amplify, or a mistake?"""
-    x = specimen.x
+    x, widened = specimen.x, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
     try:
-        x = x.double() if isinstance(x, Tensor) else [example.clone().apply(_to_double) for example in x]
+        x = x.double() if isinstance(x, Tensor) else [example.clone().apply(widened) for example in x]
         double = replace(specimen, model=copy.deepcopy(specimen.model).double(), x=x)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
         return single | {"reason": f"cannot run in double precision: {_short(error)}"}
     result = _examine(double)
     return {"reason": "beyond rounding" if result["outcome"] == "inexact" else ""} | result
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def version(package: str) -> str:
@@ -170,6 +166,8 @@ def compare(specimen: Specimen) -> dict[str, Any]:
     with torch.no_grad():
         statistics, outputs, loop = zip(*(_check_draw(specimen, bayes, t, query) for t in range(DRAWS)), strict=True)
         fast = relative(bayes.sample(query), torch.stack(loop))
+    how, _, why = bayes.explain(query).partition("because ")
+    way = f"loop: {why.rstrip('.')}" if why else how.split(": ", 1)[1].split(";")[0]
     dtype = str(loop[0].dtype).removeprefix("torch.")
     exact = max(*statistics, *outputs, fast) <= TOLERANCE[dtype]
     return {
@@ -179,7 +177,7 @@ def compare(specimen: Specimen) -> dict[str, Any]:
         "statistics_error": max(statistics),
         "output_error": max(outputs),
         "fast_error": fast,
-        "way": _way(bayes.explain(query)),
+        "way": way,
     }
 
 
@@ -195,14 +193,10 @@ def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tup
     draw = [None if statistics is None else next(recorded) for statistics in expected]  # in the order of the calls
     training = call(norms_in_training(copy.deepcopy(specimen.model)), inputs)
     output_error = relative(bayes.sample(inputs, chunk_size=1)[t], training)
-    return _statistics_error(draw, expected), output_error, algorithm.replay(network, draw, query)
-
-
-def _statistics_error(draw: algorithm.Draw, expected: algorithm.Draw) -> float:
-    """Return the largest error of recorded statistics: of means in standard deviations, of variances relative."""
     pairs = [(*a, *b) for a, b in zip(draw, expected, strict=True) if a is not None and b is not None]
-    means = [float((mean - m).abs().max() / v.sqrt().max().clamp(min=1e-6)) for mean, _, m, v in pairs]
-    return max(*means, *(relative(var, v) for _, var, _, v in pairs))
+    means = [float((mean - m).abs().max() / v.sqrt().max().clamp(min=1e-6)) for mean, _, m, v in pairs]  # in stds
+    statistics_error = max(*means, *(relative(var, v) for _, var, _, v in pairs))
+    return statistics_error, output_error, algorithm.replay(network, draw, query)
 
 
 def relative(values: Tensor, expected: Tensor) -> float:
@@ -223,13 +217,6 @@ def state(model: nn.Module) -> list[Any]:
         for name, module in model.named_modules()
     ]
     return [tensors, modules]
-
-
-def _way(sentence: str) -> str:
-    """Shorten what `explain` says to how the draws run."""
-    if "because " in sentence:
-        return "loop: " + sentence.split("because ", 1)[1].rstrip(".")
-    return sentence.split(": ", 1)[1].split(";")[0]
 
 
 def _short(error: BaseException) -> str:

@@ -9,7 +9,6 @@ Photographs come from the VOC and CamVid archives of $MCBN_DATA_DIR. Their label
 no object: those of VOC would often be a cat, dog or horse, which the networks know.
 """
 
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.files import replacing
+from mcbn.files import local_folder, replacing
 from mcbn_study.cifar10.train import load_network, network_facts
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
@@ -118,8 +117,8 @@ def digits(*, n: int, seed: int) -> Bytes:
 
 def photographs(archive: str, allowed: tuple[int, ...], *, n: int, seed: int) -> Bytes:
     """Cut squares whose every pixel has an allowed label from the photographs in turn; (n, 3, 32, 32)."""
-    folder = os.environ.get("MCBN_DATA_DIR")
-    path = Path(folder or ".").expanduser() / archive
+    folder = local_folder()
+    path = (folder or Path()) / archive
     if not folder or not path.is_file():
         raise MCBNError(f"no {archive} in MCBN_DATA_DIR ({folder or 'not set'}); set it to the folder that holds it")
     generator, squares = np.random.default_rng(seed), list[Bytes]()
@@ -153,7 +152,7 @@ def noise(x: Tensor, sigma: float, seed: int) -> Tensor:
     return x + sigma * torch.from_numpy(np.stack(rows))
 
 
-def blur(x: Tensor, sigma: float) -> Tensor:
+def blur(x: Tensor, sigma: float, _seed: int) -> Tensor:
     """Convolve rows and columns with exp(-d^2 / 2 sigma^2), normalised, edges mirrored."""
     if sigma == 0:
         return x
@@ -164,13 +163,7 @@ def blur(x: Tensor, sigma: float) -> Tensor:
     return F.conv2d(F.conv2d(padded, weights, groups=x.shape[1]), weights.transpose(2, 3), groups=x.shape[1])
 
 
-def contrast(x: Tensor, factor: float) -> Tensor:
-    """Return m + c (x - m), m the mean of the image."""
-    mean = x.mean((1, 2, 3), keepdim=True)
-    return mean + factor * (x - mean)
-
-
-def pixelate(x: Tensor, share: float) -> Tensor:
+def pixelate(x: Tensor, share: float, _seed: int) -> Tensor:
     """Average to fewer pixels, and give each old pixel the mean of those that cover it."""
     height, width = x.shape[2:]
     coarse = max(1, round(share * height)), max(1, round(share * width))
@@ -179,10 +172,10 @@ def pixelate(x: Tensor, share: float) -> Tensor:
 
 KINDS: dict[str, Callable[[Tensor, float, int], Tensor]] = {
     "noise": noise,
-    "blur": lambda x, sigma, seed: blur(x, sigma),
-    "contrast": lambda x, factor, seed: contrast(x, factor),
+    "blur": blur,
+    "contrast": lambda x, factor, seed: (mean := x.mean((1, 2, 3), keepdim=True)) + factor * (x - mean),
     "brightness": lambda x, added, seed: x + added,
-    "pixelate": lambda x, share, seed: pixelate(x, share),
+    "pixelate": pixelate,
 }
 
 

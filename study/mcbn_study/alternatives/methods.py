@@ -64,6 +64,10 @@ class Material:
         bayes = MCBN(self.network, "classification")
         return bayes.fit(self.train, n_samples=self.n_samples, batch_size=self.batch_size, seed=self.seed)
 
+    def at(self, posterior: Any) -> Callable[..., Tensor]:
+        """Return what MCBN samples with another posterior of the same network."""
+        return self.bayes.with_posterior(posterior).sample
+
     def sample(self, run: Sampler, x: Tensor) -> Tensor:
         """Run standardised images a few at a time, (T, N, K)."""
         with torch.no_grad():
@@ -81,13 +85,9 @@ def _linear(material: Material, x: Tensor) -> Tensor:
     return samples
 
 
-def _gaussian(material: Material) -> Sampler:
-    return material.bayes.with_posterior(material.bayes.posterior.as_gaussian(seed=material.seed)).sample
-
-
 def _tuned(material: Material) -> Sampler:
     material.chosen["mcbn_tuned"] = best_batch_size(material)
-    return material.bayes.with_posterior(material.bayes.posterior.at_batch_size(material.chosen["mcbn_tuned"])).sample
+    return material.at(material.bayes.posterior.at_batch_size(material.chosen["mcbn_tuned"]))
 
 
 def best_batch_size(material: Material) -> int:
@@ -96,7 +96,7 @@ def best_batch_size(material: Material) -> int:
     y = material.validation.y.to(material.device)
     losses = {}
     for M in noise.candidates("auto", drawn.batch_size):
-        run = partial(material.bayes.with_posterior(drawn.at_batch_size(M)).sample, n_samples=count)
+        run = partial(material.at(drawn.at_batch_size(M)), n_samples=count)
         log_p = torch.log_softmax(material.sample(run, material.validation.x).double(), 2)  # (T, N, K)
         losses[M] = -torch.logsumexp(log_p, 0).gather(1, y[:, None]).mean().item()
     return min(losses, key=losses.__getitem__)
@@ -114,26 +114,21 @@ def _joint(material: Material) -> Sampler:
     return twin.sample
 
 
-def _dropout(material: Material) -> Sampler:
-    assert material.thinned is not None
-    method = MCDropout(material.thinned, "classification").fit(n_samples=material.n_samples, seed=material.seed)
-    return method.sample
-
-
-def _laplace(material: Material) -> Sampler:
-    posterior = LastLayer(material.network, material.prepare(material.clean.x), material.clean.y)
-    return lambda x: posterior(x).unsqueeze(0)
-
-
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "plain": lambda material: lambda x: material.network(x).unsqueeze(0),
     "mcbn": lambda material: material.bayes.sample,
     "mcbn_linear": lambda material: partial(_linear, material),
-    "mcbn_gaussian": _gaussian,
+    "mcbn_gaussian": lambda material: material.at(material.bayes.posterior.as_gaussian(seed=material.seed)),
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,
-    "dropout": _dropout,
-    "laplace": _laplace,
+    "dropout": lambda material: (
+        MCDropout(material.thinned or material.network, "classification")
+        .fit(n_samples=material.n_samples, seed=material.seed)
+        .sample
+    ),
+    "laplace": lambda material: (
+        LastLayer(material.network, material.prepare(material.clean.x), material.clean.y).log_probabilities
+    ),
     "ensemble": lambda material: DeepEnsemble(material.members, "classification").sample,
 }
 
@@ -157,12 +152,8 @@ class LastLayer:
 
     The layer's inputs are computed once and its posterior fitted on them, which is last-layer Laplace exactly: nothing
     before the layer is random. Kronecker-factored curvature, prior precision by marginal likelihood, probit
-    approximation: laplace-torch's own defaults.
-
-    Args:
-        network: ends in a linear layer; runs where it is, the layer itself on the CPU.
-        x: prepared training images (N, ...), in parts.
-        y: their classes (N,).
+    approximation: laplace-torch's own defaults. x: prepared training images (N, ...), in parts, y (N,) their classes;
+    the network runs where it is, its last layer on the CPU.
     """
 
     def __init__(self, network: nn.Module, x: Iterable[Tensor], y: Tensor) -> None:
@@ -187,12 +178,12 @@ class LastLayer:
             hook.remove()
         return seen[0].cpu()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return log probabilities, (N, K)."""
+    def log_probabilities(self, x: Tensor) -> Tensor:
+        """Return them as if of one draw, (1, N, K)."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             probs: Tensor = self.posterior(self.features(x), pred_type="glm", link_approx="probit")
-        return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log()
+        return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log().unsqueeze(0)
 
 
 def last_linear(network: nn.Module) -> nn.Linear:

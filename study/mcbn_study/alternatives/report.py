@@ -96,7 +96,7 @@ def write(out: str | Path = "results/alternatives") -> list[Path]:
     if not any(r["kind"] == "score" for r in recorded):
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce alternatives`")
     results = Results(recorded)
-    tables = [main_table(results), best_table(results), severity_table(results), foreign_table(results)]
+    tables = [main_table(results), best_table(results), *image_tables(results)]
     text = "\n".join(["# What one would use instead of MCBN", "", verdict(results), "", *map(to_markdown, tables)])
     header = ("method", "tempered", "seed", "data", "metric", "value")
     written = [write_text(out / "summary.csv", to_csv(header, _summary(results))), write_text(out / "table.md", text)]
@@ -185,20 +185,15 @@ def best_table(results: Results) -> Table:
     return table(_WORDS["best"], rows)
 
 
-def severity_table(results: Results) -> Table:
-    """NLL and ECE of each method at each severity."""
-    rows = []
+def image_tables(results: Results) -> Iterator[Table]:
+    """NLL, ECE and accuracy of each method at each severity; OOD AUROC of each set of foreign images."""
+    rows, score = [], METRICS["ood_auroc"]
     for metric, method in product(("nll", "ece", "accuracy"), results.shown):
         cells = [results.show_mean(method, [data], metric) for data in results.corrupted]
         rows.append((METRICS[metric].title if method == results.shown[0] else "", NAMES[method], *cells))
-    return table(_WORDS["severity"], rows, [data.removeprefix(CORRUPTED) for data in results.corrupted])
-
-
-def foreign_table(results: Results) -> Table:
-    """OOD AUROC of each set of foreign images."""
-    score, sets = METRICS["ood_auroc"], results.foreign
-    rows = [(NAMES[m], *(score.cell(results.values(m, d, "ood_auroc")) for d in sets)) for m in results.shown]
-    return table(_WORDS["foreign"], rows, sets)
+    yield table(_WORDS["severity"], rows, [data.removeprefix(CORRUPTED) for data in results.corrupted])
+    aurocs = {m: [score.cell(results.values(m, data, "ood_auroc")) for data in results.foreign] for m in results.shown}
+    yield table(_WORDS["foreign"], [(NAMES[m], *cells) for m, cells in aurocs.items()], results.foreign)
 
 
 def draw(results: Results, path: Path) -> Path:

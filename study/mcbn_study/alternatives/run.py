@@ -48,18 +48,9 @@ def run(
 ) -> Path:
     """Measure the methods on every seed; append to `out`/records.jsonl, going on after an interruption.
 
-    Args:
-        networks: folder of the networks that `mcbn reproduce cifar10` trained, with and without dropout.
-        out: folder of records.
-        foreign: npz of foreign images (`inputs.build_foreign`); none are asked about without it.
-        device: "cpu" or "cuda".
-        methods: of `METHODS`; all that can be had by default, with a warning for each that cannot.
-        seeds: of the networks; all by default. The ensemble always has all of them.
-        n_samples: T of MCBN and MC dropout.
-        batch_size: M of MCBN, before it is tuned.
-        n_test: how many of the test images; all by default.
-        n_corrupted: how many of these are also corrupted, at each severity.
-        data: images; CIFAR-10 by default.
+    networks: folder of those that `mcbn reproduce cifar10` trained, with and without dropout; foreign: npz of foreign
+    images (`inputs.build_foreign`); methods: all that can be had by default, with a warning for each that cannot;
+    seeds: all by default, and always all for the ensemble; n_corrupted: of the n_test images, at each severity.
     """
     trained, data = load_networks(networks, device), require_split(data)
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
@@ -112,22 +103,18 @@ def choose(methods: Sequence[str], trained: CifarNetworks) -> list[str]:
         if method not in METHODS:
             raise MCBNError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
         try:
-            _require(method, trained)
+            if method == "laplace":
+                catalogue.require_laplace()
+            if method in ON_THINNED and not trained.thinned:
+                raise MCBNError(f"{method} needs networks trained with dropout, of which there is none")
+            if method == "ensemble" and len(trained.plain) < 2:
+                raise MCBNError(f"an ensemble needs the networks of at least 2 seeds; there are {len(trained.plain)}")
             possible.append(method)
         except MCBNError as error:
             if methods:
                 raise
             warnings.warn(f"mcbn: {method} is left out: {error}", stacklevel=3)
     return possible
-
-
-def _require(method: str, trained: CifarNetworks) -> None:
-    if method == "laplace":
-        catalogue.require_laplace()
-    if method in ON_THINNED and not trained.thinned:
-        raise MCBNError(f"{method} needs networks trained with dropout, of which there is none")
-    if method == "ensemble" and len(trained.plain) < 2:
-        raise MCBNError(f"an ensemble needs the networks of at least 2 seeds; there are {len(trained.plain)}")
 
 
 def tasks(

@@ -106,10 +106,8 @@ class Evaluation:
         train, validation, test = map(require_labelled, images)
         self.network, self.profile, self.seed = network.to(device).eval(), profile, seed
         self.train = Augmented(train.x.to(device))
-        self.images = {  # standardised
-            name: Images(standardize(x.to(device)), y.to(device))
-            for name, (x, y) in (("validation", validation), ("test", test))
-        }
+        parts = {"validation": validation, "test": test}
+        self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items()}
 
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
@@ -188,16 +186,8 @@ def per_query(
     `MCBN` shares T draws among all images (Algorithm 1). Here image n has T draws of its own: M - 1 augmented training
     images; the place of the image itself is left free, it does not enter the statistics (authors' code). Both estimate
     the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M of the
-    passes. Statistics are recorded as `MCBN.fit` records them, several batches in a pass; each row of a pass over x
-    then has its own scale and shift.
-
-    Args:
-        network: trained; it is copied, and not changed.
-        images: training images.
-        x: standardised images to predict for.
-        n_samples: T.
-        batch_size: M; M - 1 training images make a batch.
-        seed: of the batches.
+    passes. Statistics are recorded as `MCBN.fit` records them, several batches in a pass; each row of a pass over x,
+    standardised, then has its own scale and shift.
     """
     if batch_size < 2 or n_samples < 1 or not len(x):
         raise MCBNError(

@@ -29,25 +29,18 @@ def run(
 ) -> Path:
     """Train and measure the networks of several seeds; return the file of records.
 
-    Args:
-        profile: what is trained and measured.
-        out: folder of records; networks lie in its `networks`.
-        seeds: one network each.
-        device: cpu or cuda.
-        networks: folder of trained networks to use instead of training, where it has them.
-        dropout: train networks with dropout instead, for MC dropout; they are not measured here.
-        together: train all seeds at the same time before any is measured; by default on a GPU.
+    networks: folder of trained ones, which are not trained again; dropout: train with it instead, for MC dropout, and
+    measure nothing; together: train all seeds at the same time before any is measured, by default on a GPU.
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
     journal = Journal(out, asdict(profile), device)
     progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
-    at_once = device != "cpu" if together is None else together
+    at_once, folder = device != "cpu" if together is None else together, networks or out / "networks"
 
     def watch(seed: int, epoch: Epoch) -> None:
         progress.fraction(epoch.steps / profile.steps)
 
-    folder = networks or out / "networks"
     for group in [seeds] if at_once else [[seed] for seed in seeds]:
         with progress.cell(f"seed {', '.join(map(str, group))}", len(group) * profile.steps):
             for path in train_networks(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
@@ -82,28 +75,18 @@ def train_networks(
     left = [seed for seed, path in paths.items() if not path.exists()]
     unfinished = folder / "unfinished"
     if left:
-        trained = train(
-            profile,
-            profile.load().train,
-            seeds=left,
-            dropout=dropout,
-            device=device,
-            files=[unfinished / paths[seed].name for seed in left],
-            watch=watch,
-        )
-        for seed, trainer in zip(left, trained, strict=True):
-            facts = _facts(profile, seed, dropout, trainer.epochs[-1], len(left))
-            save_network(trainer.network, paths[seed], facts | asdict(environment(device)))
+        how: dict[str, Any] = {"dropout": dropout, "device": device, "watch": watch}
+        files = [unfinished / paths[seed].name for seed in left]
+        for trainer in train(profile, profile.load().train, seeds=left, files=files, **how):
+            last = trainer.epochs[-1]
+            facts = {"seed": trainer.seed, "dropout": dropout, "profile": profile.name, "training": profile.training}
+            facts |= {"steps": last.steps, "loss": last.loss, "accuracy": last.accuracy, "seconds": last.seconds}
+            facts["milliseconds_per_step"] = round(1000 * last.seconds / last.steps, 4)
+            facts["together"] = len(left)  # shared the seconds
+            save_network(trainer.network, paths[trainer.seed], facts | asdict(environment(device)))
     if unfinished.is_dir() and not any(unfinished.iterdir()):
         unfinished.rmdir()
     return list(paths.values())
-
-
-def _facts(profile: CifarProfile, seed: int, dropout: float, last: Epoch, together: int) -> dict[str, Any]:
-    """Say how a network was trained; `together` is how many shared the seconds."""
-    facts = {"seed": seed, "dropout": dropout, "profile": profile.name, "training": profile.training}
-    facts |= {"steps": last.steps, "loss": last.loss, "accuracy": last.accuracy, "seconds": last.seconds}
-    return facts | {"milliseconds_per_step": round(1000 * last.seconds / last.steps, 4), "together": together}
 
 
 def evaluate(journal: Journal, profile: CifarProfile, path: Path) -> None:

@@ -146,15 +146,8 @@ def train(
     interrupted training goes on as if nothing had happened, and each network is the one it is when trained alone;
     except for the masks of dropout on a GPU: there one generator makes those of all networks.
 
-    Args:
-        profile: the schedule.
-        images: what to train on, bytes.
-        seeds: one network each; of initial weights, order, crops, flips and dropout.
-        dropout: rate in each unit.
-        device: cpu or cuda.
-        files: one a network to keep its state in and to go on from, removed in the end; or none.
-        checkpoint_seconds: how often, at the end of an epoch.
-        watch: is told of every epoch of every seed.
+    seeds: of initial weights, order, crops, flips and dropout; files: one a network to keep its state in and to go on
+    from, at most every `checkpoint_seconds`, removed in the end; watch: is told of every epoch of every seed.
     """
     require_labelled(images)
     if len(images.x) < profile.batch_size:
@@ -172,7 +165,7 @@ def train(
                 trainer.finish_epoch(round(before + now - started, 3))
             if files and trainers[0].steps_done < profile.steps and now - kept >= checkpoint_seconds:
                 for trainer, path in zip(trainers, files, strict=True):
-                    trainer.keep(path)
+                    checkpoints.keep(path, trainer.state, trainer.settings, trainer.epochs)
                 kept = now
             for trainer in trainers:
                 watch(trainer.seed, trainer.epochs[-1])
@@ -244,10 +237,6 @@ class ResNetTrainer:
         if not loss < float("inf"):
             raise MCBNError(f"training diverged before step {self.steps.stop}: the mean loss of the epoch is {loss}")
         self.epochs.append(Epoch(len(self.epochs), self.steps.stop, loss, accuracy, seconds))
-
-    def keep(self, path: Path) -> None:
-        """Write the state after an epoch."""
-        checkpoints.keep(path, self.state, self.settings, self.epochs)
 
     def _choose(self, epoch: int) -> Choices:
         return epoch_choices(len(self.y), self.profile.batch_size, self.seed, epoch)

@@ -37,7 +37,12 @@ class Playground(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             hint = "choose another port, or 0 for a free one"
             raise MCBNError(f"cannot listen on {HOST}:{port} ({error}); {hint}") from error
-        self.page = _page().encode()
+        x, y = data.toy(40)
+        points = [[round(a, 3), round(b, 3)] for a, b in zip(x[:, 0].tolist(), y.tolist(), strict=True)]
+        first = {"points": points, "range": RANGE, "most": MOST_POINTS}
+        first |= {"batch_size": Settings.batch_size, "n_samples": Settings.n_samples}
+        shown: dict[str, Any] = {"scripts": ["playground.js"], "title": "MCBN playground", "first": first}
+        self.page = render("playground.html.j2", package=__package__, **shown).encode()
 
     @property
     def address(self) -> str:
@@ -128,13 +133,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Stay silent: the terminal is for the address."""
-
-
-def _page() -> str:
-    x, y = data.toy(40)
-    points = [[round(a, 3), round(b, 3)] for a, b in zip(x[:, 0].tolist(), y.tolist(), strict=True)]
-    limits = {"points": points, "range": RANGE, "most": MOST_POINTS}
-    first = limits | {"batch_size": Settings.batch_size, "n_samples": Settings.n_samples}
-    return render(
-        "playground.html.j2", package=__package__, scripts=["playground.js"], title="MCBN playground", first=first
-    )

@@ -38,7 +38,10 @@ def write_figures(predictions: Path, out: Path) -> list[Path]:
         if files:
             written.append(save_figure(_grid(method, files), out / f"uncertainty_error_{method}.png"))
     if (predictions / "toy.npz").exists():
-        written.append(save_figure(_toy(predictions / "toy.npz"), out / "toy.png"))
+        *vectors, constant_std = load_arrays(predictions / "toy.npz", TOY).values()
+        figure = plots.new_figure(6.5, 4.2, dpi=100)
+        plots.toy(*vectors, constant_std=float(constant_std), ax=figure.subplots())
+        written.append(save_figure(figure, out / "toy.png"))
     return written
 
 
@@ -100,13 +103,6 @@ def _draw_panel(ax: "Axes", shown: Predictions, color: str) -> str:
         legend.remove()
     ax.set(xlabel="", ylabel="")
     return shown.title
-
-
-def _toy(file: Path) -> "Figure":
-    *vectors, constant_std = load_arrays(file, TOY).values()
-    figure = plots.new_figure(6.5, 4.2, dpi=100)
-    plots.toy(*vectors, constant_std=float(constant_std), ax=figure.subplots())
-    return figure
 
 
 def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, Vector]:

@@ -263,7 +263,8 @@ def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant
         "crps_optimum": metrics.crps_optimum(mean, y).mean(),
         "pll_optimum": metrics.pll_optimum(mean, y).mean(),
     }
-    finite = {name: _finite(value) for name, value in scores.items()}
+    numbers = {name: float(value) for name, value in scores.items()}
+    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no infinity
     return with_bounds(finite, finite)
 
 
@@ -272,12 +273,6 @@ def with_bounds(scores: Mapping[str, float | None], bounds: Mapping[str, float |
     names = [f"{name}_{bound}" for bound in ("constant", "optimum") for name in ("crps", "pll")]
     bounded = {**scores, **{name: bounds[name] for name in names}}
     return bounded | {f"{name}_normalized": _normalized(bounded, name) for name in ("crps", "pll")}
-
-
-def _finite(value: Tensor) -> float | None:
-    """JSON has no infinity: the optimum of an exact prediction becomes null."""
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 def _normalized(scores: Mapping[str, float | None], name: str) -> float | None:

@@ -81,13 +81,15 @@ def read(results: str | Path) -> RegressionReport:
     results = Path(results)
     recorded = [r for study in ("regression", "sensitivity") for r in journal.read(results / study / RECORDS)]
     tests, varied = runs(recorded), runs(recorded, kind="sensitivity", also=("batch_size", "n_samples"))
-    summary, repeats = summarise(tests), read_repeats(results / "search")
+    files = {int(path.parent.name): path for path in (results / "search").glob("[0-9]*/records.jsonl")}
+    summary, repeats = summarise(tests), {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
+    repeated = [row for name in NAMES for row in _repeat_rows(name, {1: summary} | repeats)]
     by_epochs = journal.read(results / "mnf_epochs" / RECORDS)
     return RegressionReport(
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
         fidelity=fidelity_tables(summary, list(repeats.values()), by_epochs),
-        repeats=repeat_tables(summary, repeats),
+        repeats=[table(_WORDS["repeats"], repeated)] if repeated else [],
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
         further=[*further_tables(summary), coverage_table(summary)],
@@ -148,15 +150,12 @@ def further_tables(summary: Summary) -> list[Table]:
     tables = []
     for metric in METRICS:
         scored = {method for _, method, name in summary if name == metric}
-        if methods := [method for method in METHODS if method in scored - printed]:
-            tables.append(_further(metric, ["mcbn", *methods], summary))
+        methods = ["mcbn", *(method for method in METHODS if method in scored - printed)]
+        rows = [(describe(d).title, *(cell(summary.get((d, method, metric))) for method in methods)) for d in NAMES]
+        fields = {"name": METRICS[metric], "metric": metric, "runs": _WORDS["notes"]["runs"]}
+        if methods[1:]:
+            tables.append(table(_WORDS["further"], rows, [METHODS[method] for method in methods], **fields))
     return tables
-
-
-def _further(metric: str, methods: Sequence[str], summary: Summary) -> Table:
-    rows = [(describe(d).title, *(cell(summary.get((d, method, metric))) for method in methods)) for d in NAMES]
-    fields = {"name": METRICS[metric], "metric": metric, "runs": _WORDS["notes"]["runs"]}
-    return table(_WORDS["further"], rows, [METHODS[method] for method in methods], **fields)
 
 
 def coverage_table(summary: Summary) -> Table:
@@ -181,19 +180,8 @@ def cost_table(recorded: Iterable[Record]) -> Table:
     return table(_WORDS["cost"], rows)
 
 
-def read_repeats(folder: Path) -> dict[int, Summary]:
-    """Summarise the repeated searches under a folder, by their seed."""
-    files = {int(path.parent.name): path for path in folder.glob("[0-9]*/records.jsonl")}
-    return {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
-
-
-def repeat_tables(first: Summary, repeats: dict[int, Summary]) -> list[Table]:
+def _repeat_rows(dataset: str, searches: Mapping[int, Summary]) -> list[tuple[str, ...]]:
     """Lay out MCBN's errors by seed of the search, with their spread and the paper's means; nothing without repeats."""
-    rows = [row for name in NAMES for row in _repeat_rows(name, {1: first} | repeats)]
-    return [table(_WORDS["repeats"], rows)] if rows else []
-
-
-def _repeat_rows(dataset: str, searches: dict[int, Summary]) -> list[tuple[str, ...]]:
     keys = [(dataset, "mcbn", metric) for metric in _REPEATED]
     scored = {seed: [summary[k] for k in keys] for seed, summary in searches.items() if keys[0] in summary}
     if len(scored) < 2:
@@ -270,16 +258,14 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
 
 def _differences(summary: Summary, repeats: Sequence[Summary], by_epochs: Sequence[Record]) -> Table:
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
-    searches = [summary, *repeats]
-    rows = [(*_describe(gap), _cause(gap, searches, by_epochs)) for gap in compared if gap.differs()]
+    rows: list[tuple[str, ...]] = []
+    for gap in (gap for gap in compared if gap.differs()):
+        dataset, method, metric = gap.key
+        better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
+        names, cause = (METRICS[metric], METHODS[method]), _cause(gap, [summary, *repeats], by_epochs)
+        rows.append((*names, describe(dataset).title, *triple(gap.ours, gap.printed), better, cause))
     rows = rows or [("none", *[""] * 7)]
     return table(_WORDS["differences"], rows, compared=len(compared), chance=0.05 * len(compared))
-
-
-def _describe(gap: Gap) -> tuple[str, ...]:
-    dataset, method, metric = gap.key
-    better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
-    return (METRICS[metric], METHODS[method], describe(dataset).title, *triple(gap.ours, gap.printed), better)
 
 
 def _cause(gap: Gap, searches: Sequence[Summary], by_epochs: Sequence[Record]) -> str:

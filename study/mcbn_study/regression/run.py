@@ -84,7 +84,8 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
                 weight, options = search_weight(study.profile, dataset, cell), {"family": family, "cell": cell}
                 tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, options, weight=weight))
                 needed.append(cell.name)
-        tasks[name] = Task(name, dataset, score_method, {"method": method}, needed)
+        step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
+        tasks[name] = Task(name, dataset, step, {"method": method}, needed)
     return list(tasks.values())
 
 
@@ -95,17 +96,7 @@ def missing_splits(study: Study, dataset: str, method: str) -> list[int]:
     return [s for s in study.profile.splits if not all(study.journal.has(**run, split=s, seed=seed) for seed in seeds)]
 
 
-def score_method(study: Study, method: str) -> None:
-    """Test one method on every split and seed."""
-    if method == "mnf":
-        _score_mnf(study)
-    elif method == "ensemble":
-        _score_ensemble(study)
-    else:
-        _score_networks(study, method)
-
-
-def _score_networks(study: Study, method: str) -> None:
+def score_networks(study: Study, method: str) -> None:
     """Train the chosen configuration of every split with every seed, score the runs and write them."""
     family, criterion = TESTED[method]
     choices = choose(study, family, criterion)
@@ -118,19 +109,18 @@ def _score_networks(study: Study, method: str) -> None:
     for s, choice, drawn in zip(study.profile.splits, choices, by_split(study, samples), strict=True):
         records += _score_split(study, method, s, drawn, choice, seconds)
     if method == "mcbn":
-        _save_final(study, problem, trained, choices)
-        _save_folds(study, choices)
+        _save_networks(study, problem, trained, choices)
     means = torch.stack([drawn.mean(0).float() for drawn in samples])  # (B seeds, n)
     study.journal.finish(f"{study.dataset}-test-{method}", {"mean": means}, records)
 
 
-def _score_ensemble(study: Study) -> None:
+def score_ensemble(study: Study, method: str) -> None:
     """Score the networks of all seeds of the configuration best by the plain criterion as one ensemble a split.
 
     A deep ensemble (Lakshminarayanan et al. 2017) of plain BN networks: mean over members, variance across members
     + 1/tau. tau and its constant twin are tuned on the folds by ensembles of the same configuration and epochs.
     """
-    choices = choose(study, *TESTED["ensemble"])
+    choices = choose(study, *TESTED[method])
     started = time.perf_counter()
     choices = _tune_ensemble(study, choices)
     members = _members(study, choices)  # (B K, n)
@@ -138,9 +128,9 @@ def _score_ensemble(study: Study) -> None:
     records = []
     for s, choice, drawn in zip(study.profile.splits, choices, by_split(study, members), strict=True):
         together = drawn.double().to(study.device)  # (K, n)
-        records += _score_split(study, "ensemble", s, [together], choice, seconds)
+        records += _score_split(study, method, s, [together], choice, seconds)
     taus = torch.tensor([[choice.tau, choice.tau_constant] for choice in choices])
-    study.journal.finish(f"{study.dataset}-test-ensemble", {"tau": taus}, records)
+    study.journal.finish(f"{study.dataset}-test-{method}", {"tau": taus}, records)
 
 
 def _tune_ensemble(study: Study, choices: Sequence[Choice]) -> list[Choice]:
@@ -170,17 +160,17 @@ def _members(study: Study, choices: Sequence[Choice]) -> Tensor:
     return torch.cat(outputs(study, train_chosen(study, problem, choices, "bn"), problem, "plain", 1)).float()
 
 
-def _score_mnf(study: Study) -> None:
+def score_mnf(study: Study, method: str) -> None:
     """Search, train and test MNF on the splits that are not on record; `seconds` are shared by all runs."""
     profile, dataset, device = study.profile, study.dataset, study.device
-    missing = missing_splits(study, dataset, "mnf")
+    missing = missing_splits(study, dataset, method)
     started = time.perf_counter()
     choices = mnf.search(dataset, missing, profile, device)
     epochs = [choice.epochs for choice in choices]
     samples = mnf.train_and_draw(dataset, missing, profile.seeds, epochs, profile.n_samples, device).double()
     seconds = (time.perf_counter() - started) / len(samples)
     for s, choice, drawn in zip(missing, choices, by_split(study, samples), strict=True):
-        study.journal.append(_score_split(study, "mnf", s, drawn, choice, seconds))
+        study.journal.append(_score_split(study, method, s, drawn, choice, seconds))
 
 
 def by_split(study: Study, runs: Any) -> Iterator[Any]:
@@ -261,34 +251,23 @@ def save_predictions(
         np.savez_compressed(temporary, **arrays)
 
 
-def _save_final(study: Study, problem: Problem, trained: Sequence[Trained], choices: Sequence[Choice]) -> None:
-    """Write the networks of the test, ordered by split, seed."""
+def _save_networks(study: Study, problem: Problem, trained: Sequence[Trained], choices: Sequence[Choice]) -> None:
+    """Write the networks of the test, by split, seed, and the fold networks of the winning configurations."""
     states: dict[int, dict[str, Tensor]] = {}
     for places, networks, values in trained:
         states |= dict(zip(places, network_states(values, networks, problem), strict=True))
-    ordered = [states[place] for place in sorted(states)]
-    _save(study, "", ordered, choices, [{"seed": seed} for seed in study.profile.seeds])
-
-
-def _save_folds(study: Study, choices: Sequence[Choice]) -> None:
-    """Write the fold networks of the winning configuration, ordered by split, fold."""
-    problem, F = fold_problem(study), study.profile.n_folds
+    folds, F = fold_problem(study), study.profile.n_folds
     values = {name: torch.cat([c.values[name] for c in choices]).to(study.device) for name in choices[0].values}
-    stream = torch.arange(len(problem.streams), device=study.device)
+    stream = torch.arange(len(folds.streams), device=study.device)
     unused = torch.zeros(len(stream), device=study.device)
     networks = Networks("bn", stream, unused, unused, 0, describe(study.dataset).hidden_units)
-    states = network_states(values, networks, problem)
-    _save(study, "_folds", states, choices, [{"fold": f, "n_folds": F} for f in range(F)])
-
-
-def _save(
-    study: Study, end: str, states: Sequence[dict[str, Tensor]], choices: Sequence[Choice], runs: Sequence[Record]
-) -> None:
-    """Write networks, several runs a split, with what describes each."""
-    infos = [
-        {"dataset": study.dataset, "split": s, "config": choice.describe(), "tau": choice.tau}
-        | {"tau_constant": choice.tau_constant, "config_hash": study.profile.hash, **run}
-        for s, choice in zip(study.profile.splits, choices, strict=True)
-        for run in runs
-    ]
-    save_networks(study.journal.folder / "networks" / f"{study.dataset}{end}.safetensors", states, infos)
+    for end, saved, runs in (
+        ("", [states[place] for place in sorted(states)], [{"seed": seed} for seed in study.profile.seeds]),
+        ("_folds", network_states(values, networks, folds), [{"fold": f, "n_folds": F} for f in range(F)]),
+    ):
+        infos = [
+            {"dataset": study.dataset, "split": s, "config": choice.describe(), "tau": choice.tau}
+            | {"tau_constant": choice.tau_constant, "config_hash": study.profile.hash, **run}
+            for (s, choice), run in product(zip(study.profile.splits, choices, strict=True), runs)
+        ]
+        save_networks(study.journal.folder / "networks" / f"{study.dataset}{end}.safetensors", saved, infos)

@@ -18,9 +18,10 @@ from mcbn.data import describe, folds, split
 from mcbn.stacked import Values
 from mcbn_study.journal import Record
 from mcbn_study.machine import EXACT, Numerics
+from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_tau
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
-from mcbn_study.regression.profile import TAU_RANGES, Configuration, Profile
+from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.stack import Family, Networks, take
 from mcbn_study.regression.train import Trainer, ascending, networks_of
 from mcbn_study.study import Study
@@ -96,7 +97,13 @@ class CrossValidation:
         wanted = grid_networks(problem, configurations, family, hidden)
         order = ascending(problem, wanted)  # the place of each trained network in (B, F, C)
         self.trainer = Trainer(problem, wanted[order], rules.numerics)
-        self.best = {name: self._no_best() for name in CRITERIA}
+        none = torch.full((self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
+        counts = {name: torch.zeros_like(none, dtype=torch.int64) for name in ("epoch", "waited")}
+        # The best evaluation of each (split, configuration), and the parameters it had: none yet
+        self.best = {
+            name: {"rmse": none, **counts, **{f"value.{n}": value.clone() for n, value in self.trainer.values.items()}}
+            for name in CRITERIA
+        }
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
         self.stopped = torch.full((self.B, self.C), rules.max_epochs)
         self._all, self._order = self.trainer.networks, order.to(problem.device)
@@ -108,7 +115,10 @@ class CrossValidation:
         rules = self.rules
         evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, rules.numerics)
         while bool(self.running.any()) and self.trainer.epoch + rules.evaluate_every <= rules.max_epochs:
-            self._shrink()
+            running = torch.nonzero(self._is_running()).flatten()
+            if len(running) <= SHRINK * len(self._present):
+                self.trainer.keep(running)
+                self._present = self._present[running]
             self.trainer.advance(rules.evaluate_every)
             if rules.fresh_draws:
                 evaluator.draw_anew(self.trainer.epoch)
@@ -135,45 +145,25 @@ class CrossValidation:
     def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
         local = torch.nonzero(self._is_running()).flatten()  # places in the trainer
         places = self._present[local]  # in the whole stack
+        at = self._split[places], self._configuration[places]
         networks, values = self.trainer.networks[local], take(self.trainer.values, local)
         predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
         for name, prediction in zip(CRITERIA, predictions, strict=True):
-            scores = self._mean_over_folds(rmse(prediction, self.problem, networks.stream), places)
-            better = self._update(self.best[name], scores, epoch)
-            chosen = better[self._split[places], self._configuration[places]]  # (networks,)
-            for parameter, kept in _under(self.best[name], "value.").items():
+            best, scores = self.best[name], rmse(prediction, self.problem, networks.stream)
+            total = scores.new_zeros(self.B, self.C).index_put_(at, scores, accumulate=True)
+            better = (total / self.F < best["rmse"]) & self.running  # NaN is never better
+            best["rmse"] = torch.where(better, total / self.F, best["rmse"])
+            best["epoch"] = torch.where(better, epoch, best["epoch"])
+            best["waited"] = torch.where(better, 0, best["waited"] + self.running.long())
+            chosen = better[at]  # (networks,)
+            for parameter, kept in _under(best, "value.").items():
                 kept[places[chosen]] = values[parameter][chosen]
         waiting = torch.stack([best["waited"] >= self.rules.patience for best in self.best.values()]).all(0)
         self.stopped[(self.running & waiting).cpu()] = epoch
         self.running &= ~waiting
 
-    def _no_best(self) -> dict[str, Tensor]:
-        """Return the best evaluation of each (split, configuration), and the parameters it had: none yet."""
-        rmse = torch.full((self.B, self.C), torch.inf, dtype=torch.float64, device=self.problem.device)
-        counts = {name: torch.zeros_like(rmse, dtype=torch.int64) for name in ("epoch", "waited")}
-        return {"rmse": rmse, **counts, **{f"value.{n}": value.clone() for n, value in self.trainer.values.items()}}
-
-    def _update(self, best: dict[str, Tensor], scores: Tensor, epoch: int) -> Tensor:
-        """Enter the mean RMSE of an evaluation, (B, C); return where it is a new best."""
-        better = (scores < best["rmse"]) & self.running  # NaN is never better
-        best["rmse"] = torch.where(better, scores, best["rmse"])
-        best["epoch"] = torch.where(better, epoch, best["epoch"])
-        best["waited"] = torch.where(better, 0, best["waited"] + self.running.long())
-        return better
-
-    def _mean_over_folds(self, scores: Tensor, places: Tensor) -> Tensor:
-        at = self._split[places] * self.C + self._configuration[places]
-        total = scores.new_zeros(self.B * self.C).index_add_(0, at, scores)
-        return (total / self.F).view(self.B, self.C)
-
     def _is_running(self) -> Tensor:
         return self.running[self._split[self._present], self._configuration[self._present]]
-
-    def _shrink(self) -> None:
-        running = torch.nonzero(self._is_running()).flatten()
-        if len(running) <= SHRINK * len(self._present):
-            self.trainer.keep(running)
-            self._present = self._present[running]
 
     def _result(self) -> Search:
         """Gather the scores, and evaluate the best networks of each split and criterion with all T draws."""

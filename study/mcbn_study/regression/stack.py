@@ -73,17 +73,11 @@ def initial_values(family: Family, streams: Sequence[int], n_inputs: int, hidden
     values = stacked.initial_values(n_inputs, (hidden, hidden), seeds=seeds)
     if family == "bn":
         return values
-    biases = torch.stack([_initial_biases(purpose_key(seed, "weights"), hidden) for seed in seeds])  # (S, 2, H)
+    sources, cut = [torch.Generator().manual_seed(purpose_key(seed, "weights")) for seed in seeds], 2 * INITIAL_STD
+    drawn = [nn.init.trunc_normal_(torch.empty(2, hidden), 0.0, INITIAL_STD, -cut, cut, g) for g in sources]
+    biases = torch.stack(drawn).abs_()  # (S, 2, H)
     shared = {name: values[name] for name in ("weights", "bias3")}
     return shared | {"bias1": biases[:, 0].clone(), "bias2": biases[:, 1].clone()}
-
-
-def _initial_biases(seed: int, hidden: int) -> Tensor:
-    generator, cut = torch.Generator().manual_seed(seed), 2 * INITIAL_STD
-    empty = (torch.empty(hidden) for _ in range(2))
-    return torch.stack(
-        [nn.init.trunc_normal_(bias, std=INITIAL_STD, a=-cut, b=cut, generator=generator) for bias in empty]
-    ).abs_()
 
 
 def dropout_gradients(

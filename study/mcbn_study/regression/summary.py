@@ -60,7 +60,9 @@ def summarise(tests: Iterable[Record]) -> dict[Key, Estimate]:
             if value is not None:
                 values.setdefault(key, []).append(value)
     keys = [(d, m, s) for d in NAMES for m in METHODS for s in METRICS]
-    return {key: _tested(key, values[key]) for key in keys if key in values}
+    estimates = {key: estimate(values[key]) for key in keys if key in values}
+    tested = {key: e._replace(p_value=p_value(*e[:3])) for key, e in estimates.items() if "normalized" in key[2]}
+    return estimates | tested
 
 
 def _scores(record: Record) -> list[tuple[Key, float | None]]:
@@ -71,11 +73,6 @@ def _scores(record: Record) -> list[tuple[Key, float | None]]:
         fields = {"rmse": "rmse", "crps": "crps_constant", "pll": "pll_constant"}
         scores += [((dataset, twin, metric), score(record, field)) for metric, field in fields.items()]
     return scores
-
-
-def _tested(key: Key, values: Sequence[float]) -> Estimate:
-    over_runs = estimate(values)
-    return over_runs._replace(p_value=p_value(*over_runs[:3])) if key[2].endswith("_normalized") else over_runs
 
 
 def summary_csv(summary: Summary) -> str:

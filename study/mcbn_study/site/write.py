@@ -19,7 +19,7 @@ from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
 from mcbn_study.regression.summary import METHODS
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
-from mcbn_study.tables import MISSING, Table, read_words, table
+from mcbn_study.tables import MISSING, read_words, table
 
 _WORDS = read_words(__package__)
 Item = dict[str, str]  # where the paper has it, what, study, page, anchor, printed: report.toml says more
@@ -82,7 +82,10 @@ def _read(results: Path, benchmarks: Path) -> Reproduction:
     records["speed"] = [r for name in ("cpu", "cuda") for r in journal.read(benchmarks / f"{name}.jsonl")]
     provenance = {study: trace(study, rows, COMMANDS[study]) for study, rows in records.items()}
     folders = find_folders(results)
-    provenance |= {name: _trace_folder(results / name) for name in folders}
+    for name in folders:  # a command among the records counts more than ours
+        rows = [record for path in sorted((results / name).glob("*.jsonl")) for record in journal.read(path)]
+        told = [str(record["command"]) for record in rows if record.get("command")]
+        provenance[name] = trace(name, rows, told[-1] if told else COMMANDS.get(name, f"mcbn reproduce {name}"))
     return Reproduction(results, benchmarks, provenance, folders, read_regression(results))
 
 
@@ -99,18 +102,6 @@ def _words(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _trace_folder(folder: Path) -> Provenance:
-    """Collect what the records of a folder tell; a command among them counts more than ours."""
-    records = [record for path in sorted(folder.glob("*.jsonl")) for record in journal.read(path)]
-    command = next((str(record["command"]) for record in reversed(records) if record.get("command")), None)
-    return trace(folder.name, records, command or COMMANDS.get(folder.name, f"mcbn reproduce {folder.name}"))
-
-
-def _sizes() -> Table:
-    sets = map(describe, NAMES)
-    return table(_WORDS["sizes"], [(d.title, f"{d.n:,}", str(d.q), d.target) for d in sets])
-
-
 def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
     """Return the template of a page and what it shows."""
     folder, provenance, tables = reproduction.folder, reproduction.provenance, reproduction.tables
@@ -118,7 +109,8 @@ def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
         case "index":
             return page, _index(reproduction)
         case "regression":
-            shown = [*tables.paper, _sizes(), *tables.further]
+            sizes = [(d.title, f"{d.n:,}", str(d.q), d.target) for d in map(describe, NAMES)]
+            shown = [*tables.paper, table(_WORDS["sizes"], sizes), *tables.further]
             return "tables", {"provenance": provenance[page], "tables": shown}
         case "sensitivity":
             return "tables", {"provenance": provenance[page], "tables": tables.sensitivity}
@@ -160,20 +152,17 @@ def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Proven
     provenance = reproduction.provenance.get(study) or trace(study, [], COMMANDS.get(study, ""))
     toy = study == "toy" and (reproduction.predictions / "toy.npz").exists()
     run = toy or study == "data" or bool(provenance.records) or study in reproduction.folders
-    state = _state(item, reproduction) if run else f"Not run yet. The paper: {item.get('printed', 'see there')}"
-    return run, state, provenance
-
-
-def _state(item: Item, reproduction: Reproduction) -> str:
+    if not run:
+        return False, f"Not run yet. The paper: {item.get('printed', 'see there')}", provenance
     tables = {table.label: table for table in (*reproduction.tables.paper, *reproduction.tables.sensitivity)}
     missing = []
     if item["anchor"] in tables:
         ours = [row for row in tables[item["anchor"]].rows if row[1] == "ours"]
         missing = [row[0] for row in ours if all(cell == MISSING for cell in row[2:])]
-    elif item["study"] == "regression":
+    elif study == "regression":
         predictions = reproduction.predictions
         missing = [describe(name).title for name in NAMES if not first_split(predictions, name, item["anchor"])]
-    return f"{PARTLY}{', '.join(missing)}" if missing else WHOLE
+    return True, f"{PARTLY}{', '.join(missing)}" if missing else WHOLE, provenance
 
 
 def _figures(predictions: Path) -> Content:

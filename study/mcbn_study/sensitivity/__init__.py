@@ -1,1 +1,0 @@
-"""How MCBN depends on M and T."""
