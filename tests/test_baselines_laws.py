@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import mcbn
 from kinds import make, scramble
-from mcbn.baselines import ConstantUncertainty, DeepEnsemble, MCDropout
+from mcbn.baselines import ConstantUncertainty, DeepEnsemble, MCDropout, Temperature
 from mcbn_study.mnf.predictor import MNF
 from untouched import untouched
 
@@ -37,6 +37,7 @@ METHODS: dict[str, Callable[[str, int], Any]] = {
     "ensemble": lambda task, seed: DeepEnsemble([net(seed), net(seed + 10), net(seed + 20)], task),
     "mnf": lambda task, seed: copy.copy(trained(task, seed)),
     "cubn": cubn,
+    "temperature": lambda task, seed: Temperature(net(seed), task),
     "cudo": lambda task, seed: ConstantUncertainty(MCDropout(net(0), task)).fit(n_samples=6, seed=seed),
 }
 CASES = [(m, t) for m in METHODS for t in ("regression", "classification") if t == "regression" or m[:2] != "cu"]

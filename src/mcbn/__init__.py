@@ -1,5 +1,8 @@
 """Bayesian uncertainty for trained batch-normalised PyTorch networks."""
 
+from importlib import import_module
+from typing import Any
+
 from mcbn import algorithm, data, metrics
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
@@ -14,6 +17,17 @@ __all__ = [
     "Posterior",
     "RegressionPrediction",
     "algorithm",
+    "compare",
     "data",
+    "decide",
     "metrics",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what few calls need once it is asked for."""
+    if name == "compare":
+        return import_module("mcbn.comparison").compare
+    if name == "decide":
+        return import_module("mcbn.decide")
+    raise AttributeError(f"module 'mcbn' has no attribute {name!r}")

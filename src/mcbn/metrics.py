@@ -207,6 +207,39 @@ def auroc(score: TensorLike, positive: TensorLike) -> Tensor:
     return torch.as_tensor(wins / (2 * P * Q), dtype=_floating(score).dtype, device=score.device)
 
 
+def risk_coverage(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, Tensor]:
+    """Mean loss over the most certain k of N points against k / N: (coverage, risk), (P,) each (El-Yaniv, Wiener 2010).
+
+    Points of equal uncertainty are kept or left together, so that their order does not matter: one point of the curve
+    for each of P different uncertainties. Both arguments (N,).
+    """
+    size, total = _losses_by_rank(uncertainty, loss)
+    kept = size.cumsum(0)
+    return kept / kept[-1], total.cumsum(0) / kept
+
+
+def aurc(uncertainty: TensorLike, loss: TensorLike) -> Tensor:
+    """Area under the risk-coverage curve, 1/N sum_k risk of the k most certain points; lower is better, ().
+
+    Points of equal uncertainty count as in random order: each with their mean loss (Geifman et al. 2019). Arguments as
+    for `risk_coverage`.
+    """
+    size, total = _losses_by_rank(uncertainty, loss)
+    losses = torch.repeat_interleave(total / size, size.long())  # (N,)
+    return (losses.cumsum(0) / torch.arange(1, len(losses) + 1, device=losses.device)).mean()
+
+
+def _losses_by_rank(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, Tensor]:
+    """Count points and add up losses of each different uncertainty, the least first, (P,) each in double precision."""
+    uncertainty = _tensor(uncertainty, "uncertainty")
+    loss = _tensor(loss, "loss", uncertainty.device, torch.float64)
+    _check_same_shape(uncertainty, loss, "uncertainty", "loss")
+    if uncertainty.ndim != 1 or uncertainty.isnan().any() or loss.isnan().any():
+        raise MCBNError(f"uncertainty and loss must be (N,) without NaN; got {tuple(uncertainty.shape)}")
+    _, place, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)
+    return size.double(), torch.zeros(len(size), dtype=loss.dtype, device=loss.device).index_add(0, place, loss)
+
+
 def _tensor(
     value: TensorLike, name: str, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:

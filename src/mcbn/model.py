@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
     from mcbn.check.diagnosis import Diagnosis
+    from mcbn.conformal import Calibration
     from mcbn.field.adapt import Adaptation
     from mcbn.field.watch import Watch
 
@@ -103,6 +105,7 @@ class MCBN(Generic[P]):
         self.model, self.layers, self.inputs, self.output = model, layers, inputs, output
         self._place: tuple[torch.device | None, torch.dtype | None] = (None, None)  # where `to` put the network
         self.adaptation: Adaptation | None = None  # what `adapt` found and did
+        self.calibration: Calibration | None = None  # what `calibrate` kept
         self._engine: Engine | None = None
         self._linearizer: Linearizer | None = None
         self._extended: Engine | None = None  # of draws of a Gaussian beyond those of the posterior
@@ -167,6 +170,7 @@ class MCBN(Generic[P]):
                 fitted = centre_on_running(fitted, recorded)
             else:
                 drift.warn_if_far(network, recorded)
+        self._drop_calibration()
         self.inputs, self.adaptation = inputs, None
         return self.adopt(network, fitted)
 
@@ -229,7 +233,10 @@ class MCBN(Generic[P]):
             return replace(predict_batch(inputs), novelty=watch.novelty(inputs) if watch else None)
 
         run = predict_batch if watch is None else with_novelty
-        return engine.network.over(x, run, prediction.join, self.inputs)  # type: ignore[no-any-return]
+        pred: Any = engine.network.over(x, run, prediction.join, self.inputs)
+        if self.calibration is None:
+            return pred  # type: ignore[no-any-return]
+        return replace(pred, calibration=self.calibration.for_prediction(method, pred.n_samples))  # type: ignore[no-any-return]
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
@@ -272,6 +279,7 @@ class MCBN(Generic[P]):
         """
         options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
         score, drawn = noise.require_score(self.task, score), self.posterior
+        self._drop_calibration()
         if batch_sizes is None:
             self.noise_precision = noise.tune(self, data, score=score, **options).tau
             return self
@@ -282,6 +290,41 @@ class MCBN(Generic[P]):
         M = noise.best(tuned, score)
         self.posterior, self.noise_precision = drawn.at_batch_size(M), tuned[M].tau
         return self
+
+    def calibrate(self, data: Any, *, level: float | None = None, **options: Any) -> Self:
+        """Make `pred.interval` and `pred.set` promises that hold: split conformal prediction (`mcbn.conformal`).
+
+        P(y in interval or set) >= level for any network and n held-out examples, PROVIDED THAT these and new inputs
+        are exchangeable (drawn alike) and were not seen by training or `tune`. Given the n, the share covered varies
+        by about sqrt(level (1 - level) / n). With groups the promise holds in each. Under shift it ends: calibrate on
+        data from there. `fit`, `tune` and other draws drop the calibration.
+
+        Args:
+            data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y); level / (1 - level) examples at least.
+            level: the default of `interval` and `set`; whether the data are enough for it is said at once.
+            score: "std" (default: intervals as wide as the prediction is unsure), "quantile" (skewed draws), "absolute"
+                (one width for all); classification: "aps" (default), or "raps", whose penalty=(0.01, 2) is the cost of
+                a class and how many are free.
+            joint: True: all outputs and pixels of an input at once. False: each output by itself, and of images the
+                expected share of pixels.
+            groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example in the
+                order of the data: it holds in each group, and `interval` and `set` take those of the new inputs.
+            method, n_samples: as `predict` will be called.
+            targets, ignore_index: as for `tune`.
+            randomize: sets that cover exactly the level, by chance (seed=); they may be empty.
+        """
+        from mcbn.conformal import calibrate
+
+        self.calibration = calibrate(self, data, level=level, **options)
+        return self
+
+    def _drop_calibration(self) -> None:
+        if self.calibration is not None:
+            warnings.warn(
+                "mcbn: what is predicted changes, so the calibration is dropped; call calibrate(held_out_data) again",
+                stacklevel=3,
+            )
+        self.calibration = None
 
     def watch(
         self,
@@ -382,6 +425,7 @@ class MCBN(Generic[P]):
         shapes = [{name: mean.shape[1] for name, mean in p.mean.items()} for p in (self.posterior, value)]
         if shapes[0] != shapes[1]:
             raise MCBNError(f"the posterior has layers (channels) {shapes[1]}, this network {shapes[0]}")
+        self._drop_calibration()
         network = self.engine.network
         self.adopt(network, value.to(network.device))
 
@@ -392,6 +436,7 @@ class MCBN(Generic[P]):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
+        self._drop_calibration()
         self.noise_precision = noise.require_tau(value)
 
     @property
@@ -414,7 +459,8 @@ class MCBN(Generic[P]):
         chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}
         chosen["output"] = stored["output"] if output is None else output
         bayes: Any = cls(model, settings["task"], **chosen)
-        return bayes._restore(drawn, torch.tensor(json.loads(settings["tau"]), dtype=torch.float64))  # type: ignore[no-any-return]
+        tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
+        return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.
@@ -431,7 +477,7 @@ class MCBN(Generic[P]):
         tensors, metadata, tau = saving.from_state(state)
         if metadata["task"] != self.task:
             raise MCBNError(f"the state_dict is of task {metadata['task']!r}, this MCBN of {self.task!r}")
-        return self._restore(saving.unpack("the state_dict", tensors, metadata, self.model), tau)
+        return self._restore(saving.unpack("the state_dict", tensors, metadata, self.model), tau, tensors, metadata)
 
     def to(
         self, device: torch.device | torch.dtype | Tensor | str | int | None = None, dtype: torch.dtype | None = None
@@ -454,14 +500,21 @@ class MCBN(Generic[P]):
         for name, value in (("inputs", self.inputs), ("output", self.output)):
             if value is not None and not callable(value):
                 settings[name] = json.dumps(value)
-        return saving.pack(self.posterior, self.engine.network.module, settings)
+        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, settings)
+        more, text = self.calibration.pack() if self.calibration is not None else ({}, {})
+        return tensors | more, metadata | text
 
-    def _restore(self, drawn: Posterior, tau: Tensor) -> Self:
+    def _restore(self, drawn: Posterior, tau: Tensor, tensors: dict[str, Tensor], text: dict[str, str]) -> Self:
         precision = noise.require_tau(tau)
         with torch.inference_mode(False):
             network = self.copy_network()
             self.adopt(network, drawn.to(network.device))
         self.layers, self.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
+        self.calibration = None
+        if "calibration" in text:
+            from mcbn.conformal import Calibration
+
+            self.calibration = Calibration.unpack(tensors, text)
         return self
 
     # The seam: what export, distributed fits and other code around MCBN build on.
@@ -519,7 +572,7 @@ class MCBN(Generic[P]):
         """Return another MCBN with these draws, of this network or of `model`; not fitted where there are none."""
         twin = copy.copy(self)
         twin.model = self.model if model is None else model
-        twin._engine = twin._linearizer = twin._extended = None
+        twin._engine = twin._linearizer = twin._extended = twin.calibration = None
         if posterior is not None:
             twin.adopt(self.engine.network if model is None else twin.copy_network(), posterior)
         return twin

@@ -73,7 +73,7 @@ def tune(
     ignore_index: int | None = None,
 ) -> Tuned:
     """Find the best tau of a predictor's draws on held-out data: of an `mcbn.MCBN`, or of a baseline."""
-    pairs = _validation(predictor, data, targets)
+    pairs = labelled(predictor, data, targets)
     if score == "crps":
         moments = _gather(_moments_and_targets(predictor.predict(x, n_samples=n_samples), y) for x, y in pairs)
         return _tuned(tau_by_crps(*moments), _crps(*moments))
@@ -98,8 +98,8 @@ def _tuned(tau: Tensor, loss: Loss) -> Tuned:
     return Tuned((tau.reshape(()) if tau.numel() == 1 else tau).double().cpu(), losses.double().cpu())
 
 
-def _validation(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
-    """Yield inputs and targets of every validation batch."""
+def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
+    """Yield inputs and targets of every batch of held-out data."""
     keys = predictor.network.accepted_keys()
     with isolated_random():
         for batch in as_loader(data) if is_stream(data) else [data]:
@@ -207,13 +207,13 @@ def _softmax(logits: Tensor, y: Tensor) -> Loss:
 
 def _moments_and_targets(pred: RegressionPrediction, y: Tensor) -> list[Tensor]:
     """Return mean, epistemic variance and targets of a batch, (n, D) each."""
-    y = _finite(match_shape(y, pred.mean))
+    y = require_finite_targets(match_shape(y, pred.mean))
     return [_by_output(values) for values in (pred.mean, pred.epistemic, y)]
 
 
 def _outputs_and_targets(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Bring the samples (T, N, ...) of a batch to (n, T, D), its targets to (n, D)."""
-    y = _by_output(_finite(match_shape(y, samples[0])))
+    y = _by_output(require_finite_targets(match_shape(y, samples[0])))
     return torch.stack([_by_output(sample) for sample in samples], 1), y
 
 
@@ -258,7 +258,8 @@ def _by_output(values: Tensor) -> Tensor:
     return values.unsqueeze(1) if values.ndim == 1 else values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
-def _finite(y: Tensor) -> Tensor:
+def require_finite_targets(y: Tensor) -> Tensor:
+    """Refuse targets that are NaN or infinite."""
     if not bool(torch.isfinite(y).all()):
         raise MCBNError(f"{int((~torch.isfinite(y)).sum())} validation targets are not finite; leave them out")
     return y

@@ -13,6 +13,7 @@ from mcbn.errors import MCBNError
 from mcbn.outputs import flatten, match_shape, require_labels
 
 if TYPE_CHECKING:
+    from mcbn.conformal import Calibration
     from mcbn.field.novelty import Novelty
 
 Chunks = Callable[[], Iterator[Tensor]]
@@ -29,6 +30,22 @@ class _Prediction:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if hasattr(v, "to")}
         return replace(self, **moved)
+
+    def reject(self, risk: float, *, delta: float = 0.1, tolerance: float | None = None) -> Tensor:
+        """Tell which inputs to leave to a human, boolean (N,), so that errors among the others stay below `risk`.
+
+        With probability 1 - delta over the data `MCBN.calibrate` was given, under its condition, the share of errors
+        among new inputs that are kept is at most `risk`: a Clopper-Pearson bound at each of 20 thresholds, with
+        Bonferroni's correction (`mcbn.decide.threshold`).
+
+        Args:
+            risk: share of errors to accept among what is kept, between 0 and 1.
+            delta: probability that the promise fails.
+            tolerance: regression: how far off a prediction may be before it counts as an error.
+        """
+        from mcbn import decide
+
+        return decide.reject(self, risk, delta=delta, tolerance=tolerance)
 
     def __repr__(self) -> str:
         first = getattr(self, fields(self)[1].name)  # mean or probs
@@ -53,12 +70,25 @@ def _join_field(name: str, values: list[Any]) -> Any:
     return values[0]
 
 
-def central_interval(mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Return the central interval (low, high) of the Gaussian with this mean and standard deviation."""
+def require_level(level: float | None) -> float:
+    """Check a level; 0.95 where none is named."""
+    level = 0.95 if level is None else level
     if not 0 < level < 1:
         raise MCBNError(f"level must lie between 0 and 1, got {level!r}")
-    half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * std
+    return level
+
+
+def central_interval(mean: Tensor, std: Tensor, level: float | None) -> tuple[Tensor, Tensor]:
+    """Return the central interval (low, high) of the Gaussian with this mean and standard deviation."""
+    half = math.sqrt(2) * torch.erfinv(torch.tensor(require_level(level), dtype=torch.float64)).item() * std
     return mean - half, mean + half
+
+
+def smallest_set(probs: Tensor, level: float | None) -> Tensor:
+    """Return which of the classes (N, K, ...) are most probable and together reach the level: at least one."""
+    ordered, order = probs.sort(dim=1, descending=True, stable=True)
+    before = ordered.cumsum(1) - ordered  # probability of the classes ranked above
+    return torch.zeros_like(probs, dtype=torch.bool).scatter(1, order, before < require_level(level))
 
 
 def warn_if_untuned(tau: Tensor) -> None:
@@ -85,6 +115,7 @@ class RegressionPrediction(_Prediction):
     samples: Tensor | None = None  # (T, N, ...)
     draws: Chunks | None = None
     novelty: "Novelty | None" = None  # of each input, where predict was given a watch
+    calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
 
     @property
     def aleatoric(self) -> Tensor:
@@ -114,8 +145,17 @@ class RegressionPrediction(_Prediction):
         noise = flatten(self.aleatoric, 1)  # (N, D)
         return self.epistemic_covariance + torch.diag_embed(noise)
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval (low, high) of the Gaussian with the predictive mean and variance."""
+    def interval(
+        self, level: float | None = None, *, calibrated: bool = True, groups: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the interval (low, high) that holds the target with probability `level`, (N, ...) each.
+
+        A promise after `MCBN.calibrate`, under the condition stated there. Before, or with calibrated=False, it is the
+        central interval of the Gaussian with the predictive mean and variance. `level` is by default what `calibrate`
+        was given, or 0.95; `groups` (N,) are the numbers of a calibration by groups.
+        """
+        if calibrated and self.calibration is not None:
+            return self.calibration.interval(self, level, groups)
         interval = central_interval(self.mean, self.std, level)
         warn_if_untuned(self.tau)
         return interval
@@ -137,11 +177,15 @@ class RegressionPrediction(_Prediction):
             log_sum = torch.logaddexp(log_sum, torch.logsumexp(-0.5 * distance, 0))
         return log_sum - math.log(self.n_samples) - 0.5 * D * math.log(2 * math.pi) + 0.5 * tau.log().sum()
 
+    def all_samples(self) -> Tensor:
+        """Return the network's output under every draw, (T, N, ...): kept, or run again."""
+        return torch.cat(list(self._chunks()))
+
     def _chunks(self) -> Iterable[Tensor]:
         if self.samples is not None:
             return [self.samples]
         if self.draws is None:
-            raise MCBNError("log_prob needs the draws themselves here; predict(..., return_samples=True) keeps them")
+            raise MCBNError("this needs the draws themselves; predict(..., return_samples=True) keeps them")
         return self.draws()
 
 
@@ -154,6 +198,7 @@ class ClassificationPrediction(_Prediction):
     variance: Tensor  # (N, K, ...), of the probabilities over the draws
     samples: Tensor | None = None  # raw outputs, (T, N, ...)
     novelty: "Novelty | None" = None  # of each input, where predict was given a watch
+    calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
 
     @property
     def label(self) -> Tensor:
@@ -184,6 +229,17 @@ class ClassificationPrediction(_Prediction):
         """Log of the averaged probability of each label, (N, ...)."""
         y = require_labels(y, self.probs)
         return self.probs.gather(1, y.unsqueeze(1)).squeeze(1).log()
+
+    def set(self, level: float | None = None, *, calibrated: bool = True, groups: Any = None, seed: int = 0) -> Tensor:
+        """Return which classes to expect, boolean (N, K, ...): the true one is among them with probability `level`.
+
+        A promise after `MCBN.calibrate`, under the condition stated there. Before, or with calibrated=False, they are
+        the fewest classes with probability `level` together. `level` and `groups` as for intervals; `seed` is that of
+        sets calibrated with randomize=True, a new one for every call.
+        """
+        if calibrated and self.calibration is not None:
+            return self.calibration.set(self.probs, level, groups, seed)
+        return smallest_set(self.probs, level)
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:

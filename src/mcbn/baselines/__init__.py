@@ -1,4 +1,4 @@
-"""What MCBN is compared with, in the same verbs: MC dropout, constant uncertainty, deep ensemble.
+"""What MCBN is compared with, in the same verbs: MC dropout, constant uncertainty, ensemble, temperature.
 
 A further one is a subclass of `Predictor` in a file here, a line below, and a row in tests/test_baselines_laws.py.
 """
@@ -6,8 +6,9 @@ A further one is a subclass of `Predictor` in a file here, a line below, and a r
 from mcbn.baselines.dropout import MCDropout
 from mcbn.baselines.ensemble import DeepEnsemble
 from mcbn.baselines.predictor import ConstantUncertainty
+from mcbn.baselines.temperature import Temperature
 from mcbn.plugins import moved_names
 
-__all__ = ["ConstantUncertainty", "DeepEnsemble", "MCDropout"]
+__all__ = ["ConstantUncertainty", "DeepEnsemble", "MCDropout", "Temperature"]
 
 __getattr__ = moved_names(__name__, "MNF", "MNFLinear", "MNFNetwork")

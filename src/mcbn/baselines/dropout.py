@@ -54,7 +54,7 @@ class MCDropout(Predictor):
         """Copy the network as it is now and set T and the seed; dropout needs no data, so `data` is not looked at."""
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed = batches.require_int("seed", seed, 0)
-        self.network = Network(self.model, self.output)
+        self.network, self.calibration = Network(self.model, self.output), None
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

@@ -46,7 +46,7 @@ class DeepEnsemble(Predictor):
     def fit(self, data: Any = None) -> Self:
         """Copy the members as they are now; they come trained, so `data` is not looked at."""
         self._members = [Network(model, self.output) for model in self.models]
-        self.network, self.n_samples = self._members[0], len(self._members)
+        self.network, self.n_samples, self.calibration = self._members[0], len(self._members), None
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

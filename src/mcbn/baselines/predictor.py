@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from mcbn import batches, moments, noise, prediction
+from mcbn.conformal import Calibration, calibrate
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network, is_stream
@@ -28,6 +30,7 @@ class Predictor(ABC):
     def __init__(self, task: str, *, inputs: batches.Picker = None) -> None:
         self.task, self.inputs = noise.require_task(task), inputs
         self.noise_precision = noise.initial_tau(task)
+        self.calibration: Calibration | None = None
 
     @abstractmethod
     def fit(self, *data: Any, **options: Any) -> Self:
@@ -73,7 +76,10 @@ class Predictor(ABC):
                 draws(), self.noise_precision, covariance=covariance, keep=return_samples, draws=again
             )
 
-        return self.network.over(x, predict_one, prediction.join, self.inputs)
+        pred: Any = self.network.over(x, predict_one, prediction.join, self.inputs)
+        if self.calibration is None:
+            return pred
+        return replace(pred, calibration=self.calibration.for_prediction("sample", pred.n_samples))
 
     @property
     def tau(self) -> float | Tensor:
@@ -82,7 +88,7 @@ class Predictor(ABC):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
-        self.noise_precision = noise.require_tau(value)
+        self.noise_precision, self.calibration = noise.require_tau(value), None
 
     def tune(
         self,
@@ -96,7 +102,12 @@ class Predictor(ABC):
         """Set tau on held-out data, as `mcbn.MCBN.tune` does; n_samples is what `fit` was given where it is not."""
         score = noise.require_score(self.task, score)
         options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
-        self.noise_precision = noise.tune(self, data, score=score, **options).tau
+        self.tau = noise.tune(self, data, score=score, **options).tau
+        return self
+
+    def calibrate(self, data: Any, **options: Any) -> Self:
+        """Make intervals and sets promises on held-out data, as `mcbn.MCBN.calibrate` does, after `tune`."""
+        self.calibration = calibrate(self, data, **options)
         return self
 
     def _count(self, n_samples: int | None) -> int:

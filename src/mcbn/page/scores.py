@@ -51,15 +51,9 @@ def mean_error(values: Vector) -> tuple[float, float]:
 
 
 def risk_coverage(uncertainty: Vector, loss: Vector) -> Curve:
-    """Mean loss over the most certain k of N points, k = 1..N, against k / N (El-Yaniv and Wiener 2010).
-
-    Points of equal uncertainty are kept or left together, so that the order they came in does not matter: the curve has
-    one point for each different uncertainty.
-    """
-    order = np.argsort(uncertainty, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(uncertainty[order])), len(order) - 1)
-    kept = last + 1
-    return Curve(kept / len(loss), np.cumsum(loss[order])[last] / kept)
+    """Mean loss over the most certain k of N points, against k / N (`mcbn.metrics.risk_coverage`)."""
+    curve = metrics.risk_coverage(np.ascontiguousarray(uncertainty), np.ascontiguousarray(loss))
+    return Curve(*(values.numpy() for values in curve))
 
 
 def interval_coverage(error: Vector, std: Vector) -> Curve:

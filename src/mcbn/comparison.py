@@ -1,0 +1,169 @@
+"""What each alternative gives on your data: one table, and one sentence that says which to take."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mcbn import metrics, noise
+from mcbn.baselines import ConstantUncertainty, Temperature
+from mcbn.errors import MCBNError
+from mcbn.model import MCBN
+from mcbn.outputs import flatten, match_shape, require_labels
+
+RESAMPLES = 2000
+Predict = Callable[[Any], Any]
+
+
+class Row(NamedTuple):
+    """Scores of one method: the lower the better, but for coverage, the share in intervals or sets of the level."""
+
+    method: str
+    loss: float  # CRPS or NLL
+    ece: float | None  # of classes
+    coverage: float
+    aurc: float
+    milliseconds: float  # an input
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A row a method, from the simplest on, the loss of every test point (methods, N), and the advice."""
+
+    titles: Sequence[str]
+    rows: Sequence[Row]
+    losses: Tensor
+    advice: str
+
+    def __str__(self) -> str:
+        lines = [f"{'':32}" + "".join(f"{title:>13}" for title in self.titles)]
+        for method, *values in self.rows:
+            lines.append(f"{method:32}" + "".join(f"{'-' if v is None else format(v, '.4g'):>13}" for v in values))
+        return "\n".join([*lines, "", self.advice])
+
+
+def compare(
+    bayes: MCBN[Any],
+    validation: Any,
+    test: Any,
+    *,
+    others: Mapping[str, Any] | None = None,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Score the plain network, temperature or constant variance, and MCBN in three ways, on the same test data.
+
+    What can be tuned is tuned on the validation data, in copies. The advice is the simplest method that the best one
+    does not beat beyond chance: the 95 % bootstrap interval of their mean difference in loss holds 0.
+
+    Args:
+        bayes: a fitted `mcbn.MCBN`; it is left as it is.
+        validation, test: (x, y) or a loader of such batches; the test data serve for scores alone.
+        others: further predictors by name, such as `mcbn.baselines.MCDropout` and `DeepEnsemble`.
+        level: of the intervals (regression) or sets (classification) whose coverage is counted.
+        seed: of the bootstrap.
+
+    Example:
+        >>> import mcbn, torch
+        >>> norm = torch.nn.BatchNorm1d(8, momentum=None)
+        >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), norm, torch.nn.Linear(8, 1))
+        >>> x, y = torch.randn(90, 3), torch.randn(90, 1)
+        >>> _ = network(x)
+        >>> bayes = mcbn.MCBN(network.eval(), "regression").fit(x, n_samples=8, batch_size=16)
+        >>> mcbn.compare(bayes, (x[:50], y[:50]), (x[50:], y[50:])).advice[:4]
+        'Take'
+    """
+    methods = _methods(bayes, validation)
+    for name, other in (others or {}).items():
+        if other.task != bayes.task:
+            raise MCBNError(f"{name!r} does {other.task}, but the others {bayes.task}; compare like with like")
+        methods[name] = copy.copy(other).tune(validation).predict
+    pairs = list(noise.labelled(bayes, test, None))
+    scored = [_score(name, predict, pairs, level) for name, predict in methods.items()]
+    rows, losses = [row for row, _ in scored], torch.stack([each for _, each in scored])
+    loss = "CRPS" if bayes.task == "regression" else "NLL"
+    titles = (loss, "ECE", f"in {100 * level:g} %", "AURC", "ms an input")
+    return Comparison(titles, rows, losses, _advise(loss, rows, losses, seed))
+
+
+def _methods(bayes: MCBN[Any], validation: Any) -> dict[str, Predict]:
+    """Name the ways to predict with this network, the simplest first."""
+    plain = Temperature(bayes.model, bayes.task, inputs=bayes.inputs, output=bayes.output)
+    tuned = bayes.with_posterior(bayes.posterior).tune(validation)
+    wider = bayes.with_posterior(bayes.posterior).tune(validation, batch_sizes="auto")
+    named: dict[str, Predict] = {}
+    if bayes.task == "classification":
+        named["plain"] = plain.predict
+        named["temperature"] = copy.copy(plain).tune(validation).predict
+    else:
+        named["plain, constant variance"] = plain.tune(validation).predict
+        named["MCBN mean, constant variance"] = ConstantUncertainty(tuned).tune(validation).predict
+    named["MCBN, linear"] = lambda x: tuned.predict(x, method="linear")
+    named["MCBN, sampled"] = tuned.predict
+    named[f"MCBN, tuned M = {wider.posterior.batch_size}"] = wider.predict
+    return named
+
+
+def _score(name: str, predict: Predict, pairs: Sequence[tuple[Any, Tensor]], level: float) -> tuple[Row, Tensor]:
+    """Score one method; return its row and its loss of every point, (N,)."""
+    columns, seconds = [], 0.0
+    for x, y in pairs:
+        started = time.perf_counter()
+        pred = predict(x)
+        seconds += time.perf_counter() - started
+        columns.append(_judge_labels(pred, y, level) if hasattr(pred, "probs") else _judge_values(pred, y, level))
+    loss, covered, uncertainty, error, *classes = (torch.cat(column).cpu() for column in zip(*columns, strict=True))
+    ece = metrics.ece(classes[0], classes[1]).item() if classes else None
+    aurc = metrics.aurc(uncertainty, error).item()
+    return Row(name, loss.mean().item(), ece, covered.double().mean().item(), aurc, 1e3 * seconds / len(loss)), loss
+
+
+def _judge_values(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
+    """Return CRPS (N,), whether the interval holds, the std and the absolute error, averaged over outputs."""
+    y = match_shape(y, pred.mean)
+    low, high = pred.interval(level)
+    values = (
+        metrics.crps_gaussian(pred.mean, pred.variance, y),
+        (low <= y) & (y <= high),
+        pred.std,
+        (y - pred.mean).abs(),
+    )
+    loss, covered, std, error = (flatten(value, 1).double().mean(1) for value in values)
+    return loss, covered, std, error
+
+
+def _judge_labels(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
+    """Return NLL, whether the set holds the label, 1 - top probability, error, probabilities and labels."""
+    y = require_labels(y, pred.probs)
+    probs = pred.probs.movedim(1, -1).flatten(0, -2)  # (points, K)
+    covered = pred.set(level).gather(1, y.unsqueeze(1)).flatten()
+    labels = y.flatten()
+    top, label = probs.max(1)
+    return -pred.log_prob(y).flatten().double(), covered, 1 - top, (label != labels).double(), probs, labels
+
+
+def difference(losses: Tensor, other: Tensor, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of mean(other - losses) over points resampled together, (N,) each."""
+    generator = torch.Generator().manual_seed(seed)
+    gaps = (other - losses).double()
+    means = [gaps[torch.randint(len(gaps), (len(gaps),), generator=generator)].mean() for _ in range(RESAMPLES)]
+    low, high = torch.stack(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def _advise(score: str, rows: Sequence[Row], losses: Tensor, seed: int) -> str:
+    """Say which method to take: the simplest that the best does not beat beyond chance."""
+    best = min(range(len(rows)), key=lambda i: rows[i].loss)
+    gaps = [difference(losses[best], losses[i], seed) for i in range(len(rows))]
+    taken = next(i for i, (low, _) in enumerate(gaps) if low <= 0 or i == best)
+    name, loss = rows[taken].method, rows[taken].loss
+    if taken == 0:
+        return f"Take {name!r}: its {score} is {loss:.4g}, and nothing here beats it beyond chance."
+    low, high = difference(losses[taken], losses[0], seed)
+    gain = f"{rows[0].loss - loss:.4g} below that of {rows[0].method!r}"
+    sure = f"a difference {'beyond' if low > 0 else 'within'} chance (95 % bootstrap interval {low:.4g} to {high:.4g})"
+    return f"Take {name!r}: its {score} is {loss:.4g}, {gain}, {sure}."

@@ -1,0 +1,188 @@
+"""What to do with an uncertain input: leave it to a human (`reject`), or have it labelled (`bald`, `batch_bald`).
+
+Symbols: T draws, N inputs, K classes; `samples` are raw outputs (T, N, K), as `MCBN.sample` gives them.
+"""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mcbn.batches import require_int
+from mcbn.errors import MCBNError
+from mcbn.metrics import TensorLike
+from mcbn.outputs import as_logits
+
+N_THRESHOLDS = 20  # shares of held-out examples to keep that are tried: 5 %, 10 %, ... all
+MOST_VALUES = 2**24  # joint probabilities held at once
+
+
+class Decision(NamedTuple):
+    """Keep what is less uncertain than the threshold; how many of the held-out examples that were, how many wrong."""
+
+    threshold: float
+    kept: int
+    errors: int
+
+
+def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta: float = 0.1) -> Decision:
+    """Choose the largest threshold whose kept inputs are wrong with probability `risk` at most.
+
+    P(P(wrong | uncertainty < threshold) <= risk) >= 1 - delta, over n held-out examples drawn as new inputs are. Of 20
+    thresholds, at ranks of the held-out uncertainties, those pass whose Clopper-Pearson upper bound of the error rate
+    at confidence 1 - delta / 20 is at most `risk`, P(Binomial(kept, risk) <= errors) <= delta / 20: Bonferroni's
+    correction, so that all hold at once (learn then test, Angelopoulos et al. 2021, arXiv 2110.01052). Given the
+    threshold, which is one of the held-out uncertainties, those below it are independent: the binomial is exact.
+
+    Args:
+        uncertainty: of held-out examples, (n,).
+        wrong: whether the prediction is, (n,), bool or 0/1.
+        risk: the error rate to promise, between 0 and 1.
+        delta: probability that the promise fails.
+
+    >>> decision = threshold(torch.arange(1000.0), torch.arange(1000) >= 900, risk=0.05)
+    >>> decision.kept, decision.errors
+    (900, 0)
+    """
+    uncertainty, wrong = torch.as_tensor(uncertainty).double(), torch.as_tensor(wrong).bool()
+    if uncertainty.ndim != 1 or uncertainty.shape != wrong.shape or len(wrong) == 0 or bool(uncertainty.isnan().any()):
+        shapes = f"{tuple(uncertainty.shape)} and {tuple(wrong.shape)}"
+        raise MCBNError(f"uncertainty and wrong must be (n,), one an example, without NaN; got {shapes}")
+    for name, value in (("risk", risk), ("delta", delta)):
+        if not 0 < value < 1:
+            raise MCBNError(f"{name} must lie between 0 and 1, got {value!r}")
+    n, (ordered, order) = len(wrong), uncertainty.sort()
+    places = [math.ceil(n * number / N_THRESHOLDS) for number in range(1, N_THRESHOLDS + 1)]
+    edges = torch.cat([ordered, ordered.new_tensor([math.inf])])[places]  # (20,)
+    kept = torch.searchsorted(ordered, edges)  # strictly below each
+    errors = torch.cat([wrong.new_zeros(1), wrong[order]]).cumsum(0)[kept]
+    passing = (kept > 0) & (binomial_cdf(errors, kept, risk) <= delta / N_THRESHOLDS)
+    if not bool(passing.any()):
+        return Decision(-math.inf, 0, 0)
+    last = int(passing.nonzero().max())
+    return Decision(float(edges[last]), int(kept[last]), int(errors[last]))
+
+
+def binomial_cdf(most: Tensor, n: Tensor, p: float) -> Tensor:
+    """P(Binomial(n, p) <= most), elementwise."""
+    k = torch.arange(int(most.max()) + 1, dtype=torch.float64).unsqueeze(1)
+    rest = (n - k).clamp(min=0)  # (most + 1, ...)
+    log_choose = torch.lgamma(n.double() + 1) - torch.lgamma(k + 1) - torch.lgamma(rest + 1)
+    terms = log_choose + k * math.log(p) + rest * math.log1p(-p)
+    return terms.masked_fill(k > most, -math.inf).logsumexp(0).exp()
+
+
+def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | None = None) -> Tensor:
+    """Tell which inputs of a calibrated prediction to leave to a human, (N,); `pred.reject` documents it."""
+    calibration = pred.calibration
+    if calibration is None or calibration.uncertainty is None:
+        raise MCBNError(
+            "reject needs errors on held-out data: call calibrate(held_out_data) of a network with one output or one "
+            "label an input, then predict"
+        )
+    if calibration.mismatch:
+        raise MCBNError(f"{calibration.mismatch}; calibrate for that first")
+    classify = hasattr(pred, "probs")
+    if classify != (tolerance is None) or (tolerance is not None and not tolerance > 0):
+        raise MCBNError(f"tolerance is the largest error to accept of a regression, and only there; got {tolerance!r}")
+    wrong = calibration.loss > (0.5 if tolerance is None else tolerance)
+    decision = threshold(calibration.uncertainty, wrong, risk=risk, delta=delta)
+    if decision.kept == 0:
+        least = math.ceil(math.log(delta / N_THRESHOLDS) / math.log1p(-risk))
+        warnings.warn(
+            f"mcbn: {len(wrong)} held-out examples, {int(wrong.sum())} of them wrong, cannot show a risk of {risk:g}, "
+            f"so every input is rejected; it takes at least {least} certain ones without an error",
+            stacklevel=3,
+        )
+    uncertainty: Tensor = 1 - pred.probs.amax(1) if classify else pred.std.flatten()
+    return uncertainty.double() >= decision.threshold
+
+
+def bald(samples: Tensor) -> Tensor:
+    """Information that the label of each input would give about the draws, in nats, (N,) (Houlsby et al. 2011).
+
+    I(y; omega) = H(1/T sum_t p_t) - 1/T sum_t H(p_t).
+    """
+    probs = _probs(samples)
+    return _entropy(probs.mean(0)) - _entropy(probs).mean(0)
+
+
+class ChosenInputs(NamedTuple):
+    """Inputs to label, in the order they were chosen, (k,), and what all up to each tell about the draws in nats."""
+
+    indices: Tensor
+    information: Tensor
+
+
+def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: int = 0) -> ChosenInputs:
+    """Choose k inputs whose labels together tell most about the draws, one after another (Kirsch et al. 2019).
+
+    I(y_1..k; omega) = H(y_1..k) - sum_i 1/T sum_t H(y_i | omega_t), p(y_1..k) = 1/T sum_t prod_i p_t(y_i). Plain BALD
+    takes near copies of one informative input; here a copy counts for the little it adds. The joint entropy is exact
+    while there are at most `n_configurations` of labels, then estimated from so many drawn ones (arXiv 1906.08158).
+
+    Args:
+        samples: raw outputs (T, N, K), one set of draws for all inputs: `bayes.sample(x)`.
+        k: how many, at most N.
+        n_configurations: of the labels of the chosen inputs.
+        seed: of the configurations that are drawn.
+
+    >>> labels = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 1, 1]])  # of three draws for three inputs
+    >>> batch_bald(10.0 * torch.nn.functional.one_hot(labels), 2).indices.tolist()  # not 0 and its copy 1
+    [0, 2]
+    """
+    probs = _probs(samples)
+    T, N, _ = probs.shape
+    if require_int("k", k, 1) > N:
+        raise MCBNError(f"k={k} inputs asked of {N}")
+    expected = _entropy(probs).mean(0)  # (N,)
+    joint, weights = probs.new_ones(1, T), probs.new_ones(1)
+    indices: list[int] = []
+    values: list[Tensor] = []
+    for _ in range(k):
+        information = _joint_entropies(joint, weights, probs) - expected - expected[indices].sum()  # (N,)
+        information[indices] = -math.inf
+        indices.append(int(information.argmax()))
+        values.append(information[indices[-1]])
+        if joint.shape[0] * probs.shape[2] <= n_configurations and bool((weights == 1).all()):
+            joint = (joint.unsqueeze(1) * probs[:, indices[-1]].T).flatten(0, 1)  # (C K, T)
+            weights = joint.new_ones(len(joint))
+        else:
+            joint, weights = _drawn(probs[:, indices], n_configurations, seed)
+    return ChosenInputs(torch.tensor(indices, device=samples.device), torch.stack(values))
+
+
+def _drawn(probs: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw labels of the chosen inputs (T, b, K): their probability under every draw (C, T), and 1 / (C p)."""
+    T, b, K = probs.shape
+    rows = probs[torch.arange(count) % T].reshape(-1, K).cpu()  # (C b, K)
+    labels = torch.multinomial(rows, 1, generator=torch.Generator().manual_seed(seed)).reshape(count, b)
+    joint = probs.new_ones(count, T)
+    for i in range(b):
+        joint = joint * probs[:, i].T[labels[:, i].to(probs.device)]
+    return joint, 1 / (count * joint.mean(1))
+
+
+def _joint_entropies(joint: Tensor, weights: Tensor, probs: Tensor) -> Tensor:
+    """Entropy of the chosen labels and that of each input together, (N,)."""
+    T, _, K = probs.shape
+    size = max(1, MOST_VALUES // (len(joint) * K))
+    entropies = []
+    for block in torch.split(probs, size, 1):
+        p = (joint @ block.flatten(1) / T).reshape(len(joint), -1, K)  # (C, n, K)
+        entropies.append((weights[:, None] * _entropy(p)).sum(0))
+    return torch.cat(entropies)
+
+
+def _probs(samples: Tensor) -> Tensor:
+    """Read raw outputs (T, N, K) as probabilities."""
+    if samples.ndim not in (2, 3):
+        raise MCBNError(f"samples must be raw outputs (T, N, K), one label an input; got {tuple(samples.shape)}")
+    return as_logits(samples).double().softmax(2)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(-1)

@@ -1,0 +1,87 @@
+"""`mcbn.compare`: its scores are those of the methods themselves, its advice follows the bootstrap."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import mcbn
+from mcbn import comparison, metrics
+from mcbn.baselines import ConstantUncertainty, DeepEnsemble, MCDropout, Temperature
+from test_conformal import classes, fitted, noisy
+from untouched import untouched
+
+
+def test_rows_of_regression_are_the_scores_of_each_method() -> None:
+    bayes, held, (x, y) = fitted("regression"), noisy(100, 2), noisy(80, 3)
+    with untouched(bayes.model):
+        compared = mcbn.compare(bayes, held, (x, y), level=0.9)
+    assert bayes.tau == float("inf")
+    tuned = copy.copy(bayes).tune(held)
+    predictions = {
+        "plain, constant variance": Temperature(bayes.model, "regression").tune(held).predict(x),
+        "MCBN mean, constant variance": ConstantUncertainty(tuned).tune(held).predict(x),
+        "MCBN, linear": tuned.predict(x, method="linear"),
+        "MCBN, sampled": tuned.predict(x),
+    }
+    for row, (name, pred) in zip(compared.rows, predictions.items(), strict=False):
+        low, high = pred.interval(0.9)
+        assert row.method == name
+        assert row.ece is None
+        assert row.loss == pytest.approx(metrics.crps_gaussian(pred.mean, pred.variance, y).mean().item(), rel=1e-9)
+        assert row.coverage == pytest.approx(((low <= y) & (y <= high)).double().mean().item())
+        aurc = metrics.aurc(pred.std.flatten(), (y - pred.mean).abs().flatten()).item()
+        assert row.aurc == pytest.approx(aurc, rel=1e-6)
+        assert row.milliseconds > 0
+    assert compared.rows[-1].method.startswith("MCBN, tuned M = ")
+
+
+def test_rows_of_classification_and_others() -> None:
+    bayes, held, (x, y) = fitted("classification", 4), classes(200, 2), classes(150, 3)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 4)).double().eval()
+    others = {"dropout": MCDropout(network, "classification"), "ensemble": DeepEnsemble([network], "classification")}
+    test = DataLoader(TensorDataset(x, y), batch_size=64)
+    compared = mcbn.compare(bayes, held, test, others=others)
+    scaled = Temperature(bayes.model, "classification").tune(held).predict(x)
+    row = compared.rows[1]
+    assert row.method == "temperature"
+    assert row.loss == pytest.approx(metrics.nll(scaled.probs, y).item(), rel=1e-6)
+    assert row.ece == pytest.approx(metrics.ece(scaled.probs, y).item(), rel=1e-6)
+    assert [row.method for row in compared.rows][-2:] == ["dropout", "ensemble"]
+    assert others["dropout"].tau == 1.0
+    lines = str(compared).splitlines()
+    assert len(lines) == len(compared.rows) + 3
+    assert lines[0].split() == ["NLL", "ECE", "in", "95", "%", "AURC", "ms", "an", "input"]
+    assert lines[-1] == compared.advice
+
+
+def rows(losses: torch.Tensor) -> list[comparison.Row]:
+    return [comparison.Row(f"m{i}", each.mean().item(), None, 0.9, 0.1, 1.0) for i, each in enumerate(losses)]
+
+
+def test_advice_is_the_simplest_that_nothing_beats_beyond_chance() -> None:
+    noise = torch.randn(3, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near = 2 + noise * torch.tensor([[1.0], [1.0], [1.0]])
+    assert "Take 'm0'" in comparison._advise("NLL", rows(near), near, 0)
+    better = near.clone()
+    better[1] = near[0] - 0.5 + 0.01 * noise[1]
+    better[2] = better[1] - 0.0001 * noise[2]
+    text = comparison._advise("NLL", rows(better), better, 0)
+    assert text.startswith("Take 'm1'")
+    assert "a difference beyond chance (95 % bootstrap interval 0.4" in text
+
+
+def test_bootstrap_interval_is_that_of_the_mean() -> None:
+    gaps = torch.randn(500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    low, high = comparison.difference(torch.zeros(500), gaps)
+    error = gaps.std().item() / 500**0.5
+    assert low == pytest.approx(gaps.mean().item() - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(gaps.mean().item() + 1.96 * error, abs=0.15 * error)
+
+
+def test_methods_of_another_task_are_refused() -> None:
+    other = Temperature(nn.Linear(3, 4).double(), "classification")
+    with pytest.raises(mcbn.MCBNError, match="'other' does classification, but the others regression"):
+        mcbn.compare(fitted("regression"), noisy(30, 2), noisy(30, 3), others={"other": other})

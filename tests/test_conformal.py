@@ -1,0 +1,356 @@
+"""Calibrated intervals and sets: scores as printed, thresholds as counted, promises that hold, and mistakes."""
+
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import mcbn
+from mcbn import conformal
+from mcbn.baselines import DeepEnsemble, MCDropout, Temperature
+
+N = 400
+
+
+def noisy(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Targets whose noise grows with the input, skewed."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    noise = torch.rand(n, 1, generator=generator, dtype=torch.float64).log().neg()
+    return x, x[:, :1] + (0.2 + x[:, 1:2].abs()) * noise
+
+
+def classes(n: int, seed: int, K: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return x, torch.multinomial((2 * x @ torch.eye(3, K, dtype=torch.float64)).softmax(1), 1, generator=generator)[:, 0]
+
+
+def fitted(task: str, outputs: int = 1, **options: Any) -> mcbn.MCBN:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8, momentum=None)
+    network = nn.Sequential(nn.Linear(3, 8), norm, nn.Tanh(), nn.Linear(8, outputs)).double()
+    x, y = (classes if task == "classification" else noisy)(N, 1)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(network(x), y) if y.ndim == 1 else (network(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+    norm.reset_running_stats()
+    with torch.no_grad():
+        network(x)
+    return mcbn.MCBN(network.eval(), task).fit(x, n_samples=20, batch_size=16, **options)
+
+
+def regressor(**options: Any) -> mcbn.MCBN:
+    bayes = fitted("regression", **options)
+    bayes.tau = 2.0
+    return bayes
+
+
+def inside(interval: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    return (interval[0] <= y) & (y <= interval[1])
+
+
+def covers(sets: Tensor, y: Tensor) -> Tensor:
+    return sets.gather(1, y.unsqueeze(1)).squeeze(1)
+
+
+@pytest.mark.parametrize(("n", "level", "k"), [(9, 0.9, 9), (10, 0.9, 10), (99, 0.9, 90), (100, 0.9, 91)])
+def test_threshold_is_the_kth_smallest_score(n: int, level: float, k: int) -> None:
+    scores = torch.arange(1.0, n + 1).unsqueeze(1)
+    calibration = conformal.Calibration("std", {0: scores}, {0: n})
+    assert calibration.threshold(level).item() == k == math.ceil(round((n + 1) * level, 6))
+
+
+@pytest.mark.parametrize("score", ["std", "absolute", "quantile"])
+def test_intervals_hold_exactly_the_targets_that_score_below_the_threshold(score: str) -> None:
+    bayes, (x, y) = regressor().calibrate(noisy(99, 2), score=score), noisy(200, 3)
+    pred = bayes.predict(x)
+    errors = (y - pred.mean).abs()
+    scores = {
+        "std": lambda: errors / pred.std,
+        "absolute": lambda: errors,
+        "quantile": lambda: conformal.mixture_scores(bayes.sample(x), pred.tau, y),
+    }[score]()
+    for level in (0.5, 0.9, 0.99):
+        threshold = bayes.calibration.threshold(level)
+        assert torch.equal(inside(pred.interval(level), y), scores <= threshold)
+
+
+def test_mixture_scores_are_the_smaller_tail_of_the_mixture() -> None:
+    samples, tau = torch.tensor([[[0.0]], [[3.0]]], dtype=torch.float64), torch.tensor(4.0, dtype=torch.float64)
+    for y in (-2.0, 0.5, 1.5, 7.0):
+        below, above = (sum(0.25 * math.erfc(s * 2 * (y - f) / math.sqrt(2)) for f in (0.0, 3.0)) for s in (-1, 1))
+        score = conformal.mixture_scores(samples, tau, torch.tensor([[y]], dtype=torch.float64))
+        assert score.item() == pytest.approx(-math.log(min(below, above)), rel=1e-9)
+    far = conformal.mixture_scores(samples, tau, torch.tensor([[50.0]], dtype=torch.float64))
+    assert 4000 < far.item() < math.inf
+
+
+def test_quantile_intervals_lean_to_the_side_of_skewed_draws() -> None:
+    samples = torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64).reshape(4, 1, 1)
+    low, high = conformal.mixture_interval(samples, torch.tensor(25.0), torch.tensor([[-math.log(0.05)]]))
+    assert -low.item() < high.item() - 2  # the mean is 1.25
+    assert conformal.mixture_scores(samples, torch.tensor(25.0), low).item() == pytest.approx(-math.log(0.05), rel=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [(0.0, 0), (0.1, 2)])
+def test_class_scores_are_those_of_the_papers(penalty: tuple[float, int]) -> None:
+    probs = torch.softmax(torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
+    scores = conformal.class_scores(probs, penalty)
+    for n in range(5):
+        for k in range(6):
+            for pixel in range(2):
+                p = probs[n, :, pixel].tolist()
+                rank = sum(other >= p[k] for other in p)
+                naive = sum(other for other in p if other >= p[k]) + penalty[0] * max(0, rank - penalty[1])
+                assert scores[n, k, pixel].item() == pytest.approx(naive, abs=1e-12)
+
+
+def mean_coverage(bayes: mcbn.MCBN, draw: Any, count: Any, n: int, **options: Any) -> tuple[float, float]:
+    """Calibrate on new data again and again: mean share covered at 0.8 and its standard error."""
+    x, y = draw(300, 99)
+    shares = []
+    for seed in range(40):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pred = bayes.calibrate(draw(n, 1000 + seed), **options).predict(x)
+        shares.append(count(pred, y).double().mean())
+    values = torch.stack(shares)
+    return values.mean().item(), 4 * (values.std().item() / 40**0.5 + (0.16 / 300) ** 0.5)
+
+
+@pytest.mark.parametrize("score", ["std", "absolute", "quantile"])
+def test_intervals_keep_their_promise(score: str) -> None:
+    n = 39
+    share, error = mean_coverage(regressor(), noisy, lambda p, y: inside(p.interval(0.8), y), n, score=score)
+    assert 0.8 - error < share < 0.8 + 1 / (n + 1) + error
+
+
+@pytest.mark.parametrize(("score", "randomize"), [("aps", False), ("raps", False), ("aps", True)])
+def test_sets_keep_their_promise(score: str, randomize: bool) -> None:
+    options = {"score": score, "randomize": randomize}
+    bayes = fitted("classification", 4)
+    share, error = mean_coverage(bayes, classes, lambda p, y: covers(p.set(0.8), y), 49, **options)
+    assert share > 0.8 - error
+    if randomize:
+        assert share < 0.82 + error
+
+
+def test_promise_of_each_class_and_of_each_group() -> None:
+    bayes, (x, y) = fitted("classification", 4), classes(4000, 5)
+    sets = bayes.calibrate(classes(4000, 6), groups="class").predict(x).set(0.8)
+    for k in range(4):
+        assert covers(sets, y)[y == k].double().mean() > 0.8 - 4 * (2 * 0.16 / 900) ** 0.5
+    bayes, held, new = regressor(), noisy(2000, 7), noisy(2000, 8)
+    group = [(x[:, 1].abs() > 1).long() for x, _ in (held, new)]
+    pred = bayes.calibrate(held, score="absolute", groups=group[0]).predict(new[0])
+    low, high = pred.interval(0.9, groups=group[1])
+    for g in (0, 1):
+        share = inside((low, high), new[1])[group[1] == g].double().mean().item()
+        assert abs(share - 0.9) < 4 * (2 * 0.09 / 600) ** 0.5
+    width = (high - low)[:, 0]
+    assert width[group[1] == 1].min() > width[group[1] == 0].max()
+
+
+def test_outputs_one_by_one_and_together() -> None:
+    bayes = fitted("regression", 2)
+    bayes.tau = 1.0
+    held, new = (torch.cat([noisy(2000, seed)[1], noisy(2000, seed + 50)[1]], 1) for seed in (1, 2))
+    x, x_new = noisy(2000, 1)[0], noisy(2000, 2)[0]
+    each = inside(bayes.calibrate((x, held)).predict(x_new).interval(0.9), new)
+    both = inside(bayes.calibrate((x, held), joint=True).predict(x_new).interval(0.9), new)
+    bound = 4 * (2 * 0.09 / 2000) ** 0.5
+    assert all(abs(share - 0.9) < bound for share in each.double().mean(0).tolist())
+    assert abs(both.all(1).double().mean().item() - 0.9) < bound
+    assert each.all(1).double().mean() < 0.9 - bound
+
+
+def scenes(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, 6, 6, generator=generator)
+    noise = torch.randn(n, 1, 1, 1, generator=generator)  # pixels of an image err together
+    return x, (x[:, 0] + noise[:, 0] > 0).long()
+
+
+def test_images_by_pixel_and_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformal, "PIXELS", 20)
+    network = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4, momentum=None), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    x, y = scenes(300, 0)
+    network(x)
+    bayes = mcbn.MCBN(network.eval(), "classification").fit(x, n_samples=8, batch_size=16)
+    held = scenes(300, 1)
+    held[1][:, 0] = 255
+    x, y = scenes(300, 2)
+    for joint in (False, True):
+        sets = bayes.calibrate(held, joint=joint, ignore_index=255).predict(x).set(0.9)
+        assert sets.shape == (300, 3, 6, 6)
+        covered = covers(sets, y)[:, 1:].double().flatten(1)  # (N, P)
+        share = covered.amin(1) if joint else covered.mean(1)
+        assert share.mean() > 0.9 - 4 * (2 * 0.09 / 300) ** 0.5
+    with pytest.raises(mcbn.MCBNError, match="pixels of an image are not independent"):
+        bayes.calibrate(held, groups="class", ignore_index=255)
+
+
+def test_sets_are_never_empty_and_hold_the_label() -> None:
+    pred = fitted("classification", 4).calibrate(classes(99, 2)).predict(classes(50, 3)[0])
+    assert covers(pred.set(0.05), pred.label).all()
+
+
+def test_without_calibration_the_old_interval_and_the_smallest_set() -> None:
+    bayes, x = regressor(), noisy(20, 3)[0]
+    before = bayes.predict(x).interval(0.9)
+    after = bayes.calibrate(noisy(50, 4)).predict(x).interval(0.9, calibrated=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    pred = fitted("classification", 4).predict(classes(50, 3)[0])
+    for level in (0.3, 0.9):
+        for probs, row in zip(pred.probs.tolist(), pred.set(level).tolist(), strict=True):
+            order = sorted(range(4), key=lambda k, p=probs: -p[k])
+            size = next(s for s in range(1, 5) if sum(probs[k] for k in order[:s]) >= level)
+            assert {k for k in range(4) if row[k]} == set(order[:size])
+
+
+def test_level_of_calibrate_is_the_default() -> None:
+    bayes, x = regressor().calibrate(noisy(99, 2), level=0.5), noisy(5, 3)[0]
+    pred = bayes.predict(x)
+    assert torch.equal(pred.interval()[0], pred.interval(0.5)[0])
+    assert not torch.equal(pred.interval()[0], pred.interval(0.9)[0])
+
+
+def test_loader_equals_tensors() -> None:
+    held = noisy(90, 2)
+    whole = regressor().calibrate(held).calibration
+    batched = regressor().calibrate(DataLoader(TensorDataset(*held), batch_size=16)).calibration
+    torch.testing.assert_close(whole.scores[0], batched.scores[0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("groups", [None, "class"])
+def test_calibration_is_saved_and_loaded(tmp_path: Path, groups: Any) -> None:
+    bayes, x = fitted("classification", 4), classes(30, 3)[0]
+    bayes.calibrate(classes(200, 2), level=0.8, score="raps", groups=groups)
+    wanted = bayes.predict(x)
+    bayes.save(tmp_path / "net.mcbn")
+    twin = mcbn.MCBN(bayes.model, "classification").load_state_dict(bayes.state_dict())
+    for other in (mcbn.MCBN.load(tmp_path / "net.mcbn", bayes.model), twin):
+        pred = other.predict(x)
+        assert torch.equal(pred.set(), wanted.set())
+        assert torch.equal(pred.reject(0.4), wanted.reject(0.4))
+
+
+def test_what_changes_predictions_drops_the_calibration_with_a_warning() -> None:
+    held, x = noisy(60, 2), noisy(N, 1)[0]
+    changes = {
+        "fit": lambda b: b.fit(x, n_samples=20, batch_size=16),
+        "tune": lambda b: b.tune(held),
+        "tau": lambda b: setattr(b, "tau", 3.0),
+        "posterior": lambda b: setattr(b, "posterior", b.posterior.at_batch_size(8)),
+    }
+    for change in changes.values():
+        bayes = regressor().calibrate(held)
+        with pytest.warns(UserWarning, match=r"calibration is dropped; call calibrate\(held_out_data\) again"):
+            change(bayes)
+        assert bayes.calibration is None
+    bayes = regressor().calibrate(held)
+    assert bayes.to("cpu").calibration is not None
+    assert bayes.with_posterior(bayes.posterior).calibration is None
+
+
+def test_another_way_to_predict_is_not_covered_by_the_promise() -> None:
+    bayes, x = regressor().calibrate(noisy(60, 2)), noisy(5, 3)[0]
+    for options in ({"method": "linear"}, {"n_samples": 10}):
+        pred = bayes.predict(x, **options)
+        with pytest.raises(mcbn.MCBNError, match=r"calibrated with method='sample', n_samples=20, but predicted with"):
+            pred.interval(0.9)
+        pred.interval(0.9, calibrated=False)
+    linear = regressor().calibrate(noisy(60, 2), method="linear")
+    linear.predict(x, method="linear").interval(0.9)
+
+
+def test_baselines_calibrate_as_well() -> None:
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)).double().eval()
+    held, (x, y) = noisy(400, 2), noisy(400, 3)
+    for method in (
+        MCDropout(network, "regression"),
+        DeepEnsemble([network], "regression"),
+        Temperature(network, "regression"),
+    ):
+        method.tau = 1.0
+        share = inside(method.calibrate(held).predict(x).interval(0.8), y).double().mean().item()
+        assert abs(share - 0.8) < 4 * (2 * 0.16 / 400) ** 0.5
+        method.fit()
+        assert method.calibration is None
+
+
+@pytest.mark.parametrize(
+    ("held", "options", "message"),
+    [
+        (noisy(18, 2), {"level": 0.95}, "level 0.95 needs at least 19 held-out examples, calibrate was given 18"),
+        (noisy(0, 2), {}, "calibrate needs held-out examples with targets, got none"),
+        (noisy(30, 2), {"level": 1.0}, "level must lie between 0 and 1, got 1.0"),
+        (noisy(30, 2), {"score": "aps"}, "score must be one of ['std', 'absolute', 'quantile'] for regression"),
+        (noisy(30, 2), {"groups": "class"}, 'groups="class" is for classification'),
+        (noisy(30, 2), {"groups": torch.zeros(29, dtype=torch.long)}, "groups holds 29 numbers for 30 held-out"),
+        (noisy(30, 2), {"groups": torch.zeros(30)}, "whole numbers, one an example; got (30,) torch.float32"),
+        ((noisy(3, 2)[0], torch.tensor([[1.0], [math.nan], [2.0]])), {}, "1 validation targets are not finite"),
+    ],
+)
+def test_mistakes_of_regression(held: Any, options: Any, message: str) -> None:
+    with pytest.raises(mcbn.MCBNError, match=re.escape(message)):
+        regressor().calibrate(held, **options)
+
+
+def test_mistakes_when_asking() -> None:
+    pred = regressor().calibrate(noisy(18, 2)).predict(noisy(4, 3)[0])
+    with pytest.raises(mcbn.MCBNError, match=r"give it more, or ask for 0\.947 at most"):
+        pred.interval(0.95)
+    for level in (0.0, 1.2):
+        with pytest.raises(mcbn.MCBNError, match="level must lie between 0 and 1"):
+            pred.interval(level)
+    with pytest.raises(mcbn.MCBNError, match="groups= goes with a calibration by groups"):
+        pred.interval(0.9, groups=[0, 0, 0, 0])
+    grouped = regressor().calibrate(noisy(40, 2), groups=[0, 1] * 20).predict(noisy(4, 3)[0])
+    with pytest.raises(mcbn.MCBNError, match="no held-out example was of group 7; there are"):
+        grouped.interval(0.5, groups=[0, 1, 7, 0])
+    with pytest.raises(mcbn.MCBNError, match="4 whole numbers, one an example"):
+        grouped.interval(0.5, groups=[0, 1])
+
+
+def test_mistakes_of_classification() -> None:
+    bayes, (x, y) = fitted("classification", 4), classes(30, 2)
+    with pytest.raises(mcbn.MCBNError, match=r"labels must lie in 0\.\.3 \(4 classes\); got"):
+        bayes.calibrate((x, y + 1))
+    with pytest.raises(mcbn.MCBNError, match=r"needs at least 19 held-out examples of class \d"):
+        bayes.calibrate((x, y), groups="class", level=0.95)
+    with pytest.raises(mcbn.MCBNError, match="this DataLoader shuffles: pass shuffle=False"):
+        bayes.calibrate(DataLoader(TensorDataset(x, y), shuffle=True), groups=[0] * 30)
+    with pytest.raises(mcbn.MCBNError, match="needs held-out examples with targets, got none"):
+        bayes.calibrate((x, torch.full_like(y, 255)), ignore_index=255)
+
+
+def test_constant_predictions_have_no_scale() -> None:
+    bayes = fitted("regression")
+    with pytest.raises(mcbn.MCBNError, match='score="quantile" needs the noise precision tau'):
+        bayes.calibrate(noisy(30, 2), score="quantile")
+    x, y = noisy(40, 2)
+    torch.nn.init.zeros_(bayes.model[3].weight)
+    constant = mcbn.MCBN(bayes.model, "regression").fit(x, n_samples=4, batch_size=8)
+    with pytest.raises(mcbn.MCBNError, match=r"predictive std is 0 for .* tune\(validation_data\) first"):
+        constant.calibrate((x, y))
+    constant.calibrate((x, y), score="absolute")
+
+
+def test_drawn_samples_must_be_kept_for_quantiles_of_a_loader() -> None:
+    bayes = regressor().calibrate(noisy(40, 2), score="quantile")
+    loader = DataLoader(TensorDataset(*noisy(20, 3)), batch_size=8)
+    with pytest.raises(mcbn.MCBNError, match="return_samples=True"):
+        bayes.predict(loader).interval(0.9)
+    kept = bayes.predict(loader, return_samples=True).interval(0.9)
+    torch.testing.assert_close(kept[0], bayes.predict(noisy(20, 3)[0]).interval(0.9)[0], rtol=1e-9, atol=1e-9)
