@@ -85,7 +85,7 @@ def test_looking_at_values_is_run_as_it_is_and_said() -> None:
     assert "own code, because it cannot be traced (__bool__ looks at values)" in bayes.explain(torch.randn(30, 5))
 
 
-def test_program_that_gives_other_numbers_is_not_used() -> None:
+def test_random_numbers_are_not_shared_by_draws() -> None:
     class Random(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -95,7 +95,8 @@ def test_program_that_gives_other_numbers_is_not_used() -> None:
             return self.bn(x) + torch.rand(())
 
     bayes = fit(Random(), torch.randn(30, 5))
-    assert "gave other numbers" in bayes.explain(torch.randn(30, 5))
+    assert "rand draws random numbers" in bayes.explain(torch.randn(30, 5))
+    assert len(bayes.sample(torch.zeros(1, 5))[:, 0, 0].unique()) == 5
 
 
 # ---------------------------------------------------------------- operations that no trace can see

@@ -6,12 +6,15 @@ networks with `2**x` or `1 / x` run by their own code. `mcbn.export` needs the o
 """
 
 import linecache
+from collections.abc import Callable, Iterable
+from functools import cache
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 AnyBatchNorm = _BatchNorm  # what all of torch's batch norms are; in torch since 1
 
@@ -32,6 +35,42 @@ def storage_of(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+class Dispatched(TorchDispatchMode):
+    """Show every operator that runs in this thread, whoever calls it: Python, TorchScript, C++."""
+
+    def __init__(self, see: Callable[[Any, dict[str, Any], Any], None]) -> None:
+        super().__init__()
+        self.see = see  # (operator, its arguments by name, result)
+
+    def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # modes have seen its caller, or cannot see it at all
+            result = func(*args, **(kwargs or {}))
+        defaults = _defaults(func)
+        self.see(func, {**defaults, **dict(zip(defaults, args, strict=False)), **(kwargs or {})}, result)
+        return result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first operator would import torch._dynamo: seconds
+
+
+@cache
+def _defaults(operator: Any) -> dict[str, Any]:
+    return {argument.name: argument.default_value for argument in operator._schema.arguments}
+
+
+@cache
+def written_by(operator: Any) -> tuple[str, ...]:
+    """Name the arguments of an operator that it changes in place."""
+    arguments = operator._schema.arguments
+    return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def gives_tensors(operator: Any) -> bool:
+    """Tell whether an operator hands back tensors alone, no numbers."""
+    return all("Tensor" in str(value.type) for value in operator._schema.returns)
 
 
 def forget_source(file: str) -> None:

@@ -59,7 +59,6 @@ class Facts:
     dtype: torch.dtype | None = None
     memory: str = ""  # name of the node that made the memory its result lies in: its own, or that of an operand
     changes: frozenset[str] = frozenset()  # memory the network changes here; not what `work_in_place` overwrites
-    loose: bool = False  # its size may be another for other values: a mask's selection, say
 
 
 UNKNOWN = Facts()  # of nodes that no trace wrote

@@ -20,7 +20,7 @@ from mcbn.batches import Picker, pick_inputs
 from mcbn.batching import GROUP, TrainingBatches
 from mcbn.engine import constants
 from mcbn.engine.agree import MEANS, VARIANCES, agree, is_tf32
-from mcbn.engine.trace import RecordProgram, RecordTracer
+from mcbn.engine.trace import RecordProgram, RecordTracer, state_of
 from mcbn.errors import MCBNError
 from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
@@ -70,8 +70,8 @@ class Recorder:
         self.network, self.chosen = network, chosen
         self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
         self.values: Mapping[str, int] = {}
-        self._programs: dict[Any, RecordProgram | None] = {}  # by shape; None: cannot be traced
-        self._proven: set[Any] = set()  # shapes whose program repeated a batch it was not traced on
+        self._traced: dict[Any, RecordTracer] = {}  # by shape: of the first batch
+        self._programs: dict[Any, RecordProgram | None] = {}  # by shape: proven on the second; None: there is none
 
     def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
         """Yield the statistics of one or more batches at a time, (t, C) each, in order; `numbers` are their t."""
@@ -83,29 +83,27 @@ class Recorder:
             yield from map(self, picked)
             return
         numbered = zip(count() if numbers is None else numbers, chain(first, picked), strict=False)
-        shape, proven = _shape(first[-1]), None  # whether groups give what their batches give alone
+        shape, proven = batches.key_of(first[-1]), None  # whether groups give what their batches give alone
         for _, members in groupby(numbered, lambda pair: pair[0] // GROUP):
             group, together = [x for _, x in members], None
-            if proven is not False and all(_shape(x) == shape for x in group):
-                together = self._together(program, group) if proven else self._proving(program, group)
-                proven = together is not None
-            yield from map(self, group) if together is None else [together]
+            if proven is not False and all(batches.key_of(x) == shape for x in group):
+                together = self._together(program, group)
+                proven = together is not None and (proven or self._proves(together, group[0]))
+            yield from [together] if together is not None and proven else map(self, group)
 
     def __call__(self, x: Any) -> Statistics:
         """Return the statistics of one batch, (1, C) each."""
         x = self.network.prepare(x)
-        shape = _shape(x)
+        shape = batches.key_of(x)
         program = self._programs.get(shape)
-        if shape not in self._programs:
-            recorded = self._first(x, shape)
-        elif program is not None and shape in self._proven:
-            recorded = program(*batches.tensors_of(x))
-        else:
+        recorded = None
+        if program is not None:
+            with suppress(Exception):  # an operation that fails on this batch alone: the network may know what to do
+                recorded = program(*batches.tensors_of(x))
+        elif shape not in self._programs:
+            recorded = self._trace(x, shape)
+        if recorded is None:
             recorded = self._plain(x)
-            with suppress(Exception):  # an operation that cannot be repeated outside the network
-                if program is not None and statistics_agree(program(*batches.tensors_of(x)), recorded):
-                    self._proven.add(shape)
-            self._programs[shape] = program if shape in self._proven else None
         return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in recorded.items()}
 
     def _plain(self, x: Any) -> Statistics:
@@ -117,49 +115,48 @@ class Recorder:
         self.running, self.values = mode.running, mode.values
         return {name: (mode.mean[name], mode.var[name]) for name in mode.mean}
 
-    def _first(self, x: Any, shape: Any) -> Statistics:
-        """Record a batch of a new shape, and try to trace it for the next ones."""
+    def _trace(self, x: Any, shape: Any) -> Statistics | None:
+        """Record the first or second batch of a shape and trace it; the program of both takes the next ones."""
+        state, tracer, first = state_of(self.network.module), RecordTracer(self.chosen), self._traced.pop(shape, None)
         self._programs[shape] = None
-        if len(self._programs) > constants.PROGRAMS_KEPT:
-            return self._plain(x)
-        tracer = RecordTracer(self.chosen)
+        if len(self._programs) + len(self._traced) > constants.PROGRAMS_KEPT:
+            return None
         try:
-            tracer.trace(self.network, x)
-            program = tracer.program()
+            tracer.trace_once(self.network, x, watched=first is None)
         except Exception:  # whatever a foreign network does while watched, its own code can still be run
-            return self._plain(x)
-        if not tracer.changes_inputs:
-            self._programs[shape] = program
-        return self._seen(tracer)
+            return None
+        recorded = self._seen(tracer)
+        if first is None and not tracer.changes_inputs:
+            del self._programs[shape]
+            self._traced[shape] = tracer
+        elif first is not None and first.steps() == tracer.steps() and state_of(self.network.module) == state:
+            program = first.program()
+            with suppress(Exception):  # an operation that cannot be repeated outside the network
+                if statistics_agree(program(*batches.tensors_of(x)), recorded):
+                    self._programs[shape] = program
+        return recorded
 
     def _group_program(self, x: Any) -> RecordProgram | None:
         """Return the program of a batch if a group in one pass is faster."""
-        shape = _shape(self.network.prepare(x))
-        program = self._programs[shape]
+        program = self._programs.get(batches.key_of(self.network.prepare(x)))
         on_gpu = self.network.device is not None and self.network.device.type == "cuda"
         most = constants.GPU_GROUP_WIDTH if on_gpu else constants.CPU_GROUP_WIDTH
-        return program if program is not None and shape in self._proven and program.width <= most else None
+        return program if program is not None and program.width <= most else None
 
-    def _proving(self, program: RecordProgram, group: Sequence[Any]) -> Statistics | None:
-        """Record a group in one pass, if that can be done and gives what its first batch gives alone."""
-        try:
-            together = self._together(program, group)
-        except Exception:  # no memory, or an operation without a batching rule
-            return None
-        first = {name: (mean[:1], var[:1]) for name, (mean, var) in together.items()}
-        return together if statistics_agree(first, self(group[0])) else None
+    def _proves(self, together: Statistics, x: Any) -> bool:
+        """Tell whether a group recorded in one pass holds what its first batch gives alone."""
+        return statistics_agree({name: (mean[:1], var[:1]) for name, (mean, var) in together.items()}, self(x))
 
-    def _together(self, program: RecordProgram, group: Sequence[Any]) -> Statistics:
-        """Record up to a whole group in one pass of a whole group: (t, C) each."""
+    def _together(self, program: RecordProgram, group: Sequence[Any]) -> Statistics | None:
+        """Record up to a whole group in one pass of a whole group, (t, C) each; None where that cannot be done."""
         rows = [batches.tensors_of(x) for x in group]
         rows += rows[-1:] * (GROUP - len(rows))
-        stacked = self.network.prepare([torch.stack(column) for column in zip(*rows, strict=True)])
-        of_group = torch.vmap(program)(*stacked)
+        try:
+            stacked = self.network.prepare([torch.stack(column) for column in zip(*rows, strict=True)])
+            of_group = torch.vmap(program)(*stacked)
+        except Exception:  # no memory, or an operation without a batching rule
+            return None
         return {name: (mean[: len(group)], var[: len(group)]) for name, (mean, var) in of_group.items()}
-
-
-def _shape(x: Any) -> Any:
-    return batches.outline(x), tuple((t.shape, t.dtype) for t in batches.tensors_of(x))
 
 
 def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:

@@ -8,10 +8,14 @@ a program must pay for itself within one call of `predict`.
 """
 
 import operator
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
@@ -20,18 +24,27 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
 from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters, reached
+from mcbn.errors import MCBNError
 from mcbn.network import Network
-from mcbn.private_torch import storage_of, version_of
+from mcbn.private_torch import Dispatched, gives_tensors, storage_of, written_by
 
 METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
 CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
-READS_VALUES = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "__array__", "is_nonzero"}
-READS_VALUES |= {"equal", "allclose", "__contains__", "unique", "nonzero", "masked_select"}
-# Values among the arguments of these say how large the result is; of the latter, the first is what it is made from
-FACTORIES = {"arange", "linspace", "logspace", "zeros", "ones", "empty", "full", "rand", "randn", "eye"}
-RESIZING = {"new_zeros", "new_ones", "new_empty", "new_full", "view", "reshape", "expand", "repeat", "tile", "narrow"}
-RESIZING |= {"pad", "interpolate", "split", "tensor_split", "unflatten", "repeat_interleave"}
-SIZES = {"size", "numel", "nelement", "__len__"}  # functions that read a size
+# What may be asked of a tensor: for inputs of one shape and layout the answer is always the same
+PROPERTIES = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "names"}
+PROPERTIES |= {"is_quantized", "is_mkldnn", "is_mps", "is_xpu", "is_meta", "is_nested", "itemsize", "nbytes", "grad"}
+PROPERTIES |= {"grad_fn", "is_sparse", "is_sparse_csr"}
+QUESTIONS = {"size", "dim", "ndimension", "numel", "nelement", "__len__", "stride", "storage_offset", "is_contiguous"}
+QUESTIONS |= {"is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "is_same_size", "type"}
+QUESTIONS |= {"is_inference", "is_conj", "is_neg", "has_names", "result_type"}
+LEFT_ALIGNED = "_nested_tensor_from_mask_left_aligned"  # chooses a fast path of attention that any mode switches off
+BY_MEMORY = {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_"}  # not by values
+NAMESPACES = ("aten", "prims", "mcbn")  # whose operators' schemas say all that they do
+INDEX, MASKS = torch.ops.aten.index.Tensor, (torch.bool, torch.uint8)
+SIZED_BY_VALUES = ("aten::_pack_padded_sequence",)  # beside those that torch tags
+BY_VALUES, RANDOM = "gives a size that depends on values", "draws random numbers"
+MODULE = vars(nn.Module()).keys() - {"training"}
+OFF = {"dropout": 0, "dropout_p": 0, "p": 0, "train": False, "training": False}  # no random numbers are drawn then
 # Tensor.__pow__ calls itself torch._tensor.pow, where the code that fx writes does not find it
 NAMED: dict[Any, Callable[..., Any]] = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
 
@@ -61,54 +74,128 @@ class Tracer(BatchNormMode):
     width: int  # largest number of values of one intermediate result
     on_gpu: bool
     changes_inputs: bool  # the network works on its inputs in place
+    refusal: UntraceableError | None = None  # kept, since networks catch exceptions
+    function: str | None = None  # the one that runs now
 
     def trace(self, network: Network, inputs: Any) -> Tensor:
+        """Write the network's operations down and see that it takes the same steps again, on other values.
+
+        Steps that differ hold what was computed where nobody saw it. A network that fills a cache is given a second
+        chance. Returns the output for the inputs.
+        """
+        output = self.trace_once(network, inputs)
+        if not self._is_steady(network, inputs):
+            output = self.trace_once(network, inputs)
+            if not self._is_steady(network, inputs):
+                raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
+        return output
+
+    def _is_steady(self, network: Network, inputs: Any) -> bool:
+        state = state_of(network.module)
+        try:
+            twin = self.again(network, other_values(inputs))
+        except MCBNError:  # the network takes no such values
+            twin = self.again(network, inputs)
+        return twin.steps() == self.steps() and state_of(network.module) == state
+
+    def again(self, network: Network, inputs: Any) -> "Tracer":
+        """Trace one more pass, just to compare its steps."""
+        twin = self.blank()
+        twin.trace_once(network, inputs, watched=False)
+        return twin
+
+    def blank(self) -> "Tracer":
+        """Return another tracer of this kind."""
+        raise NotImplementedError
+
+    def trace_once(self, network: Network, inputs: Any, *, watched: bool = True) -> Tensor:
         """Run the network on copies of the inputs and write its operations down; return its output."""
         if not batches.is_plain(inputs):
             raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
         copies = batches.copied(inputs)
         tensors = batches.tensors_of(copies)
         module = network.module  # tensors may also be plain attributes of its modules
-        attributes = batches.tensors_of([list(vars(child).values()) for child in module.modules()])
+        attributes = batches.tensors_of([attributes_of(child) for child in module.modules()])
         self.constants = {id(tensor) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
         self.graph, self.root = fx.Graph(), nn.Module()
         self.nodes = WeakTensorKeyDictionary()
         self.width, self.on_gpu = 0, any(t.is_cuda for t in tensors)
-        for number, tensor in enumerate(tensors):
-            self._remember(tensor, self.graph.placeholder(f"x{number}"))
-        versions = [version_of(t) for t in tensors]
-        with self:
-            output = network(copies)
-        self.changes_inputs = versions != [version_of(t) for t in tensors]
+        self.changes_inputs, self.changed, self.new = False, set[int](), set[int]()
+        self.inputs = [f"x{number}" for number in range(len(tensors))]
+        for tensor, name in zip(tensors, self.inputs, strict=True):
+            self._remember(tensor, self.graph.placeholder(name))
+        generators = _generators()
+        try:
+            with self, Dispatched(self._see) if watched else nullcontext():
+                output = network(copies)
+        except Exception as error:
+            raise self.refusal or error from None
+        if _generators() != generators:
+            raise UntraceableError("it draws random numbers")
+        if self.refusal is not None:
+            raise self.refusal
         return output
+
+    def steps(self) -> list[Any]:
+        """Describe what was written down, so that two traces compare: operations, constants, sizes."""
+        nodes = [node for node in self.graph.nodes if node.op != "output"]
+        tensors = [id(getattr(self.root, node.target)) for node in nodes if node.op == "get_attr"]
+        return [*((n.op, n.target, str(n.args), str(n.kwargs), facts(n).shape) for n in nodes), tensors]
 
     def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in BATCH_NORMS:
-            return super().__torch_function__(func, types, args, kwargs)
-        tensors = batches.tensors_of((args, kwargs))
-        versions = [version_of(t) for t in tensors]
-        result = func(*args, **kwargs)
-        changed = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
-        self._write(func, args, kwargs, result, changed)
+        self.function = getattr(func, "__name__", str(func))
+        self.changed.clear()
+        self.new.clear()
+        try:
+            if func in BATCH_NORMS:
+                return super().__torch_function__(func, types, args, kwargs)
+            result = func(*args, **kwargs)
+            self._write(func, args, kwargs, result)
+        except Exception as error:
+            self.refusal = self.refusal or UntraceableError(f"{self.function} fails: {error}")
+            raise
+        finally:
+            self.function = None
         return result
 
-    def _write(self, func: Any, args: Any, kwargs: Any, result: Any, changed: list[Tensor]) -> None:
+    def _refuse(self, reason: str) -> NoReturn:
+        self.refusal = self.refusal or UntraceableError(reason)
+        raise self.refusal
+
+    def _see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
+        """Check an operator that ran, whoever called it, and note the memory that it changed or made."""
+        if self.function is None:
+            self._refuse(f"{operator} runs where it cannot be seen")
+        reason = refusal_of(operator)
+        if reason == RANDOM and any(arguments.get(name, True) == value for name, value in OFF.items()):
+            reason = None
+        if operator is INDEX and any(t.dtype in MASKS for t in tensors_in(arguments["indices"])):
+            reason = BY_VALUES
+        if reason is not None and self.function != LEFT_ALIGNED:
+            self._refuse(f"{self.function} {reason}")
+        if written := written_by(operator):
+            self.changed |= {storage_of(t) for t in tensors_in([arguments[name] for name in written])}
+        else:
+            self.new |= {storage_of(t) for t in tensors_in(result)}
+
+    def _write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Append one operation that gave a result, and note its facts."""
         name = getattr(func, "__name__", "")
-        if name in READS_VALUES:
-            raise UntraceableError(f"{name} looks at values")
-        if not batches.tensors_of(result) and name != "__setitem__":
-            self._require_metadata(name, args, result, changed)
+        if name in BY_MEMORY:
+            self._refuse(f"{name} reads memory as it lies")
+        operands = tensors_in((args, kwargs))
+        if not tensors_in(result) and name != "__setitem__":
+            asked = func.__self__.__name__ in PROPERTIES if name == "__get__" else name in (*QUESTIONS, LEFT_ALIGNED)
+            if not isinstance(result, METADATA) or self.changed or (operands and not asked):
+                self._refuse(f"{name} looks at values, or gives no tensor")
             return  # a size, a dtype: the same for every draw
         called, passed = NAMED.get(func, func), args
         if name == "__get__":
             called, passed = getattr, (*args, func.__self__.__name__)
         node = self.graph.call_function(called, self._arguments(passed), self._arguments(kwargs))
-        operands = batches.tensors_of((args, kwargs))
         memory = {storage_of(t): facts(self._node(t)).memory for t in operands}
-        changes = frozenset(facts(self._node(t)).memory for t in changed)
-        seen = Facts(changes=changes, loose=_sized_by_values(name, args, kwargs) or self._is_loose(operands))
+        seen = Facts(changes=self._changes(memory))
         if isinstance(result, Tensor):
             self._remember(result, node, seen, memory)
             return
@@ -116,22 +203,23 @@ class Tracer(BatchNormMode):
         if isinstance(result, tuple | list) and all(isinstance(value, Tensor | None) for value in result):
             self._remember_items(result, node, memory)
         elif name != "__setitem__":  # nothing to read: it changes what is known already
-            raise UntraceableError(f"{name} gives {type(result).__name__}")
+            self._refuse(f"{name} gives {type(result).__name__}")
+
+    def _changes(self, memory: Mapping[int, str]) -> frozenset[str]:
+        """Name the memory that the operation just run has changed, of its operands' storage -> name."""
+        if self.changed - memory.keys() - self.new:
+            self._refuse(f"{self.function} changes what it was not given")
+        changes = frozenset(memory[storage] for storage in self.changed & memory.keys())
+        if any(name.startswith("constant") for name in changes):
+            self._refuse(f"{self.function} changes a tensor of the network")
+        self.changes_inputs |= any(name in self.inputs for name in changes)
+        return changes
 
     def _remember_items(self, values: Sequence[Tensor | None], node: fx.Node, memory: Mapping[int, str]) -> None:
         """Give each of several results a node."""
-        if facts(node).loose:
-            raise UntraceableError("a number of values depends on values")
         for number, value in enumerate(values):
             if value is not None:  # attention hands back None for weights that nobody asked for
                 self._remember(value, self.graph.call_function(operator.getitem, (node, number)), memory=memory)
-
-    def _require_metadata(self, name: str, args: Any, result: Any, changed: list[Tensor]) -> None:
-        """Refuse an operation without a tensor as its result, unless it tells what no draw changes."""
-        if not isinstance(result, METADATA) or changed or name == "__set__":
-            raise UntraceableError(f"{name} gives no tensor")
-        if (isinstance(result, torch.Size) or name in SIZES) and self._is_loose(args):
-            raise UntraceableError("a size depends on values")
 
     def _remember(
         self, tensor: Tensor, node: fx.Node, seen: Facts = UNKNOWN, memory: Mapping[int, str] | None = None
@@ -140,6 +228,8 @@ class Tracer(BatchNormMode):
 
         memory: that of the operands, storage -> name; a value in none of them has memory of its own.
         """
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            self._refuse("a value is sparse, nested or quantised")
         name = (memory or {}).get(storage_of(tensor), node.name)
         declare(node, replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name))
         self.nodes[tensor] = node
@@ -149,17 +239,12 @@ class Tracer(BatchNormMode):
         node: fx.Node | None = self.nodes.get(tensor)  # type: ignore[no-untyped-call]
         return node
 
-    def _is_loose(self, values: Any) -> bool:
-        """Tell whether the size of one of these tensors may be another for other values."""
-        nodes = (self._known(tensor) for tensor in batches.tensors_of(values))
-        return any(node is not None and facts(node).loose for node in nodes)
-
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor, a constant of the network where no operation made it."""
         node = self._known(tensor)
         if node is None:
             if id(tensor) not in self.constants:
-                raise UntraceableError("a value comes from an operation that cannot be seen")
+                self._refuse("a value comes from an operation that cannot be seen")
             name = f"constant{len(self.graph.nodes)}"
             self.root.register_buffer(name, tensor)
             node = self.graph.get_attr(name)
@@ -173,7 +258,7 @@ class Tracer(BatchNormMode):
 
         def argument(value: Any) -> Any:
             if not isinstance(value, (Tensor, *CONSTANTS)):
-                raise UntraceableError(f"an argument is {type(value).__name__}")
+                self._refuse(f"an argument is {type(value).__name__}")
             return self._node(value) if isinstance(value, Tensor) else value
 
         return map_aggregate(values, argument)
@@ -181,7 +266,7 @@ class Tracer(BatchNormMode):
     def write_unchanged(self, call: BatchNormCall) -> Tensor:
         """Run a call that is not stochastic as the operation it is."""
         output = call.unchanged()
-        self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output, [])
+        self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output)
         return output
 
 
@@ -192,9 +277,14 @@ class ReplayTracer(Tracer, Replay):
         super().__init__(mean, var)
         self.norms: dict[str, Norm] = {}
 
-    def trace(self, network: Network, inputs: Any) -> Tensor:
+    def blank(self) -> "ReplayTracer":
+        """Return another that replays this draw."""
+        return ReplayTracer(self.mean, self.var)
+
+    def trace_once(self, network: Network, inputs: Any, *, watched: bool = True) -> Tensor:
         """Write the pass down, the network's output as its result."""
-        output = super().trace(network, inputs)
+        self.norms.clear()
+        output = super().trace_once(network, inputs, watched=watched)
         self.graph.output(self._node(output))
         return output
 
@@ -206,11 +296,11 @@ class ReplayTracer(Tracer, Replay):
         if computed:
             varying = reached(self.graph, lambda node: node.op == "placeholder" or node.target is batch_norm)
             if any(self._node(tensor) in varying for tensor in computed):
-                raise UntraceableError("a batch norm's weights depend on the inputs")
+                self._refuse("a batch norm's weights depend on the inputs")
         output, name = super().answer(call), self.drawn_name(call)
         self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
         node = self.graph.call_function(batch_norm, (self._node(call.x), name))
-        self._remember(output, node, Facts(loose=self._is_loose(call.x)))
+        self._remember(output, node)
         return output
 
 
@@ -229,9 +319,13 @@ class RecordTracer(Tracer, Record):
         operands = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
         node = self.graph.call_function(train_batch_norm, operands)
         normalized, mean, var = (self.graph.call_function(operator.getitem, (node, number)) for number in range(3))
-        self._remember(output, normalized, Facts(loose=self._is_loose(call.x)))
+        self._remember(output, normalized)
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
         return output
+
+    def blank(self) -> "RecordTracer":
+        """Return another that records these layers."""
+        return RecordTracer(self.chosen)
 
     def program(self) -> "RecordProgram":
         """Return the pass as a function of the input tensors."""
@@ -253,26 +347,62 @@ class RecordProgram:
         return dict(zip(self.names, self.forward(*tensors), strict=True))
 
 
-def _sized_by_values(name: str, args: Any, kwargs: Any) -> bool:
-    """Tell whether the result of an operation has another size for other values of its operands."""
-    if name == "__getitem__":
-        return any(_selects(index) for index in (args[1] if isinstance(args[1], tuple) else args[1:]))
-    if name in ("argwhere", "bincount", "unique_consecutive"):
-        return True
-    if name == "one_hot":
-        classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-        return not isinstance(classes, int) or classes < 0
-    if name in ("where", "repeat_interleave") and len(args) + len(kwargs) == 1:
-        return True
-    first = 0 if name in FACTORIES else 1
-    return name in FACTORIES | RESIZING and bool(batches.tensors_of((args[first:], kwargs)))
+def tensors_in(values: Any) -> list[Tensor]:
+    """List the tensors of what operations take and give; faster than `batches.tensors_of`, which knows all nests."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = tuple(values.values())
+    return [t for value in values for t in tensors_in(value)] if isinstance(values, tuple | list) else []
 
 
-def _selects(index: Any) -> bool:
-    """Tell whether an index takes as many values as a mask or a number computed from values says."""
-    if isinstance(index, slice):
-        return any(isinstance(bound, Tensor) for bound in (index.start, index.stop, index.step))
-    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+@cache
+def refusal_of(operator: Any) -> str | None:
+    """Say why an operator of the dispatcher is no plain function of its operands, None where it is."""
+    if operator.namespace not in NAMESPACES:
+        return f"calls {operator}, which is not known"
+    if torch.Tag.data_dependent_output in operator.tags or not gives_tensors(operator):
+        return "looks at values"
+    by_values = torch.Tag.dynamic_output_shape in operator.tags and operator is not INDEX
+    if by_values or operator.name() in SIZED_BY_VALUES:
+        return BY_VALUES
+    return RANDOM if torch.Tag.nondeterministic_seeded in operator.tags else None
+
+
+def other_values(inputs: Any) -> Any:
+    """Return inputs of the same shape: the rows in reverse, and on a CPU, where a bad index is no more than an error,
+    floating values moved.
+    """
+    rows = {t.shape[0] if t.ndim else None for t in batches.tensors_of(inputs)}
+
+    def other(tensor: Tensor) -> Tensor:
+        turned = tensor.flip(0) if len(rows) == 1 and tensor.ndim else tensor
+        return 0.3 - 0.7 * turned if tensor.is_floating_point() and not tensor.is_cuda else turned
+
+    return batches.map_tensors(other, inputs)
+
+
+def attributes_of(module: nn.Module) -> list[Any]:
+    """List what a module holds beside its parameters, buffers and children."""
+    return [value for name, value in vars(module).items() if name not in MODULE]
+
+
+def state_of(module: nn.Module) -> list[Any]:
+    """List the plain values that modules, and objects they hold, keep as attributes."""
+    held = [value for child in module.modules() for value in attributes_of(child)]
+    leaves = [value for value in held if isinstance(value, batches.PLAIN)]
+    for value in held:
+        if isinstance(value, list | tuple | dict):
+            batches.map_leaves(leaves.append, value)
+        elif hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type)):
+            leaves += vars(value).values()
+    return [value for value in leaves if isinstance(value, batches.PLAIN)]
+
+
+def _generators() -> tuple[Any, ...]:
+    """Return the states of Python's and NumPy's global generators."""
+    _, key, position, *_ = np.random.get_state()
+    return random.getstate(), bytes(key), position
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:
