@@ -37,11 +37,11 @@ def storage_of(tensor: Tensor) -> int:
         return 0
 
 
-class Dispatched(TorchDispatchMode):
+class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Show every operator that runs in this thread, whoever calls it: Python, TorchScript, C++."""
 
     def __init__(self, see: Callable[[Any, dict[str, Any], Any], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.see = see  # (operator, its arguments by name, result)
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:

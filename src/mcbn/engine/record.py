@@ -96,7 +96,7 @@ class Recorder:
         x = self.network.prepare(x)
         shape = batches.key_of(x)
         program = self._programs.get(shape)
-        recorded = None
+        recorded: Statistics | None = None
         if program is not None:
             with suppress(Exception):  # an operation that fails on this batch alone: the network may know what to do
                 recorded = program(*batches.tensors_of(x))

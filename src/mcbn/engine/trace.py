@@ -401,8 +401,8 @@ def state_of(module: nn.Module) -> list[Any]:
 
 def _generators() -> tuple[Any, ...]:
     """Return the states of Python's and NumPy's global generators."""
-    _, key, position, *_ = np.random.get_state()
-    return random.getstate(), bytes(key), position
+    numpy: Any = np.random.get_state()
+    return random.getstate(), bytes(numpy[1]), numpy[2]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:
