@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ZOO_READY := .venv-zoo/.ready
 
-.PHONY: demo bench zoo test quick check format clean
+.PHONY: demo bench zoo test quick fuzz check format docs docs-serve dist clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
 	$(BIN)/mcbn demo --out demo
@@ -25,12 +25,30 @@ check: $(READY)     ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(READY)      ## the documentation site under site/; broken links and missing references fail
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(READY)
+	$(BIN)/mkdocs serve
+
+dist: $(READY)      ## both distributions under dist/, checked, each wheel tried in an environment of its own
+	rm -rf dist .venv-dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist study
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet -c constraints.txt torch
+	.venv-dist/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/mcbn-*.whl)[sklearn,cli]"
+	cd dist && for snippet in classification regression; do ../.venv-dist/bin/python ../docs/snippets/$$snippet.py; done
+	.venv-dist/bin/python -m pip install --quiet -c constraints.txt dist/mcbn_study-*.whl
+	.venv-dist/bin/mcbn reproduce --help > /dev/null
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-zoo demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-zoo .venv-dist demo dist site build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 # torch first, under the pin: nothing later may drag in another build of it.
 $(READY): pyproject.toml study/pyproject.toml benchmarks/pyproject.toml constraints.txt
