@@ -81,22 +81,25 @@ def test_nan_makes_its_own_input_strange_and_no_other() -> None:
 
 
 def naive_combined(score: list[float], held_out: list[list[float]]) -> float:
-    """Rank Fisher's sum of one input among all R + 1."""
-    everything = [[*reference, own] for reference, own in zip(held_out, score, strict=True)]
+    """Rank the truncated sum of one input among all R + 1."""
+    everything = [[*reference, alone] for reference, alone in zip(held_out, score, strict=True)]
     R = len(held_out[0])
 
-    def fisher(i: int) -> float:
-        return -sum(math.log(sum(other >= scores[i] for other in scores) / (R + 1)) for scores in everything)
+    def p(scores: list[float], i: int) -> float:
+        return sum(other >= scores[i] for other in scores) / (R + 1)
 
-    return sum(fisher(i) >= fisher(R) - 1e-12 for i in range(R + 1)) / (R + 1)
+    def total(i: int) -> float:
+        return max(0.0, math.log(0.05 / p(everything[0], i))) - math.log(p(everything[1], i))
+
+    return sum(total(i) >= total(R) - 1e-12 for i in range(R + 1)) / (R + 1)
 
 
-def test_combined_p_value_is_the_rank_of_fishers_sum() -> None:
-    held_out = [torch.rand(15, dtype=torch.float64) for _ in range(2)]
-    scores = [torch.rand(8, dtype=torch.float64) * 1.2 for _ in range(2)]
+def test_combined_p_value_is_the_rank_of_a_truncated_sum() -> None:
+    held_out = [torch.rand(99, dtype=torch.float64) for _ in range(2)]
+    scores = [torch.rand(30, dtype=torch.float64) * 1.1 for _ in range(2)]
     combined = combined_p_values((scores[0], scores[1]), (held_out[0], held_out[1]))
     lists = [reference.tolist() for reference in held_out]
-    expected = [naive_combined([float(s[i]) for s in scores], lists) for i in range(8)]
+    expected = [naive_combined([float(s[i]) for s in scores], lists) for i in range(30)]
     assert combined.tolist() == pytest.approx(expected)
 
 

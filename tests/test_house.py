@@ -25,7 +25,7 @@ LOADED, CROSSED = 40, 22
 BODY_MEDIAN, BODY_NINETIETH = 5, 15
 STUDIES = (
     *("regression", "sensitivity", "statistics", "objective", "regularizer", "toy", "estimators", "posteriors"),
-    *("tables", "cifar10", "alternatives", "segmentation"),
+    *("tables", "cifar10", "alternatives", "segmentation", "shift"),
 )
 
 USE = """

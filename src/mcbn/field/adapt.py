@@ -31,7 +31,7 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.engine.record import Recorded, Recorder, join
 from mcbn.errors import MCBNError
-from mcbn.field.novelty import class_proportions, class_weights
+from mcbn.field.novelty import centre_of, class_probs, class_proportions, class_weights
 from mcbn.field.reference import gather, take_rows
 from mcbn.field.watch import Watch, make_watch, times
 from mcbn.posterior import Posterior
@@ -40,13 +40,12 @@ if TYPE_CHECKING:
     from mcbn.model import MCBN
 
 DEAD = 1e-10  # variance of a channel that is constant in the reference: it has no rho
-ROUNDS = 3  # of mixing the reference
-REFERENCE_DRAWS = 128
+ROUNDS = 3  # of mixing the reference, at most
+REFERENCE_DRAWS = 64
 PARTITIONS = 4  # of the unlabelled inputs into batches, where they are few
 MANY = 1024  # inputs: one partition will do, and their classes are enough
-PREDICTING = 16  # draws that predict the classes of the inputs
-SETTLED = 0.05  # largest difference of a class proportion between both starts
-CLEARLY = 0.85  # of the move from the plain start: where classes and inputs could both be it, it is the inputs
+STEADY, SETTLED = 0.01, 0.05  # largest difference of a class proportion between rounds, and between both starts
+CLEARLY = 0.5  # of the squared move from the plain start: classes must explain half of it to be held for the cause
 
 
 class Averages(NamedTuple):
@@ -141,9 +140,10 @@ def _moved(bayes: "MCBN[Any]", pool: Any, guard: Watch, strength: str | float, p
     """Transport from either start, and keep the clearly smaller change of the inputs that explains what is seen."""
     inputs, probs = _Inputs(bayes, pool, guard), guard.input_null().probs
     best, settled = _settle(bayes, inputs, probs, None, strength), True
-    if probs.shape[1]:
-        other = _settle(bayes, inputs, probs, _classes(bayes, pool, probs), strength)
-        settled = float((torch.as_tensor(best.classes) - torch.as_tensor(other.classes)).abs().max()) < SETTLED
+    if best.classes is not None:
+        other = _settle(bayes, inputs, probs, inputs.classes(bayes.posterior, probs), strength)
+        assert other.classes is not None
+        settled = float((best.classes - other.classes).abs().max()) < SETTLED
         best = other if other.size < CLEARLY * best.size else best
     return _twin(bayes, best.posterior, p_value, best.moves, best.classes, settled, pool)
 
@@ -167,7 +167,9 @@ def _settle(
         moves = {name: _move(before[name], deployed[name], inputs.chance, strength) for name in deployed}
         posterior = bayes.posterior.moved(*_transport(before, deployed, moves))
         if probs.shape[1]:
-            classes = _classes(bayes.with_posterior(posterior), inputs.pool, probs)
+            mixed, classes = classes, inputs.classes(posterior, probs)
+            if mixed is not None and float((classes - mixed).abs().max()) < STEADY:
+                break
     size = sum(_squared(before[name], deployed[name]) for name in deployed)
     return _Candidate(posterior, moves, classes, size)
 
@@ -207,6 +209,14 @@ class _Inputs:
         assert self.guard.reference is not None  # `_guard` refused a watch without
         drawn = self.guard.reference.weighted(self.rows, weights, self.size, REFERENCE_DRAWS)
         return averages(self.guard.recorder, drawn)
+
+    def classes(self, posterior: Posterior, reference: Tensor) -> Tensor:
+        """Estimate the class proportions (K,) of the inputs under a posterior's average statistics, in one pass.
+
+        reference: the probabilities that its inputs got by the same kind of pass, (R, K).
+        """
+        some, watch = take_rows(self.pool, range(min(MANY, self.n_inputs))), self.guard
+        return class_proportions(class_probs(watch.network, centre_of(posterior), some), reference)
 
 
 def averages(recorder: Recorder, batch_stream: Iterable[Any]) -> dict[str, Averages]:
@@ -255,13 +265,6 @@ def _transport(
         shifts += [mean * (1 - root) + v * (now[name].mean - mean), torch.where(alive, 0.0, w * now[name].var.sqrt())]
         scales += [root, torch.where(alive, root, 1 - w)]
     return torch.cat(shifts), torch.cat(scales)
-
-
-def _classes(bayes: "MCBN[Any]", pool: Any, reference: Tensor) -> Tensor:
-    """Estimate the class proportions (K,) of the inputs; reference: probabilities of its inputs, (R, K)."""
-    some = take_rows(pool, range(min(MANY, batches.size_of(pool))))
-    probs = bayes.predict(some, n_samples=min(PREDICTING, bayes.posterior.n_samples)).probs
-    return class_proportions(probs.cpu(), reference)
 
 
 def _twin(

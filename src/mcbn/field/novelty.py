@@ -23,13 +23,15 @@ from mcbn.field.distance import EPS, Metric, fit_metric, rank_p_values
 from mcbn.field.reference import Reference, Rows, take_rows
 from mcbn.network import Network
 from mcbn.outputs import as_logits
+from mcbn.posterior import Posterior
 from mcbn.prediction import entropy
 from mcbn.randomness import isolated_random
 
 MOST_FITTING, MOST_HELD_OUT = 2000, 10_000  # inputs of a reference that are run
-DIRECTIONS, RIDGE = 500, 0.1  # of the distance
+DIRECTIONS, RIDGE = 500, 0.025  # of the distance
 BLOCK = 256  # inputs in one pass
 EM_STEPS = 100
+BEYOND = 0.05  # p-value from which a distance counts beside the entropy
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +41,8 @@ class Novelty:
     Args:
         distance: of an input's own statistics from the reference.
         p_value: rank of that among held-out inputs: at most alpha for a share alpha of inputs as in the reference.
-        combined: the same for distance and entropy of the class probabilities together (Fisher's sum of logarithms,
-            ranked, so that it is exact though they depend on each other); p_value itself where there are no classes.
+        combined: the same for distance and entropy of the class probabilities together (`combined_p_values`); p_value
+            itself where there are no classes.
     """
 
     distance: Tensor
@@ -93,6 +95,23 @@ def see(network: Network, task: str, centre: Statistics, x: Any) -> Seen:
     return Seen(*(torch.cat(columns) for columns in zip(*blocks, strict=True)))
 
 
+def centre_of(posterior: Posterior) -> Statistics:
+    """Average the statistics of all draws, (C,) each."""
+    return {name: (posterior.mean[name].mean(0), posterior.var[name].mean(0)) for name in posterior.layers}
+
+
+def class_probs(network: Network, centre: Statistics, x: Any) -> Tensor:
+    """Return the class probabilities (N, K) of inputs under fixed statistics, as `see` does, and nothing else."""
+    mean, var = ({name: pair[side] for name, pair in centre.items()} for side in (0, 1))
+    blocks = []
+    for start in range(0, batches.size_of(x), BLOCK):
+        some = batches.map_tensors(lambda t, start=start: t[start : start + BLOCK], x)
+        with torch.no_grad(), isolated_random(0), Replay(mean, var):
+            output = network.run_copy(batches.move(some, network.device, network.dtype))
+        blocks.append(_classes(output, "classification")[1])
+    return torch.cat(blocks)
+
+
 def _classes(output: Tensor, task: str) -> tuple[Tensor, Tensor]:
     """Return the entropy of each input, averaged over pixels, and its class probabilities where it has one class."""
     if task != "classification":
@@ -136,25 +155,30 @@ def fit_inputs(network: Network, task: str, centre: Statistics, reference: Refer
 
 
 def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> Tensor:
-    """Combine two scores by Fisher's sum of the logarithms of their p-values, and rank it: exact, though they depend.
+    """Combine distance and entropy by a truncated product of their p-values, and rank it: exact, though they depend.
 
     With an input put among the R held out, each of the R + 1 has the p-value rank / (R + 1) by either score; the sum
-    -log p_1 - log p_2 of the input is ranked among all R + 1.
+
+        max(0, log `BEYOND` - log p_distance) - log p_entropy
+
+    of the input is ranked among all R + 1. A distance that is not remarkable adds nothing (truncated product: Zaykin et
+    al. 2002), so that it does not blur what the entropy says of inputs that look familiar.
 
     Args:
-        scores: two scores of each input, (N,), large where strange.
+        scores: distance and entropy of each input, (N,), large where strange.
         held_out: the same of the held-out inputs, (R,).
     """
-    R = len(held_out[0])
-    blocks = []
+    R, blocks = len(held_out[0]), []
     for start in range(0, len(scores[0]), BLOCK):
-        of_input = torch.zeros(len(scores[0][start : start + BLOCK]), dtype=torch.float64)  # (n,)
-        of_held_out = torch.zeros(len(of_input), R, dtype=torch.float64)  # (n, R)
-        for score, reference in zip(scores, held_out, strict=True):
+        of_input, of_held_out = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for score, reference, beyond in zip(scores, held_out, (BEYOND, 1.0), strict=True):
             some = score[start : start + BLOCK, None]  # (n, 1)
-            of_input -= (1 + (reference >= some).sum(1)).double().log()
             among = R - torch.searchsorted(reference.sort().values, reference, side="left")  # (R,), itself included
-            of_held_out -= (among + (some >= reference)).double().log()
+            ranks = 1 + (reference >= some).sum(1), among + (some >= reference)  # (n,), (n, R)
+            of_input, of_held_out = (
+                total + (beyond * (1 + R) / rank.double()).log().clamp(min=0)
+                for total, rank in zip((of_input, of_held_out), ranks, strict=True)
+            )
         blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)).double() / (1 + R))
     return torch.cat(blocks) if blocks else torch.empty(0)
 

@@ -16,7 +16,7 @@ from mcbn.errors import MCBNError
 from mcbn.network import Network, as_loader
 from mcbn.randomness import isolated_random
 
-FITTING_SHARE = 1 / 3  # of the inputs: batches to fit overlap, held-out ones must not, so these need more
+FITTING_SHARE = 1 / 4  # of the inputs: batches to fit overlap, held-out ones must not, so these need more
 STREAM_BATCHES = 4096  # that are read of a reference without an index, and kept
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -34,7 +34,7 @@ from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
-from mcbn.field.novelty import InputNull, Novelty, class_proportions, class_weights, fit_inputs, see
+from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, not_finite, shapes_of, take_rows
 from mcbn.network import is_stream
 
@@ -165,12 +165,13 @@ class Watch:
     ) -> None:
         drawn = bayes.posterior
         self.network, self.task = bayes.engine.network, bayes.task
-        self.centre = {name: (drawn.mean[name].mean(0), drawn.var[name].mean(0)) for name in drawn.layers}
+        self.centre = centre_of(drawn)
         self.reference, self.shapes = reference, reference.shapes if reference else None
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
         self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
         self.nulls: dict[int, Null] = {}
         self.inputs_null: InputNull | None = None
+        self.reset()
 
     @property
     def channels(self) -> dict[str, int]:
@@ -214,7 +215,14 @@ class Watch:
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
-        self.stream = Martingale(self.null(self.batch_size).held_out, self.seed)
+        self.begun: Martingale | None = None
+
+    @property
+    def stream(self) -> Martingale:
+        """The stream under way; begun when it is first asked for."""
+        if self.begun is None:
+            self.begun = Martingale(self.null(self.batch_size).held_out, self.seed)
+        return self.begun
 
     def novelty(self, x: Any) -> Novelty:
         """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
@@ -246,14 +254,7 @@ class Watch:
         return self.nulls[size]
 
     def _make_null(self, size: int) -> Null:
-        reference, needed = self._require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
-        count = reference.count(size, max(MOST_HELD_OUT, needed))
-        if count < needed:
-            raise MCBNError(
-                f"false_alarms={self.false_alarms} takes {needed} held-out batches, which for batches of {size} is a "
-                f"reference of {reference.needed(size, needed)} inputs; it has {reference.n_inputs}, enough for "
-                f"batches of {reference.largest(needed)}: give more, smaller batches, or a larger false_alarms"
-            )
+        reference, count = self._require_reference(f"batches of {size}"), self.require_enough(size)
         try:
             fitting = self.all_coordinates(reference.overlapping(size, FITTING))
         except MCBNError as error:
@@ -267,6 +268,18 @@ class Watch:
         if not bool(torch.isfinite(fitting).all() and torch.isfinite(held_out).all()):
             raise MCBNError("the network gives non-finite statistics on the reference; give inputs it was made for")
         return fit_null(fitting, held_out, self.channels)
+
+    def require_enough(self, size: int) -> int:
+        """Return how many held-out batches of this size there are, and refuse a reference too small for the rate."""
+        reference, needed = self._require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
+        count = reference.count(size, max(MOST_HELD_OUT, needed))
+        if count < needed:
+            raise MCBNError(
+                f"false_alarms={self.false_alarms} takes {needed} held-out batches, which for batches of {size} is a "
+                f"reference of {reference.needed(size, needed)} inputs; it has {reference.n_inputs}, enough for "
+                f"batches of {reference.largest(needed)}: give more, smaller batches, or a larger false_alarms"
+            )
+        return count
 
     def input_null(self) -> InputNull:
         """Return the null of single inputs; made when it is first asked for."""
@@ -414,9 +427,10 @@ def make_watch(
         known = reference.source.batch_size or drawn.fitted_batch_size or drawn.batch_size
         batch_size = max(2, min(known, largest))
     size = batches.require_int("batch_size", batch_size, 1)
-    made = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
-    made.reset()
-    return made
+    watch = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
+    watch.require_enough(size)
+    watch.coordinates(reference.take(np.arange(2)))  # inputs of another network are refused now, not at the first batch
+    return watch
 
 
 def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:

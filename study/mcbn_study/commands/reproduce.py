@@ -252,6 +252,32 @@ def segmentation(
         return report.write(out)
 
 
+@command("shift --foreign foreign.npz --frost imagecorruptions/frost --device cuda")
+def shift(
+    networks: Annotated[Path, typer.Option(help="networks of `mcbn reproduce cifar10`")] = Path(
+        "results/cifar10/networks"
+    ),
+    out: Records = Path("results/shift"),
+    foreign: Annotated[Path | None, typer.Option(help="npz of foreign images, (n, 3, 32, 32) bytes each")] = None,
+    frost: Annotated[Path | None, typer.Option(help="folder of frost pictures: imagecorruptions has it")] = None,
+    weights: Annotated[Path | None, typer.Option(help="folder of ResNets that others trained, resnet*.npz")] = None,
+    kinds: Names = None,
+    profile: ProfileName = "paper",
+    device: Device = "auto",
+    measure: Annotated[bool, typer.Option(help="no: only tables, from the records")] = True,
+) -> Lines:
+    """See shifts, know strange inputs and repair networks, on CIFAR-10-C and on tables, beside other methods."""
+    from mcbn_study.shift import report
+    from mcbn_study.shift.profile import find_profile, load_inputs
+    from mcbn_study.shift.run import run
+
+    if measure:
+        chosen = find_profile(profile)
+        inputs = load_inputs(chosen, foreign, frost)
+        run(chosen, inputs, out, networks=networks, weights=weights, device=device, kinds=kinds or ())
+    return report.write(out, Path("docs/field.md"))
+
+
 def _numbers(text: str) -> list[int]:
     try:
         return [int(seed) for seed in _split([text])]

@@ -116,7 +116,7 @@ def data_folder() -> Path:
 
 def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
     """Bring bytes (..., 3, H, W) to what the network takes."""
-    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in scale)
+    mean, std = (torch.tensor(values, device=images.device).reshape(3, 1, 1) for values in scale)
     return (images.float() / 255 - mean) / std
 
 

@@ -1,0 +1,117 @@
+"""What one would use instead: tests of a batch, scores of single inputs, repairs by the inputs' own statistics."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, normalize, scale_and_shift
+from mcbn.prediction import entropy
+from mcbn_study.shift.train import Features
+
+SAMPLE = 1000  # reference inputs that batches are compared with
+NEIGHBOURS = 50  # k of KNN (Sun et al. 2022: 50 for CIFAR-10)
+TENT_RATE, TENT_BATCH = 1e-3, 200  # Adam; Wang et al. 2021, section 4
+
+
+class BatchTests:
+    """Tests of batches against reference inputs, each a number that is large where a batch is shifted."""
+
+    def __init__(self, reference: Features) -> None:
+        probs = reference.logits.softmax(-1)
+        self.ascending = probs.sort(0).values  # (n, K)
+        self.mean_entropy = entropy(probs, 1).mean()
+        self.hidden = reference.hidden[:SAMPLE]
+        self.width = torch.cdist(self.hidden, self.hidden).median()  # the median heuristic
+
+    def __call__(self, batch: Features) -> dict[str, Tensor]:
+        """Test batches, logits (B, M, K) and hidden (B, M, F): one number each, (B,)."""
+        probs, (B, M, _) = batch.logits.softmax(-1), batch.hidden.shape
+        across = torch.cdist(batch.hidden, self.hidden.expand(B, -1, -1))  # (B, M, SAMPLE)
+        within = torch.cdist(batch.hidden, batch.hidden)  # (B, M, M)
+        pairs = max(1, M * (M - 1))
+        near = lambda distance: torch.exp(-0.5 * (distance / self.width).square())  # noqa: E731
+        return {
+            "bbsd": self.largest_ks(probs),
+            "mmd": (near(within).sum((1, 2)) - M) / pairs - 2 * near(across).mean((1, 2)),
+            "energy": 2 * across.mean((1, 2)) - within.sum((1, 2)) / pairs,
+            "entropy": (entropy(probs, 2).mean(1) - self.mean_entropy).abs(),
+        }
+
+    def largest_ks(self, probs: Tensor) -> Tensor:
+        """BBSD (Rabanser et al. 2019): the largest Kolmogorov-Smirnov distance of any class's probabilities."""
+        ordered, (n, K), M = probs.sort(1).values, self.ascending.shape, probs.shape[1]
+        step = torch.arange(M, device=probs.device) / M
+        below = torch.stack(
+            [torch.searchsorted(self.ascending[:, k].contiguous(), ordered[..., k].contiguous()) for k in range(K)], 2
+        )
+        share = below / n - step[:, None]  # F(x_i) - (i - 1) / M
+        return torch.maximum(share, 1 / M - share).amax((1, 2))
+
+
+def input_scores(train: Features, y: Tensor) -> Callable[[Features], dict[str, Tensor]]:
+    """Make scores of single inputs, large where strange, from the training images' features and classes y (N,)."""
+    classes = y.unique()
+    means = torch.stack([train.hidden[y == k].mean(0) for k in classes])  # (K, F)
+    centred = train.hidden - means[torch.searchsorted(classes, y)]
+    precision = torch.linalg.pinv(centred.T @ centred / len(y), hermitian=True)
+    unit = torch.nn.functional.normalize(train.hidden, dim=1)
+
+    k = min(NEIGHBOURS, len(unit))
+
+    def score(seen: Features) -> dict[str, Tensor]:
+        probs, offset = seen.logits.softmax(1), seen.hidden[:, None] - means  # (n, K, F)
+        nearest = torch.cdist(torch.nn.functional.normalize(seen.hidden, dim=1), unit).kthvalue(k, 1).values
+        return {
+            "softmax": 1 - probs.amax(1),
+            "entropy": entropy(probs, 1),
+            "energy": -seen.logits.logsumexp(1),
+            "mahalanobis": torch.einsum("nkf,fg,nkg->nk", offset, precision, offset).amin(1),  # Lee et al. 2018
+            "knn": nearest,
+        }
+
+    return score
+
+
+class BlendedStatistics(BatchNormMode):
+    """Normalise by a share of the statistics of the inputs themselves and the rest of the running ones.
+
+    share = n / (n + N) (Schneider et al. 2020), 1: prediction-time batch norm (Nado et al. 2020).
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Normalise by the blend."""
+        assert call.running_mean is not None
+        assert call.running_var is not None
+        var, mean = torch.var_mean(call.x, [0, *range(2, call.x.ndim)], correction=0)
+        mean, var = torch.lerp(call.running_mean, mean, self.share), torch.lerp(call.running_var, var, self.share)
+        return normalize(call.x, *scale_and_shift(mean, var, call.weight, call.bias, call.eps))
+
+
+@torch.no_grad()
+def blended(network: nn.Module, x: Tensor, batch: int, share: float) -> Tensor:
+    """Return logits (N, K) of batches that are normalised by a blend of their own statistics."""
+    with BlendedStatistics(share):
+        return torch.cat([network(some) for some in torch.split(x, batch)])
+
+
+def tent(network: nn.Module, x: Tensor) -> Tensor:
+    """Return logits of TENT (Wang et al. 2021): after each batch, a step of gamma and beta on its entropy."""
+    student = copy.deepcopy(network).requires_grad_(False).train()
+    norms = [module for module in student.modules() if isinstance(module, nn.BatchNorm2d)]
+    affine = [parameter.requires_grad_() for norm in norms for parameter in (norm.weight, norm.bias)]
+    optimizer, logits = torch.optim.Adam(affine, TENT_RATE), []
+    with torch.enable_grad():
+        for some in torch.split(x, TENT_BATCH):  # in train mode batch norm takes the statistics of the batch
+            output = student(some)
+            loss = -(output.softmax(1) * output.log_softmax(1)).sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            logits.append(output.detach())
+    return torch.cat(logits)

@@ -1,0 +1,345 @@
+"""What is measured of a network: false alarms, power, strange inputs, repairs. Every function yields rows."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn import data, metrics
+from mcbn.field.distance import rank_p_values
+from mcbn.field.watch import Martingale, Watch
+from mcbn.model import MCBN
+from mcbn.networks import RegressionMLP, Standardized, train_regression
+from mcbn_study.alternatives.run import probabilities, temperature
+from mcbn_study.data.cifar import Images
+from mcbn_study.scores import class_scores
+from mcbn_study.shift.baselines import BatchTests, blended, input_scores, tent
+from mcbn_study.shift.corruptions import corrupt
+from mcbn_study.shift.profile import Inputs, ShiftProfile, white_noise
+from mcbn_study.shift.train import Features, Subject, novel_classes
+
+Row = dict[str, Any]
+ALPHA = 0.01
+PSEUDO = 16  # N of Schneider et al. 2020: running statistics count as so many inputs
+SENSOR_ROWS, SENSOR_BATCH = 400, 16
+DRIFTS = ("offset", "gain", "noise", "dead")
+
+
+def cut(n: int, first: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Cut n rows at random in two."""
+    order = torch.from_numpy(np.random.default_rng([seed, n]).permutation(n))
+    return order[:first], order[first:]
+
+
+def batch_rows(n: int, size: int, count: int, seed: int) -> Tensor:
+    """Choose batches (count, size) out of n rows, none twice in a batch."""
+    generator = np.random.default_rng([seed, size])
+    return torch.from_numpy(np.stack([generator.choice(n, size, replace=False) for _ in range(count)]))
+
+
+def p_values(watch: Watch, x: Tensor, rows: Tensor) -> Tensor:
+    """Read batches (B, M) of rows of inputs, many in a pass: as `watch(x)` ranks each."""
+    z = watch.all_coordinates(x[some.to(x.device)] for some in rows)
+    null = watch.null(rows.shape[1])
+    return rank_p_values(null.metric(z), null.held_out)
+
+
+class Corrupted:
+    """The test images that are no reference, corrupted in every way: the same for all networks and methods."""
+
+    def __init__(self, inputs: Inputs, profile: ShiftProfile) -> None:
+        self.inputs, self.kept = inputs, dict[tuple[str, int], Tensor]()
+        self.reference, others = cut(len(inputs.test.x), profile.n_reference, 0)
+        self.others = others[: profile.n_pool + profile.n_scored]
+        kinds = [kind for kind in profile.kinds if kind != "frost" or inputs.frost is not None]
+        self.conditions = [("none", 0), *((kind, severity) for kind in kinds for severity in profile.severities)]
+
+    def __call__(self, kind: str, severity: int) -> Tensor:
+        """Return bytes (N, 3, 32, 32)."""
+        if (kind, severity) not in self.kept:
+            x, frost = self.inputs.test.x[self.others], self.inputs.frost
+            kind_of = kind if severity else "contrast"
+            self.kept[kind, severity] = corrupt(x, kind_of, severity, frost=frost, device=str(x.device))
+        return self.kept[kind, severity]
+
+
+def alarms(subject: Subject, inputs: Inputs, profile: ShiftProfile) -> Iterator[Row]:
+    """Count alarms of clean batches, and of clean inputs, over several references.
+
+    Reference and clean images are both test images; at sizes for which these are too few, both training images without
+    augmentation: what counts is that the network knows the one as well as the other.
+    """
+    bayes = subject.fit(profile)
+    for size in profile.alarm_sizes:
+        unseen = 1.4 * 99 * size < len(inputs.test.x) * 2 / 3
+        images = inputs.test.x if unseen else inputs.train.x
+        first = len(images) * 2 // 3 if unseen else len(images) * 6 // 7
+        alarmed, facts = 0, dict[str, float]()
+        for number in range(profile.references):
+            reference, clean = (subject.prepare(images[rows]) for rows in cut(len(images), first, number))
+            watch = bayes.watch(reference, batch_size=size, seed=number)
+            rows = batch_rows(len(clean), size, profile.clean_batches, number)
+            alarmed += int((p_values(watch, clean, rows) <= ALPHA).sum())
+            facts = {"held_out": len(watch.null(size).held_out), **spread(watch, size)}
+        tried = profile.references * profile.clean_batches
+        yield {"what": f"M = {size}", "M": size, "alarms": alarmed, "n": tried, "unseen": unseen, **facts}
+    yield from _input_alarms(bayes, subject, inputs)
+
+
+def spread(watch: Watch, size: int) -> dict[str, float]:
+    """Median deviations of the statistics of batches, times sqrt(M): constant where they fall as 1 / sqrt(M)."""
+    of_means = torch.cat([torch.arange(2 * C) < C for C in watch.channels.values()])
+    scaled = watch.null(size).metric.scale * size**0.5
+    return {"spread_mean": float(scaled[of_means].median()), "spread_log_var": float(scaled[~of_means].median())}
+
+
+def _input_alarms(bayes: MCBN[Any], subject: Subject, inputs: Inputs) -> Iterator[Row]:
+    """Judge every test image once, with half of the others as reference."""
+    counts = {"inputs": 0, "inputs, with entropy": 0}
+    halves = cut(len(inputs.test.x), len(inputs.test.x) // 2, 0)
+    for reference, clean in (halves, halves[::-1]):
+        watch = bayes.watch(subject.prepare(inputs.test.x[reference]), batch_size=2)
+        novelty = watch.novelty(subject.prepare(inputs.test.x[clean]))
+        counts["inputs"] += int((novelty.p_value <= ALPHA).sum())
+        counts["inputs, with entropy"] += int((novelty.combined <= ALPHA).sum())
+    for what, count in counts.items():
+        yield {"what": what, "alarms": count, "n": len(inputs.test.x), "unseen": True}
+
+
+def streams(subject: Subject, inputs: Inputs, profile: ShiftProfile) -> Iterator[Row]:
+    """Follow clean streams of real distances.
+
+    All distances are of batches of test images; held out or in the stream is decided by a random order for each
+    stream, so that they are exchangeable, as the bound asks for, whatever overlap there is.
+    """
+    count, updates, size = profile.stream
+    reference, clean = cut(len(inputs.test.x), len(inputs.test.x) // 4, 0)
+    watch = subject.fit(profile).watch(subject.prepare(inputs.test.x[reference]), batch_size=size)
+    null = watch.null(size)
+    R, x = len(null.held_out), subject.prepare(inputs.test.x[clean])
+    rows = batch_rows(len(x), size, updates + R, 0)
+    distances = null.metric(watch.all_coordinates(x[some.to(x.device)] for some in rows)).numpy()
+    alarmed = 0
+    for number in range(count):
+        order = np.random.default_rng(number).permutation(distances)
+        stream = Martingale(torch.from_numpy(order[:R]), number)
+        for distance in order[R:]:
+            stream.bet(stream.rank(float(distance)))
+        alarmed += stream.highest >= -np.log(ALPHA)
+    yield {"what": "streams", "alarms": int(alarmed), "n": count, "updates": updates, "M": size, "held_out": R}
+
+
+def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+    """Share of corrupted batches that each test finds at 1 % false alarms, all ranked among the same clean batches."""
+    home = corrupted.inputs.test.x[corrupted.reference]
+    watch = subject.fit(profile).watch(subject.prepare(home), batch_size=profile.power_sizes[0])
+    assert watch.reference is not None
+    seen = subject.look(home)
+    tests = BatchTests(seen.take(torch.from_numpy(watch.reference.rows_to_fit(profile.n_reference))))
+    held_out = {size: _held_out(watch, seen, tests, size) for size in profile.power_sizes}
+    for kind, severity in corrupted.conditions:
+        if severity not in (0, *profile.power_severities):
+            continue
+        x = corrupted(kind, severity)
+        shifted, prepared = subject.look(x), subject.prepare(x)
+        for size in profile.power_sizes:
+            rows = batch_rows(len(x), size, profile.power_batches, severity)
+            found = {"watch": float((p_values(watch, prepared, rows) <= ALPHA).double().mean())}
+            for name, values in tests(shifted.take(rows)).items():
+                p = rank_p_values(values.cpu(), held_out[size][name])
+                found[name] = float((p <= ALPHA).double().mean())
+            for method, share in found.items():
+                yield {"corruption": kind, "severity": severity, "M": size, "method": method, "power": share}
+
+
+def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dict[str, Tensor]:
+    """Score the watch's held-out batches by the other tests."""
+    assert watch.reference is not None
+    runs = watch.reference.held_out
+    rows = torch.from_numpy(runs[: len(runs) // size * size].reshape(-1, size))[: len(watch.null(size).held_out)]
+    return {name: values.cpu() for name, values in tests(seen.take(rows)).items()}
+
+
+def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+    """Score what the network says of corrupted images, as it is and repaired in every way."""
+    (test, n), bayes = (corrupted.inputs.test, profile.n_pool), subject.fit(profile)
+    watch = bayes.watch(subject.prepare(test.x[corrupted.reference]), batch_size=profile.batch_size)
+    validation, y = corrupted.inputs.validation, test.y[corrupted.others]
+    tau = temperature(subject.look(validation.x).logits[None], validation.y)
+    for kind, severity in corrupted.conditions:
+        x = corrupted(kind, severity)
+        for row in _plain_repairs(subject, tau, x, y[n:], profile):
+            yield {"corruption": kind, "severity": severity, **row}
+        every = severity in (0, *profile.power_severities[1:2])
+        for row in _moved_repairs(subject, bayes, watch, Images(x[:n], y[:n]), Images(x[n:], y[n:]), profile, every):
+            yield {"corruption": kind, "severity": severity, **row}
+
+
+def _plain_repairs(subject: Subject, tau: float, images: Tensor, y: Tensor, profile: ShiftProfile) -> Iterator[Row]:
+    """Score the last of some images by the network as it is, tempered, and with statistics of the images themselves."""
+    shown, size = images[-len(y) :], profile.unlabelled[0]
+    logits, x = subject.look(shown).logits, subject.prepare(shown)
+    repaired = {
+        "plain": logits,
+        "temperature": tau * logits,
+        "batch": blended(subject.network, x, size, 1.0),
+        "blend": blended(subject.network, x, size, size / (size + PSEUDO)),
+        "tent": tent(subject.network, subject.prepare(images[-profile.n_tent :]))[-len(y) :],
+    }
+    for method, values in repaired.items():
+        yield {"method": method, **scores(probabilities(values[None]), y)}
+
+
+def _moved_repairs(
+    subject: Subject, bayes: MCBN[Any], watch: Watch, pool: Images, shown: Images, profile: ShiftProfile, every: bool
+) -> Iterator[Row]:
+    """Score MCBN as fitted, and adapted to some of the pool; every: to few as well, and to two classes alone."""
+    x = subject.prepare(shown.x)
+    before = _probs(bayes, x)
+    yield {"method": "mcbn", **scores(before, shown.y)}
+    for count in profile.unlabelled if every else profile.unlabelled[:1]:
+        yield {"method": f"adapt {count}"} | _adapted(subject, bayes, watch, pool.x[:count], x, shown.y)[1]
+    for pair in profile.pairs if every else ():
+        of_pair, rows = (torch.isin(y, torch.tensor(pair, device=y.device)) for y in (shown.y, pool.y))
+        after, row = _adapted(subject, bayes, watch, pool.x[rows][: profile.pool_of_pair], x, shown.y)
+        right = {
+            name: metrics.accuracy(p[of_pair], shown.y[of_pair]) for name, p in (("before", before), ("after", after))
+        }
+        yield {"method": "adapt pair", "pair": pair, **row} | {f"pair_{name}": float(a) for name, a in right.items()}
+
+
+def _adapted(
+    subject: Subject, bayes: MCBN[Any], watch: Watch, pool: Tensor, x: Tensor, y: Tensor
+) -> tuple[Tensor, Row]:
+    started = time.perf_counter()
+    adapted = bayes.adapt(subject.prepare(pool), reference=watch)
+    seconds = time.perf_counter() - started
+    probs, report = _probs(adapted, x), adapted.adaptation
+    assert report is not None
+    facts = {"moved": report.moved, "settled": report.settled, "p_value": report.p_value, "n_pool": len(pool)}
+    return probs, {**scores(probs, y), **facts, "adapt_seconds": round(seconds, 3)}
+
+
+def _probs(bayes: MCBN[Any], x: Tensor) -> Tensor:
+    return torch.cat([bayes.predict(some).probs for some in torch.split(x, 1000)]).double()
+
+
+def scores(probs: Tensor, y: Tensor) -> Row:
+    """Accuracy, NLL and ECE of probabilities (N, K)."""
+    values = class_scores(probs, y)
+    return {"n": len(y), "accuracy": values["accuracy"], "nll": -values["pll"], "ece": values["ece"]}
+
+
+def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+    """Score the averaged probabilities of several networks."""
+    y = corrupted.inputs.test.y[corrupted.others[profile.n_pool :]]
+    for kind, severity in corrupted.conditions:
+        x = corrupted(kind, severity)[profile.n_pool :]
+        probs = torch.stack([subject.look(x).logits.softmax(1) for subject in subjects]).mean(0)
+        yield {"corruption": kind, "severity": severity, "method": "ensemble", **scores(probs, y)}
+
+
+def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+    """Score clean images with draws of the training images and of others in their place, centred or not."""
+    inputs, fit = corrupted.inputs, {"n_samples": profile.n_samples, "batch_size": profile.batch_size}
+    x, y = (part[corrupted.others[profile.n_pool :]] for part in inputs.test)
+    stand_ins = {name: subject.prepare(images.to(x.device)) for name, images in inputs.far.items()}
+    images = {"training images": subject.train, "test images": subject.prepare(inputs.test.x[corrupted.reference])}
+    yield {"data": "none: as it is", "centre": "", **scores(subject.look(x).logits.softmax(1), y)}
+    for (name, drawn_from), where in product({**images, **stand_ins}.items(), ("drawn", "running")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the data disagree with the running statistics is the point
+            bayes = MCBN(subject.network, "classification").fit(drawn_from, centre=where, seed=subject.seed, **fit)
+        yield {"data": name, "centre": where, **scores(_probs(bayes, subject.prepare(x)), y)}
+
+
+def novelty(subject: Subject, inputs: Inputs, profile: ShiftProfile, *, near: bool = False) -> Iterator[Row]:
+    """AUROC of strange inputs against test images: foreign sets, or the classes the network never saw."""
+    test, train = inputs.test, inputs.train
+    known = torch.ones_like(test.y).bool()
+    if near:
+        known = ~torch.isin(test.y, torch.tensor(novel_classes(subject.seed), device=test.y.device))
+        kept = ~torch.isin(train.y, torch.tensor(novel_classes(subject.seed), device=train.y.device))
+        train, sets = Images(train.x[kept], train.y[kept]), {"new classes": test.x[~known]}
+    else:
+        sets = {n: x[: profile.novel].to(test.x.device) for n, x in inputs.far.items()}
+        sets["white noise"] = white_noise(profile.novel).to(test.x.device)
+    familiar = test.x[known]
+    reference, others = cut(len(familiar), len(familiar) * 3 // 4, 0)
+    watch = subject.fit(profile).watch(subject.prepare(familiar[reference]), batch_size=2)
+    baselines = input_scores(subject.look(train.x), train.y)
+
+    def judge(x: Tensor) -> dict[str, Tensor]:
+        judged = watch.novelty(subject.prepare(x))
+        scores = {"watch": -judged.p_value.log(), "watch and entropy": -judged.combined} | baselines(subject.look(x))
+        return {name: score.double().cpu() for name, score in scores.items()}
+
+    at_home = judge(familiar[others])
+    for name, x in sets.items():
+        for method, values in judge(x).items():
+            both = torch.cat([at_home[method], values])
+            strange = torch.arange(len(both)) >= len(at_home[method])
+            yield {"data": name, "method": method, "auroc": float(metrics.auroc(both, strange)), "n": len(x)}
+
+
+def sensor(dataset: str, split: int) -> Iterator[Row]:
+    """Let one column of a table drift, the one that matters most, and repair it: power at 1 %, RMSE."""
+    x, y = data.load(dataset)
+    train, test = data.split(len(x), split)
+    network = Standardized(RegressionMLP(x.shape[1], seed=split), x[train], y[train])
+    train_regression(network, x[train], y[train], epochs=max(20, min(400, 200_000 // len(train))), seed=split)
+    bayes = MCBN(network, "regression").fit(x[train], n_samples=50, batch_size=32, seed=split)
+    column = _most_important(bayes, x[test], y[test])
+    size = max(2, min(SENSOR_BATCH, len(train) // 150))
+    watch = bayes.watch(x[train], batch_size=size, false_alarms=ALPHA)
+    for drift in ("none", *DRIFTS):
+        drifted = drift_column(x, column, drift, x[train][:, column], split)
+        rows = torch.from_numpy(np.asarray(test))
+        batches = rows[batch_rows(len(rows), min(size, len(rows)), 50, split)]
+        found = float(np.mean([watch(drifted[some]).shifted for some in batches]))
+        half = len(rows) // 2
+        adapted = bayes.adapt(drifted[rows[:half]], reference=watch)
+        before, after = (
+            float(metrics.rmse(b.predict(drifted[rows[half:]]).mean, y[rows[half:]])) for b in (bayes, adapted)
+        )
+        moved = adapted.adaptation is not None and adapted.adaptation.moved
+        yield {
+            "dataset": dataset,
+            "drift": drift,
+            "power": found,
+            "M": size,
+            "rmse": before,
+            "adapted": after,
+            "moved": moved,
+        }
+
+
+def _most_important(bayes: MCBN[Any], x: Tensor, y: Tensor) -> int:
+    """Return the column whose permutation costs most."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for column in range(x.shape[1]):
+        shuffled = x.clone()
+        shuffled[:, column] = x[order, column]
+        losses.append(float(metrics.rmse(bayes.predict(shuffled).mean, y)))
+    return int(np.argmax(losses))
+
+
+def drift_column(x: Tensor, column: int, drift: str, home: Tensor, seed: int) -> Tensor:
+    """Change one column (N,) by its own mean and deviation at home: +1 deviation, x 1.5, noise of 1 deviation, dead."""
+    mean, deviation, drifted = home.mean(), home.std(), x.clone()
+    noise = torch.randn(len(x), generator=torch.Generator().manual_seed(seed)).to(x)
+    values = {
+        "none": x[:, column],
+        "offset": x[:, column] + deviation,
+        "gain": mean + 1.5 * (x[:, column] - mean),
+        "noise": x[:, column] + deviation * noise,
+        "dead": mean.expand(len(x)),
+    }
+    drifted[:, column] = values[drift]
+    return drifted

@@ -1,0 +1,112 @@
+"""What is measured, on how many images; and the images themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcbn.errors import MCBNError
+from mcbn_study.alternatives.inputs import load_foreign
+from mcbn_study.cifar10.profile import PAPER as CIFAR
+from mcbn_study.cifar10.profile import QUICK as SMALL_CIFAR
+from mcbn_study.cifar10.profile import CifarProfile
+from mcbn_study.data.cifar import Images
+from mcbn_study.shift.corruptions import KINDS, load_frost
+
+NEAR = CifarProfile(name="near", batch_size=128, steps=3_000, rates=((0, 0.1), (1_500, 0.01), (2_400, 0.001)))
+
+
+@dataclass(frozen=True)
+class ShiftProfile:
+    """Sizes of the study; settings of `mcbn.field` are its own defaults."""
+
+    name: str = "paper"
+    n_train: int = 20_000  # training images that statistics are drawn from
+    n_samples: int = 32  # T
+    batch_size: int = 32  # M of the draws
+    kinds: tuple[str, ...] = KINDS
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    n_reference: int = 6_000  # of the test images; the others are corrupted
+    n_pool: int = 1_500  # of these, to take unlabelled ones from
+    n_scored: int = 1_000  # and to score
+    unlabelled: tuple[int, ...] = (256, 32)  # the second at the middle severity alone
+    pairs: tuple[tuple[int, int], ...] = ((0, 1), (3, 5))  # classes of unlabelled images of two only, at that severity
+    pool_of_pair: int = 256
+    n_tent: int = 2_000  # images TENT passes, the scored ones last
+    alarm_sizes: tuple[int, ...] = (1, 8, 32, 128)
+    references: int = 4  # drawn anew, each with as many clean batches
+    clean_batches: int = 500
+    power_sizes: tuple[int, ...] = (8, 32)
+    power_severities: tuple[int, ...] = (1, 3, 5)
+    power_batches: int = 100
+    stream: tuple[int, int, int] = (200, 10_000, 8)  # streams, updates, M
+    near: CifarProfile = NEAR  # trains the networks of six classes
+    novel: int = 600  # images of every foreign set
+    tables: int = 5  # splits of each regression set
+
+
+PAPER = ShiftProfile()
+QUICK = ShiftProfile(
+    name="quick",
+    n_train=1_000,
+    n_samples=4,
+    batch_size=8,
+    kinds=("gaussian_noise", "contrast"),
+    severities=(5,),
+    n_reference=1_300,
+    n_pool=80,
+    n_scored=40,
+    unlabelled=(32, 16),
+    pairs=((0, 1),),
+    n_tent=60,
+    alarm_sizes=(4,),
+    references=1,
+    clean_batches=8,
+    power_sizes=(8,),
+    power_severities=(5, 5),
+    power_batches=4,
+    stream=(3, 50, 2),
+    near=SMALL_CIFAR,
+    novel=20,
+    tables=1,
+)
+
+
+def find_profile(name: str) -> ShiftProfile:
+    """Return a profile by its name."""
+    profiles = {"paper": PAPER, "quick": QUICK}
+    if name not in profiles:
+        raise MCBNError(f"there is no profile {name!r}; take paper or quick")
+    return profiles[name]
+
+
+class Inputs(NamedTuple):
+    """CIFAR-10, foreign images by name (n, 3, 32, 32), and photographs of frost (5, 3, h, w) where they are at hand."""
+
+    train: Images
+    validation: Images
+    test: Images
+    far: Mapping[str, Tensor]
+    frost: Tensor | None
+
+    def on(self, device: str) -> "Inputs":
+        """Move the images of CIFAR-10 to a device."""
+        parts = (Images(part.x.to(device), part.y.to(device)) for part in self[:3])
+        return Inputs(*parts, self.far, self.frost)
+
+
+def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None) -> Inputs:
+    """Read CIFAR-10, an npz of foreign images, and the folder of frost in the package imagecorruptions."""
+    train, validation, test = CIFAR.load()
+    far = {name: queries.x for name, queries in load_foreign(foreign).items()} if foreign else {}
+    some = Images(train.x[: profile.n_train], train.y[: profile.n_train])
+    return Inputs(some, validation, test, far, load_frost(frost) if frost else None)
+
+
+def white_noise(n: int, seed: int = 0) -> Tensor:
+    """Uniform bytes (n, 3, 32, 32): the foreign set that needs no file."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, 3, 32, 32), np.uint8))

@@ -1,0 +1,94 @@
+"""The networks that are watched: the paper's, foreign ones, and some that never saw four of the ten classes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from mcbn.model import MCBN
+from mcbn.prediction import ClassificationPrediction
+from mcbn_study.alternatives.inputs import load_networks
+from mcbn_study.alternatives.methods import last_linear
+from mcbn_study.cifar10.train import Augmented, load_network, save_network, train
+from mcbn_study.data.cifar import Images
+from mcbn_study.foreign.run import FramedCrops, load_resnet, normalise
+from mcbn_study.networks import standardize
+from mcbn_study.shift.profile import Inputs, ShiftProfile
+
+AT_ONCE = 1000  # images of one plain pass
+CHOICE = 0  # seed of the network by which a setting is chosen; the others are measured
+
+
+class Features(NamedTuple):
+    """What a network makes of images: logits (..., N, K), and what its last layer is given (..., N, F)."""
+
+    logits: Tensor
+    hidden: Tensor
+
+    def take(self, rows: Tensor) -> "Features":
+        """Return some rows (...,)."""
+        return Features(self.logits[rows], self.hidden[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A trained network, what it takes for bytes, and its training images as it saw them."""
+
+    name: str
+    seed: int
+    network: nn.Module
+    prepare: Callable[[Tensor], Tensor]
+    train: Dataset[Tensor]
+
+    @torch.no_grad()
+    def look(self, images: Tensor) -> Features:
+        """Run bytes (N, 3, 32, 32) through the network as it is."""
+        hidden, logits = list[Tensor](), list[Tensor]()
+        hook = last_linear(self.network).register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0]))
+        try:
+            logits += [self.network(self.prepare(some)) for some in torch.split(images, AT_ONCE)]
+        finally:
+            hook.remove()
+        return Features(torch.cat(logits).double(), torch.cat(hidden).double())
+
+    def fit(self, profile: ShiftProfile) -> MCBN[ClassificationPrediction]:
+        """Draw statistics of training batches."""
+        bayes = MCBN(self.network, "classification")
+        return bayes.fit(self.train, n_samples=profile.n_samples, batch_size=profile.batch_size, seed=self.seed)
+
+
+def own_subjects(networks: Path, inputs: Inputs, device: str) -> list[Subject]:
+    """Load the networks of `mcbn reproduce cifar10`."""
+    trained, images = load_networks(networks, device).plain, Augmented(inputs.train.x.to(device))
+    return [Subject("resnet32", seed, network, standardize, images) for seed, network in trained.items()]
+
+
+def foreign_subjects(weights: Path | None, inputs: Inputs, device: str) -> list[Subject]:
+    """Load the networks that somebody else trained, where their weights are at hand."""
+    images, prepare = FramedCrops(inputs.train.x.to(device)), partial(normalise)
+    files = sorted(weights.glob("resnet*.npz")) if weights else []
+    return [Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), prepare, images) for path in files]
+
+
+def novel_classes(seed: int) -> list[int]:
+    """Return the four classes that the network of this seed never sees."""
+    return [(seed + step) % 10 for step in (0, 2, 5, 7)]
+
+
+def near_subjects(profile: ShiftProfile, inputs: Inputs, folder: Path, seeds: Sequence[int]) -> list[Subject]:
+    """Train, or load, a network a seed on the images of six classes; labels keep their numbers."""
+    subjects, device = [], str(inputs.train.x.device)
+    for seed in seeds:
+        path = folder / f"resnet{profile.near.depth}-near{seed}.safetensors"
+        kept = ~torch.isin(inputs.train.y, torch.tensor(novel_classes(seed), device=device))
+        seen = Images(inputs.train.x[kept], inputs.train.y[kept])
+        if not path.exists():
+            (trainer,) = train(profile.near, seen, seeds=[seed], device=device)
+            save_network(trainer.network.cpu(), path, trainer.settings | {"novel": novel_classes(seed)})
+        subjects.append(Subject("six classes", seed, load_network(path).to(device), standardize, Augmented(seen.x)))
+    return subjects
