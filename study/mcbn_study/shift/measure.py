@@ -289,7 +289,7 @@ def novelty(subject: Subject, inputs: Inputs, profile: ShiftProfile, *, near: bo
 
 def sensor(dataset: str, split: int) -> Iterator[Row]:
     """Let one column of a table drift, the one that matters most, and repair it: power at 1 %, RMSE."""
-    x, y = data.load(dataset)
+    x, y = (values.float() for values in data.load(dataset))
     train, test = data.split(len(x), split)
     network = Standardized(RegressionMLP(x.shape[1], seed=split), x[train], y[train])
     train_regression(network, x[train], y[train], epochs=max(20, min(400, 200_000 // len(train))), seed=split)
