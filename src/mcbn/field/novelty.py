@@ -105,7 +105,7 @@ def class_probs(network: Network, centre: Statistics, x: Any) -> Tensor:
     mean, var = ({name: pair[side] for name, pair in centre.items()} for side in (0, 1))
     blocks = []
     for start in range(0, batches.size_of(x), BLOCK):
-        some = batches.map_tensors(lambda t, start=start: t[start : start + BLOCK], x)
+        some = take_rows(x, range(start, min(start + BLOCK, batches.size_of(x))))
         with torch.no_grad(), isolated_random(0), Replay(mean, var):
             output = network.run_copy(batches.move(some, network.device, network.dtype))
         blocks.append(_classes(output, "classification")[1])

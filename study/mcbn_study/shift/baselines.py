@@ -31,10 +31,10 @@ class BatchTests:
         across = torch.cdist(batch.hidden, self.hidden.expand(B, -1, -1))  # (B, M, SAMPLE)
         within = torch.cdist(batch.hidden, batch.hidden)  # (B, M, M)
         pairs = max(1, M * (M - 1))
-        near = lambda distance: torch.exp(-0.5 * (distance / self.width).square())  # noqa: E731
+        near = [torch.exp(-0.5 * (distance / self.width).square()) for distance in (within, across)]
         return {
             "bbsd": self.largest_ks(probs),
-            "mmd": (near(within).sum((1, 2)) - M) / pairs - 2 * near(across).mean((1, 2)),
+            "mmd": (near[0].sum((1, 2)) - M) / pairs - 2 * near[1].mean((1, 2)),
             "energy": 2 * across.mean((1, 2)) - within.sum((1, 2)) / pairs,
             "entropy": (entropy(probs, 2).mean(1) - self.mean_entropy).abs(),
         }
@@ -52,7 +52,7 @@ class BatchTests:
 
 def input_scores(train: Features, y: Tensor) -> Callable[[Features], dict[str, Tensor]]:
     """Make scores of single inputs, large where strange, from the training images' features and classes y (N,)."""
-    classes = y.unique()
+    classes = torch.unique(y)
     means = torch.stack([train.hidden[y == k].mean(0) for k in classes])  # (K, F)
     centred = train.hidden - means[torch.searchsorted(classes, y)]
     precision = torch.linalg.pinv(centred.T @ centred / len(y), hermitian=True)
@@ -111,7 +111,7 @@ def tent(network: nn.Module, x: Tensor) -> Tensor:
             output = student(some)
             loss = -(output.softmax(1) * output.log_softmax(1)).sum(1).mean()
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             logits.append(output.detach())
     return torch.cat(logits)

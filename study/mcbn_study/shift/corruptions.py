@@ -277,7 +277,7 @@ def _bilinear(x: Tensor, source: Tensor, *, edge: bool) -> Tensor:
 
 
 def _pixelate(image: Image.Image, share: float) -> Image.Image:
-    small = tuple(int(side * share) for side in image.size)
+    small = int(image.width * share), int(image.height * share)
     return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.BOX)
 
 

@@ -246,7 +246,8 @@ def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftPr
 
 def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
     """Score clean images with draws of the training images and of others in their place, centred or not."""
-    inputs, fit = corrupted.inputs, {"n_samples": profile.n_samples, "batch_size": profile.batch_size}
+    inputs = corrupted.inputs
+    fit: dict[str, Any] = {"n_samples": profile.n_samples, "batch_size": profile.batch_size, "seed": subject.seed}
     x, y = (part[corrupted.others[profile.n_pool :]] for part in inputs.test)
     stand_ins = {name: subject.prepare(images.to(x.device)) for name, images in inputs.far.items()}
     images = {"training images": subject.train, "test images": subject.prepare(inputs.test.x[corrupted.reference])}
@@ -254,7 +255,7 @@ def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
     for (name, drawn_from), where in product({**images, **stand_ins}.items(), ("drawn", "running")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the data disagree with the running statistics is the point
-            bayes = MCBN(subject.network, "classification").fit(drawn_from, centre=where, seed=subject.seed, **fit)
+            bayes = MCBN(subject.network, "classification").fit(drawn_from, centre=where, **fit)
         yield {"data": name, "centre": where, **scores(_probs(bayes, subject.prepare(x)), y)}
 
 

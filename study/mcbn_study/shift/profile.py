@@ -95,8 +95,8 @@ class Inputs(NamedTuple):
 
     def on(self, device: str) -> "Inputs":
         """Move the images of CIFAR-10 to a device."""
-        parts = (Images(part.x.to(device), part.y.to(device)) for part in self[:3])
-        return Inputs(*parts, self.far, self.frost)
+        train, validation, test = (Images(part.x.to(device), part.y.to(device)) for part in self[:3])
+        return Inputs(train, validation, test, self.far, self.frost)
 
 
 def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None) -> Inputs:

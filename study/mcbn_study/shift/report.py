@@ -89,19 +89,15 @@ def repair_table(records: Sequence[Record]) -> Table:
     """Accuracy / NLL / ECE of each method at each severity, and over all."""
     kept = [r for r in records if r["kind"] in ("repair", "ensemble")]
     severities = sorted(_each(kept, "severity"))
-    groups: list[tuple[str, Callable[[Record], bool]]] = [
-        (str(s), lambda r, s=s: r["severity"] == s) for s in severities
-    ]  # type: ignore[misc]
-    groups.append(("1 to 5", lambda r: r["severity"] > 0))
+    groups = {f"severity {s}" if s else "clean": [s] for s in severities} | {"1 to 5": [s for s in severities if s]}
     rows = []
     for network in _each(kept, "network"):
         of = [r for r in kept if r["network"] == network]
         for method in [m for m in NAMES if m in _each(of, "method") and m != "adapt 32"]:
-            cells = (_three([r for r in of if r["method"] == method and within(r)]) for _, within in groups)
+            cells = (_three([r for r in of if r["method"] == method and r["severity"] in g]) for g in groups.values())
             rows.append((network, NAMES[method], *cells))
-    first = kept[0] if kept else {"n": 0, "config": {"n_tent": 0}}
-    heads = ["clean" if name == "0" else name for name, _ in groups]
-    return table(_WORDS["repair"], rows, heads, n=first["n"], tent=first["config"]["n_tent"])
+    n, tent = (kept[0]["n"], kept[0]["config"]["n_tent"]) if kept else (0, 0)
+    return table(_WORDS["repair"], rows, list(groups), n=n, tent=tent)
 
 
 def _three(records: Sequence[Record]) -> str:
