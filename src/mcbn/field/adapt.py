@@ -31,6 +31,7 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.engine.record import Recorded, Recorder, join
 from mcbn.errors import MCBNError
+from mcbn.field.grouped import record_all
 from mcbn.field.novelty import centre_of, class_probs, class_proportions, class_weights
 from mcbn.field.reference import gather, take_rows
 from mcbn.field.watch import Watch, make_watch, times
@@ -222,7 +223,7 @@ class _Inputs:
 def averages(recorder: Recorder, batch_stream: Iterable[Any]) -> dict[str, Averages]:
     """Record batches and average their statistics, in double precision."""
     with torch.no_grad():
-        means, variances = join(list(recorder.all(iter(batch_stream))))
+        means, variances = join(list(record_all(recorder, batch_stream)))
     return {name: _average(means[name].double(), variances[name].double()) for name in means}
 
 

@@ -34,6 +34,7 @@ from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
+from mcbn.field.grouped import record_all
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, not_finite, shapes_of, take_rows
 from mcbn.network import is_stream
@@ -45,6 +46,7 @@ FORMAT = "mcbn watch"
 FITTING = 400  # batches a distance is fitted on
 MOST_HELD_OUT = 1000  # batches to rank among, where 1 / false_alarms asks for no more
 NULLS_KEPT = 8  # batch sizes
+POOL_BATCHES = 4  # that a pool of inputs is cut into at least
 BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
 BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
 SAID = {
@@ -243,7 +245,7 @@ class Watch:
     def all_coordinates(self, batch_stream: Iterator[Any]) -> Tensor:
         """Return the coordinates of every batch, (n, P)."""
         with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([coordinates(block) for block in self.recorder.all(batch_stream)])
+            return torch.cat([coordinates(block) for block in record_all(self.recorder, batch_stream)])
 
     def null(self, size: int) -> Null:
         """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
@@ -292,7 +294,7 @@ class Watch:
     def pool_p_value(self, pool: Any) -> float:
         """Test many inputs at once, cut into batches: an exact p-value, the larger one where classes may explain it."""
         N = batches.size_of(pool)
-        size = min(N, self.batch_size)
+        size = min(N, self.batch_size, max(2, N // POOL_BATCHES))  # one batch alone can hardly reach 1 %
         null = self.null(size)
         pieces = (take_rows(pool, range(start, start + size)) for start in range(0, N - size + 1, size))
         distances = null.metric(self.all_coordinates(pieces))

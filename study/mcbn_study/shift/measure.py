@@ -64,7 +64,7 @@ class Corrupted:
         if (kind, severity) not in self.kept:
             x, frost = self.inputs.test.x[self.others], self.inputs.frost
             kind_of = kind if severity else "contrast"
-            self.kept[kind, severity] = corrupt(x, kind_of, severity, frost=frost, device=str(x.device))
+            self.kept[kind, severity] = corrupt(x, kind_of, severity, frost=frost)
         return self.kept[kind, severity]
 
 
