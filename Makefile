@@ -26,10 +26,10 @@ check: $(READY)     ## formatting, lint and types
 	$(BIN)/mypy
 
 docs: $(READY)      ## the documentation site under site/; broken links and missing references fail
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-serve: $(READY)
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 dist: $(READY)      ## both distributions under dist/, checked, each wheel tried in an environment of its own
 	rm -rf dist .venv-dist
