@@ -6,12 +6,10 @@ from pathlib import Path
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study.journal import Journal, Record
-from mcbn_study.tables import markdown
+from mcbn_study.tables import markdown, render
 
 START, END = "<!-- zoo -->", "<!-- /zoo -->"
 MATRIX = ("package", "networks", "batch norm calls", "exact", "several draws or folded in one pass")
-TABLE = ["package", "network", "dtype", "calls", "statistics", "output", "fast path", "how draws run", "untouched", "s"]
-ERRORS = ("statistics_error", "output_error", "fast_error")
 
 
 def write(folder: Path, readme: Path | None = None) -> list[str]:
@@ -65,29 +63,8 @@ def matrix(records: Sequence[Record]) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """Lay out every network, then what was refused, has no batch norm or could not run, with the reason."""
-    torch = records[0].get("torch", "") if records else ""
-    rows = [_row(r) for r in records if r["outcome"] in ("exact", "inexact")]
-    others = [r for r in records if r["outcome"] not in ("exact", "inexact")]
-    lines = [
-        "# Networks that others wrote",
-        "",
-        f"{summary(records)}. torch {torch}; errors relative to the largest value, against a "
-        "hand-made training pass (statistics, output) and against the plain loop (fast path); single precision where "
-        "that is within 1e-4, else double within 1e-9.",
-        "",
-        matrix(records),
-        markdown(TABLE, rows, "l", padded=False),
-        *(f"- {r['package']}/{r['name']}: {r['outcome']}: {r['reason']}" for r in others),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _row(record: Record) -> list[str]:
-    errors = ["" if record[name] is None else f"{record[name]:.0e}" for name in ERRORS]
-    name = record["name"] if record["outcome"] == "exact" else f"**{record['name']}** (not exact: {record['reason']})"
-    untouched = "yes" if record["untouched"] else "**no**"
-    cells = record["package"], name, record["dtype"], str(record["layers"]), *errors, record["way"]
-    return [*cells, untouched, str(record["seconds"])]
+    shown = {"summary": summary(records), "matrix": matrix(records), "torch": records[0]["torch"] if records else ""}
+    return render(__package__, records=records, **shown)
 
 
 def write_readme(path: Path, records: Iterable[Record]) -> None:
