@@ -170,9 +170,8 @@ class Trainer:
 
     def _take_fused_steps(self, size: int) -> None:
         """Take the steps in one kernel."""
-        fused_steps.take_steps(
-            self.values, *self.moments, *self._blocks[size], self.networks, self._count, LEARNING_RATE
-        )
+        states = (self.values, *self.moments)
+        fused_steps.take_steps(states, self._blocks[size], self.networks, self._count, LEARNING_RATE)
         self._count += size
         for steps in self._taken[0]:
             steps.fill_(self._count)
