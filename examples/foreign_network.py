@@ -38,7 +38,7 @@ def resnet(name: str, n: int, n_samples: int, device: str) -> Iterator[Row]:
     x, y = foreign.normalise(require_images(test.x, CIFAR10_SHAPE)[:n]).to(device), test.y[:n]
 
     bayes = mcbn.MCBN(network, "classification")
-    bayes.fit(foreign.FramedCrops(train.x), n_samples=n_samples, batch_size=32)  # crops as in its training
+    bayes.fit(foreign.framed_crops(train.x), n_samples=n_samples, batch_size=32)  # crops as in its training
     yield score("plain", lambda part: bayes.plain(part).softmax(1), x, y)
     yield score("MCBN, M = 32", lambda part: bayes.predict(part).probs, x, y)
     if name == "resnet32":

@@ -305,7 +305,7 @@ def test_crops_are_framed_in_black_before_normalisation():
     black, white = (foreign.normalise(torch.full((3, 1, 1), v, dtype=torch.uint8)) for v in (0, 255))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        crops = torch.stack([foreign.FramedCrops(image)[0] for _ in range(300)])
+        crops = torch.stack([foreign.framed_crops(image)[0] for _ in range(300)])
     assert bool(((crops == black) | (crops == white)).all())
     dark = crops[:, 0] == black[0]  # (n, 32, 32)
     assert [int(dark.all(axis).sum(1).max()) for axis in (1, 2)] == [4, 4]  # columns, rows of the frame

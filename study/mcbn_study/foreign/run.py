@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
@@ -21,6 +20,7 @@ from torch.utils.data import Dataset, Subset
 from mcbn.errors import MCBNError
 from mcbn.files import local_folder
 from mcbn.model import MCBN
+from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.journal import Journal
@@ -53,19 +53,13 @@ def cifar(
 ) -> Path:
     """Compare plain, sampled, Gaussian and linear predictions of the first test images; append to `out`/cifar.jsonl.
 
-    Args:
-        weights: resnet32.npz.
-        out: folder of records; families recorded there with the same settings are not measured again.
-        batch_size: M of the draws; the network was trained at 128, smaller ones widen its uncertainty.
-        n_samples: T.
-        n_test: how many of the test images.
-        seed: of the draws.
-        device: "cpu" or "cuda".
+    weights: resnet32.npz, trained at batch size 128, so that a smaller one widens its uncertainty. Families recorded
+    with the same settings are not measured again.
     """
     config = {"batch_size": batch_size, "n_samples": n_samples, "n_test": n_test, "seed": seed}
     journal = Journal(out, config, device, name="cifar.jsonl")
     network = load_resnet(Path(weights)).to(device)
-    train, test = FramedCrops(cifar10("train").x), cifar10("test")
+    train, test = framed_crops(cifar10("train").x), cifar10("test")
     x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
     fit = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
     for family, names in NAMES.items():
@@ -120,22 +114,9 @@ def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
     return (images.float() / 255 - mean) / std
 
 
-class FramedCrops(Dataset[Tensor]):
-    """CIFAR images as the ResNets saw them: flipped at random, cropped from a black frame, then normalised."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images = images  # (N, 3, 32, 32), bytes
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Return an image (3, 32, 32), another crop each time."""
-        image = F.pad(self.images[index], (PADDING,) * 4)
-        top, left, flip = (int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2))
-        height, width = self.images.shape[2:]
-        crop = image[:, top : top + height, left : left + width]
-        return normalise(crop.flip(2) if flip else crop)
+def framed_crops(images: Tensor) -> Augmented:
+    """CIFAR images (N, 3, 32, 32), bytes, as the ResNets saw them: flipped, cropped from a black frame, normalised."""
+    return Augmented(images, padding=PADDING, prepare=normalise)
 
 
 def load_resnet(path: Path) -> nn.Module:
