@@ -21,7 +21,6 @@ from torch import Tensor
 
 import mcbn
 from mcbn_study.data.cifar import CIFAR10_SHAPE, cifar10, require_images
-from mcbn_study.foreign import report
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import Journal
 
@@ -94,13 +93,13 @@ def main(
     out: Path = Path("results/foreign"),
 ) -> None:
     """Measure networks on so many test images, or photographs, with T samples (EfficientNet: at most 64)."""
-    for name in networks or report.NETWORKS:
+    for name in networks or foreign.NETWORKS:
         large = name == "efficientnet"
         config = {"n_samples": min(samples, 64) if large else samples, "n": photographs if large else test}
         journal = Journal(out, config, device)
         for row in (efficientnet if large else resnet)(name, config["n"], config["n_samples"], device):
             journal.add([{"kind": "foreign", "network": name, **row}])
-    print(report.write(out).read_text())
+    print(foreign.write_report(out).read_text())
 
 
 if __name__ == "__main__":

@@ -259,11 +259,6 @@ class _Pool(nn.Module):
         return x.mean((2, 3))
 
 
-def resnet32() -> nn.Module:
-    """Build ResNet-32 for 32x32 images, 10 classes: 31 batch norm layers."""
-    return cifar_resnet(5)
-
-
 def cifar_resnet(units: int) -> nn.Module:
     """Build ResNet of depth 6 n + 2 for 32x32 images, 10 classes, n blocks a stage (He et al. 2016, section 4.2)."""
     widths = [16] * (units + 1) + [32] * units + [64] * units

@@ -31,7 +31,7 @@ from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
 from mcbn.private_torch import AnyBatchNorm
 from mcbn_study.machine import gpu_growth, timed
-from mcbn_study.networks import UNet, resnet32, resnet50
+from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
 LEAST_REPEATS, MOST_REPEATS = 3, 20
 ENOUGH_SECONDS = 3.0  # of the fastest method, over its repeats
@@ -68,7 +68,7 @@ class Case:
 
 
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")
-RESNET32 = Case("resnet32", resnet32, (3, 32, 32), 128, 1, 128)
+RESNET32 = Case("resnet32", partial(cifar_resnet, 5), (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}

@@ -18,18 +18,20 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from mcbn.errors import MCBNError
-from mcbn.files import local_folder
+from mcbn.files import local_folder, write_text
 from mcbn.model import MCBN
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
-from mcbn_study.journal import Journal
+from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import cifar_resnet
 from mcbn_study.scores import class_scores
+from mcbn_study.tables import render
 
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
+NETWORKS = ("resnet20", "resnet32", "efficientnet")
 PADDING = 4
 SIZE = 224
 # Animals of the photographs: label of VOC -> classes of ImageNet
@@ -221,3 +223,11 @@ class RandomCrops(Dataset[Tensor]):
         )
         flipped = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop
         return prepare(flipped, self.scale)
+
+
+def write_report(out: Path) -> Path:
+    """Write table.md: of each network and method in a folder the last record of the most images, and its warnings."""
+    last = latest(sorted(read(out / RECORDS), key=lambda r: int(r["n"])), ("network", "method"))
+    last.sort(key=lambda r: NETWORKS.index(r["network"]))
+    devices, hardware = (sorted({r[name] for r in last}) for name in ("device", "hardware"))
+    return write_text(out / "table.md", render(__package__, last=last, devices=devices, hardware=hardware))
