@@ -89,7 +89,7 @@ class NormalizedCRPS(_Means):
 
     def update(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         """Take in predictive moments and targets of one shape, (N, ...)."""
-        constant = (1 / torch.as_tensor(self.constant_tau).to(mean)).broadcast_to(mean.shape)
+        constant = (1 / torch.as_tensor(self.constant_tau, dtype=mean.dtype, device=mean.device)).expand_as(mean)
         ours, theirs = (metrics.crps_gaussian(mean, spread, y) for spread in (variance, constant))
         self._add(ours, theirs, metrics.crps_optimum(mean, y))
 

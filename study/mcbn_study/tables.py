@@ -75,7 +75,7 @@ def table(words: Words, rows: Sequence[Sequence[str]], header: Sequence[str] = (
     return Table(title, f"table:{label}", (*words.get("header", ()), *header), rows, note)
 
 
-def render(package: str, template: str = "report.md.j2", **content: Any) -> str:
+def render(package: str, template: str = "report.md.j2", /, **content: Any) -> str:
     """Fill in a template of a package, where text is Markdown already and the filter `plain` escapes it.
 
     The filter `table` lays out lines of cells, which stand between bars; the first is the header.

@@ -62,7 +62,7 @@ class Measurements(NamedTuple):
     @property
     def columns(self) -> dict[int | None, Values]:
         """PLL on the test images of the plain network, and of MCBN at every T."""
-        return {None: self.values("pll", "plain"), **self.curve}
+        return {None: self.values("pll", "plain")} | self.curve
 
     @property
     def curve(self) -> dict[int, Values]:

@@ -29,7 +29,9 @@ class ImageSet(NamedTuple):
 
 
 def _scenes(name: str, build: Build) -> ImageSet:
-    files = {f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]}
+    files: dict[str, Check] = {
+        f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]
+    }
     return ImageSet(name, files, {"official": build})
 
 
