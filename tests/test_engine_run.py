@@ -559,6 +559,17 @@ def test_who_asks_for_chunks_has_a_plan_at_once(ask: dict[str, Any], monkeypatch
     assert len(bayes.engine.plans) == 1
 
 
+def test_the_first_call_does_not_wait_for_kernels_the_second_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    monkeypatch.setattr(plans, "is_compiled", lambda _: False)
+    first = bayes.sample(x)
+    assert not bayes.engine.plans
+    check_equal(bayes.sample(x), first, 1e-5)
+    assert len(bayes.engine.plans) == 1
+    assert "own code" not in bayes.explain(x[:3])  # who asks how, waits
+
+
 # ---------------------------------------------------------------- what a plan must agree with
 
 

@@ -229,7 +229,7 @@ def train_batch_norm(
 def eval_batch_norm(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Normalise x (N, C, ...) by given statistics, (C,) each, by the kernel that a trained network uses in eval mode."""
+    """Normalise x (N, C, ...) by given statistics, (C,) each, with the kernel of eval mode where it takes them."""
     weight, bias = (None if value is None else value.to(mean.dtype) for value in (weight, bias))
     if mean.dtype == statistics_dtype(x) and x.numel():
         return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)

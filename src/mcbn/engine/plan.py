@@ -136,6 +136,15 @@ def runs_kernels(tracer: ReplayTracer) -> bool:
     return kernels.available()
 
 
+def is_compiled(program: Program) -> bool:
+    """Tell whether the kernels of a program are there; begin to compile those that are not."""
+    if program.narrow is None:
+        return True
+    from mcbn.engine import fuse
+
+    return fuse.compiled(program.narrow)
+
+
 @dataclass(frozen=True)
 class OwnCode:
     """Draw by draw through the network's own code."""
