@@ -17,15 +17,20 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
+from mcbn.engine import constants
+from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
@@ -60,6 +65,7 @@ class Case:
     n_samples: int
     task: str = "classification"
     recorded: int | None = None  # training batches drawn, their statistics repeated to T; None: T of them
+    dtype: torch.dtype = torch.float32
 
     @property
     def title(self) -> str:
@@ -67,10 +73,46 @@ class Case:
         return f"{self.name} N={self.n}"
 
 
+class Inverted(nn.Module):
+    """An inverted bottleneck with squeeze and excitation (Tan and Le 2019, arXiv 1905.11946)."""
+
+    def __init__(self, inputs: int, outputs: int, expansion: int, size: int, stride: int) -> None:
+        super().__init__()
+        wide, few = inputs * expansion, max(1, inputs // 4)
+        self.adds = stride == 1 and inputs == outputs
+        self.widen = nn.Sequential(nn.Conv2d(inputs, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU())
+        depthwise = nn.Conv2d(wide, wide, size, stride, size // 2, groups=wide, bias=False)
+        self.spread = nn.Sequential(depthwise, nn.BatchNorm2d(wide), nn.SiLU())
+        pool = nn.AdaptiveAvgPool2d(1)
+        self.gate = nn.Sequential(pool, nn.Conv2d(wide, few, 1), nn.SiLU(), nn.Conv2d(few, wide, 1), nn.Sigmoid())
+        self.reduce = nn.Sequential(nn.Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run (N, C, H, W)."""
+        y = self.spread(self.widen(x))
+        y = self.reduce(y * self.gate(y))
+        return x + y if self.adds else y
+
+
+def efficient() -> nn.Module:
+    """Return a network with the stages of EfficientNet-B0, without its dropout."""
+    stages = ((1, 16, 1, 3, 1), (6, 24, 2, 3, 2), (6, 40, 2, 5, 2), (6, 80, 3, 3, 2), (6, 112, 3, 5, 1))
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.SiLU()]
+    inputs = 32
+    for expansion, outputs, repeats, size, stride in (*stages, (6, 192, 4, 5, 2), (6, 320, 1, 3, 1)):
+        for number in range(repeats):
+            layers.append(Inverted(inputs, outputs, expansion, size, 1 if number else stride))
+            inputs = outputs
+    layers += [nn.Conv2d(inputs, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.SiLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
+
+
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")
 RESNET32 = Case("resnet32", partial(cifar_resnet, 5), (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
+EFFICIENT = Case("efficientnet", efficient, (3, 224, 224), 64, 1, 32)
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 MEMORY = (
     replace(MLP, name="memory mlp", n=2000),
@@ -84,6 +126,17 @@ FIT = (
     replace(RESNET32, name="fit resnet32", n_samples=16),
     replace(RESNET32, name="fit resnet32 T=128"),
 )
+
+
+def precision_cases(device: str) -> list[Case]:
+    """List networks in single and half precision, on a GPU alone."""
+    few = [replace(case, n_samples=32, recorded=4) for case in (RESNET50, RESNET32, UNET, EFFICIENT)]
+    return [
+        replace(case, name=f"{case.name} {name}", dtype=dtype, n=n)
+        for case in (few if device == "cuda" else [])
+        for n in (1, 32, 256)
+        for name, dtype in PRECISIONS.items()
+    ]
 
 
 class Prepared(NamedTuple):
@@ -166,6 +219,31 @@ def forwards(network: nn.Module, inputs: Tensor, n_samples: int) -> None:
     """Run T passes of a network as it is: in eval mode what draws cost if statistics came for nothing."""
     for _ in range(n_samples):
         network(inputs)
+
+
+def folded(network: nn.Module) -> nn.Module:
+    """Return a copy with every batch norm behind a convolution folded into its weights, channels last."""
+    copy = deepcopy(network).to(memory_format=torch.channels_last)
+    for layers in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
+        for place, (convolution, norm) in enumerate(pairwise(layers)):
+            if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                layers[place], layers[place + 1] = fuse_conv_bn_eval(convolution, norm), nn.Identity()
+    return copy
+
+
+class Folded:
+    """An expert's limit: T passes with batch norm folded into the weights, channels last, in one CUDA graph.
+
+    Without statistics, one set of weights for all T passes, and no moments.
+    """
+
+    def __init__(self, network: nn.Module, query: Tensor, n_samples: int) -> None:
+        fast, inputs = folded(network), query.contiguous(memory_format=torch.channels_last)
+        self.replay = capture(partial(forwards, fast, inputs, n_samples))
+
+    def __call__(self, n_samples: int) -> None:
+        """Run all T passes."""
+        self.replay()
 
 
 class Peer:
@@ -295,7 +373,8 @@ def growth(case: Case, method: str, folder: Path) -> int:
 
 def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> None:
     if method == "mcbn":
-        bayes.predict(ready.query, n_samples=case.n_samples)
+        with patch.object(constants, "DRAWS_BEFORE_PLAN", 1):  # of few draws, too, what later calls need
+            bayes.predict(ready.query, n_samples=case.n_samples)
     else:
         forwards(ready.network, ready.query, PLAIN_MEMORY_DRAWS)
 
