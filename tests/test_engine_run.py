@@ -20,7 +20,7 @@ from mcbn import batches
 from mcbn.engine import agree as agreement
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn_study.networks import UNet, resnet32, resnet50
+from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5])
@@ -46,7 +46,7 @@ def test_every_kind_becomes_a_program(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_net", "shape"),
-    [(resnet32, (3, 32, 32)), (UNet, (3, 32, 32)), (resnet50, (3, 64, 64))],
+    [(lambda: cifar_resnet(5), (3, 32, 32)), (UNet, (3, 32, 32)), (resnet50, (3, 64, 64))],
     ids=["resnet32", "unet", "resnet50"],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
@@ -62,7 +62,7 @@ def test_real_networks(make_net: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def test_batch_norm_is_folded_and_the_first_layer_runs_once() -> None:
-    bayes = fit(resnet32(), torch.randn(16, 3, 32, 32))
+    bayes = fit(cifar_resnet(5), torch.randn(16, 3, 32, 32))
     assert "one draw a pass, 30 of 31 batch norm calls folded" in bayes.explain(torch.randn(32, 3, 32, 32))
     assert "5 draws in one pass; 1 operations before the first batch norm run once" in bayes.explain(
         torch.randn(1, 3, 32, 32)

@@ -18,7 +18,7 @@ from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import CellJournal
 from mcbn_study.journal import read as read_records
-from mcbn_study.networks import resnet32
+from mcbn_study.networks import cifar_resnet
 from mcbn_study.posteriors import measure, report
 from mcbn_study.posteriors import run as posteriors
 from mcbn_study.profiles import TAU_RANGES
@@ -273,7 +273,7 @@ def weights(tmp_path, monkeypatch):
     monkeypatch.setattr(foreign, "cifar10", few)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = resnet32().eval()
+        network = cifar_resnet(5).eval()
     state = {name: value.numpy() for name, value in network.state_dict().items() if "tracked" not in name}
     np.savez(tmp_path / "resnet32.npz", **{published(name): value for name, value in state.items()})
     return tmp_path / "resnet32.npz", network

@@ -89,7 +89,7 @@ class Inverted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run (N, C, H, W)."""
-        y = self.spread(self.widen(x))
+        y: Tensor = self.spread(self.widen(x))
         y = self.reduce(y * self.gate(y))
         return x + y if self.adds else y
 
@@ -223,7 +223,7 @@ def forwards(network: nn.Module, inputs: Tensor, n_samples: int) -> None:
 
 def folded(network: nn.Module) -> nn.Module:
     """Return a copy with every batch norm behind a convolution folded into its weights, channels last."""
-    copy = deepcopy(network).to(memory_format=torch.channels_last)
+    copy: nn.Module = deepcopy(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for layers in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
         for place, (convolution, norm) in enumerate(pairwise(layers)):
             if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):

@@ -19,7 +19,7 @@ from mcbn.progress import tracked
 from mcbn_benchmarks.speed import cases
 from mcbn_benchmarks.speed.cases import Case, Method, Prepared, fitted, peak_bytes, prepare, time_interleaved
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
-from mcbn_study import journal
+from mcbn_study import journal, machine
 from mcbn_study.machine import Environment, environment, threads
 
 ALGORITHM_1, PLAIN, PEER, FORWARDS = "algorithm 1", "plain x T", "torch-uncertainty", "training forwards"
@@ -128,7 +128,7 @@ def precision(case: Case, options: Options) -> Iterator[Record]:
     single = fitted(case, ready)
     bayes, query = single.with_posterior(single.posterior).to(case.dtype), ready.query.to(case.dtype)
     network = deepcopy(ready.network).to(case.dtype)
-    _, seconds = cases.timed(bayes.predict, query)
+    _, seconds = machine.timed(bayes.predict, query)
     yield Record(case.name, case.n, case.n_samples, "first call", value=seconds, note="seconds")
     yield nearness(case, ready.query, single, bayes)
     methods: dict[str, Method] = {
