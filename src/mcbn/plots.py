@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from mcbn.errors import MCBNError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 Vector: TypeAlias = NDArray[np.float64]
 VectorLike: TypeAlias = torch.Tensor | ArrayLike

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from mcbn_study.png import save_figure
 from mcbn_study.tables import read_words, write_table
 from mcbn_study.theory import kolmogorov_smirnov, lilliefors
 from mcbn_study.theory.objective import LiveNetwork, StatisticsModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
@@ -130,7 +127,7 @@ def report(out: Path) -> None:
 
 def figures(
     curves: Curves, batch_sizes: Sequence[int], epochs: Sequence[int], dataset: str = "yacht"
-) -> "dict[str, Figure]":
+) -> "dict[str, plots.Figure]":
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
     drawn = {}
     for (layer, name), (statistic, title) in product(LAYERS.items(), STATISTICS.items()):

@@ -75,8 +75,7 @@ def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
     if entry.package in absent or importlib.util.find_spec(entry.package) is None:
         return replace(finding, reason=f"{entry.package} is not installed")
     start = time.perf_counter()
-    with warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
         torch.manual_seed(0)
         try:
             specimen = entry.build()

@@ -136,8 +136,7 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
 def require_laplace() -> Any:
     """Return laplace-torch's `Laplace`, or say which extra brings it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its back ends use deprecated parts of torch
+        with warnings.catch_warnings(action="ignore"):  # its back ends use deprecated parts of torch
             from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise MCBNError(
@@ -161,8 +160,7 @@ class LastLayer:
         features = torch.cat([self.features(images) for images in x])  # (N, F)
         loader = DataLoader(TensorDataset(features, y.cpu()), batch_size=LAPLACE_AT_ONCE)
         head, settings = copy.deepcopy(self.layer).cpu(), {"subset_of_weights": "all", "hessian_structure": "kron"}
-        with isolated_random(0), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with isolated_random(0), warnings.catch_warnings(action="ignore"):
             self.posterior = require_laplace()(head, "classification", **settings)
             self.posterior.fit(loader)
             self.posterior.optimize_prior_precision(method="marglik")
@@ -180,8 +178,7 @@ class LastLayer:
 
     def log_probabilities(self, x: Tensor) -> Tensor:
         """Return them as if of one draw, (1, N, K)."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             probs: Tensor = self.posterior(self.features(x), pred_type="glm", link_approx="probit")
         return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log().unsqueeze(0)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mcbn import plots
 from mcbn.errors import MCBNError
@@ -15,9 +15,6 @@ from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest
 from mcbn_study.png import save_figure
 from mcbn_study.tables import read_words, render, to_csv
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = ("network", "method", "seed", "n_samples", "batch_size", "metric", "value")
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
@@ -141,7 +138,7 @@ def targets(study: Measurements) -> list[str]:
     return [f"{aim}: {value:.4g}, {'reached' if reached else 'not reached'}." for aim, value, reached in aims]
 
 
-def figure(study: Measurements) -> "Figure":
+def figure(study: Measurements) -> "plots.Figure":
     """Draw PLL over T: seeds, their mean, the plain network, and the paper's numbers."""
     sizes, curves = list(study.curve), list(study.curve.values())
     plain, drawn = study.values("pll", "plain"), plots.new_figure(6.5, 4.2, dpi=100)

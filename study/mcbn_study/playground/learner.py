@@ -80,8 +80,7 @@ class Learner:
         """Predict on the grid: mean and std of MCBN, and of the twin with the same mean and one std."""
         x, y = (points / UNITS).chunk(2, 1)  # (N, 1) each
         M = min(settings.batch_size, len(points))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="mcbn:")  # running statistics lag behind while it learns
+        with warnings.catch_warnings(action="ignore"):  # running statistics lag behind while it learns
             bayes = MCBN(self.network, "regression").fit(x, n_samples=settings.n_samples, batch_size=M)
         at_points = bayes.predict(x)
         tau = float(tau_by_crps(at_points.mean, at_points.epistemic, y)) / UNITS**2
