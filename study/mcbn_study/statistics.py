@@ -23,8 +23,7 @@ from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
 from mcbn_study.tables import read_words, write_table
-from mcbn_study.theory import kolmogorov_smirnov, lilliefors
-from mcbn_study.theory.objective import LiveNetwork, StatisticsModel
+from mcbn_study.theory import LiveNetwork, StatisticsModel, kolmogorov_smirnov, lilliefors
 
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
