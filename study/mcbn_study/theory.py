@@ -95,19 +95,17 @@ class Prior:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            for one in value.values() if isinstance(value, Mapping) else [value]:
-                _require_value(field.name, torch.as_tensor(one), positive=field.name.endswith("_std"))
+            positive = field.name.endswith("_std")
+            for one in map(torch.as_tensor, value.values() if isinstance(value, Mapping) else [value]):
+                wrong = ~(one > 0) if positive else ~one.isfinite()
+                if one.ndim > 1 or bool(wrong.any()):
+                    kind = "positive (infinite for a flat prior)" if positive else "finite"
+                    where = "a number or one a unit (C,), in every layer"
+                    raise MCBNError(f"prior: {field.name} must be {kind}, {where}; got {one}")
 
     def of(self, layer: str, like: Tensor) -> list[Tensor]:
         """Return mean, mean_std, std, std_std for one layer, each (C,) as `like`."""
         return [_of_layer(field.name, getattr(self, field.name), layer, like) for field in fields(self)]
-
-
-def _require_value(name: str, value: Tensor, *, positive: bool) -> None:
-    wrong = ~(value > 0) if positive else ~value.isfinite()
-    if value.ndim > 1 or bool(wrong.any()):
-        kind = "positive (infinite for a flat prior)" if positive else "finite"
-        raise MCBNError(f"prior: {name} must be {kind}, a number or one a unit (C,), in every layer; got {value}")
 
 
 def _of_layer(name: str, value: Value, layer: str, like: Tensor) -> Tensor:
@@ -359,10 +357,9 @@ def objective_gap(
         squares = [p.square().sum() for p in parameters if p.ndim > 1]
         decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
         of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))
-    difference = _norm(of_kl - of_decay)
-    whole = _norm(of_data + of_decay)
-    relative = difference / whole if whole else math.inf
-    return ObjectiveGap(relative, difference, _norm(of_kl), _norm(of_decay), _norm(of_data))
+    gradients = (of_kl - of_decay, of_kl, of_decay, of_data, of_data + of_decay)
+    difference, *norms, whole = (float(torch.linalg.vector_norm(gradient)) for gradient in gradients)
+    return ObjectiveGap(difference / whole if whole else math.inf, difference, *norms)
 
 
 def _half_squared_error(predicted: Tensor, y: Tensor) -> Tensor:
@@ -378,7 +375,3 @@ def _half_squared_error(predicted: Tensor, y: Tensor) -> Tensor:
 def _gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     slopes = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
     return torch.cat([slope.double().flatten() for slope in slopes])
-
-
-def _norm(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector))

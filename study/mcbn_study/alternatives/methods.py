@@ -115,21 +115,17 @@ def _joint(material: Material) -> Sampler:
 
 
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
-    "plain": lambda material: lambda x: material.network(x).unsqueeze(0),
-    "mcbn": lambda material: material.bayes.sample,
-    "mcbn_linear": lambda material: partial(_linear, material),
-    "mcbn_gaussian": lambda material: material.at(material.bayes.posterior.as_gaussian(seed=material.seed)),
+    "plain": lambda m: lambda x: m.network(x).unsqueeze(0),
+    "mcbn": lambda m: m.bayes.sample,
+    "mcbn_linear": lambda m: partial(_linear, m),
+    "mcbn_gaussian": lambda m: m.at(m.bayes.posterior.as_gaussian(seed=m.seed)),
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,
-    "dropout": lambda material: (
-        MCDropout(material.thinned or material.network, "classification")
-        .fit(n_samples=material.n_samples, seed=material.seed)
-        .sample
+    "dropout": lambda m: (
+        MCDropout(m.thinned or m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample
     ),
-    "laplace": lambda material: (
-        LastLayer(material.network, material.prepare(material.clean.x), material.clean.y).log_probabilities
-    ),
-    "ensemble": lambda material: DeepEnsemble(material.members, "classification").sample,
+    "laplace": lambda m: LastLayer(m.network, m.prepare(m.clean.x), m.clean.y).log_probabilities,
+    "ensemble": lambda m: DeepEnsemble(m.members, "classification").sample,
 }
 
 

@@ -254,16 +254,11 @@ def score_gaussian(
 def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant: float) -> dict[str, float | None]:
     """Average the scores of a prediction with this total variance and log density, each (n,)."""
     constant = torch.full_like(mean, 1 / tau_constant)
-    scores = {
-        "rmse": metrics.rmse(mean, y),
-        "crps": metrics.crps_gaussian(mean, variance, y).mean(),
-        "pll": pll.mean(),
-        "crps_constant": metrics.crps_gaussian(mean, constant, y).mean(),
-        "pll_constant": metrics.pll(mean[None], y, tau_constant).mean(),
-        "crps_optimum": metrics.crps_optimum(mean, y).mean(),
-        "pll_optimum": metrics.pll_optimum(mean, y).mean(),
-    }
-    numbers = {name: float(value) for name, value in scores.items()}
+    scores = {"crps": metrics.crps_gaussian(mean, variance, y), "pll": pll}
+    scores |= {"crps_constant": metrics.crps_gaussian(mean, constant, y)}
+    scores |= {"pll_constant": metrics.pll(mean[None], y, tau_constant)}
+    scores |= {"crps_optimum": metrics.crps_optimum(mean, y), "pll_optimum": metrics.pll_optimum(mean, y)}
+    numbers = {"rmse": float(metrics.rmse(mean, y))} | {name: float(each.mean()) for name, each in scores.items()}
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no infinity
     return with_bounds(finite, finite)
 

@@ -175,16 +175,10 @@ class CrossValidation:
         places = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).squeeze(2) for row in winner]  # (B, F)
         kept = [take(_under(each, "value."), at) for each, at in zip(best, places, strict=True)]
         moments, y = zip(*map(self._validate, CRITERIA, kept, places), strict=True)
-        return Search(
-            torch.stack([each["rmse"] for each in best]).cpu(),
-            torch.stack([each["epoch"] for each in best]).cpu(),
-            self.stopped,
-            winner.cpu(),
-            {name: torch.stack([values[name] for values in kept]).cpu() for name in kept[0]},
-            torch.stack([each.mean for each in moments]).cpu(),
-            torch.stack([each.variance for each in moments]).cpu(),
-            torch.stack(y).cpu(),
-        )
+        rmse, epoch = (torch.stack([each[name] for each in best]).cpu() for name in ("rmse", "epoch"))
+        values = {name: torch.stack([each[name] for each in kept]).cpu() for name in kept[0]}
+        mean, variance = (torch.stack(each).cpu() for each in zip(*moments, strict=True))
+        return Search(rmse, epoch, self.stopped, winner.cpu(), values, mean, variance, torch.stack(y).cpu())
 
     def _validate(self, criterion: Criterion, values: Values, places: Tensor) -> tuple[Moments, Tensor]:
         """Return moments and targets of the validation rows, (B, F, n) in original units."""
