@@ -73,38 +73,12 @@ class Case:
         return f"{self.name} N={self.n}"
 
 
-class Inverted(nn.Module):
-    """An inverted bottleneck with squeeze and excitation (Tan and Le 2019, arXiv 1905.11946)."""
-
-    def __init__(self, inputs: int, outputs: int, expansion: int, size: int, stride: int) -> None:
-        super().__init__()
-        wide, few = inputs * expansion, max(1, inputs // 4)
-        self.adds = stride == 1 and inputs == outputs
-        self.widen = nn.Sequential(nn.Conv2d(inputs, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU())
-        depthwise = nn.Conv2d(wide, wide, size, stride, size // 2, groups=wide, bias=False)
-        self.spread = nn.Sequential(depthwise, nn.BatchNorm2d(wide), nn.SiLU())
-        pool = nn.AdaptiveAvgPool2d(1)
-        self.gate = nn.Sequential(pool, nn.Conv2d(wide, few, 1), nn.SiLU(), nn.Conv2d(few, wide, 1), nn.Sigmoid())
-        self.reduce = nn.Sequential(nn.Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run (N, C, H, W)."""
-        y: Tensor = self.spread(self.widen(x))
-        y = self.reduce(y * self.gate(y))
-        return x + y if self.adds else y
-
-
 def efficient() -> nn.Module:
-    """Return a network with the stages of EfficientNet-B0, without its dropout."""
-    stages = ((1, 16, 1, 3, 1), (6, 24, 2, 3, 2), (6, 40, 2, 5, 2), (6, 80, 3, 3, 2), (6, 112, 3, 5, 1))
-    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.SiLU()]
-    inputs = 32
-    for expansion, outputs, repeats, size, stride in (*stages, (6, 192, 4, 5, 2), (6, 320, 1, 3, 1)):
-        for number in range(repeats):
-            layers.append(Inverted(inputs, outputs, expansion, size, 1 if number else stride))
-            inputs = outputs
-    layers += [nn.Conv2d(inputs, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.SiLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
+    """Return an EfficientNet-B0, which torchvision has."""
+    from torchvision.models import efficientnet_b0
+
+    network: nn.Module = efficientnet_b0()
+    return network
 
 
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")

@@ -6,6 +6,7 @@ start at multiples of it, the last one filled up, so draw t has the same bits wh
 the rest run, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
@@ -126,7 +127,8 @@ class Recorder:
         except Exception:  # whatever a foreign network does while watched, its own code can still be run
             return None
         recorded = self._seen(tracer)
-        if first is None and not tracer.changes_inputs:
+        most = math.inf if tracer.on_gpu else constants.CPU_TRACED_WIDTH
+        if first is None and not tracer.changes_inputs and tracer.width <= most:
             del self._programs[shape]
             self._traced[shape] = tracer
         elif first is not None and first.steps() == tracer.steps() and state_of(self.network.module) == state:
