@@ -588,7 +588,8 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 @pytest.mark.parametrize("tf32", [False, True])
 def test_a_plan_off_by_a_percent_is_refused(n: int, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make("1d")
-    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=40, batch_size=8)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    bayes = mcbn.MCBN(model.to(device), "regression").fit(x, n_samples=40, batch_size=8)
     monkeypatch.setattr(agreement, "is_tf32", lambda values: tf32)  # as on a GPU, by PyTorch's default
     changed(monkeypatch, lambda samples: samples * 1.01)
     assert "gave other numbers" in bayes.explain(x[:n])
@@ -609,6 +610,16 @@ def test_half_precision_has_plans_as_exact_as_the_network(n: int, dtype: torch.d
     plain = torch.stack([half.engine.replay(half.engine.network.prepare(x[:n]), t) for t in range(40)]).float()
     error, own_error = ((samples - expected).square().mean().sqrt() for samples in (half.sample(x[:n]).float(), plain))
     assert error < 1.5 * own_error
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 32])
+def test_gpu_plans_of_every_precision(n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 3, 32, 32, device="cuda")
+    bayes = fit(settle(cifar_resnet(5).cuda(), x, 32), x, n_samples=40, batch_size=32).to(dtype)
+    assert "own code" not in bayes.explain(x[:n])
 
 
 class Single(nn.Module):

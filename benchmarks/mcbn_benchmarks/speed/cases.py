@@ -104,11 +104,11 @@ FIT = (
 
 def precision_cases(device: str) -> list[Case]:
     """List networks in single and half precision, on a GPU alone."""
-    few = [replace(case, n_samples=32, recorded=4) for case in (RESNET50, RESNET32, UNET, EFFICIENT)]
+    sizes = {RESNET50: (1, 32, 256), RESNET32: (1, 32, 256), UNET: (1, 32), EFFICIENT: (1, 32, 256)}
     return [
-        replace(case, name=f"{case.name} {name}", dtype=dtype, n=n)
-        for case in (few if device == "cuda" else [])
-        for n in (1, 32, 256)
+        replace(case, name=f"{case.name} {name}", dtype=dtype, n=n, n_samples=32, recorded=4)
+        for case in (sizes if device == "cuda" else ())
+        for n in sizes[case]
         for name, dtype in PRECISIONS.items()
     ]
 
@@ -213,7 +213,7 @@ class Folded:
 
     def __init__(self, network: nn.Module, query: Tensor, n_samples: int) -> None:
         fast, inputs = folded(network), query.contiguous(memory_format=torch.channels_last)
-        self.replay = capture(partial(forwards, fast, inputs, n_samples))
+        self.replay = capture(partial(forwards, fast, inputs, n_samples), warm_ups=1)
 
     def __call__(self, n_samples: int) -> None:
         """Run all T passes."""
