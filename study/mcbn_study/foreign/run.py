@@ -6,7 +6,7 @@ Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, 
 """
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, Subset
 from mcbn.errors import MCBNError
 from mcbn.files import local_folder, write_text
 from mcbn.model import MCBN
+from mcbn.prediction import ClassificationPrediction
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
@@ -63,28 +64,26 @@ def cifar(
     network = load_resnet(Path(weights)).to(device)
     train, test = framed_crops(cifar10("train").x), cifar10("test")
     x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
-    fit = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
+    fit: Row = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
+    bayes = MCBN(network, "classification")
     for family, names in NAMES.items():
-        if not all(journal.has(family=name) for name in names):
-            rows = _measure(network, family, train, x, y, fit)
-            journal.add(row for row in rows if not journal.has(family=row["family"]))
+        if all(journal.has(family=name) for name in names):
+            continue
+        costs: Row = {}
+        if family != "plain":  # the one pass of "diagonal" covers as many images as the T batches hold
+            seen = Subset(train, range(n_samples * batch_size)) if family == "diagonal" else train
+            _, seconds = timed(bayes.fit, seen, posterior=family, **fit)
+            costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
+        for name in (name for name in names if not journal.has(family=name)):
+            predict = partial(_probabilities, bayes, name)
+            journal.add([_row(name, predict_and_score(predict, x, y)) | costs])
     return journal.path
 
 
-def _measure(
-    network: nn.Module, family: str, train: Dataset[Tensor], x: Tensor, y: Tensor, fit: Mapping[str, Any]
-) -> Iterator[Row]:
-    """Fit one family, predict, score; the one pass of "diagonal" covers as many images as the T batches hold."""
-    bayes = MCBN(network, "classification")
+def _probabilities(bayes: MCBN[ClassificationPrediction], family: str, x: Tensor) -> Tensor:
     if family == "plain":
-        yield _row("plain", predict_and_score(lambda images: bayes.plain(images).softmax(1), x, y))
-        return
-    seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
-    _, fit_seconds = timed(lambda: bayes.fit(seen, posterior=family, **fit))
-    for name in NAMES[family]:
-        predict = partial(bayes.predict, method="linear" if name == "linear" else "sample")
-        row = _row(name, predict_and_score(lambda images, predict=predict: predict(images).probs, x, y))  # type: ignore[misc]
-        yield row | {"fit_seconds": fit_seconds, "bytes": saved_bytes(bayes)}
+        return bayes.plain(x).softmax(1)
+    return bayes.predict(x, method="linear" if family == "linear" else "sample").probs
 
 
 def _row(family: str, scores: Row) -> Row:
