@@ -8,6 +8,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = re.compile(
@@ -15,7 +16,9 @@ OUTSIDE = re.compile(
 )
 RESULTS = {
     "regression": "tables.md",
-    **dict.fromkeys(("cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators"), "table.md"),
+    **dict.fromkeys(
+        ("cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"), "table.md"
+    ),
 }
 
 
@@ -29,9 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for figure in source.parent.rglob("*.png"):
             place = f"results/{study}/{figure.relative_to(source.parent)}"
             files.append(File.generated(config, place, content=figure.read_bytes()))
-    listing = "".join(f"- [{study}](results/{study}.md)\n" for study in RESULTS)
     pages = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(), "guide/errors.md": errors_page()}
-    pages["reproduction.md"] = (ROOT / "docs" / "reproduction.txt").read_text() + listing
     for place, text in pages.items():
         files.append(File.generated(config, place, content=text))
     return files
@@ -43,9 +44,11 @@ def _table_page(study: str, source: Path) -> str:
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", text)
 
 
-def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
-    """Send links to files outside the site to the repository."""
-    return OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", markdown)
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
+    """Send links to tables of a study to its page, and links to other files outside the site to the repository."""
+    home = "../" * page.file.src_uri.count("/")
+    inside = re.sub(r"\]\((?:\.\./)+results/(\w+)/tables?\.md", rf"]({home}results/\1.md", markdown)
+    return OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", inside)
 
 
 def errors_page() -> str:

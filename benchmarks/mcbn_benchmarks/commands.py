@@ -94,14 +94,21 @@ def zoo(
     out: Annotated[Path, typer.Option(help="folder of records.jsonl and table.md")] = Path("results/zoo"),
     only: Only = "",
     again: Annotated[bool, typer.Option("--again", help="run also what is on record already")] = False,
-    readme: Annotated[Path | None, typer.Option(help="write the matrix of what works into this README")] = None,
 ) -> None:
     """Run mcbn over networks that others wrote; one that is inexact or touched makes it fail."""
     from mcbn_benchmarks.zoo import checks, table
 
     checks.run(out, only=only, again=again)
-    if failed := table.write(out, readme):
+    if failed := table.write(out):
         raise SystemExit(f"not exact, or not left untouched: {', '.join(failed)}")
+
+
+@_command
+def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> Iterable[object]:
+    """Write the tables of README and documentation anew from the records."""
+    from mcbn_benchmarks.pages import write
+
+    return write(root) or ["every table is that of the records"]
 
 
 @_command

@@ -26,7 +26,8 @@ def digits() -> tuple[nn.Module, DataLoader, tuple[Tensor, Tensor], tuple[Tensor
     """Return a classifier of 8 x 8 digits, its training loader, validation and test pairs."""
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images).float().view(-1, 1, 8, 8) / 16, torch.tensor(labels)
+    order = torch.randperm(len(images))  # as they come, one writer follows another
+    x, y = torch.tensor(images)[order].float().view(-1, 1, 8, 8) / 16, torch.tensor(labels)[order]
     net = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)),

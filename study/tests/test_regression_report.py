@@ -76,7 +76,7 @@ def test_boston_searched_as_published_is_set_beside_ours(tmp_path):
         synthetic.write(tmp_path / "boston" / variant / str(seed) / "records.jsonl", iter(runs))
     rows = {row[0]: row[1:] for row in regression.read(tmp_path).repeats[-1].rows}
     assert rows["fresh draws"] == ("2", "3.000", "0.707", "2.500", "1")
-    assert rows["all three"] == ("1", "2.750", "–", "2.750", "1")
+    assert rows["all three"] == ("1", "2.750", MISSING, "2.750", "1")
     assert list(rows) == ["ours", "all three", "fresh draws"]
 
 
