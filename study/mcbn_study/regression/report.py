@@ -212,7 +212,8 @@ def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[st
         means.setdefault(name, []).append(summarise(runs(journal.read(path)))[key].mean)
     if len(means) < 2 or not means["ours"]:
         return []
-    printed, rows = paper.find(*key), []
+    rows: list[tuple[str, ...]] = []
+    printed = paper.find(*key)
     for name, m in means.items():
         numbers = (f"{mean(m):.3f}", f"{stdev(m):.3f}" if m[1:] else MISSING, f"{min(m):.3f}")
         rows.append((name, str(len(m)), *numbers, str(sum(printed is not None and rmse <= printed.mean for rmse in m))))
@@ -292,9 +293,10 @@ def _differences(summary: Summary, published_mnf: Summary) -> Table:
         names, cause = (METRICS[metric], METHODS[method]), _finding(gap, published_mnf)
         rows.append((*names, describe(dataset).title, *triple(gap.ours, gap.printed), better, cause))
     rows = rows or [("none", *[""] * 7)]
-    runs_alone = sum(gap.differs(searched=False) for gap in compared)
-    counts = {"compared": len(compared), "outside": sum(gap.differs() for gap in compared), "runs_alone": runs_alone}
-    return table(_WORDS["differences"], rows, **counts, chance=0.05 * len(compared))
+    outside, runs_alone = (sum(gap.differs(searched=searched) for gap in compared) for searched in (True, False))
+    chance = 0.05 * len(compared)
+    counts = {"outside": outside, "runs_alone": runs_alone}
+    return table(_WORDS["differences"], rows, (), compared=len(compared), chance=chance, **counts)
 
 
 def _finding(gap: Gap, published_mnf: Summary) -> str:

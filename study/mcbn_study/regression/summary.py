@@ -73,9 +73,10 @@ def over_searches(searches: Sequence[Summary]) -> Summary:
         estimates = [search[key] for search in searches if key in search]
         if len(estimates) > 1 and first.standard_error is not None:
             mean, error = (fmean(e[i] or 0.0 for e in estimates) for i in (0, 1))
-            spread = {"search": stdev(e.mean for e in estimates), "searches": len(estimates)}
-            tested = None if first.p_value is None else p_value(mean, error, first.n)
-            pooled[key] = Estimate(mean, error, first.n, tested, **spread)
+            spread, tested = stdev(e.mean for e in estimates), None
+            if first.p_value is not None:
+                tested = p_value(mean, error, first.n)
+            pooled[key] = Estimate(mean, error, first.n, tested, search=spread, searches=len(estimates))
     return pooled
 
 
