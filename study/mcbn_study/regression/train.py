@@ -91,18 +91,6 @@ class Trainer:
         self.networks = self.networks[index]
         self._start(*(take(tensors, index) for tensors in (self.values, *self.moments)))
 
-    def state(self) -> dict[str, Tensor]:
-        """Return everything that training goes on from, to be handed to `restore`."""
-        kinds = zip(("value", "first", "second"), (self.values, *self.moments), strict=True)
-        state = {f"{kind}.{name}": tensor for kind, tensors in kinds for name, tensor in tensors.items()}
-        return state | {"epoch": torch.tensor(self.epoch)}
-
-    def restore(self, state: dict[str, Tensor], index: Tensor) -> None:
-        """Go on from a state: that of the networks at `index`, which alone remain."""
-        self.networks, self.epoch = self.networks[index], int(state["epoch"])
-        like, kinds = self.problem.train.x, ("value", "first", "second")
-        self._start(*({name: state[f"{kind}.{name}"].to(like) for name in self.values} for kind in kinds))
-
     def _start(self, values: Values, first: Values, second: Values) -> None:
         """Go on from parameters and Adam's two moments of them; forget captured graphs."""
         self.values, self.moments = values, (first, second)
