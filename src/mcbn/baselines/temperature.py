@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
-from mcbn.network import Network, Output
+from mcbn.network import Output
 
 
 class Temperature(Predictor):
@@ -23,6 +23,7 @@ class Temperature(Predictor):
         task: "regression", or "classification" (one label an input, or one a pixel).
         inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
         output: which tensor of the network's result counts: key, index or function.
+        outputs: of classes: "logits", "probs", "log_probs", or "auto", found out from values and structure.
 
     >>> x, y = torch.randn(40, 3), torch.randint(4, (40,))
     >>> scaled = Temperature(nn.Linear(3, 4), "classification").tune((x, y))
@@ -32,8 +33,16 @@ class Temperature(Predictor):
 
     n_samples = 1
 
-    def __init__(self, model: nn.Module, task: str, *, inputs: batches.Picker = None, output: Output = None) -> None:
-        super().__init__(task, inputs=inputs)
+    def __init__(
+        self,
+        model: nn.Module,
+        task: str,
+        *,
+        inputs: batches.Picker = None,
+        output: Output = None,
+        outputs: str = "auto",
+    ) -> None:
+        super().__init__(task, inputs=inputs, outputs=outputs)
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.model, self.output = model, output
@@ -41,7 +50,7 @@ class Temperature(Predictor):
 
     def fit(self, data: Any = None) -> Self:
         """Copy the network as it is now; it comes trained, so `data` is not looked at."""
-        self.network, self.calibration = Network(self.model, self.output), None
+        self.network, self.calibration = self.copy_network(self.model, self.output), None
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ the rest run, so whoever takes a share of the draws runs them too: draw t then h
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
 from typing import Any, NamedTuple
@@ -53,9 +53,9 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
     with torch.no_grad():
         x = network.prepare(first)
         recorder = Recorder(network, stochastic_layers(network, x, layers))
-        blocks = list(recorder.all(chain([first], picked), drawn.numbers))
+        mean, var = join(recorder.all(chain([first], picked), drawn.numbers))
     numbers = None if drawn.numbers is None else tuple(drawn.numbers)
-    posterior = Posterior(*join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
+    posterior = Posterior(mean, var, drawn.batch_size, seed=drawn.seed, numbers=numbers)
     return Recorded(posterior, recorder.running, recorder.values, x)
 
 
@@ -176,17 +176,45 @@ def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
     return True
 
 
-def join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+class Gathered:
+    """Statistics (t, C) of one layer that come a few draws at a time, in one growing buffer (T, C).
+
+    Small results kept where they were made, between the large ones of a pass, would keep the allocator from using that
+    memory again: `fit` of a ResNet-18 would grow with T.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.buffer, self.count = like.new_empty(GROUP, like.shape[1]), 0
+
+    def add(self, rows: Tensor) -> None:
+        """Copy in further rows (t, C)."""
+        end = self.count + len(rows)
+        if end > len(self.buffer):
+            longer = self.buffer.new_empty(2 * end, self.buffer.shape[1])
+            longer[: self.count] = self.buffer[: self.count]
+            self.buffer = longer
+        self.buffer[self.count : end] = rows
+        self.count = end
+
+
+def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite."""
-    counts = [len(next(iter(block.values()))[0]) for block in blocks]
-    for name in dict.fromkeys(name for block in blocks for name in block):
-        count = sum(n for n, block in zip(counts, blocks, strict=True) if name in block)
-        if count != sum(counts):
+    joined: dict[str, tuple[Gathered, Gathered]] = {}
+    T = 0
+    for block in blocks:
+        T += len(next(iter(block.values()))[0])
+        for name, pair in block.items():
+            if name not in joined:
+                joined[name] = Gathered(pair[0]), Gathered(pair[1])
+            for rows, statistic in zip(joined[name], pair, strict=True):
+                rows.add(statistic)
+    for name, (rows, _) in joined.items():
+        if rows.count != T:
             raise MCBNError(
-                f"layer {name!r} was called for {count} of {sum(counts)} training batches; the network takes another "
+                f"layer {name!r} was called for {rows.count} of {T} training batches; the network takes another "
                 "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
             )
-    means, variances = ({name: torch.cat([block[name][i] for block in blocks]) for name in blocks[0]} for i in (0, 1))
+    means, variances = ({name: pair[i].buffer[:T].clone() for name, pair in joined.items()} for i in (0, 1))
     for name in means:
         if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
