@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import mcbn
 from kinds import make, settle
-from mcbn import metrics, noise
+from mcbn import metrics
 from mcbn.baselines import DeepEnsemble, MCDropout
 from mcbn.prediction import MultilabelPrediction
 
@@ -378,28 +378,6 @@ def test_log_prob_of_correlated_noise_is_that_of_the_joint_mixture(
     np.testing.assert_allclose(bayes.predict(x[:20]).log_prob(y[:20]), np.log(density), rtol=1e-8)
 
 
-def test_the_most_likely_covariance_is_at_a_maximum() -> None:
-    generator = torch.Generator().manual_seed(0)
-    half = torch.randn(400, 3, 3, dtype=torch.float64, generator=generator) * 0.5
-    epistemic, residual = (
-        half @ half.transpose(1, 2),
-        1.5 * torch.randn(400, 3, dtype=torch.float64, generator=generator),
-    )
-
-    def likelihood(covariance: Tensor) -> float:
-        total = torch.distributions.MultivariateNormal(torch.zeros(3, dtype=torch.float64), epistemic + covariance)
-        return float(total.log_prob(residual).mean())
-
-    best = noise.full_covariance(epistemic, residual)
-    for i in range(3):
-        for j in range(3):
-            for step in (-0.02, 0.02):
-                other = best.clone()
-                other[i, j] += step
-                other[j, i] = other[i, j]
-                assert likelihood(other) < likelihood(best) + 1e-6
-
-
 def test_full_noise_is_kept_and_exported(correlated: Tried, tmp_path: Path) -> None:
     bayes, x, y = correlated
     bayes.save(tmp_path / "net.mcbn")
@@ -485,10 +463,3 @@ def test_std_before_tune_says_that_noise_is_missing(regression: tuple[mcbn.MCBN,
         assert torch.equal(pred.std, pred.epistemic.sqrt())
     bayes.tau = 2.0
     assert (bayes.predict(x).std > pred.epistemic.sqrt()).all()
-
-
-def test_labels_that_bound_no_temperature_are_said() -> None:
-    network, x = mlp(3)
-    bayes = mcbn.MCBN(network, "classification").fit(x, n_samples=2, batch_size=47)
-    bayes.tune((x, bayes.predict(x).label))
-    assert "! tau stopped at its bound: the validation labels are all predicted" in str(bayes.check(x))

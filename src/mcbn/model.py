@@ -20,7 +20,7 @@ from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
 from mcbn.engine.run import Engine
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
@@ -222,15 +222,14 @@ class MCBN(Generic[P]):
             compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
         """
-        if method not in METHODS:
-            raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
+        require_choice("method", method, METHODS)
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
         engine, T = self.engine_for(n_samples, chunk_size)
         if watch is not None:
             watch.require_network_of(self)
         options: dict[str, Any] = {"keep": return_samples, "tolerance": tolerance}
-        tau, head, mean = self.noise_precision, self.noise == "head", moments.require_mean(mean)
+        tau, head, mean = self.noise_precision, self.noise == "head", require_choice("mean", mean, moments.MEANS)
 
         def samples(inputs: Any) -> Iterator[Tensor]:  # chunks (t, N, ...)
             with torch.no_grad():
@@ -299,9 +298,9 @@ class MCBN(Generic[P]):
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
-            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; classes, and noise="full",
-                which takes the most likely Gaussian: "pll". More than 2^24 samples, of many images, are not kept: tau
-                is then tuned on points chosen at random.
+            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll"
+                of classes, and of noise="full", the covariance of the errors less the draws' own. More than 2^24
+                samples, of many images, are not kept: tau is then tuned on points chosen at random.
             targets: what of a batch is the target, where it is not the second element or a usual key.
             n_samples: use only the first draws.
             ignore_index: classification: a label to leave out, such as the void class of a segmentation.
@@ -322,7 +321,7 @@ class MCBN(Generic[P]):
             M = levels.best(tuned, options["score"])
             self.posterior = drawn.at_batch_size(M)
         self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
-        levels.warn_if_bound(tuned[M], self.task, M)
+        levels.warn_if_bound(tuned[M], M)
         return self
 
     def calibrate(self, data: Any, *, level: float | None = None, **options: Any) -> Self:

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mcbn.errors import MCBNError
 from mcbn.outputs import as_float, as_logits, flatten, probabilities, split_head, spread
-from mcbn.prediction import (
-    Chunks,
-    ClassificationPrediction,
-    MultilabelPrediction,
-    RegressionPrediction,
-    entropy,
-    standard_error,
-)
+from mcbn.prediction import Chunks, ClassificationPrediction, MultilabelPrediction, RegressionPrediction, standard_error
 
 if TYPE_CHECKING:
     from mcbn.network import Network
@@ -200,13 +192,6 @@ def plain_mean(network: "Network", inputs: Any, *, head: bool = False) -> Tensor
     return split_head(output, 1)[0] if head else as_float(output)
 
 
-def require_mean(mean: str) -> str:
-    """Refuse a mean that does not exist."""
-    if mean not in MEANS:
-        raise MCBNError(f"mean must be one of {list(MEANS)}, got {mean!r}")
-    return mean
-
-
 class Probabilities(Moments):
     """Moments of class probabilities over draws, and the sum of their entropies (N, ...)."""
 
@@ -222,7 +207,7 @@ class Probabilities(Moments):
             return
         probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
         self.add(probs)
-        self.entropies = self.entropies.to(probs) + entropy(probs, 2).sum(0)
+        self.entropies = self.entropies.to(probs) + torch.special.entr(probs).sum((0, 2))
 
     def _add_by_kernel(self, logits: Tensor) -> None:
         """Take in logits (t, N, K, ...) by one kernel of a GPU."""

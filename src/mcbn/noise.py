@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from mcbn import batches
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.metrics import crps_gaussian
 from mcbn.network import as_loader, is_stream
 from mcbn.outputs import as_float, as_logits, match_shape, require_labels, split_head
@@ -24,7 +24,6 @@ NOISES = ("constant", "head", "full")
 SCORES = ("crps", "pll")
 BUDGET = 2**24  # numbers kept while tuning, of a random choice of points where there are more
 MOST_TEMPERATURE = math.log(100.0)  # of a classifier, either way
-EM_STEPS = 200
 Loss = Callable[[Tensor], Tensor]  # of log tau
 
 
@@ -33,7 +32,7 @@ class Tuned(NamedTuple):
 
     tau: Tensor  # (), (D,), or the precision matrix (D, D) of noise="full"
     loss: Tensor  # of each output, (D,)
-    at_bound: bool = False  # whether tau of some output would go beyond what is tried
+    at_bound: bool = False  # whether tau of an output would go beyond what is tried
 
 
 def require_task(task: str) -> str:
@@ -45,9 +44,7 @@ def require_task(task: str) -> str:
 
 def require_noise(noise: str, task: str) -> str:
     """Refuse a kind of noise that does not exist, or not for this task."""
-    if noise not in NOISES or (noise != "constant" and task != "regression"):
-        raise MCBNError(f"noise must be one of {list(NOISES)}, the last two for regression; got {noise!r} for {task}")
-    return noise
+    return require_choice("noise", noise, NOISES if task == "regression" else NOISES[:1], f" for {task}")
 
 
 def initial_tau(task: str, noise: str = "constant") -> Tensor:
@@ -85,19 +82,14 @@ def require_score(task: str, score: str | None, noise: str = "constant") -> str:
     return score or known[0]
 
 
-def warn_if_bound(tuned: Tuned, task: str, batch_size: int | None = None) -> None:
-    """Warn whoever called the caller of a regression's tau that stopped at its bound; `check` says so of any."""
-    if tuned.at_bound and task == "regression":
-        warnings.warn(f"mcbn: {explain_bound(task, batch_size)}", stacklevel=3)
+def warn_if_bound(tuned: Tuned, batch_size: int | None = None) -> None:
+    """Warn whoever called the caller of a tau that stopped at its bound, and say what that means."""
+    if tuned.at_bound:
+        warnings.warn(f"mcbn: {explain_bound(batch_size)}", stacklevel=3)
 
 
-def explain_bound(task: str, batch_size: int | None = None) -> str:
-    """Say what a tau at its bound means and what to do."""
-    if task != "regression":
-        return (
-            "tau stopped at its bound: the validation labels are all predicted, or no better than by chance, so that "
-            "they bound no temperature; tune on more of them"
-        )
+def explain_bound(batch_size: int | None = None) -> str:
+    """Say what the tau of a regression at its bound means and what to do."""
     now = "" if batch_size is None else f" (now {batch_size})"
     return (
         "tau stopped at its upper bound: the draws alone spread wider than the errors on the validation data, so no "
@@ -122,7 +114,7 @@ def tune(
         return _tune_full(*_gather(_residuals_and_covariances(pred, y) for pred, y in moments))
     if score == "crps":
         each = (_moments_and_targets(predictor.predict(x, n_samples=n_samples), y) for x, y in pairs)
-        mean, epistemic, scale, y = _gather(_within_budget(rows, _count_batches(data)) for rows in each)
+        mean, epistemic, scale, y = _gather(each)
         bounds = _log_tau_bounds((mean.double() - y.double()) / scale.double().sqrt())
         return _tuned(_crps(mean, epistemic, y, scale), *bounds)
     share = max(2, BUDGET // _count_batches(data))
@@ -131,17 +123,17 @@ def tune(
     samples = samples.transpose(0, 1)  # (T, n, D), (T, n, 2 D) of a head, or (T, n, K)
     if predictor.task != "regression":
         bound = torch.tensor(MOST_TEMPERATURE, dtype=samples.dtype, device=samples.device)
-        return _tuned(_softmax(samples, y), -bound, bound, steps=40)
+        return _tuned(_softmax(samples, y), -bound, bound, steps=40, bounded=False)
     outputs, log_variance = split_head(samples, 2) if head else (samples, torch.zeros_like(samples))
     residual = (outputs.double().mean(0) - y.double()) / log_variance.double().exp().mean(0).sqrt()
     return _tuned(_mixture(outputs, y, log_variance), *_log_tau_bounds(residual))
 
 
-def _tuned(loss: Loss, low: Tensor, high: Tensor, *, steps: int = 80) -> Tuned:
+def _tuned(loss: Loss, low: Tensor, high: Tensor, *, steps: int = 80, bounded: bool = True) -> Tuned:
     """Minimise a loss of log tau between bounds; one output gets a plain number for its tau."""
     log_tau = minimize_bounded(loss, low, high, steps=steps)
     tau, losses = log_tau.exp(), loss(log_tau).reshape(-1)  # (D,)
-    at_bound = bool((torch.minimum(log_tau - low, high - log_tau) < 1e-3).any())
+    at_bound = bounded and bool((high - log_tau < 1e-3).any())
     return Tuned((tau.reshape(()) if tau.numel() == 1 else tau).double().cpu(), losses.double().cpu(), at_bound)
 
 
@@ -224,27 +216,19 @@ def _residuals_and_covariances(pred: RegressionPrediction, y: Tensor) -> list[Te
 
 
 def _tune_full(epistemic: Tensor, residual: Tensor) -> Tuned:
-    """Take the most likely covariance of the noise; arguments as for `full_covariance`."""
-    _, high = _log_tau_bounds(residual)
-    covariance = full_covariance(epistemic, residual)
-    at_bound = bool((covariance.diagonal() < torch.exp(-high)).any())
-    total: Any = torch.distributions.MultivariateNormal(torch.zeros_like(residual), epistemic + covariance)
-    return Tuned(torch.linalg.inv(covariance).cpu(), -total.log_prob(residual).mean().reshape(1).cpu(), at_bound)
+    """Take as covariance of the noise that of the residuals r (n, D) less the draws' own E (n, D, D), on average.
 
-
-def full_covariance(epistemic: Tensor, residual: Tensor) -> Tensor:
-    """Find the most likely covariance S, (D, D), of noise over outputs: residual_i ~ N(0, E_i + S), by EM.
-
-    epistemic E (n, D, D), residual r (n, D). With G_i = (E_i + S)^-1 S the noise behind r_i has mean G_i^T r_i and
-    covariance S - S G_i; S is the average of its second moments (Dempster et al. 1977).
+    S = 1/n sum_i (r_i r_i^T - E_i), its eigenvalues in units of the residuals kept above the bound of tau.
     """
-    covariance = residual.T @ residual / len(residual)
-    for _ in range(EM_STEPS):
-        gain = torch.linalg.solve(epistemic + covariance, covariance.expand_as(epistemic))  # (n, D, D)
-        noise = torch.einsum("nij,ni->nj", gain, residual)
-        covariance = noise.T @ noise / len(noise) + covariance - covariance @ gain.mean(0)
-        covariance = (covariance + covariance.T) / 2
-    return covariance
+    low, high = _log_tau_bounds(residual)
+    scale = torch.exp(-0.5 * low) / 10  # (D,), root mean squares of the residuals
+    difference = (residual.T @ residual / len(residual) - epistemic.mean(0)) / torch.outer(scale, scale)
+    values, vectors = torch.linalg.eigh(difference)
+    least = float((torch.exp(-high) / scale.square()).min())
+    covariance = (vectors * values.clamp(min=least)) @ vectors.T * torch.outer(scale, scale)
+    total: Any = torch.distributions.MultivariateNormal(torch.zeros_like(residual), epistemic + covariance)
+    loss = -total.log_prob(residual).mean().reshape(1)
+    return Tuned(torch.linalg.inv(covariance).cpu(), loss.cpu(), bool((values < least).any()))
 
 
 def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,13 +307,10 @@ def _choose(predictor: Any, output: Tensor, y: Tensor, values: int, ignore_index
         targets = require_labels(y.masked_fill(ignored, 0), output).flatten()  # (n,)
         valid = (~ignored).flatten().nonzero()[:, 0]
     most = max(2, values // max(1, output.numel() // max(1, len(targets))))
-    kept = valid if len(valid) <= most else valid[_some(len(valid), most, y.device)]
-    return kept, targets[kept]
-
-
-def _some(n: int, most: int, device: torch.device) -> Tensor:
-    """Choose so many of n rows at random, in order, the same each time."""
-    return torch.as_tensor(np.sort(np.random.default_rng(0).choice(n, most, replace=False)), device=device)
+    if len(valid) > most:
+        some = np.sort(np.random.default_rng(0).choice(len(valid), most, replace=False))
+        valid = valid[torch.as_tensor(some, device=y.device)]
+    return valid, targets[valid]
 
 
 def candidates(batch_sizes: str | Sequence[int], fitted: int) -> list[int]:
@@ -375,12 +356,3 @@ def _gather(rows: Iterable[list[Tensor]]) -> list[Tensor]:
     if not columns or len(columns[-1]) < 2:
         raise MCBNError("tune needs at least 2 held-out targets")
     return columns
-
-
-def _within_budget(rows: list[Tensor], n_batches: int) -> list[Tensor]:
-    """Keep so many rows of a batch, tensors (n, D), that all batches stay within the budget."""
-    most = max(2, BUDGET // (len(rows) * rows[0].shape[1] * n_batches))
-    if len(rows[0]) <= most:
-        return rows
-    kept = _some(len(rows[0]), most, rows[0].device)
-    return [values[kept] for values in rows]

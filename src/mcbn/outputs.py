@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 
 OUTPUTS = ("auto", "logits", "probs", "log_probs")
 ENOUGH_VALUES = 2**18  # to tell probabilities from logits
@@ -19,10 +19,8 @@ COPIES = ("contiguous", "reshape", "flatten", "to", "float", "double", "clone", 
 
 
 def require_outputs(outputs: str, task: str) -> str:
-    """Refuse a kind of output that does not exist."""
-    if outputs not in OUTPUTS or (task == "regression" and outputs != "auto"):
-        raise MCBNError(f"outputs must be one of {list(OUTPUTS)}, of classes; got {outputs!r} for {task}")
-    return outputs
+    """Refuse a kind of output that does not exist; a regression's are what they are."""
+    return require_choice("outputs", outputs, OUTPUTS[:1] if task == "regression" else OUTPUTS, f" for {task}")
 
 
 class OutputReading(NamedTuple):

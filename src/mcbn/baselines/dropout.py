@@ -34,25 +34,15 @@ class MCDropout(Predictor):
     Args:
         model: any module with dropout; it is copied at construction and at `fit`, never modified.
         task: "regression", "classification" (one label an input, or one a pixel) or "multilabel".
-        inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
-        output: which tensor of the network's result counts: key, index or function.
-        outputs: of classes: "logits", "probs", "log_probs", or "auto", found out from values and structure.
+        output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1)).eval()
     >>> MCDropout(network, "regression").fit(n_samples=20, seed=0).sample(torch.randn(5, 3)).shape
     torch.Size([20, 5, 1])
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: str,
-        *,
-        inputs: batches.Picker = None,
-        output: Output = None,
-        outputs: str = "auto",
-    ) -> None:
-        super().__init__(task, inputs=inputs, outputs=outputs)
+    def __init__(self, model: nn.Module, task: str, *, output: Output = None, **options: Any) -> None:
+        super().__init__(task, **options)
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         _require_dropout(unwrap(model))

@@ -5,7 +5,6 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.network import Output
@@ -22,9 +21,7 @@ class DeepEnsemble(Predictor):
     Args:
         models: trained networks with the same inputs and output shape; copied at construction and `fit`.
         task: "regression", "classification" (one label an input, or one a pixel) or "multilabel".
-        inputs: what of a batch goes to the networks: key, index, list of them, or function of the batch.
-        output: which tensor of a network's result counts: key, index or function.
-        outputs: of classes: "logits", "probs", "log_probs", or "auto", found out from values and structure.
+        output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> import torch
     >>> ensemble = DeepEnsemble([nn.Linear(3, 1) for _ in range(5)], "regression")
@@ -32,16 +29,8 @@ class DeepEnsemble(Predictor):
     torch.Size([4, 1])
     """
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        task: str,
-        *,
-        inputs: batches.Picker = None,
-        output: Output = None,
-        outputs: str = "auto",
-    ) -> None:
-        super().__init__(task, inputs=inputs, outputs=outputs)
+    def __init__(self, models: Sequence[nn.Module], task: str, *, output: Output = None, **options: Any) -> None:
+        super().__init__(task, **options)
         self.models, self.output = list(models), output
         if not self.models:
             raise MCBNError("an ensemble needs at least one network, got none; 5 are usual")

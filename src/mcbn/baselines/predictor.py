@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mcbn import batches, moments, noise, prediction
 from mcbn.conformal import Calibration, calibrate
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network, Output, is_stream
 from mcbn.outputs import OutputReading, require_outputs
@@ -77,7 +77,7 @@ class Predictor(ABC):
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
             mean: "drawn", or "plain", the network's own with the spread of the draws about it.
         """
-        T, mean = self._count(n_samples), moments.require_mean(mean)
+        T, mean = self._count(n_samples), require_choice("mean", mean, moments.MEANS)
 
         def predict_one(inputs: Any) -> Any:
             def draws() -> Iterator[Tensor]:
@@ -121,7 +121,7 @@ class Predictor(ABC):
         options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
         tuned = noise.tune(self, data, score=score, n_samples=self._count(n_samples), **options)
         self.tau = tuned.tau
-        noise.warn_if_bound(tuned, self.task)
+        noise.warn_if_bound(tuned)
         return self
 
     def calibrate(self, data: Any, **options: Any) -> Self:

@@ -6,7 +6,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.network import Output
@@ -21,9 +20,7 @@ class Temperature(Predictor):
     Args:
         model: any trained network; copied at construction and `fit`.
         task: "regression", or "classification" (one label an input, or one a pixel).
-        inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
-        output: which tensor of the network's result counts: key, index or function.
-        outputs: of classes: "logits", "probs", "log_probs", or "auto", found out from values and structure.
+        output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> x, y = torch.randn(40, 3), torch.randint(4, (40,))
     >>> scaled = Temperature(nn.Linear(3, 4), "classification").tune((x, y))
@@ -33,16 +30,8 @@ class Temperature(Predictor):
 
     n_samples = 1
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: str,
-        *,
-        inputs: batches.Picker = None,
-        output: Output = None,
-        outputs: str = "auto",
-    ) -> None:
-        super().__init__(task, inputs=inputs, outputs=outputs)
+    def __init__(self, model: nn.Module, task: str, *, output: Output = None, **options: Any) -> None:
+        super().__init__(task, **options)
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.model, self.output = model, output

@@ -7,6 +7,8 @@ the rest run, so whoever takes a share of the draws runs them too: draw t then h
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
@@ -177,44 +179,47 @@ def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
 
 
 class Gathered:
-    """Statistics (t, C) of one layer that come a few draws at a time, in one growing buffer (T, C).
+    """Statistics (t, C) of a layer that come a few draws at a time, in one growing buffer.
 
-    Small results kept where they were made, between the large ones of a pass, would keep the allocator from using that
-    memory again: `fit` of a ResNet-18 would grow with T.
+    Small results kept between the large ones of a pass would keep the allocator from using that memory again, and `fit`
+    of a ResNet-18 would grow with T.
     """
 
-    def __init__(self, like: Tensor) -> None:
-        self.buffer, self.count = like.new_empty(GROUP, like.shape[1]), 0
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None  # (capacity, C)
+        self.count = 0
 
     def add(self, rows: Tensor) -> None:
         """Copy in further rows (t, C)."""
-        end = self.count + len(rows)
-        if end > len(self.buffer):
-            longer = self.buffer.new_empty(2 * end, self.buffer.shape[1])
-            longer[: self.count] = self.buffer[: self.count]
-            self.buffer = longer
-        self.buffer[self.count : end] = rows
-        self.count = end
+        start, self.count = self.count, self.count + len(rows)
+        held = rows[:0] if self.buffer is None else self.buffer
+        if self.count > len(held):
+            held = torch.cat([held, rows.new_empty(max(GROUP, self.count), rows.shape[1])])
+        held[start : self.count] = rows
+        self.buffer = held
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows, (T, C)."""
+        return torch.empty(0) if self.buffer is None else self.buffer[: self.count].clone()
 
 
 def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite."""
-    joined: dict[str, tuple[Gathered, Gathered]] = {}
+    joined: defaultdict[str, tuple[Gathered, Gathered]] = defaultdict(lambda: (Gathered(), Gathered()))
     T = 0
     for block in blocks:
         T += len(next(iter(block.values()))[0])
-        for name, pair in block.items():
-            if name not in joined:
-                joined[name] = Gathered(pair[0]), Gathered(pair[1])
-            for rows, statistic in zip(joined[name], pair, strict=True):
-                rows.add(statistic)
+        for name, (mean, var) in block.items():
+            joined[name][0].add(mean)
+            joined[name][1].add(var)
     for name, (rows, _) in joined.items():
         if rows.count != T:
             raise MCBNError(
                 f"layer {name!r} was called for {rows.count} of {T} training batches; the network takes another "
                 "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
             )
-    means, variances = ({name: pair[i].buffer[:T].clone() for name, pair in joined.items()} for i in (0, 1))
+    means, variances = ({name: pair[i].rows for name, pair in joined.items()} for i in (0, 1))
     for name in means:
         if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
