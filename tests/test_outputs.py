@@ -125,8 +125,8 @@ class Endless(nn.Module):
         (4, Endless(), "multilabel", r'^pass outputs="probs" if the network gives probabilities'),
         (3, nn.Sigmoid(), "classification", r'^take task="multilabel": the network ends in a sigmoid of 3 units'),
         (3, nn.Softmax(0), "classification", "^put classes on axis 1"),
-        (3, nn.Softmax(1), "multilabel", '^take task="classification": the network ends in a softmax'),
-        (1, nn.Softmax(1), "classification", "^end the network in a sigmoid: a softmax over its one unit"),
+        (3, nn.Softmax(1), "multilabel", '^take task="classification": it ends in a softmax'),
+        (1, nn.Softmax(1), "classification", "^end the network in a sigmoid: it ends in a softmax"),
     ],
 )
 def test_outputs_that_fit_no_reading_are_told_at_fit(units: int, ending: nn.Module, task: str, message: str) -> None:

@@ -79,12 +79,8 @@ def recognise(output: Tensor, ending: str | None, several: bool) -> str:
     tolerance = 1e-3 if output.dtype in (torch.float32, torch.float64) else 2e-2
     unit, single = bool(((some >= 0) & (some <= 1)).all()), output.ndim == 1 or output.shape[1] == 1
     if ending in ("softmax", "log_softmax") and (several or single):
-        raise MCBNError(
-            f'take task="classification": the network ends in a {ending}, and its {output.shape[1]} units exclude '
-            "each other"
-            if several
-            else f"end the network in a sigmoid: a {ending} over its one unit gives every input the same"
-        )
+        cure = 'take task="classification"' if several else "end the network in a sigmoid"
+        raise MCBNError(f"{cure}: it ends in a {ending}, whose outputs {tuple(output.shape)} exclude each other")
     if several or single:
         if ending not in ("sigmoid", "log_sigmoid") and unit and some.numel() >= ENOUGH_UNITS:
             raise MCBNError(

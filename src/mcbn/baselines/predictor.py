@@ -24,7 +24,6 @@ class Predictor(ABC):
 
     n_samples: int = 100  # T where a call names none
     network: Network  # the private copy that runs
-
     noise = "constant"
 
     def __init__(self, task: str, *, inputs: batches.Picker = None, outputs: str = "auto") -> None:
@@ -107,18 +106,12 @@ class Predictor(ABC):
     def tau(self, value: float | Tensor) -> None:
         self.noise_precision, self.calibration = noise.require_tau(value), None
 
-    def tune(
-        self,
-        data: Any,
-        *,
-        score: str | None = None,
-        targets: batches.Picker = None,
-        n_samples: int | None = None,
-        ignore_index: int | None = None,
-    ) -> Self:
-        """Set tau on held-out data, as `mcbn.MCBN.tune` does; n_samples is what `fit` was given where it is not."""
+    def tune(self, data: Any, *, score: str | None = None, n_samples: int | None = None, **options: Any) -> Self:
+        """Set tau on held-out data as `mcbn.MCBN.tune` does, with its targets and ignore_index as options.
+
+        n_samples is what `fit` was given where it is not.
+        """
         score = noise.require_score(self.task, score)
-        options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
         tuned = noise.tune(self, data, score=score, n_samples=self._count(n_samples), **options)
         self.tau = tuned.tau
         noise.warn_if_bound(tuned)

@@ -53,10 +53,7 @@ def to_torch_export(
     Its keys are mean, variance, epistemic, or probs, entropy, mutual_information. Arguments as for `MCBN.export`.
     """
     if bayes.noise == "head":
-        raise MCBNError(
-            'a network with noise="head" is not exported: mean and noise variance are averaged over draws by predict '
-            'alone; export one that gives means, with noise="constant" or "full"'
-        )
+        raise MCBNError('a network with noise="head" is not exported; export one that gives means alone')
     engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
     engine.network.settle(inputs)
