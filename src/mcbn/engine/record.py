@@ -9,7 +9,6 @@ the rest run, so whoever takes a share of the draws runs them too: draw t then h
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
 from typing import Any, NamedTuple
