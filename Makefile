@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ZOO_READY := .venv-zoo/.ready
 
-.PHONY: demo bench zoo test quick fuzz check format docs docs-serve dist clean
+.PHONY: demo bench pages zoo test quick fuzz check format docs docs-serve dist clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
 	$(BIN)/mcbn demo --out demo
@@ -11,8 +11,11 @@ demo: $(READY)      ## train, fit and score on Boston and Concrete; figures unde
 bench: $(READY)     ## speed against Algorithm 1 and plain passes; records under benchmarks/results
 	$(BIN)/python -m mcbn_benchmarks speed --out benchmarks/results
 
+pages: $(READY)     ## write the tables of README and docs/ anew from the records
+	$(BIN)/python -m mcbn_benchmarks pages
+
 zoo: $(ZOO_READY)   ## networks that others wrote: exact, fast, untouched; records under results/zoo
-	.venv-zoo/bin/python -m mcbn_benchmarks zoo --out results/zoo --readme README.md --again
+	.venv-zoo/bin/python -m mcbn_benchmarks zoo --out results/zoo --again
 
 test: $(READY)      ## the whole suite, slow tests too, on two cores, with coverage
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
@@ -26,10 +29,10 @@ check: $(READY)     ## formatting, lint and types
 	$(BIN)/mypy
 
 docs: $(READY)      ## the documentation site under site/; broken links and missing references fail
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-serve: $(READY)
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 dist: $(READY)      ## both distributions under dist/, checked, each wheel tried in an environment of its own
 	rm -rf dist .venv-dist

@@ -21,7 +21,6 @@ from torch import Tensor
 
 import mcbn
 from mcbn_study.data.cifar import CIFAR10_SHAPE, cifar10, require_images
-from mcbn_study.foreign import report
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import Journal
 
@@ -38,7 +37,7 @@ def resnet(name: str, n: int, n_samples: int, device: str) -> Iterator[Row]:
     x, y = foreign.normalise(require_images(test.x, CIFAR10_SHAPE)[:n]).to(device), test.y[:n]
 
     bayes = mcbn.MCBN(network, "classification")
-    bayes.fit(foreign.FramedCrops(train.x), n_samples=n_samples, batch_size=32)  # crops as in its training
+    bayes.fit(foreign.framed_crops(train.x), n_samples=n_samples, batch_size=32)  # crops as in its training
     yield score("plain", lambda part: bayes.plain(part).softmax(1), x, y)
     yield score("MCBN, M = 32", lambda part: bayes.predict(part).probs, x, y)
     if name == "resnet32":
@@ -94,13 +93,13 @@ def main(
     out: Path = Path("results/foreign"),
 ) -> None:
     """Measure networks on so many test images, or photographs, with T samples (EfficientNet: at most 64)."""
-    for name in networks or report.NETWORKS:
+    for name in networks or foreign.NETWORKS:
         large = name == "efficientnet"
         config = {"n_samples": min(samples, 64) if large else samples, "n": photographs if large else test}
         journal = Journal(out, config, device)
         for row in (efficientnet if large else resnet)(name, config["n"], config["n_samples"], device):
             journal.add([{"kind": "foreign", "network": name, **row}])
-    print(report.write(out).read_text())
+    print(foreign.write_report(out).read_text())
 
 
 if __name__ == "__main__":

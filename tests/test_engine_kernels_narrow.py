@@ -11,6 +11,7 @@ from drawn import fit, program_of
 from mcbn.engine import fuse as fusing
 from mcbn.engine import kernels as narrow
 from mcbn.engine import plan as plans
+from mcbn.engine.run import Engine
 from mcbn_study.networks import CifarResNet, UNet, cifar_resnet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -150,6 +151,8 @@ def test_engine_takes_the_kernels_and_says_so(monkeypatch) -> None:
     for parameter in network.parameters():
         parameter.data = narrow.rounded(parameter.data)
     bayes, plain = (fit(network, x, n_samples=3) for _ in range(2))
+    if DEVICE == "cpu":  # where the network itself does not round to TF32
+        monkeypatch.setattr(Engine, "_rounding", lambda self, inputs, _: 1e-4 * self.replay(inputs, 0))
     monkeypatch.setattr(plans, "runs_kernels", lambda _: False)
     wanted = plain.sample(x[:2])
     assert "kernel" not in plain.explain(x[:2])
@@ -157,6 +160,21 @@ def test_engine_takes_the_kernels_and_says_so(monkeypatch) -> None:
     found = bayes.sample(x[:2])
     assert "6 convolutions in one kernel each with what follows" in bayes.explain(x[:2])
     assert_near(found, wanted)
+
+
+def test_kernels_are_compiled_for_what_is_launched(monkeypatch) -> None:
+    x = torch.randn(8, 3, 16, 16)
+    bayes, begun, launched = fit(cifar_resnet(1), x, n_samples=2), [], []
+    monkeypatch.setattr(narrow, "prefetch", lambda name, sizes, _: bool(begun.append((name, sizes))))
+    monkeypatch.setattr(narrow, "launch", lambda name, sizes, *_: launched.append((name, sizes)))  # results: anything
+    with torch.no_grad():
+        traced = program_of(bayes, x[:2], fold=False)
+        each = fusing.fuse_narrow(traced.each)
+        assert not fusing.compiled(each)
+        omega = traced.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
+        replace(traced, each=each).run(traced.run_shared(x[:2]), omega)
+    assert len(begun) == len(launched) == 6
+    assert all(pair in begun for pair in launched)
 
 
 def test_rounding_takes_the_nearest_number_of_ten_digits() -> None:

@@ -1,14 +1,11 @@
 """Moments of class probabilities in one kernel against the operations it stands for."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from mcbn import moments as streaming
 from mcbn.engine import kernels
-from mcbn.errors import MCBNError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -60,20 +57,6 @@ class OnGpu(Tensor):
     @property
     def is_cuda(self) -> bool:
         return True
-
-
-@pytest.mark.parametrize("kind", [Tensor, OnGpu])
-def test_outputs_that_are_probabilities_are_refused_at_once_or_at_the_end(kind: type[Tensor]) -> None:
-    given = list[int]()
-
-    def chunks() -> Iterator[Tensor]:
-        for number in range(3):
-            given.append(number)
-            yield torch.rand(1, 2, 5).softmax(2).as_subclass(kind)
-
-    with pytest.raises(MCBNError, match="returns probabilities"):
-        streaming.classification(chunks(), torch.tensor(1.0))
-    assert len(given) == (3 if kind is OnGpu else 1)
 
 
 def test_only_dense_single_precision_outputs_on_a_gpu_are_taken(monkeypatch) -> None:

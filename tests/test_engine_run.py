@@ -20,7 +20,7 @@ from mcbn import batches
 from mcbn.engine import agree as agreement
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn_study.networks import UNet, resnet32, resnet50
+from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5])
@@ -46,7 +46,7 @@ def test_every_kind_becomes_a_program(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_net", "shape"),
-    [(resnet32, (3, 32, 32)), (UNet, (3, 32, 32)), (resnet50, (3, 64, 64))],
+    [(lambda: cifar_resnet(5), (3, 32, 32)), (UNet, (3, 32, 32)), (resnet50, (3, 64, 64))],
     ids=["resnet32", "unet", "resnet50"],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
@@ -62,7 +62,7 @@ def test_real_networks(make_net: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def test_batch_norm_is_folded_and_the_first_layer_runs_once() -> None:
-    bayes = fit(resnet32(), torch.randn(16, 3, 32, 32))
+    bayes = fit(cifar_resnet(5), torch.randn(16, 3, 32, 32))
     assert "one draw a pass, 30 of 31 batch norm calls folded" in bayes.explain(torch.randn(32, 3, 32, 32))
     assert "5 draws in one pass; 1 operations before the first batch norm run once" in bayes.explain(
         torch.randn(1, 3, 32, 32)
@@ -559,6 +559,17 @@ def test_who_asks_for_chunks_has_a_plan_at_once(ask: dict[str, Any], monkeypatch
     assert len(bayes.engine.plans) == 1
 
 
+def test_the_first_call_does_not_wait_for_kernels_the_second_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    monkeypatch.setattr(plans, "is_compiled", lambda _: False)
+    first = bayes.sample(x)
+    assert not bayes.engine.plans
+    check_equal(bayes.sample(x), first, 1e-5)
+    assert len(bayes.engine.plans) == 1
+    assert "own code" not in bayes.explain(x[:3])  # who asks how, waits
+
+
 # ---------------------------------------------------------------- what a plan must agree with
 
 
@@ -577,7 +588,8 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 @pytest.mark.parametrize("tf32", [False, True])
 def test_a_plan_off_by_a_percent_is_refused(n: int, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make("1d")
-    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=40, batch_size=8)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    bayes = mcbn.MCBN(model.to(device), "regression").fit(x, n_samples=40, batch_size=8)
     monkeypatch.setattr(agreement, "is_tf32", lambda values: tf32)  # as on a GPU, by PyTorch's default
     changed(monkeypatch, lambda samples: samples * 1.01)
     assert "gave other numbers" in bayes.explain(x[:n])
@@ -598,6 +610,16 @@ def test_half_precision_has_plans_as_exact_as_the_network(n: int, dtype: torch.d
     plain = torch.stack([half.engine.replay(half.engine.network.prepare(x[:n]), t) for t in range(40)]).float()
     error, own_error = ((samples - expected).square().mean().sqrt() for samples in (half.sample(x[:n]).float(), plain))
     assert error < 1.5 * own_error
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 32])
+def test_gpu_plans_of_every_precision(n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 3, 32, 32, device="cuda")
+    bayes = fit(settle(cifar_resnet(5).cuda(), x, 32), x, n_samples=40, batch_size=32).to(dtype)
+    assert "own code" not in bayes.explain(x[:n])
 
 
 class Single(nn.Module):

@@ -54,7 +54,7 @@ def settled(units, images):
         for norm in (m for m in network.modules() if isinstance(m, nn.BatchNorm2d)):
             norm.momentum = None
         with torch.no_grad():
-            network(torch.stack([foreign.FramedCrops(images)[i] for i in range(len(images))]))
+            network(torch.stack([foreign.framed_crops(images)[i] for i in range(len(images))]))
     return network.eval()
 
 

@@ -16,7 +16,7 @@ import mcbn
 from kinds import make, scramble, settle
 from mcbn import export
 from mcbn.export import tracing
-from mcbn_study.networks import UNet, resnet32
+from mcbn_study.networks import UNet, cifar_resnet
 from untouched import untouched
 
 onnx = pytest.importorskip("onnx")
@@ -167,7 +167,7 @@ def efficientnet() -> nn.Module:
 @pytest.mark.parametrize(
     ("network", "size", "options"),
     [
-        (resnet32, 16, {}),
+        (lambda: cifar_resnet(5), 16, {}),
         (UNet, 16, {}),
         (efficientnet, 16, {"chunk_size": 2}),
         (efficientnet, 16, {"method": "linear"}),

@@ -120,16 +120,6 @@ def test_single_logit_is_a_binary_classifier(flat: bool) -> None:
     torch.testing.assert_close(pred.probs, torch.stack([1 - sigmoid, sigmoid], 1))
 
 
-def test_network_that_returns_probabilities_is_refused() -> None:
-    net, x = make("1d")
-    bayes = mcbn.MCBN(nn.Sequential(net, nn.Softmax(1)), "classification").fit(x, n_samples=3, batch_size=8)
-    with pytest.raises(mcbn.MCBNError, match=r"output=lambda p: p.log\(\)"):
-        bayes.predict(x)
-    mended = mcbn.MCBN(nn.Sequential(net, nn.Softmax(1)), "classification", output=lambda p: p.log())
-    direct = mcbn.MCBN(net, "classification").fit(x, n_samples=3, batch_size=8).predict(x)
-    torch.testing.assert_close(mended.fit(x, n_samples=3, batch_size=8).predict(x).probs, direct.probs)
-
-
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_streamed_moments_do_not_depend_on_the_chunks(size: int) -> None:
     samples = torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1e6

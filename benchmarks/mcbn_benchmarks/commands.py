@@ -1,7 +1,7 @@
 """The command line: `python -m mcbn_benchmarks COMMAND`. Its `speed` is also `mcbn bench`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
@@ -30,8 +30,8 @@ def main(debug: Debug = False) -> None:
     begin(debug)
 
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function a command: its mistakes end in one line, its device is one that is here."""
+def _command(function: Callable[..., Iterable[object] | None]) -> Callable[..., None]:
+    """Make a command of a function that gives lines: mistakes end in one, its device is one that is here."""
 
     @wraps(function)
     def run(**options: Any) -> None:
@@ -41,7 +41,8 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         with session():
             if "device" in options:
                 options["device"] = _device(options["device"])
-            function(**options)
+            for line in function(**options) or ():
+                print(line, flush=True)
 
     app.command()(run)
     return run
@@ -93,32 +94,37 @@ def zoo(
     out: Annotated[Path, typer.Option(help="folder of records.jsonl and table.md")] = Path("results/zoo"),
     only: Only = "",
     again: Annotated[bool, typer.Option("--again", help="run also what is on record already")] = False,
-    readme: Annotated[Path | None, typer.Option(help="write the matrix of what works into this README")] = None,
 ) -> None:
     """Run mcbn over networks that others wrote; one that is inexact or touched makes it fail."""
     from mcbn_benchmarks.zoo import checks, table
 
     checks.run(out, only=only, again=again)
-    if failed := table.write(out, readme):
+    if failed := table.write(out):
         raise SystemExit(f"not exact, or not left untouched: {', '.join(failed)}")
 
 
 @_command
-def chunks(device: Device = "cuda", only: Only = "") -> None:
-    """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
-    from mcbn_benchmarks.gpu import sweep_chunks
+def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> Iterable[object]:
+    """Write the tables of README and documentation anew from the records."""
+    from mcbn_benchmarks.pages import write
 
-    for line in sweep_chunks(device, only):
-        print(line, flush=True)
+    return write(root) or ["every table is that of the records"]
 
 
 @_command
-def narrow() -> None:
+def chunks(device: Device = "cuda", only: Only = "") -> Iterable[object]:
+    """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
+    from mcbn_benchmarks.gpu import sweep_chunks
+
+    return sweep_chunks(device, only)
+
+
+@_command
+def narrow() -> Iterable[object]:
     """Time the kernel of narrow convolutions beside PyTorch's, and their distance from double precision."""
     from mcbn_benchmarks.gpu import compare_narrow
 
-    for line in compare_narrow("cuda"):
-        print(line, flush=True)
+    return compare_narrow("cuda")
 
 
 @_command
@@ -131,15 +137,15 @@ def trainer(
     tf32: Annotated[bool, typer.Option("--tf32", help="multiply matrices as TF32")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="compile the gradients with torch.compile")] = False,
     fused: Annotated[bool, typer.Option("--fused", help="take many steps in one CUDA kernel")] = False,
-) -> None:
+) -> Iterable[object]:
     """Time the study's batched trainer against training one network at a time."""
     from mcbn_benchmarks.trainer import measure
     from mcbn_study.machine import Numerics, one_thread
 
     with one_thread(device):
         for record in measure(device, only, seconds, share, Numerics(tf32=tf32, compiled=compile, fused=fused)):
-            print(json.dumps(record), flush=True)
             _append(out, record, device)
+            yield json.dumps(record)
 
 
 @_command
@@ -150,22 +156,24 @@ def ray(
     pool: Annotated[str, typer.Option(help="data, or actors without Ray Data")] = "data",
     rounds: int = 3,
     out: Out = None,
-) -> None:
+) -> Iterable[object]:
     """Time prediction on Ray against the plain engine, in rows a second."""
     from mcbn_benchmarks import ray
 
     record = ray.measure(rows, samples, workers, pool, rounds)
-    for name, value in record.items():
-        print(f"{name:>24}  {value:,.4g}" if isinstance(value, float) else f"{name:>24}  {value}")
     _append(out, record, "cpu")
+    return [
+        f"{name:>24}  {value:,.4g}" if isinstance(value, float) else f"{name:>24}  {value}"
+        for name, value in record.items()
+    ]
 
 
 @_command
-def costs(records: Measured = RESULTS) -> None:
+def costs(records: Measured = RESULTS) -> Iterable[object]:
     """Work out what a million predictions cost, from measured times."""
     from mcbn_benchmarks.costs import cost_table, read_costs
 
-    print(cost_table(read_costs(records)), end="")
+    return [cost_table(read_costs(records)).rstrip()]
 
 
 @_command

@@ -260,3 +260,24 @@ def test_environment_names_machine_and_commit() -> None:
     assert "threads" in found.hardware
     assert found.torch == torch.__version__
     assert found.commit
+
+
+def test_precisions_are_timed_against_plain_passes_and_an_experts_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "capture", lambda function, **_: function)  # no CUDA graph here
+    case = replace(cases.RESNET32, name="resnet32 bf16", rows=64, n=2, n_samples=4, recorded=2, dtype=torch.bfloat16)
+    records = {record.method: record for record in measures.precision(case, measures.Options(quick=True))}
+    assert {"plain x T", "folded x T", "mcbn", "mcbn fp32"} <= set(records)
+    assert records["error over that of its own code"].value < 1.5
+    ratios = {row.against for row in compare([*records.values()])}
+    assert {"plain x T", "folded x T", "mcbn fp32"} <= ratios
+    assert {target.case for target in targets("cuda")} >= {case.name for case in cases.precision_cases("cuda")}
+    assert not cases.precision_cases("cpu")
+
+
+@pytest.mark.parametrize("case", [cases.RESNET32, cases.UNET], ids=lambda case: case.name)
+def test_folded_networks_give_the_same_numbers_without_batch_norm(case: cases.Case) -> None:
+    ready = cases.prepare(replace(case, shape=(3, 32, 32), rows=16, n=2), "cpu")
+    folded = cases.folded(ready.network)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
+    with torch.no_grad():
+        torch.testing.assert_close(folded(ready.query), ready.network(ready.query), rtol=1e-3, atol=1e-4)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from mcbn import algorithm
-from mcbn.errors import MCBNError
 from mcbn_benchmarks.commands import app
 from mcbn_benchmarks.zoo import checks, entries, table
 from mcbn_benchmarks.zoo.entries import Entry, Specimen
@@ -187,19 +186,8 @@ def test_a_skip_does_not_replace_a_run() -> None:
     assert table.latest([skip, run, again]) == [again]
 
 
-def test_readme_needs_its_markers(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("nothing")
-    with pytest.raises(MCBNError, match="needs one <!-- zoo -->"):
-        table.write_readme(tmp_path / "README.md", COMMITTED)
-
-
-def test_readme_and_table_are_those_of_the_committed_records(tmp_path: Path) -> None:
+def test_the_table_is_that_of_the_committed_records() -> None:
     found = table.latest(COMMITTED)
-    readme = (ROOT / "README.md").read_text()
-    copy = tmp_path / "README.md"
-    copy.write_text(readme)
-    table.write_readme(copy, found)
-    assert copy.read_text() == readme
     assert (ROOT / "results" / "zoo" / "table.md").read_text() == table.table(found)
 
 

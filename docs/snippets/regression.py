@@ -1,7 +1,7 @@
 import mcbn
 from trained import diabetes
 
-net, train_loader, val, (x, y) = diabetes()  # your trained network, its training data
+net, train_loader, val, (x, y) = diabetes()  # your network and data
 
 bayes = mcbn.MCBN(net, "regression").fit(train_loader, n_samples=100)
 bayes.tune(val)  # the noise of the targets, on held-out data

@@ -1,12 +1,14 @@
 """Networks that the snippets take as trained by somebody: small, on data that scikit-learn carries."""
 
+from collections.abc import Callable
+
 import torch
 from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def train(net: nn.Module, data: TensorDataset, loss: nn.Module, epochs: int) -> DataLoader:
+def train(net: nn.Module, data: TensorDataset, loss: Callable[..., Tensor], epochs: int) -> DataLoader:
     """Train with Adam; return the loader, net in eval mode."""
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.Adam(net.parameters(), 3e-3, weight_decay=1e-3)
@@ -24,7 +26,8 @@ def digits() -> tuple[nn.Module, DataLoader, tuple[Tensor, Tensor], tuple[Tensor
     """Return a classifier of 8 x 8 digits, its training loader, validation and test pairs."""
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images).float().view(-1, 1, 8, 8) / 16, torch.tensor(labels)
+    order = torch.randperm(len(images))  # as they come, one writer follows another
+    x, y = torch.tensor(images)[order].float().view(-1, 1, 8, 8) / 16, torch.tensor(labels)[order]
     net = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)),
@@ -46,3 +49,69 @@ def diabetes() -> tuple[nn.Module, DataLoader, tuple[Tensor, Tensor], tuple[Tens
     )
     loader = train(net, TensorDataset(x[:250], y[:250]), nn.MSELoss(), epochs=10)
     return net, loader, (x[250:346], y[250:346]), (x[346:], y[346:])
+
+
+def shapes() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
+    """Return a network that segments squares (1) on noise (0), its training loader, new images and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.zeros(200, 24, 24, dtype=torch.int64)
+    for label, (i, j) in zip(labels, torch.randint(0, 16, (200, 2), generator=generator).tolist(), strict=True):
+        label[i : i + 8, j : j + 8] = 1
+    images = labels[:, None] * 0.8 + 0.5 * torch.randn(200, 1, 24, 24, generator=generator)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Conv2d(16, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 2, 1)),
+    )
+    loader = train(net, TensorDataset(images[:160], labels[:160]), nn.CrossEntropyLoss(), epochs=15)
+    return net, loader, images[160:], labels[160:]
+
+
+def waves() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
+    """Return a network that tells slow waves (0) from fast ones (1), its training loader, new series and labels."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (400,), generator=generator)
+    phase = torch.rand(400, 1, 1, generator=generator) * 6.3
+    time = torch.arange(64) / 10
+    series = torch.sin(time * (1 + 0.4 * labels[:, None, None]) + phase)
+    series = series + 0.8 * torch.randn(400, 1, 64, generator=generator)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv1d(1, 16, 9), nn.BatchNorm1d(16), nn.ReLU(), nn.Conv1d(16, 16, 9, stride=2), nn.BatchNorm1d(16)),
+        *(nn.ReLU(), nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(64, 2)),
+    )
+    loader = train(net, TensorDataset(series[:300], labels[:300]), nn.CrossEntropyLoss(), epochs=12)
+    return net, loader, series[300:], labels[300:]
+
+
+class Detector(nn.Module):
+    """Gives the centre of a square and a score, as a dict: the kind of output a detector has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(1, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(1600, 32)),
+            *(nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)),
+        )
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Return centres (N, 2) in pixels and scores (N,)."""
+        output = self.body(image)
+        return {"centre": 12 + 6 * output[:, :2], "score": output[:, 2]}
+
+
+def centres() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
+    """Return a small detector of squares, its training loader, new images and the centres of their squares."""
+    generator = torch.Generator().manual_seed(1)
+    corners = torch.randint(0, 16, (400, 2), generator=generator)
+    images = 0.5 * torch.randn(400, 1, 24, 24, generator=generator)
+    for image, (i, j) in zip(images, corners.tolist(), strict=True):
+        image[0, i : i + 8, j : j + 8] += 0.8
+    torch.manual_seed(0)
+    net = Detector()
+
+    def loss(output: dict[str, Tensor], centre: Tensor) -> Tensor:
+        return (output["centre"] - centre).square().mean()
+
+    loader = train(net, TensorDataset(images[:300], corners[:300] + 4.0), loss, epochs=15)
+    return net, loader, images[300:], corners[300:] + 4.0

@@ -92,7 +92,8 @@ def compare(
 
 def _methods(bayes: MCBN[Any], validation: Any) -> dict[str, Predict]:
     """Name the ways to predict with this network, the simplest first."""
-    plain = Temperature(bayes.model, bayes.task, inputs=bayes.inputs, output=bayes.output)
+    options: Any = {"inputs": bayes.inputs, "output": bayes.output, "outputs": bayes.outputs}
+    plain = Temperature(bayes.model, bayes.task, **options)
     tuned = bayes.with_posterior(bayes.posterior).tune(validation)
     wider = bayes.with_posterior(bayes.posterior).tune(validation, batch_sizes="auto")
     named: dict[str, Predict] = {}

@@ -96,7 +96,7 @@ class Calibration:
         threshold = self.thresholds(level, pred.mean, groups)
         if self.score == "quantile":
             return mixture_interval(pred.all_samples(), pred.tau, threshold)
-        half = threshold * (pred.std if self.score == "std" else torch.ones_like(pred.mean))
+        half = threshold * (pred.variance.sqrt() if self.score == "std" else torch.ones_like(pred.mean))
         return pred.mean - half, pred.mean + half
 
     def set(self, probs: Tensor, level: float | None, groups: Any = None, seed: int = 0) -> Tensor:
@@ -107,10 +107,12 @@ class Calibration:
             return inside
         return inside.scatter(1, probs.argmax(1, keepdim=True), True)  # never empty, which only covers more
 
-    def for_prediction(self, method: str, n_samples: int) -> "Calibration":
+    def for_prediction(self, method: str, n_samples: int, mean: str = "drawn") -> "Calibration":
         """Return itself, or a copy that refuses: scores of one way to predict promise nothing of another."""
-        if (method, n_samples) == (self.method, self.n_samples):
+        if (method, n_samples, mean) == (self.method, self.n_samples, "drawn"):
             return self
+        if mean != "drawn":
+            return replace(self, mismatch=f"calibrated with mean='drawn', but predicted with mean={mean!r}")
         there, here = (f"method={m!r}, n_samples={T}" for m, T in ((self.method, self.n_samples), (method, n_samples)))
         return replace(self, mismatch=f"calibrated with {there}, but predicted with {here}")
 
@@ -149,6 +151,8 @@ def calibrate(
     """Score held-out data under a fitted predictor; `MCBN.calibrate` documents the arguments."""
     by = "all" if groups is None else "class" if isinstance(groups, str) and groups == "class" else "group"
     score = _require_score(predictor.task, score, by)
+    if score == "quantile" and predictor.noise != "constant":
+        raise MCBNError(f'score="quantile" is for noise="constant", not {predictor.noise!r}; take score="std"')
     penalty = penalty if score == "raps" else (0.0, 0)
     settings = Calibration(score, {}, {}, by, level, method, randomized=randomize, penalty=penalty)
     numbers = require_groups(groups, None, data) if by == "group" else None
@@ -195,16 +199,17 @@ def _score_values(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     """Score regression targets."""
     y = noise.require_finite_targets(match_shape(y, pred.mean))
     scores = error = (y - pred.mean).abs()
+    std = pred.variance.sqrt()
     if settings.score == "quantile":
         scores = mixture_scores(pred.all_samples(), pred.tau, y)
     elif settings.score == "std":
-        if not bool((pred.std > 0).all()):
+        if not bool((std > 0).all()):
             raise MCBNError(
-                f"the predictive std is 0 for {int((pred.std == 0).sum())} of {pred.std.numel()} predictions, so they "
+                f"the predictive std is 0 for {int((std == 0).sum())} of {std.numel()} predictions, so they "
                 'have no scale: tune(validation_data) first, which adds the noise, or take score="absolute"'
             )
-        scores = error / pred.std
-    ranked = (pred.std.flatten(), error.flatten()) if pred.mean[:1].numel() == 1 else (None, None)
+        scores = error / std
+    ranked = (std.flatten(), error.flatten()) if pred.mean[:1].numel() == 1 else (None, None)
     return _lay_out(scores, None, *how[:2]), group, *ranked
 
 

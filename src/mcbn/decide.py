@@ -96,7 +96,7 @@ def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | Non
             f"so every input is rejected; it takes at least {least} certain ones without an error",
             stacklevel=3,
         )
-    uncertainty: Tensor = 1 - pred.probs.amax(1) if classify else pred.std.flatten()
+    uncertainty: Tensor = 1 - pred.probs.amax(1) if classify else pred.variance.sqrt().flatten()
     return uncertainty.double() >= decision.threshold
 
 

@@ -65,7 +65,10 @@ def run(out: Path, *, splits: int = 5, epochs: int | None = None, seed: int = 0)
             name: [score_split(name, number, setting, tick, seed) for number in range(1, splits + 1)]
             for name, setting in settings.items()
         }
-        figures = [plot_errors(out, scored), plot_toy(out, toy, tick, seed)]
+        figures = [plot_errors(out, scored), out / "toy.png"]
+        figure = plots.new_figure(6.5, 4.2)
+        plots.toy(**predict_toy(toy, tick, seed), ax=figure.subplots())  # type: ignore[arg-type]
+        figure.savefig(figures[1])
     page = write_report(out, "boston", scored["boston"][0])
     print(table(scored))
     print(f"{time.perf_counter() - started:.0f} seconds; figures: {', '.join(map(str, figures))}")
@@ -146,14 +149,18 @@ def write_report(folder: Path, name: str, scored: ScoredSplit) -> Path:
     return write_page(path, scored.bayes, *held_out, train=x[split.train], constant_std=constant, title=title)
 
 
-def plot_toy(folder: Path, setting: Setting, tick: Tick, seed: int = 0) -> Path:
-    """Write the toy figure (paper Figure 1): three hidden layers of 30 units on one-dimensional data."""
+def predict_toy(
+    setting: Setting, tick: Tick, seed: int = 0, held_out: data.Regression | None = None
+) -> dict[str, Tensor | float]:
+    """Fit three hidden layers of 30 units to one-dimensional data, and return what `plots.toy` draws (Figure 1).
+
+    tau and the constant one are tuned on `held_out`, or on the points themselves.
+    """
     x, y = (values.float() for values in data.toy())
-    bayes = train_and_fit(x, y, setting, seed, tick, hidden=(30, 30, 30)).tune((x, y))
-    constant = float(constant_tau(bayes.predict(x).mean, y))
-    grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1)
+    x_val, y_val = (values.float() for values in held_out or (x, y))
+    bayes = train_and_fit(x, y, setting, seed, tick, hidden=(30, 30, 30)).tune((x_val, y_val))
+    constant = float(constant_tau(bayes.predict(x_val).mean, y_val))
+    grid = torch.linspace(-7, 7, 400)[:, None]  # (G, 1): two beyond both ends of the data
     pred = bayes.predict(grid)
-    figure = plots.new_figure(6.5, 4.2)
-    plots.toy(x[:, 0], y, grid[:, 0], pred.mean, pred.std, constant_std=constant**-0.5, ax=figure.subplots())
-    figure.savefig(folder / "toy.png")
-    return folder / "toy.png"
+    vectors = {"x_train": x[:, 0], "y_train": y, "x_grid": grid[:, 0], "mean": pred.mean, "std": pred.std}
+    return {**vectors, "constant_std": constant**-0.5}

@@ -1,8 +1,17 @@
 """The one exception type for every mistake a user can make, and others said in one line."""
 
+from collections.abc import Sequence
+
 
 class MCBNError(ValueError):
     """Something the caller can mend: the message says what was wrong, what came, and what to do."""
+
+
+def require_choice(name: str, value: str, known: Sequence[str], where: str = "") -> str:
+    """Refuse an argument that is not one of the known words."""
+    if value not in known:
+        raise MCBNError(f"{name} must be one of {list(known)}{where}, got {value!r}")
+    return value
 
 
 def one_line(error: BaseException) -> str:

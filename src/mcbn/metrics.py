@@ -2,7 +2,8 @@
 
 Symbols: T draws, N points, D outputs, K classes, tau the precision of the observation noise. Arguments are
 tensors or what `torch.as_tensor` takes; the first one's device is used; shapes must match exactly. Of classes:
-probs (N, K, ...) that sum to 1 over dimension 1, labels y (N, ...); the score is one number, ().
+probs (N, K, ...) that sum to 1 over dimension 1, labels y (N, ...), or for several labels an input probs and y (N, K,
+...) of 0 and 1; the score is one number, ().
 """
 
 import math
@@ -240,6 +241,22 @@ def _losses_by_rank(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, 
     return size.double(), torch.zeros(len(size), dtype=loss.dtype, device=loss.device).index_add(0, place, loss)
 
 
+def worse_mean(drawn: Tensor, plain: Tensor, name: str) -> str:
+    """Say that the mean over draws is worse than the plain network's by losses of both, of any shape; else nothing.
+
+    name: of the average loss, "RMSE" for the root of squared errors.
+    """
+    difference = (drawn.double() - plain.double()).flatten()
+    if not difference.mean() > 0:
+        return ""
+    chance = len(difference) < 2 or bool(difference.mean() < 2 * difference.std() / math.sqrt(len(difference)))
+    ours, its = (float(loss.double().mean()) ** (0.5 if name == "RMSE" else 1) for loss in (drawn, plain))
+    return (
+        f"the mean over the draws is worse than the plain network's: {name} {ours:.4g} against {its:.4g}"
+        f'{", which may be chance" if chance else ""}; predict(x, mean="plain") keeps that of the network'
+    )
+
+
 def _tensor(
     value: TensorLike, name: str, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -292,6 +309,8 @@ def _precision(tau: TensorLike, output_shape: torch.Size, like: Tensor) -> Tenso
 def _probs_and_labels(probs: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]:
     probs = _tensor(probs, "probs")
     y = _tensor(y, "y", probs.device)
+    if probs.shape == y.shape and probs.ndim > 1:  # of several labels each is a class of its own, 1 or 0
+        probs = torch.stack([1 - probs, probs], 1)
     if probs.ndim < 2 or probs.shape[:1] + probs.shape[2:] != y.shape or probs.numel() == 0:
         raise MCBNError(
             f"probs must be (N, K, ...) and y (N, ...), not empty; got probs {tuple(probs.shape)} and"

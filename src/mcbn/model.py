@@ -3,26 +3,28 @@
 import copy
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches, diagonal, moments, noise, prediction, saving
+from mcbn import batches, diagonal, moments, prediction, saving
+from mcbn import noise as levels
 from mcbn.batch_norm import layer_of
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
 from mcbn.engine.run import Engine
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
+from mcbn.outputs import OutputReading, join_head, require_outputs
 from mcbn.posterior import Posterior, require_family
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 from mcbn.randomness import isolated_random
@@ -35,15 +37,8 @@ if TYPE_CHECKING:
 
 METHODS = ("sample", "linear")
 CENTRES = ("drawn", "running")
+READINGS = ("outputs", "noise")  # settings that are kept
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
-
-
-class Options(TypedDict, total=False):
-    """What the constructor takes by keyword, as its overloads by task repeat it."""
-
-    layers: Layers
-    inputs: batches.Picker
-    output: Output
 
 
 class MCBN(Generic[P]):
@@ -54,10 +49,16 @@ class MCBN(Generic[P]):
 
     Args:
         model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through.
-        task: "regression", or "classification" (one label an input, or one a pixel).
+        task: "regression", "classification" (one label an input, or one a pixel; one unit is a binary logit), or
+            "multilabel" (labels that do not exclude each other, a unit each).
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
         inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
         output: which tensor of the network's result counts: key, index or function.
+        outputs: what a classifier gives: "logits", "probs" or "log_probs"; "auto": found out from the values and from
+            the last function to run, a softmax or sigmoid.
+        noise: of a regression: "constant", one tau an output; "head", the network gives D means and D log variances
+            on axis 1, or a pair of them, and tau scales its variance; "full", correlated between outputs (N, D), tau is
+            their precision matrix.
 
     Example:
         >>> import mcbn, torch
@@ -73,19 +74,16 @@ class MCBN(Generic[P]):
 
     @overload
     def __init__(
-        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Unpack[Options]
+        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Any
     ) -> None: ...
 
     @overload
     def __init__(
-        self: "MCBN[ClassificationPrediction]",
-        model: nn.Module,
-        task: Literal["classification"],
-        **options: Unpack[Options],
+        self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Literal["classification"], **options: Any
     ) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
+    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Any) -> None: ...
 
     def __init__(
         self,
@@ -95,10 +93,14 @@ class MCBN(Generic[P]):
         layers: Layers = None,
         inputs: batches.Picker = None,
         output: Output = None,
+        outputs: str = "auto",
+        noise: str = "constant",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        self.task, self.noise_precision = noise.require_task(task), noise.initial_tau(task)
+        self.task, self.outputs = levels.require_task(task), require_outputs(outputs, task)
+        self.noise = levels.require_noise(noise, task)
+        self.noise_precision, self.tau_at_bound = levels.initial_tau(task, noise), False
         refuse_sharded(model)
         bare = unwrap(model)
         choose(layers, candidates(bare), bare)
@@ -164,6 +166,7 @@ class MCBN(Generic[P]):
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
+            network.settle(recorded.first)
             if centre == "running":
                 from mcbn.field.adapt import centre_on_running
 
@@ -171,7 +174,7 @@ class MCBN(Generic[P]):
             else:
                 drift.warn_if_far(network, recorded)
         self._drop_calibration()
-        self.inputs, self.adaptation = inputs, None
+        self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
         return self.adopt(network, fitted)
 
     def predict(
@@ -184,6 +187,7 @@ class MCBN(Generic[P]):
         return_samples: bool = False,
         covariance: bool = False,
         tolerance: float | None = None,
+        mean: str = "drawn",
         compile: bool = False,
         watch: "Watch | None" = None,
     ) -> P:
@@ -200,18 +204,19 @@ class MCBN(Generic[P]):
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
             tolerance: stop drawing once the standard error of every mean or probability is below this, at the latest
                 after all draws; `pred.n_samples` says how many it took, `pred.standard_error` what was reached.
+            mean: "drawn", the average over the draws; "plain", the network's own output, or probabilities and labels,
+                with the spread of the draws about it: the better choice where `evaluate` or `check` says so.
             compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
         """
-        if method not in METHODS:
-            raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
+        require_choice("method", method, METHODS)
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
         engine, T = self.engine_for(n_samples, chunk_size)
         if watch is not None:
             watch.require_network_of(self)
         options: dict[str, Any] = {"keep": return_samples, "tolerance": tolerance}
-        tau = self.noise_precision
+        tau, head, mean = self.noise_precision, self.noise == "head", require_choice("mean", mean, moments.MEANS)
 
         def samples(inputs: Any) -> Iterator[Tensor]:  # chunks (t, N, ...)
             with torch.no_grad():
@@ -220,14 +225,18 @@ class MCBN(Generic[P]):
                 else:
                     yield from engine.outputs(inputs, T, chunk_size, compile)
 
-        def predict_batch(inputs: Any) -> Any:
-            if self.task == "classification":
-                return moments.classification(samples(inputs), tau, **options)
+        def summarise(inputs: Any) -> Any:
+            if self.task != "regression":
+                return moments.classification(samples(inputs), tau, several=self.task == "multilabel", **options)
             again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept
+            of_outputs: dict[str, Any] = {"head": head, "covariance": covariance, "draws": again}
             if method == "linear" and not return_samples:
                 linear = self.linearizer(inputs, T)
-                return moments.gaussian(linear.mean, linear.projected, tau, T, covariance=covariance, draws=again)
-            return moments.regression(samples(inputs), tau, covariance=covariance, draws=again, **options)
+                return moments.gaussian(linear.mean, linear.projected, tau, T, **of_outputs)
+            return moments.regression(samples(inputs), tau, **of_outputs, **options)
+
+        def predict_batch(inputs: Any) -> Any:
+            return moments.finish(summarise(inputs), engine.network, inputs, mean, head=head)
 
         def with_novelty(inputs: Any) -> Any:
             return replace(predict_batch(inputs), novelty=watch.novelty(inputs) if watch else None)
@@ -236,21 +245,27 @@ class MCBN(Generic[P]):
         pred: Any = engine.network.over(x, run, prediction.join, self.inputs)
         if self.calibration is None:
             return pred  # type: ignore[no-any-return]
-        return replace(pred, calibration=self.calibration.for_prediction(method, pred.n_samples))  # type: ignore[no-any-return]
+        return replace(pred, calibration=self.calibration.for_prediction(method, pred.n_samples, mean))  # type: ignore[no-any-return]
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
         engine, T = self.engine_for(n_samples, chunk_size)
 
         def sample_batch(inputs: Any) -> Tensor:
-            return torch.cat(list(engine.outputs(inputs, T, chunk_size)))
+            samples, reading = torch.cat(list(engine.outputs(inputs, T, chunk_size))), engine.network.reading
+            return samples if reading is None else reading.restore(samples)
 
         return engine.network.over(x, sample_batch, lambda samples: torch.cat(samples, 1), self.inputs)
 
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics, (N, ...)."""
-        network = self.network or Network(self.model, self.output).to(*self._place)
-        return network.over(x, network.run_copy, torch.cat, self.inputs)
+        network = self.network or self.copy_network()
+        return network.over(x, network.raw, torch.cat, self.inputs)
+
+    def plain_mean(self, x: Any) -> Tensor:
+        """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are."""
+        network, head = self.network or self.copy_network(), self.noise == "head"
+        return network.over(x, lambda inputs: moments.plain_mean(network, inputs, head=head), torch.cat, self.inputs)
 
     def tune(
         self,
@@ -270,25 +285,30 @@ class MCBN(Generic[P]):
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
-            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; classification: "pll".
+            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll"
+                of classes, and of noise="full", the covariance of the errors less the draws' own. More than 2^24
+                samples, of many images, are not kept: tau is then tuned on points chosen at random.
             targets: what of a batch is the target, where it is not the second element or a usual key.
             n_samples: use only the first draws.
             ignore_index: classification: a label to leave out, such as the void class of a segmentation.
             batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
                 the fit is always tried, and kept unless another scores better. None: only tau is tuned.
         """
-        options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
-        score, drawn = noise.require_score(self.task, score), self.posterior
+        options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
+        options |= {"score": levels.require_score(self.task, score, self.noise)}
+        options |= {"n_samples": self.engine_for(n_samples)[1]}
         self._drop_calibration()
+        drawn = self.posterior
+        M = drawn.batch_size
         if batch_sizes is None:
-            self.noise_precision = noise.tune(self, data, score=score, **options).tau
-            return self
-        tuned = {
-            M: noise.tune(self.with_posterior(drawn.at_batch_size(M)), data, score=score, **options)
-            for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
-        }
-        M = noise.best(tuned, score)
-        self.posterior, self.noise_precision = drawn.at_batch_size(M), tuned[M].tau
+            tuned = {M: levels.tune(self, data, **options)}
+        else:
+            sizes = levels.candidates(batch_sizes, drawn.fitted_batch_size or M)
+            tuned = {M: levels.tune(self.with_posterior(drawn.at_batch_size(M)), data, **options) for M in sizes}
+            M = levels.best(tuned, options["score"])
+            self.posterior = drawn.at_batch_size(M)
+        self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
+        levels.warn_if_bound(tuned[M], M)
         return self
 
     def calibrate(self, data: Any, *, level: float | None = None, **options: Any) -> Self:
@@ -431,18 +451,18 @@ class MCBN(Generic[P]):
 
     @property
     def tau(self) -> float | Tensor:
-        """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
-        return noise.plain(self.noise_precision)
+        """Noise precision 1/variance: a number, one an output (D,) or a matrix (D, D); inf until tuned (classes: 1)."""
+        return levels.plain(self.noise_precision)
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
         self._drop_calibration()
-        self.noise_precision = noise.require_tau(value)
+        self.noise_precision, self.tau_at_bound = levels.require_tau(value), False
 
     @property
     def noise_std(self) -> float | Tensor:
-        """Standard deviation of the observation noise, tau^-1/2."""
-        return noise.plain(self.noise_precision.rsqrt())
+        """Standard deviation of the observation noise, tau^-1/2; of noise="head", what its own is multiplied by."""
+        return levels.plain(levels.std(self.noise_precision))
 
     # Keeping and moving what was fitted, in PyTorch's words.
 
@@ -458,6 +478,7 @@ class MCBN(Generic[P]):
         stored = {name: json.loads(settings[name]) if name in settings else None for name in ("inputs", "output")}
         chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}
         chosen["output"] = stored["output"] if output is None else output
+        chosen |= {name: settings[name] for name in READINGS if name in settings}
         bayes: Any = cls(model, settings["task"], **chosen)
         tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
         return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
@@ -477,7 +498,11 @@ class MCBN(Generic[P]):
         tensors, metadata, tau = saving.from_state(state)
         if metadata["task"] != self.task:
             raise MCBNError(f"the state_dict is of task {metadata['task']!r}, this MCBN of {self.task!r}")
-        return self._restore(saving.unpack("the state_dict", tensors, metadata, self.model), tau, tensors, metadata)
+        if metadata.get("noise", "constant") != self.noise:
+            raise MCBNError(f"the state_dict is of noise={metadata['noise']!r}, this MCBN of {self.noise!r}")
+        drawn = saving.unpack("the state_dict", tensors, metadata, self.model)
+        self.outputs = metadata.get("outputs", self.outputs)
+        return self._restore(drawn, tau, tensors, metadata)
 
     def to(
         self, device: torch.device | torch.dtype | Tensor | str | int | None = None, dtype: torch.dtype | None = None
@@ -494,23 +519,28 @@ class MCBN(Generic[P]):
             self.adopt(network, self.posterior.to(network.device, network.dtype))
         return self
 
-    def _packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return what is kept: tensors on the CPU, and text."""
-        settings = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist())}
+    def settings(self) -> dict[str, str]:
+        """Return what is kept beside the posterior, as text."""
+        settings = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist()), "noise": self.noise}
+        settings |= {"outputs": self.reads, "tau_at_bound": json.dumps(self.tau_at_bound)}
         for name, value in (("inputs", self.inputs), ("output", self.output)):
             if value is not None and not callable(value):
                 settings[name] = json.dumps(value)
-        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, settings)
+        return settings
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return what is kept: tensors on the CPU, and text."""
+        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, self.settings())
         more, text = self.calibration.pack() if self.calibration is not None else ({}, {})
         return tensors | more, metadata | text
 
-    def _restore(self, drawn: Posterior, tau: Tensor, tensors: dict[str, Tensor], text: dict[str, str]) -> Self:
-        precision = noise.require_tau(tau)
+    def _restore(self, drawn: Posterior, tau: Tensor, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> Self:
+        precision = levels.require_tau(tau)
         with torch.inference_mode(False):
             network = self.copy_network()
             self.adopt(network, drawn.to(network.device))
         self.layers, self.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
-        self.calibration = None
+        self.calibration, self.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
         if "calibration" in text:
             from mcbn.conformal import Calibration
 
@@ -538,6 +568,17 @@ class MCBN(Generic[P]):
             self._linearizer = Linearizer(self.engine.network, self.posterior)
         return self._linearizer
 
+    @property
+    def reads(self) -> str:
+        """What the outputs of a classifier are read as: as asked, or once an input ran, what "auto" found."""
+        reading = self._engine.network.reading if self._engine else None
+        return self.outputs if reading is None else reading.kind
+
+    def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
+        """Yield outputs for prepared inputs, (t, N, ...) a chunk, those of classes as logits."""
+        engine, T = self.engine_for(n_samples)
+        yield from engine.outputs(inputs, T)
+
     def engine_for(self, n_samples: int | None = None, chunk_size: int | None = None) -> tuple[Engine, int]:
         """Check how many draws are asked for, and how many in one pass; return what runs them, and T."""
         if chunk_size is not None:
@@ -559,7 +600,9 @@ class MCBN(Generic[P]):
 
     def copy_network(self) -> Network:
         """Copy the network, to where `to` asked for it, and let the copy tell which of its modules is running."""
-        network = Network(self.model, self.output).to(*self._place)
+        output = join_head if self.noise == "head" and self.output is None else self.output
+        reading = None if self.task == "regression" else OutputReading(self.outputs, self.task == "multilabel")
+        network = Network(self.model, output, reading).to(*self._place)
         tell_modules(network.module)
         return network
 
@@ -579,4 +622,6 @@ class MCBN(Generic[P]):
 
     def __repr__(self) -> str:
         state = repr(self._engine.posterior) if self._engine else "not fitted"
-        return f"MCBN({type(unwrap(self.model)).__name__}, {self.task!r}, tau={self.tau}, {state})"
+        how = {"outputs": self.reads} if self.task != "regression" else {"noise": self.noise}
+        said = "".join(f", {name}={value!r}" for name, value in how.items() if value not in ("logits", "constant"))
+        return f"MCBN({type(unwrap(self.model)).__name__}, {self.task!r}{said}, tau={self.tau}, {state})"

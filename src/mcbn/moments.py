@@ -1,13 +1,19 @@
 """From draws to a prediction: moments streamed over chunks of draws, so that memory does not grow with T."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mcbn.outputs import are_probabilities, as_float, as_logits, flatten, refuse_probabilities, spread
-from mcbn.prediction import Chunks, ClassificationPrediction, RegressionPrediction, entropy, standard_error
+from mcbn.outputs import as_float, as_logits, flatten, probabilities, split_head, spread
+from mcbn.prediction import Chunks, ClassificationPrediction, MultilabelPrediction, RegressionPrediction, standard_error
 
+if TYPE_CHECKING:
+    from mcbn.network import Network
+
+MEANS = ("drawn", "plain")
 LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
 
 
@@ -66,14 +72,26 @@ def regression(
     chunks: Iterable[Tensor],
     tau: Tensor,
     *,
+    head: bool = False,
     covariance: bool = False,
     keep: bool = False,
     tolerance: float | None = None,
     draws: Chunks | None = None,
 ) -> RegressionPrediction:
-    """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance."""
-    moments = Moments(covariance=covariance)
-    samples = _feed(chunks, lambda chunk: moments.add(as_float(chunk)), moments, keep, tolerance)
+    """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance.
+
+    head: outputs are means, then log variances of the noise.
+    """
+    moments, variances = Moments(covariance=covariance), Moments()
+
+    def add(chunk: Tensor) -> None:
+        outputs = as_float(chunk)
+        if head:
+            outputs, log_variance = split_head(outputs, 2)
+            variances.add(log_variance.exp())
+        moments.add(outputs)
+
+    samples = _feed(chunks, add, moments, keep, tolerance)
     return RegressionPrediction(
         n_samples=moments.count,
         mean=moments.mean,
@@ -82,6 +100,7 @@ def regression(
         epistemic_covariance=moments.covariance,
         samples=samples,
         draws=_first(draws, moments.count),
+        head_variance=variances.mean if head else None,
     )
 
 
@@ -116,56 +135,79 @@ def _first(draws: Chunks | None, count: int) -> Chunks | None:
 
 
 def gaussian(
-    mean: Tensor, projected: Tensor, tau: Tensor, n_samples: int, *, covariance: bool, draws: Chunks | None
+    mean: Tensor, projected: Tensor, tau: Tensor, n_samples: int, *, head: bool, covariance: bool, draws: Chunks | None
 ) -> RegressionPrediction:
-    """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance."""
+    """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance.
+
+    A log variance s is Gaussian like every output: E[exp(s)] = exp(E[s] + Var[s] / 2).
+    """
+    variance, head_variance = projected.square().sum(2).reshape(mean.shape), None
+    if head:
+        (mean, log_mean), (variance, log_variance) = split_head(mean, 1), split_head(variance, 1)
+        head_variance, projected = torch.exp(log_mean + log_variance / 2), projected[:, : projected.shape[1] // 2]
     return RegressionPrediction(
         n_samples=n_samples,
         mean=mean,
-        epistemic=projected.square().sum(2).reshape(mean.shape),
+        epistemic=variance,
         tau=spread(tau, mean),
         epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
         draws=draws,
+        head_variance=head_variance,
     )
 
 
 def classification(
-    chunks: Iterable[Tensor], tau: Tensor, *, keep: bool = False, tolerance: float | None = None
+    chunks: Iterable[Tensor], tau: Tensor, *, several: bool = False, keep: bool = False, tolerance: float | None = None
 ) -> ClassificationPrediction:
-    """Stream draws into a classification prediction: probabilities are averaged, never logits."""
-    moments = Probabilities(tau)
+    """Stream logits of draws into a classification prediction: probabilities are averaged, never logits.
+
+    several: one logit for each of several labels of an input.
+    """
+    moments = Probabilities(tau, several)
     samples = _feed(chunks, moments.add_outputs, moments, keep, tolerance)
-    refuse_probabilities(moments.suspect)
-    return ClassificationPrediction(
+    mean, variance = (value[:, 1] if several else value for value in (moments.mean, moments.variance))
+    return (MultilabelPrediction if several else ClassificationPrediction)(
         n_samples=moments.count,
-        probs=moments.mean,
+        probs=mean,
         expected_entropy=moments.entropies / moments.count,
-        variance=moments.variance,
+        variance=variance,
         samples=samples,
     )
+
+
+def finish(pred: Any, network: "Network", inputs: Any, mean: str, *, head: bool = False) -> Any:
+    """Give samples as the network gives outputs; with mean="plain", its own mean or probabilities for the draws'."""
+    reading = network.reading
+    if reading is not None and pred.samples is not None:
+        pred = replace(pred, samples=reading.restore(pred.samples))
+    return pred if mean == "drawn" else pred.about(plain_mean(network, inputs, head=head))
+
+
+def plain_mean(network: "Network", inputs: Any, *, head: bool = False) -> Tensor:
+    """Return the network's own mean (N, ...) or class probabilities (N, K, ...) for prepared inputs."""
+    with torch.no_grad():
+        output = network.run_copy(inputs)
+    if network.reading is not None:
+        return probabilities(output, network.reading.several)
+    return split_head(output, 1)[0] if head else as_float(output)
 
 
 class Probabilities(Moments):
     """Moments of class probabilities over draws, and the sum of their entropies (N, ...)."""
 
-    def __init__(self, tau: Tensor) -> None:
+    def __init__(self, tau: Tensor, several: bool = False) -> None:
         super().__init__()
-        self.tau, self.entropies = tau, torch.zeros(())
-        self.suspect = torch.tensor(False)  # whether outputs are probabilities themselves
+        self.tau, self.several, self.entropies = tau, several, torch.zeros(())
 
     def add_outputs(self, chunk: Tensor) -> None:
-        """Take in raw outputs (t, N, K, ...)."""
-        if self.count == 0:
-            self.suspect = are_probabilities(chunk)
-            if not chunk.is_cuda:  # of a GPU that would wait for it: at the end
-                refuse_probabilities(self.suspect)
-        logits = as_logits(chunk)
+        """Take in logits (t, N, K, ...)."""
+        logits = as_logits(chunk, self.several)
         if suits_kernel(logits, self.tau):
             self._add_by_kernel(logits)
             return
         probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
         self.add(probs)
-        self.entropies = self.entropies.to(probs) + entropy(probs, 2).sum(0)
+        self.entropies = self.entropies.to(probs) + torch.special.entr(probs).sum((0, 2))
 
     def _add_by_kernel(self, logits: Tensor) -> None:
         """Take in logits (t, N, K, ...) by one kernel of a GPU."""

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches
 from mcbn.batching import DEFAULT_BATCH_SIZE
 from mcbn.errors import MCBNError
+from mcbn.outputs import Ending, OutputReading, recognise
 from mcbn.randomness import isolated_random
 
 OUTPUT_KEYS = ("out", "logits")
@@ -107,11 +108,14 @@ def bare_name(name: str) -> str:
 
 
 class Network:
-    """A frozen copy of a network with the ways in and out of it: `network(inputs)` gives the output tensor."""
+    """A frozen copy of a network with the ways in and out of it: `network(inputs)` gives the output tensor.
 
-    def __init__(self, model: nn.Module, output: Output = None) -> None:
+    Of a classifier that is its logits, by `reading`, even where it ends in a softmax or sigmoid; `raw` is its own word.
+    """
+
+    def __init__(self, model: nn.Module, output: Output = None, reading: OutputReading | None = None) -> None:
         self.module = snapshot(model)
-        self.output = output
+        self.output, self.reading = output, reading
         self._look()
 
     def _look(self) -> None:
@@ -143,7 +147,9 @@ class Network:
 
         def run_batch(batch: Any) -> R:
             home = next((t.device for t in batches.tensors_of(batch)), self.device)
-            result: Any = run(self.prepare(batch))
+            prepared = self.prepare(batch)
+            self.settle(prepared)
+            result: Any = run(prepared)
             return result if home == self.device else result.to(home)  # type: ignore[no-any-return]
 
         if not is_stream(x):
@@ -156,10 +162,35 @@ class Network:
         """Run on a copy of prepared inputs: the network may change them in place."""
         return self(batches.copied(inputs))
 
-    def __call__(self, inputs: Any) -> Tensor:
-        """Run the network on prepared inputs and pick its output tensor."""
+    def settle(self, inputs: Any) -> None:
+        """Find out on the first prepared inputs whether the network gives logits or probabilities."""
+        if self.reading is None or self.reading.kind != "auto":
+            return
         try:
-            result = self.call_module(inputs)
+            with torch.no_grad(), Ending() as mode:
+                result = self.call_module(batches.copied(inputs))
+                output = pick_output(result, self.output)
+        except (RuntimeError, ValueError):  # whoever runs it next is told, or runs it with the statistics of a draw
+            return
+        if output.numel():
+            self.reading = self.reading._replace(kind=recognise(output, mode.of(output), self.reading.several))
+
+    def read(self, result: Any) -> Tensor:
+        """Pick the output tensor (N, ...) of what the network returned, of classes as logits."""
+        output = pick_output(result, self.output)
+        return output if self.reading is None else self.reading.logits(output)
+
+    def raw(self, inputs: Any) -> Tensor:
+        """Run on a copy of prepared inputs and return what the network itself gives, (N, ...)."""
+        return pick_output(self._run(batches.copied(inputs)), self.output)
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """Run the network on prepared inputs and read its output."""
+        return self.read(self._run(inputs))
+
+    def _run(self, inputs: Any) -> Any:
+        try:
+            return self.call_module(inputs)
         except (MCBNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -168,7 +199,6 @@ class Network:
                 f"({type(error).__name__}: {error}); if that is not what it takes, pass inputs= "
                 "(a key, an index, a list of them, or a function of the batch)"
             ) from error
-        return pick_output(result, self.output)
 
     def call_module(self, inputs: Any) -> Any:
         """Call with one value, or spread a tuple or dict that fits the signature of forward."""

@@ -1,7 +1,9 @@
 """The noise level tau, tuned on held-out data by a bounded scalar minimiser, and the batch size M beside it."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,24 +12,27 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from mcbn import batches
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.metrics import crps_gaussian
 from mcbn.network import as_loader, is_stream
-from mcbn.outputs import are_probabilities, as_float, as_logits, match_shape, refuse_probabilities, require_labels
+from mcbn.outputs import as_float, as_logits, match_shape, require_labels, split_head
 from mcbn.prediction import RegressionPrediction
 from mcbn.randomness import isolated_random
 
-TASKS = ("regression", "classification")
+TASKS = ("regression", "classification", "multilabel")
+NOISES = ("constant", "head", "full")
 SCORES = ("crps", "pll")
-BUDGET = 2**27  # numbers kept while tuning by samples: 1 GB in double precision
+BUDGET = 2**24  # numbers kept while tuning, of a random choice of points where there are more
+MOST_TEMPERATURE = math.log(100.0)  # of a classifier, either way
 Loss = Callable[[Tensor], Tensor]  # of log tau
 
 
 class Tuned(NamedTuple):
     """The best tau, and what it reaches: mean CRPS, or mean negative log density up to a constant; lower is better."""
 
-    tau: Tensor  # () or (D,)
+    tau: Tensor  # (), (D,), or the precision matrix (D, D) of noise="full"
     loss: Tensor  # of each output, (D,)
+    at_bound: bool = False  # whether tau of an output would go beyond what is tried
 
 
 def require_task(task: str) -> str:
@@ -37,17 +42,31 @@ def require_task(task: str) -> str:
     return task
 
 
-def initial_tau(task: str) -> Tensor:
-    """Return tau before it is tuned: no observation noise, or the network's own probabilities."""
-    return torch.tensor(math.inf if task == "regression" else 1.0, dtype=torch.float64)
+def require_noise(noise: str, task: str) -> str:
+    """Refuse a kind of noise that does not exist, or not for this task."""
+    return require_choice("noise", noise, NOISES if task == "regression" else NOISES[:1], f" for {task}")
+
+
+def initial_tau(task: str, noise: str = "constant") -> Tensor:
+    """Return tau before it is tuned: no observation noise, or the network's own probabilities or variances."""
+    return torch.tensor(math.inf if task == "regression" and noise != "head" else 1.0, dtype=torch.float64)
 
 
 def require_tau(value: float | Tensor) -> Tensor:
-    """Check a tau that was set, and keep it as a tensor, () or (D,)."""
+    """Check a tau that was set, and keep it as a tensor, (), (D,), or (D, D) for a precision matrix."""
     tau = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
-    if tau.ndim > 1 or not bool((tau > 0).all()):
-        raise MCBNError(f"tau must be a positive number, or one for each output; got {value!r}")
+    if tau.ndim == 2 and tau.shape[0] == tau.shape[1] and bool(torch.isfinite(tau).all()):
+        valid = torch.allclose(tau, tau.T) and bool((torch.linalg.eigvalsh(tau) > 0).all())
+    else:
+        valid = tau.ndim < 2 and bool((tau > 0).all())
+    if not valid:
+        raise MCBNError(f"tau must be a positive number, one for each output, or their precision matrix; got {value!r}")
     return tau
+
+
+def std(tau: Tensor) -> Tensor:
+    """Return the standard deviation of the noise, () or (D,)."""
+    return tau.rsqrt() if tau.ndim < 2 else torch.linalg.inv(tau).diagonal().sqrt()
 
 
 def plain(value: Tensor) -> float | Tensor:
@@ -55,12 +74,28 @@ def plain(value: Tensor) -> float | Tensor:
     return value.item() if value.ndim == 0 else value.clone()
 
 
-def require_score(task: str, score: str | None) -> str:
-    """Check what tau is tuned by: CRPS for regression and PLL for classification where nothing is asked."""
-    score = score or ("crps" if task == "regression" else "pll")
-    if score not in SCORES or (task == "classification" and score != "pll"):
-        raise MCBNError(f"score must be {'crps or pll' if task == 'regression' else 'pll'}, got {score!r}")
-    return score
+def require_score(task: str, score: str | None, noise: str = "constant") -> str:
+    """Check what tau is tuned by: CRPS for regression and PLL else where nothing is asked."""
+    known = SCORES if task == "regression" and noise != "full" else SCORES[1:]
+    if (score or known[0]) not in known:
+        raise MCBNError(f"score must be {' or '.join(known)}, got {score!r}")
+    return score or known[0]
+
+
+def warn_if_bound(tuned: Tuned, batch_size: int | None = None) -> None:
+    """Warn whoever called the caller of a tau that stopped at its bound, and say what that means."""
+    if tuned.at_bound:
+        warnings.warn(f"mcbn: {explain_bound(batch_size)}", stacklevel=3)
+
+
+def explain_bound(batch_size: int | None = None) -> str:
+    """Say what the tau of a regression at its bound means and what to do."""
+    now = "" if batch_size is None else f" (now {batch_size})"
+    return (
+        "tau stopped at its upper bound: the draws alone spread wider than the errors on the validation data, so no "
+        f"noise is left to add and intervals are too wide; fit with a larger batch_size{now}, or let "
+        'tune(data, batch_sizes="auto") choose one'
+    )
 
 
 def tune(
@@ -68,34 +103,38 @@ def tune(
     data: Any,
     *,
     score: str,
+    n_samples: int,
     targets: batches.Picker = None,
-    n_samples: int | None = None,
     ignore_index: int | None = None,
 ) -> Tuned:
     """Find the best tau of a predictor's draws on held-out data: of an `mcbn.MCBN`, or of a baseline."""
-    pairs = labelled(predictor, data, targets)
+    pairs, head = labelled(predictor, data, targets), predictor.noise == "head"
+    if predictor.noise == "full":
+        moments = ((predictor.predict(x, n_samples=n_samples, covariance=True), y) for x, y in pairs)
+        return _tune_full(*_gather(_residuals_and_covariances(pred, y) for pred, y in moments))
     if score == "crps":
-        moments = _gather(_moments_and_targets(predictor.predict(x, n_samples=n_samples), y) for x, y in pairs)
-        return _tuned(tau_by_crps(*moments), _crps(*moments))
-    classify, n_batches = predictor.task == "classification", _count_batches(data)
-
-    def read(x: Any, y: Tensor) -> list[Tensor]:
-        with torch.no_grad():
-            samples = as_float(predictor.sample(x, n_samples=n_samples))  # (T, N, ...)
-        rows = _logits_and_labels(samples, y, ignore_index) if classify else _outputs_and_targets(samples, y)
-        return _within_budget(*rows, n_batches)
-
+        each = (_moments_and_targets(predictor.predict(x, n_samples=n_samples), y) for x, y in pairs)
+        mean, epistemic, scale, y = _gather(each)
+        bounds = _log_tau_bounds((mean.double() - y.double()) / scale.double().sqrt())
+        return _tuned(_crps(mean, epistemic, y, scale), *bounds)
+    share = max(2, BUDGET // _count_batches(data))
+    read = partial(_samples_and_targets, predictor, n_samples, share, ignore_index)
     samples, y = _gather(read(x, y) for x, y in pairs)
-    samples = samples.transpose(0, 1)  # (T, n, D) or (T, n, K)
-    if classify:
-        return _tuned(inverse_temperature(samples, y), _softmax(samples, y))
-    return _tuned(tau_by_pll(samples, y), _mixture(samples, y))
+    samples = samples.transpose(0, 1)  # (T, n, D), (T, n, 2 D) of a head, or (T, n, K)
+    if predictor.task != "regression":
+        bound = torch.tensor(MOST_TEMPERATURE, dtype=samples.dtype, device=samples.device)
+        return _tuned(_softmax(samples, y), -bound, bound, steps=40, bounded=False)
+    outputs, log_variance = split_head(samples, 2) if head else (samples, torch.zeros_like(samples))
+    residual = (outputs.double().mean(0) - y.double()) / log_variance.double().exp().mean(0).sqrt()
+    return _tuned(_mixture(outputs, y, log_variance), *_log_tau_bounds(residual))
 
 
-def _tuned(tau: Tensor, loss: Loss) -> Tuned:
-    """Give one output a plain number for its tau."""
-    losses = loss(tau.log()).reshape(-1)  # (D,)
-    return Tuned((tau.reshape(()) if tau.numel() == 1 else tau).double().cpu(), losses.double().cpu())
+def _tuned(loss: Loss, low: Tensor, high: Tensor, *, steps: int = 80, bounded: bool = True) -> Tuned:
+    """Minimise a loss of log tau between bounds; one output gets a plain number for its tau."""
+    log_tau = minimize_bounded(loss, low, high, steps=steps)
+    tau, losses = log_tau.exp(), loss(log_tau).reshape(-1)  # (D,)
+    at_bound = bounded and bool((high - log_tau < 1e-3).any())
+    return Tuned((tau.reshape(()) if tau.numel() == 1 else tau).double().cpu(), losses.double().cpu(), at_bound)
 
 
 def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
@@ -149,24 +188,47 @@ def constant_tau(mean: Tensor, y: Tensor) -> Tensor:
     return tau_by_crps(rows, torch.zeros_like(rows), _by_output(y))
 
 
-def _crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Loss:
-    """Mean CRPS of each output, (D,), as a function of log tau."""
+def _crps(mean: Tensor, epistemic: Tensor, y: Tensor, scale: Tensor | None = None) -> Loss:
+    """Mean CRPS of each output, (D,), as a function of log tau; `scale`, of a head, is its variance at tau = 1."""
     mean, epistemic, y = mean.double(), epistemic.double(), y.double()
-    return lambda log_tau: crps_gaussian(mean, epistemic + torch.exp(-log_tau), y).mean(0)
+    scale = torch.ones_like(mean) if scale is None else scale.double()
+    return lambda log_tau: crps_gaussian(mean, epistemic + scale * torch.exp(-log_tau), y).mean(0)
 
 
-def tau_by_pll(samples: Tensor, y: Tensor) -> Tensor:
-    """Find the tau of each output, (D,), that maximises the mean mixture log density of that output (appendix 1.5).
+def _mixture(samples: Tensor, y: Tensor, log_variance: Tensor) -> Loss:
+    """Mean negative log density of each output, (D,), up to a constant, as a function of log tau (appendix 1.5).
 
-    samples (T, n, D), y (n, D); -log p = -logsumexp_j(-tau/2 (y - f_j)^2) - 1/2 log tau + constant.
+    samples and the log variances s of their noise at tau = 1 (T, n, D), y (n, D);
+    -log p = -logsumexp_j(-tau/2 exp(-s_j) (y - f_j)^2 - s_j/2) - 1/2 log tau + constant.
     """
-    return minimize_bounded(_mixture(samples, y), *_log_tau_bounds(samples.double().mean(0) - y.double())).exp()
+    log_variance = log_variance.double()
+    squares = (samples.double() - y.double()).square() * torch.exp(-log_variance)  # (T, n, D)
+    half = 0.5 * log_variance
+    return lambda log_tau: -(torch.logsumexp(-0.5 * log_tau.exp() * squares - half, 0) + 0.5 * log_tau).mean(0)
 
 
-def _mixture(samples: Tensor, y: Tensor) -> Loss:
-    """Mean negative log density of each output, (D,), up to a constant, as a function of log tau."""
-    squares = (samples.double() - y.double()).square()  # (T, n, D)
-    return lambda log_tau: -(torch.logsumexp(-0.5 * log_tau.exp() * squares, 0) + 0.5 * log_tau).mean(0)
+def _residuals_and_covariances(pred: RegressionPrediction, y: Tensor) -> list[Tensor]:
+    """Return the epistemic covariance (n, D, D) of a batch and its residuals (n, D)."""
+    y = require_finite_targets(match_shape(y, pred.mean))
+    if pred.mean.ndim != 2 or pred.epistemic_covariance is None:
+        raise MCBNError(f'noise="full" is for outputs (N, D); the network gives {tuple(pred.mean.shape)}')
+    return [pred.epistemic_covariance.double(), y.double() - pred.mean.double()]
+
+
+def _tune_full(epistemic: Tensor, residual: Tensor) -> Tuned:
+    """Take as covariance of the noise that of the residuals r (n, D) less the draws' own E (n, D, D), on average.
+
+    S = 1/n sum_i (r_i r_i^T - E_i), its eigenvalues in units of the residuals kept above the bound of tau.
+    """
+    low, high = _log_tau_bounds(residual)
+    scale = torch.exp(-0.5 * low) / 10  # (D,), root mean squares of the residuals
+    difference = (residual.T @ residual / len(residual) - epistemic.mean(0)) / torch.outer(scale, scale)
+    values, vectors = torch.linalg.eigh(difference)
+    least = float((torch.exp(-high) / scale.square()).min())
+    covariance = (vectors * values.clamp(min=least)) @ vectors.T * torch.outer(scale, scale)
+    total: Any = torch.distributions.MultivariateNormal(torch.zeros_like(residual), epistemic + covariance)
+    loss = -total.log_prob(residual).mean().reshape(1)
+    return Tuned(torch.linalg.inv(covariance).cpu(), loss.cpu(), bool((values < least).any()))
 
 
 def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,7 +252,7 @@ def inverse_temperature(logits: Tensor, y: Tensor) -> Tensor:
 
     logits (T, n, K), labels y (n,). The paper has tau = 1 for classification (section 3.2).
     """
-    bound = torch.tensor(math.log(100.0), dtype=logits.dtype, device=logits.device)
+    bound = torch.tensor(MOST_TEMPERATURE, dtype=logits.dtype, device=logits.device)
     return minimize_bounded(_softmax(logits, y), -bound, bound, steps=40).exp()
 
 
@@ -206,26 +268,49 @@ def _softmax(logits: Tensor, y: Tensor) -> Loss:
 
 
 def _moments_and_targets(pred: RegressionPrediction, y: Tensor) -> list[Tensor]:
-    """Return mean, epistemic variance and targets of a batch, (n, D) each."""
+    """Return mean, epistemic variance, variance of the noise at tau = 1, and targets of a batch, (n, D) each."""
     y = require_finite_targets(match_shape(y, pred.mean))
-    return [_by_output(values) for values in (pred.mean, pred.epistemic, y)]
+    scale = torch.ones_like(pred.mean) if pred.head_variance is None else pred.head_variance
+    return [_by_output(values) for values in (pred.mean, pred.epistemic, scale, y)]
 
 
-def _outputs_and_targets(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring the samples (T, N, ...) of a batch to (n, T, D), its targets to (n, D)."""
-    y = _by_output(require_finite_targets(match_shape(y, samples[0])))
-    return torch.stack([_by_output(sample) for sample in samples], 1), y
+def _samples_and_targets(
+    predictor: Any, T: int, share: int, ignore_index: int | None, x: Any, y: Tensor
+) -> list[Tensor]:
+    """Run a batch and keep of its points so many that T samples of each, (n, T, ...), stay within a share."""
+    kept, targets, task = None, y, predictor.task
+
+    def run(inputs: Any) -> Tensor:
+        nonlocal kept, targets
+        columns = []
+        for chunk in predictor.draws(inputs, T):  # (t, N, ...)
+            rows = as_float(chunk) if task == "regression" else as_logits(chunk, task == "multilabel")
+            if kept is None:
+                kept, targets = _choose(predictor, rows[0], y, share // T, ignore_index)
+            columns.append(torch.stack([_by_output(row)[kept] for row in rows], 1))  # (n, t, ...)
+        return torch.cat(columns, 1)
+
+    with torch.no_grad():
+        samples = predictor.network.over(x, run, torch.cat)
+    return [samples, targets.to(samples.device)]
 
 
-def _logits_and_labels(samples: Tensor, y: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """Bring the samples (T, N, ...) of a batch to (n, T, K), its labels to (n,), less those that are to be ignored."""
-    refuse_probabilities(are_probabilities(samples))
-    logits = as_logits(samples)  # (T, N, K, ...)
-    T, _, K = logits.shape[:3]
-    ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
-    labels = require_labels(y.masked_fill(ignored, 0), logits[0]).flatten()
-    valid = ~ignored.flatten().to(labels.device)
-    return logits.movedim(2, -1).reshape(T, -1, K).transpose(0, 1)[valid], labels[valid]
+def _choose(predictor: Any, output: Tensor, y: Tensor, values: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Choose points of a batch's output (N, D, ...), at random where all are too many values; and their targets."""
+    y = y.to(output.device)
+    if predictor.task == "regression":
+        mean = split_head(output, 1)[0] if predictor.noise == "head" else output
+        targets = _by_output(require_finite_targets(match_shape(y, mean)))  # (n, D)
+        valid = torch.arange(len(targets), device=y.device)
+    else:
+        ignored = torch.zeros_like(y, dtype=torch.bool) if ignore_index is None else y == ignore_index
+        targets = require_labels(y.masked_fill(ignored, 0), output).flatten()  # (n,)
+        valid = (~ignored).flatten().nonzero()[:, 0]
+    most = max(2, values // max(1, output.numel() // max(1, len(targets))))
+    if len(valid) > most:
+        some = np.sort(np.random.default_rng(0).choice(len(valid), most, replace=False))
+        valid = valid[torch.as_tensor(some, device=y.device)]
+    return valid, targets[valid]
 
 
 def candidates(batch_sizes: str | Sequence[int], fitted: int) -> list[int]:
@@ -271,13 +356,3 @@ def _gather(rows: Iterable[list[Tensor]]) -> list[Tensor]:
     if not columns or len(columns[-1]) < 2:
         raise MCBNError("tune needs at least 2 held-out targets")
     return columns
-
-
-def _within_budget(samples: Tensor, y: Tensor, n_batches: int) -> list[Tensor]:
-    """Keep so many rows of a batch, samples (n, T, ...) and y (n, ...), that all batches stay within the budget."""
-    most = max(2, BUDGET // (math.prod(samples.shape[1:]) * n_batches))
-    if len(y) <= most:
-        return [samples, y]
-    chosen = np.random.default_rng(0).choice(len(y), most, replace=False)
-    kept = torch.as_tensor(np.sort(chosen), device=y.device)
-    return [samples[kept], y[kept]]

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from mcbn.errors import MCBNError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 Vector: TypeAlias = NDArray[np.float64]
 VectorLike: TypeAlias = torch.Tensor | ArrayLike
@@ -206,22 +206,20 @@ def _finish(ax: "Axes", xlabel: str, ylabel: str) -> None:
 
 def _vectors(**values: VectorLike) -> dict[str, Vector]:
     """Return all arguments as finite float vectors of one length."""
-    arrays = {name: _array(name, value) for name, value in values.items()}
+    arrays: dict[str, Vector] = {}
+    for name, value in values.items():
+        try:
+            plain = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            arrays[name] = np.asarray(plain, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise MCBNError(f"{name} must be a vector of numbers; got {type(value)}: {error}") from error
+        if not np.isfinite(arrays[name]).all():
+            raise MCBNError(f"{name} holds NaN or infinity, which cannot be drawn; leave those points out")
     shapes = {array.shape for array in arrays.values()}
     if len(shapes) > 1 or any(len(shape) != 1 or shape[0] == 0 for shape in shapes):
         received = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise MCBNError(f"need vectors of one length; got {received}; pass one output, for example mean[:, 0]")
     return arrays
-
-
-def _array(name: str, value: VectorLike) -> Vector:
-    try:
-        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise MCBNError(f"{name} must be a vector of numbers; got {type(value)}: {error}") from error
-    if not np.isfinite(array).all():
-        raise MCBNError(f"{name} holds NaN or infinity, which cannot be drawn; leave those points out")
-    return array
 
 
 def _check_spread(std: Vector, constant_std: float | None) -> None:

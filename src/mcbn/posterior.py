@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.gaussian import BLOCKS, Gaussian, from_draws, join, split, stretch, stretch_positive
 
 FAMILIES = ("sample", *BLOCKS, "diagonal")
@@ -21,8 +21,7 @@ FAMILIES = ("sample", *BLOCKS, "diagonal")
 
 def require_family(family: str, known: Sequence[str] = FAMILIES) -> None:
     """Check the name of a family."""
-    if family not in known:
-        raise MCBNError(f"posterior must be one of {list(known)}, got {family!r}")
+    require_choice("posterior", family, known)
 
 
 @dataclass(frozen=True, eq=False)

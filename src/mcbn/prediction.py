@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.outputs import flatten, match_shape, require_labels
+from mcbn.metrics import worse_mean
+from mcbn.outputs import flatten, is_matrix, match_shape, noise_variance, require_labels, split_head
 
 if TYPE_CHECKING:
     from mcbn.conformal import Calibration
@@ -91,11 +92,11 @@ def smallest_set(probs: Tensor, level: float | None) -> Tensor:
     return torch.zeros_like(probs, dtype=torch.bool).scatter(1, order, before < require_level(level))
 
 
-def warn_if_untuned(tau: Tensor) -> None:
+def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
         warnings.warn(
-            "mcbn: tau was never tuned, so the interval holds the network's own uncertainty only, no observation "
+            f"mcbn: tau was never tuned, so the {what} holds the network's own uncertainty only, no observation "
             "noise; call tune(validation_data) before predict",
             stacklevel=3,
         )
@@ -105,22 +106,27 @@ def warn_if_untuned(tau: Tensor) -> None:
 class RegressionPrediction(_Prediction):
     """Predictive moments of a regression network (Teye et al. 2018, section 3.4 and appendix 1.5), each (N, ...).
 
-    variance = epistemic + aleatoric, aleatoric = 1/tau. Without a tuned tau (tau = inf) aleatoric is zero.
+    variance = epistemic + aleatoric, aleatoric = 1/tau. Without a tuned tau (tau = inf) aleatoric is zero. Of a network
+    with a head for its noise, aleatoric = 1/T sum_t sigma_t^2 / tau; `samples` then hold its log variances too.
     """
 
     mean: Tensor
     epistemic: Tensor
-    tau: Tensor  # one output's shape, broadcastable: () or (D, 1, ...)
+    tau: Tensor  # one output's shape, broadcastable: () or (D, 1, ...); of noise="full" the precision matrix (D, D)
     epistemic_covariance: Tensor | None = None  # (N, D, D)
     samples: Tensor | None = None  # (T, N, ...)
     draws: Chunks | None = None
     novelty: "Novelty | None" = None  # of each input, where predict was given a watch
     calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
+    head_variance: Tensor | None = None  # (N, ...), 1/T sum_t sigma_t^2 that the network gives itself
+    shift: Tensor | None = None  # (N, ...), of the mean from that of the draws
 
     @property
     def aleatoric(self) -> Tensor:
-        """Variance of the observation noise, 1/tau."""
-        return (1 / self.tau).expand_as(self.mean)
+        """Variance of the observation noise, 1/tau, or the network's own divided by tau."""
+        if self.head_variance is not None:
+            return self.head_variance / self.tau
+        return noise_variance(self.tau, self.mean).expand_as(self.mean)
 
     @property
     def variance(self) -> Tensor:
@@ -130,6 +136,7 @@ class RegressionPrediction(_Prediction):
     @property
     def std(self) -> Tensor:
         """Square root of the total variance."""
+        warn_if_untuned(self.tau, "std")
         return self.variance.sqrt()
 
     @property
@@ -139,11 +146,16 @@ class RegressionPrediction(_Prediction):
 
     @property
     def covariance(self) -> Tensor:
-        """Full predictive covariance over the flattened outputs, tau^-1 I included, (N, D, D)."""
+        """Full predictive covariance over the flattened outputs, that of the noise included, (N, D, D)."""
         if self.epistemic_covariance is None:
             raise MCBNError("the covariance over outputs was not computed; predict(x, covariance=True)")
-        noise = flatten(self.aleatoric, 1)  # (N, D)
-        return self.epistemic_covariance + torch.diag_embed(noise)
+        full = is_matrix(self.tau, self.mean)
+        noise = torch.linalg.inv(self.tau) if full else torch.diag_embed(flatten(self.aleatoric, 1))
+        return self.epistemic_covariance + noise
+
+    def about(self, mean: Tensor) -> Self:
+        """Return the same spread about another mean (N, ...)."""
+        return replace(self, mean=mean, shift=mean - self.mean)
 
     def interval(
         self, level: float | None = None, *, calibrated: bool = True, groups: Any = None
@@ -156,26 +168,39 @@ class RegressionPrediction(_Prediction):
         """
         if calibrated and self.calibration is not None:
             return self.calibration.interval(self, level, groups)
-        interval = central_interval(self.mean, self.std, level)
+        interval = central_interval(self.mean, self.variance.sqrt(), level)
         warn_if_untuned(self.tau)
         return interval
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of targets under the T-component mixture, per point (N,) (Teye et al. 2018, appendix 1.5).
 
-        log 1/T sum_j N(y; f_j, tau^-1 I). The draws are streamed a second time unless samples were kept.
+        log 1/T sum_j N(y; f_j, tau^-1 I); tau may be a matrix, and a head gives sigma_j^2 / tau in place of 1/tau. The
+        draws are streamed a second time unless samples were kept.
         """
         if bool(torch.isinf(self.tau).any()):
             raise MCBNError("log_prob needs the noise precision tau; call tune(validation_data) or set bayes.tau")
         y = match_shape(torch.as_tensor(y), self.mean)
-        chunks = self._chunks()
-        D = self.mean[0].numel() if len(self.mean) else 1
-        tau = self.tau.expand(self.mean.shape[1:])
+        if self.shift is not None:
+            y = y - self.shift
         log_sum = torch.full(self.mean.shape[:1], -math.inf, dtype=self.mean.dtype, device=self.mean.device)
-        for chunk in chunks:
-            distance = flatten(tau * (chunk.to(self.mean) - y).square(), 2).sum(2)  # (t, N)
-            log_sum = torch.logaddexp(log_sum, torch.logsumexp(-0.5 * distance, 0))
-        return log_sum - math.log(self.n_samples) - 0.5 * D * math.log(2 * math.pi) + 0.5 * tau.log().sum()
+        for chunk in self._chunks():
+            log_sum = torch.logaddexp(log_sum, torch.logsumexp(self._log_density(chunk.to(self.mean), y), 0))
+        return log_sum - math.log(self.n_samples)
+
+    def _log_density(self, chunk: Tensor, y: Tensor) -> Tensor:
+        """log N(y; f_j, noise of draw j) of raw outputs (t, N, ...): (t, N)."""
+        tau = self.tau
+        if self.head_variance is not None:
+            chunk, log_variance = split_head(chunk, 2)
+            tau = tau * torch.exp(-log_variance)  # (t, N, D, ...)
+        residual = chunk - y  # (t, N, ...)
+        if is_matrix(tau, self.mean):
+            distance, log_det = residual * (residual @ tau), torch.logdet(tau)  # (t, N, D)
+        else:
+            distance, log_det = tau * residual.square(), flatten(tau.expand_as(residual).log(), 2).sum(2)
+        D = residual[0, 0].numel() if residual.shape[1] else 1
+        return 0.5 * (log_det - flatten(distance, 2).sum(2) - D * math.log(2 * math.pi))
 
     def all_samples(self) -> Tensor:
         """Return the network's output under every draw, (T, N, ...): kept, or run again."""
@@ -240,6 +265,43 @@ class ClassificationPrediction(_Prediction):
         if calibrated and self.calibration is not None:
             return self.calibration.set(self.probs, level, groups, seed)
         return smallest_set(self.probs, level)
+
+    def about(self, probs: Tensor) -> Self:
+        """Return other probabilities (N, K, ...) with the same variance and mutual information."""
+        other = replace(self, probs=probs)
+        return replace(other, expected_entropy=other.entropy - self.mutual_information)
+
+
+class MultilabelPrediction(ClassificationPrediction):
+    """Of several labels an input that do not exclude each other: all quantities of each label alone, (N, K, ...).
+
+    probs are those that a label holds, label is 1 where it does; log_prob takes y of 0 and 1.
+    """
+
+    @property
+    def label(self) -> Tensor:
+        """1 where a label is more probable than not, (N, K, ...)."""
+        return (self.probs > 0.5).long()
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the averaged probability of each label in nats, (N, K, ...)."""
+        return entropy(torch.stack([self.probs, 1 - self.probs]), 0)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log of the averaged probability of what each label is, (N, K, ...)."""
+        both = torch.stack([1 - self.probs, self.probs], 1)  # (N, 2, K, ...)
+        return both.gather(1, require_labels(y, both).unsqueeze(1)).squeeze(1).log()
+
+
+def compare_means(pred: Any, plain: Tensor, y: Tensor) -> str:
+    """Say where the mean or the probabilities of a prediction are worse than the plain network's (N, ...), else ""."""
+    if isinstance(pred, RegressionPrediction):
+        y = match_shape(y, plain)
+        return worse_mean((pred.mean - y).square(), (plain - y).square(), "RMSE")
+    other, truth = pred.about(plain), y.to(pred.label)
+    wrong = worse_mean(pred.label != truth, other.label != truth, "error rate")
+    return wrong or worse_mean(-pred.log_prob(y), -other.log_prob(y), "negative log likelihood")
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:

@@ -40,13 +40,11 @@ class _Means(Metric):
         self.count += scores[0].numel()
 
     def compute(self) -> Tensor:
-        """Return the mean over points and outputs."""
-        return self._means()[0]
-
-    def _means(self) -> Tensor:
+        """Return the mean over points and outputs, normalised where the bounds have been taken in too."""
         if not self.count:
             raise MCBNError(f"{type(self).__name__} has seen no points; call update first")
-        return self.sums / self.count
+        means = self.sums / self.count
+        return metrics.normalized(*means) if self.n_scores == 3 else means[0]
 
 
 class PLL(_Means):
@@ -76,20 +74,14 @@ class GaussianCRPS(_Means):
         self._add(metrics.crps_gaussian(mean, variance, y))
 
 
-class _Normalized(_Means):
-    higher_is_better = True
-    n_scores = 3  # ours, the constant twin's, the optimum
-
-    def compute(self) -> Tensor:
-        """Return the score in percent of the way from constant uncertainty to the optimum."""
-        return metrics.normalized(*self._means())
-
-
-class NormalizedCRPS(_Normalized):
+class NormalizedCRPS(_Means):
     """CRPS from constant uncertainty (0) to the optimum (100 percent), `mcbn.metrics.normalized`; higher is better.
 
     constant_tau: precision of the constant twin, the same mean with one variance, tuned on validation data.
     """
+
+    higher_is_better = True
+    n_scores = 3  # ours, the constant twin's, the optimum
 
     def __init__(self, constant_tau: metrics.TensorLike, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -97,30 +89,25 @@ class NormalizedCRPS(_Normalized):
 
     def update(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         """Take in predictive moments and targets of one shape, (N, ...)."""
-        tau = torch.as_tensor(self.constant_tau, dtype=mean.dtype, device=mean.device)
-        constant = (1 / tau).broadcast_to(mean.shape)
-        self._add(
-            metrics.crps_gaussian(mean, variance, y),
-            metrics.crps_gaussian(mean, constant, y),
-            metrics.crps_optimum(mean, y),
-        )
+        constant = (1 / torch.as_tensor(self.constant_tau, dtype=mean.dtype, device=mean.device)).expand_as(mean)
+        ours, theirs = (metrics.crps_gaussian(mean, spread, y) for spread in (variance, constant))
+        self._add(ours, theirs, metrics.crps_optimum(mean, y))
 
 
-class NormalizedPLL(_Normalized):
+class NormalizedPLL(PLL):
     """PLL from constant uncertainty (0) to the optimum (100 percent), `mcbn.metrics.normalized`; higher is better.
 
     tau: precision of the noise; constant_tau: that of the constant twin, the mean of the samples with one variance.
     """
 
+    n_scores = 3
+
     def __init__(self, tau: metrics.TensorLike, constant_tau: metrics.TensorLike, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.tau, self.constant_tau = tau, constant_tau
+        super().__init__(tau, **kwargs)
+        self.constant_tau = constant_tau
 
     def update(self, samples: Tensor, y: Tensor) -> None:
         """Take in samples (T, N, ...) and targets (N, ...)."""
         mean = samples.mean(0)  # (N, ...)
-        self._add(
-            metrics.pll(samples, y, self.tau),
-            metrics.pll(mean.unsqueeze(0), y, self.constant_tau),
-            metrics.pll_optimum(mean, y),
-        )
+        constant = metrics.pll(mean.unsqueeze(0), y, self.constant_tau)
+        self._add(metrics.pll(samples, y, self.tau), constant, metrics.pll_optimum(mean, y))

@@ -22,6 +22,8 @@ class Estimate(NamedTuple):
         standard_error: of the mean; a single run has none.
         p_value: of the one-sample t-test of mean 0, where that was asked for.
         decimals: as printed; where None, two digits of the error show, in 2 to 4 decimals.
+        search: standard deviation of the mean from search to search, where the search was repeated.
+        searches: how many searches the mean is over.
     """
 
     mean: float
@@ -29,6 +31,13 @@ class Estimate(NamedTuple):
     n: int
     p_value: float | None = None
     decimals: int | None = None
+    search: float | None = None
+    searches: int = 1
+
+    @property
+    def apart(self) -> float:
+        """Standard error of the mean against that of one other search: sqrt(e^2 + (1 + 1/S) search^2)."""
+        return math.hypot(self.standard_error or 0.0, (self.search or 0.0) * math.sqrt(1 + 1 / self.searches))
 
     @property
     def half_unit(self) -> float:
@@ -58,12 +67,14 @@ def welch(ours: Estimate, theirs: Estimate) -> tuple[float, float]:
     """Return the ends of the 95 % interval of the difference of two means, from their standard errors.
 
     d = mean - mean_2, s^2 = e^2 + e_2^2, d +- t s with df = s^4 / (e^4 / (n - 1) + e_2^4 / (n_2 - 1)). Welch 1947.
+    Where searches were repeated, e holds their spread and n counts them.
     """
     difference = ours.mean - theirs.mean
-    a, b = ((e.standard_error or 0.0) ** 2 for e in (ours, theirs))
+    a, b = (e.apart**2 for e in (ours, theirs))
     if a + b == 0:
         return difference, difference
-    df = 1 / ((a / (a + b)) ** 2 / (ours.n - 1) + (b / (a + b)) ** 2 / (theirs.n - 1))
+    n, m = (e.n if e.search is None else e.searches for e in (ours, theirs))
+    df = 1 / ((a / (a + b)) ** 2 / (n - 1) + (b / (a + b)) ** 2 / (m - 1))
     half = float(stdtrit(df, 0.975)) * math.sqrt(a + b)
     return difference - half, difference + half
 
@@ -84,8 +95,9 @@ def cell(estimate: Estimate | None, show: str = "error", *, sign: str = "") -> s
     if show == "stars":
         return f"{estimate.mean:z.2f} {stars(estimate.p_value)}".rstrip()
     decimals = _decimals(estimate)
-    error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.{decimals}f}"
-    return f"{estimate.mean:{sign}z.{decimals}f}{error}"
+    errors = [estimate.standard_error, math.hypot(estimate.standard_error or 0.0, estimate.search or 0.0)]
+    shown = [f"{error:.{decimals}f}" for error in errors[: 1 if estimate.search is None else 2] if error is not None]
+    return " ± ".join([f"{estimate.mean:{sign}z.{decimals}f}", *([" / ".join(shown)] if shown else [])])
 
 
 def mean_cell(values: Collection[float], *, scale: float = 1, decimals: int | None = None, sign: str = "") -> str:

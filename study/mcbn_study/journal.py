@@ -82,16 +82,11 @@ class CellJournal(Journal):
         super().append(record for record in records if record_key(record) not in known)
 
     def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
-        """Write a cell's file, then its records; what was kept of it on the way goes."""
-        self.keep(cell, tensors, records)
-        self.append(records)
-        self._cell(f"{cell}.part").unlink(missing_ok=True)
-
-    def keep(self, cell: str, tensors: Mapping[str, Tensor], records: Sequence[Record] = ()) -> None:
-        """Write a file of tensors under the cell's name."""
+        """Write a cell's file, then its records."""
         metadata = {"records": json.dumps(records), "settings": json.dumps(self.config)}
         write_tensors(self._cell(cell), tensors, metadata)
         (self.folder / "cells" / ".gitignore").write_text("*\n")  # to go on from, not to publish
+        self.append(records)
 
     def load(self, cell: str) -> dict[str, Tensor] | None:
         """Return the tensors of a finished cell, None if there is none; records it still owes are added."""

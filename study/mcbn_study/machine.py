@@ -80,14 +80,18 @@ def prepared(function: Callable[..., R], compiled: bool) -> Callable[..., R]:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads; as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _setting(read: Callable[[], R], write: Callable[[R], object], value: R) -> Iterator[None]:
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        write(before)
+
+
+def threads(count: int) -> AbstractContextManager[None]:
+    """Compute with so many threads; as many as before afterwards."""
+    return _setting(torch.get_num_threads, torch.set_num_threads, count)
 
 
 def one_thread(device: str) -> AbstractContextManager[None]:
@@ -100,15 +104,10 @@ def fastest_convolutions() -> AbstractContextManager[None]:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True)
 
 
-@contextmanager
-def precision(tf32: bool) -> Iterator[None]:
+def precision(tf32: bool) -> AbstractContextManager[None]:
     """Multiply float32 matrices exactly, or as TF32 where the GPU can; what was set before is set again."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    way = "high" if tf32 else "highest"
+    return _setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, way)
 
 
 def _wait() -> None:

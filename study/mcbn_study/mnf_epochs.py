@@ -27,19 +27,16 @@ def run(out: str | Path = "results/mnf_epochs", *, datasets: Sequence[str] = (),
     unknown = [name for name in datasets if name not in EPOCHS]
     if unknown:
         raise MCBNError(f"there is no data set {unknown[0]!r} here; choose from {', '.join(EPOCHS)}")
+    journal = Journal(out, {"n_samples": PAPER.n_samples}, device)
     for dataset in datasets or EPOCHS:
-        for epochs in EPOCHS[dataset]:
-            errors = measure(dataset, epochs, PAPER.n_samples, device, out)
+        y = load(dataset).y
+        for epochs in EPOCHS[dataset]:  # one network a split
+            samples = train_and_draw(dataset, SPLITS, [SEED], [epochs] * len(SPLITS), PAPER.n_samples, device)
+            means = samples.double().mean(1).cpu()  # (splits, n)
+            errors = [float(rmse(mean, y[split(len(y), s).test])) for s, mean in zip(SPLITS, means, strict=True)]
+            run = {"kind": "epochs", "dataset": dataset, "method": "mnf"}
+            rows = [
+                {"split": s, "seed": SEED, "epochs": epochs, "rmse": e} for s, e in zip(SPLITS, errors, strict=True)
+            ]
+            journal.add(run | row for row in rows)
             yield f"{dataset}, {epochs} epochs: RMSE {sum(errors) / len(errors):.4f}"
-
-
-def measure(dataset: str, epochs: int, n_samples: int, device: str, out: str | Path) -> list[float]:
-    """Train one network a split for so many epochs, append its test RMSE and return it."""
-    y = load(dataset).y
-    samples = train_and_draw(dataset, SPLITS, [SEED], [epochs] * len(SPLITS), n_samples, device)
-    means = samples.double().mean(1).cpu()  # (splits, n)
-    errors = [float(rmse(mean, y[split(len(y), s).test])) for s, mean in zip(SPLITS, means, strict=True)]
-    run = {"kind": "epochs", "dataset": dataset, "method": "mnf"}
-    rows = [run | {"split": s, "seed": SEED, "epochs": epochs, "rmse": e} for s, e in zip(SPLITS, errors, strict=True)]
-    Journal(out, {"n_samples": n_samples}, device).add(rows)
-    return errors

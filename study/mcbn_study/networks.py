@@ -166,7 +166,12 @@ class SegNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, K, H, W)."""
-        self._require_image(x)
+        least = 2 ** len(self.encoder)
+        if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[-2:]) < least or not x.is_floating_point():
+            raise MCBNError(
+                f"SegNet takes RGB images (N, 3, H, W) of floating point, H and W at least {least}; got "
+                f"{tuple(x.shape)}, {str(x.dtype)[6:]}"
+            )
         places, sizes = [], []
         for stage in self.encoder:
             x = stage(x)
@@ -177,14 +182,6 @@ class SegNet(nn.Module):
             x = stage(unpool(x, places.pop(), sizes.pop()))
         logits: Tensor = self.classifier(x)
         return logits
-
-    def _require_image(self, x: Tensor) -> None:
-        least = 2 ** len(self.encoder)
-        if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[-2:]) < least or not x.is_floating_point():
-            raise MCBNError(
-                f"SegNet takes RGB images (N, 3, H, W) of floating point, H and W at least {least}; got "
-                f"{tuple(x.shape)}, {str(x.dtype)[6:]}"
-            )
 
 
 def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
@@ -257,11 +254,6 @@ class _Pool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Average over the image."""
         return x.mean((2, 3))
-
-
-def resnet32() -> nn.Module:
-    """Build ResNet-32 for 32x32 images, 10 classes: 31 batch norm layers."""
-    return cifar_resnet(5)
 
 
 def cifar_resnet(units: int) -> nn.Module:

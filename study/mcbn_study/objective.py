@@ -8,9 +8,12 @@ besides (no scale and shift, independent inputs, batch norm on every layer, larg
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+
+from torch import Tensor
 
 from mcbn import data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
@@ -21,6 +24,7 @@ from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
 STEPS = 200
+M, DECAY, TAU = 32, 1e-2, 10.0
 FIXED = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)
 
 
@@ -30,37 +34,29 @@ def run(
     dataset: str = "kin8nm",
     sizes: Sequence[int] = SIZES,
     steps: int = STEPS,
-    batch_size: int = 32,
-    weight_decay: float = 1e-2,
-    tau: float = 10.0,
     seeds: Sequence[int] = (0, 1, 2),
 ) -> None:
     """Train on N rows, compare gradients, append a record for each N and seed, write the table."""
-    config = {"steps": steps, "batch_size": batch_size, "weight_decay": weight_decay, "tau": tau, "split": 1}
-    rows = []
+    x, y = data.load(dataset)
+    train, rows = data.split(len(y), 1).train, []
     for n, seed in tracked(product(sizes, seeds), "objective", "network"):
         start = time.perf_counter()
-        fixed, implied = _gaps(dataset, n, steps, batch_size, weight_decay, tau, seed)
+        fixed, implied = _gaps(x[train[:n]], y[train[:n]], steps, seed)
         row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
         rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
-    Journal(out, config).add(rows)
+    Journal(out, {"steps": steps, "batch_size": M, "weight_decay": DECAY, "tau": TAU, "split": 1}).add(rows)
     report(Path(out))
 
 
-def _gaps(
-    dataset: str, n: int, steps: int, batch_size: int, weight_decay: float, tau: float, seed: int
-) -> tuple[ObjectiveGap, ObjectiveGap]:
-    x, y = data.load(dataset)
-    rows = data.split(len(y), 1).train[:n]
-    x, y = x[rows], y[rows]
+def _gaps(x: Tensor, y: Tensor, steps: int, seed: int) -> tuple[ObjectiveGap, ObjectiveGap]:
+    """Train on x (N, Q) and y (N,); compare the objectives there, with a fixed prior and with the implied one."""
+    n = len(x)
     network = Standardized(RegressionMLP(x.shape[1], seed=seed).double(), x, y)
-    epochs = max(1, round(steps / (n // batch_size)))
-    train_regression(network, x, y, batch_size=batch_size, epochs=epochs, weight_decay=weight_decay, seed=seed)
+    epochs = max(1, round(steps / (n // M)))
+    train_regression(network, x, y, batch_size=M, epochs=epochs, weight_decay=DECAY, seed=seed)
     x, y = network.standardize(x, y)
-    inner, y = network.network, y[:, None]
-    fixed = objective_gap(inner, x, y, n=n, tau=tau, prior=FIXED, batch_size=batch_size)
-    implied = objective_gap(inner, x, y, n=n, tau=tau, weight_decay=weight_decay, batch_size=batch_size)
-    return fixed, implied
+    compare = partial(objective_gap, network.network, x, y[:, None], n=n, tau=TAU, batch_size=M)
+    return compare(prior=FIXED), compare(weight_decay=DECAY)
 
 
 def report(out: Path) -> None:

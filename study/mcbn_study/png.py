@@ -3,19 +3,18 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mcbn import plots
 from mcbn.files import replacing
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PLOT, PHOTOGRAPH = 48, 256  # colours; a plot has a handful and their edges
 
 
-def save_figure(figure: "Figure", path: Path, colours: int = PLOT, exact: Sequence[tuple[int, int, int]] = ()) -> Path:
+def save_figure(
+    figure: "plots.Figure", path: Path, colours: int = PLOT, exact: Sequence[tuple[int, int, int]] = ()
+) -> Path:
     """Write a PNG with a palette of that many colours, a third of the size; `exact` ones are kept as they are."""
     from PIL import Image  # matplotlib depends on it
 

@@ -16,7 +16,7 @@ from mcbn.ray.cluster import connected
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import one_thread
 from mcbn_study.regression.profile import Profile
-from mcbn_study.study import Study, Task
+from mcbn_study.study import Setup, Study, Task
 
 KEPT = ("cells", "networks", "predictions")  # folders of a study that a task hands back
 
@@ -28,18 +28,18 @@ class Made(NamedTuple):
     records: list[Record]
 
 
-def run(study: Study, tasks: Sequence[Task], device: str, address: str | None) -> CellJournal:
+def run(study: Study, tasks: Sequence[Task], setup: Setup) -> CellJournal:
     """Give out the cells that have no file, each with those it needs; write what they make, in the order they end."""
-    about = (study.name, study.profile, device, study.numerics.compiled, study.numerics.fused)
     made: dict[str, Any] = {}
     pending = []
-    with connected(address) as ray:
-        work = ray.remote(num_cpus=1, num_gpus=1 if device == "cuda" else 0)(_work)
+    with connected(setup.address) as ray:
+        work = ray.remote(num_cpus=1, num_gpus=1 if setup.device == "cuda" else 0)(_work)
         sets = {name: ray.put(load(name)) for name in dict.fromkeys(task.dataset for task in tasks)}
         for task in tasks:
             if study.journal.load(task.cell) is None:
                 needed = [made[cell] for cell in task.needed]
-                pending.append(work.remote(about, task._replace(needed=()), sets[task.dataset], *needed))
+                about = (study.name, study.profile, setup, task._replace(needed=()))
+                pending.append(work.remote(about, sets[task.dataset], *needed))
                 made[task.cell] = pending[-1]
             else:
                 file = f"cells/{task.cell}.safetensors"
@@ -62,15 +62,15 @@ def _write(journal: CellJournal, made: Made) -> None:
     journal.append(made.records)
 
 
-def _work(about: tuple[str, Profile, str, bool, bool], task: Task, data: Regression, *needed: Made) -> Made:
+def _work(about: tuple[str, Profile, Setup, Task], data: Regression, *needed: Made) -> Made:
     """Run one cell in a folder of its own; return its new files and records."""
-    name, profile, device, compiled, fused = about
-    with one_thread(device), tempfile.TemporaryDirectory() as temporary:
+    name, profile, setup, task = about
+    with one_thread(setup.device), tempfile.TemporaryDirectory() as temporary:
         folder, before = Path(temporary), {path: content for made in needed for path, content in made.files.items()}
         for path, content in before.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        study = Study(name, profile, folder, device, compiled=compiled, fused=fused)
+        study = Study(name, profile, folder, setup)
         task.step(study.on(task.dataset, data), **task.options)
         files = [path for kept in KEPT for path in sorted((folder / kept).rglob("*")) if path.is_file()]
         after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

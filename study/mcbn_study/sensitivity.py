@@ -20,7 +20,7 @@ from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
 from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks
-from mcbn_study.study import Study, Task, run_study
+from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "sensitivity"
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
@@ -33,15 +33,13 @@ def run(
     *,
     regression: str | Path = "results/regression",
     datasets: Sequence[str] = (),
-    device: str = "cpu",
-    engine: str = "local",
     **how: Any,
 ) -> CellJournal:
-    """Run the study; `regression` is the folder of that study, whose choice of lambda is kept; how: as `run_study`."""
-    datasets = tuple(datasets) or profile.datasets
-    check_request(datasets, ("mcbn",), device, engine)
+    """Run the study; `regression` is the folder whose choice of lambda is kept; how: fields of `Setup`."""
+    datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
+    check_request(datasets, ("mcbn",), setup)
     tasks = list_tasks(profile, datasets, Path(regression))
-    return run_study(STUDY, profile, out, lambda _: tasks, datasets=datasets, device=device, engine=engine, **how)
+    return run_study(STUDY, profile, out, lambda _: tasks, datasets, setup)
 
 
 def list_tasks(profile: Profile, datasets: Sequence[str], regression: Path) -> list[Task]:
@@ -90,7 +88,7 @@ def measure(study: Study, M: int, decays: Sequence[float]) -> None:
     configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
     winner = [sorted(set(decays)).index(decay) for decay in decays]
     samples = {"search_samples": study.profile.sensitivity_samples, "n_samples": 2}
-    selected = cross_validate(study, name, problem, configurations, "bn", winner=winner, **samples)
+    selected = cross_validate(study, problem, configurations, "bn", winner=winner, **samples)
     chosen = [Choice(configurations[c], int(selected.epoch[0, b, c])) for b, c in enumerate(winner)]
     final = final_problem(study, splits)
     trained = train_chosen(study, final, chosen, "bn")

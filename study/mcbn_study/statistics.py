@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +23,13 @@ from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
 from mcbn_study.tables import read_words, write_table
-from mcbn_study.theory import kolmogorov_smirnov, lilliefors
-from mcbn_study.theory.objective import LiveNetwork, StatisticsModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mcbn_study.theory import LiveNetwork, StatisticsModel, kolmogorov_smirnov, lilliefors
 
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
 LAYERS = {"network.1": "layer 1", "network.4": "layer 2"}
 STATISTICS = {"mean": "batch mean", "std": "batch standard deviation"}
+SPLIT, DECAY = 1, 1e-4
 UNIT = 0  # the unit drawn in the figures, the first of each layer; the table counts all
 KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
 Curve = tuple[Tensor, float, float]  # the drawn values (T,) of one unit, mean and std of its Gaussian by Eq. (6)
@@ -46,17 +43,15 @@ def run(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     epochs: Sequence[int] = EPOCHS,
     n_samples: int = 500,
-    split: int = 1,
-    weight_decay: float = 1e-4,
     seed: int = 0,
 ) -> None:
     """Train, draw, test; append records and write tables and figures into the folder `out`."""
     out, start = Path(out), time.perf_counter()
-    config = {"n_samples": n_samples, "split": split, "weight_decay": weight_decay, "seed": seed, "hidden": [50, 50]}
+    config = {"n_samples": n_samples, "split": SPLIT, "weight_decay": DECAY, "seed": seed, "hidden": [50, 50]}
     rows: list[dict[str, Any]] = []
     curves: Curves = {}
     for M in tracked(batch_sizes, "statistics", "batch size"):
-        for epoch, network, x in _trained(dataset, split, M, epochs, weight_decay, seed):
+        for epoch, network, x in _trained(dataset, M, epochs, seed):
             for row, curve in _test(network, x, M, n_samples, seed):
                 rows.append({"dataset": dataset, "epoch": epoch, **row})
                 curves[row["layer"], row["statistic"], M, epoch] = curve
@@ -67,12 +62,10 @@ def run(
         save_figure(figure, out / name)
 
 
-def _trained(
-    dataset: str, split: int, M: int, epochs: Sequence[int], weight_decay: float, seed: int
-) -> list[tuple[int, Standardized, Tensor]]:
+def _trained(dataset: str, M: int, epochs: Sequence[int], seed: int) -> list[tuple[int, Standardized, Tensor]]:
     """Train one network with batches of M; return a copy at each epoch, with the training inputs (N, Q)."""
     x, y = data.load(dataset)
-    train = data.split(len(y), split).train
+    train = data.split(len(y), SPLIT).train
     x, y = x[train].float(), y[train].float()
     network = Standardized(RegressionMLP(x.shape[1], seed=seed), x, y)
     copies: list[tuple[int, Standardized, Tensor]] = []
@@ -81,8 +74,7 @@ def _trained(
         if epoch in epochs:
             copies.append((epoch, copy.deepcopy(network).eval(), x))
 
-    options: dict[str, Any] = {"batch_size": M, "weight_decay": weight_decay, "seed": seed}
-    train_regression(network, x, y, epochs=max(epochs), on_epoch=keep, **options)
+    train_regression(network, x, y, batch_size=M, epochs=max(epochs), weight_decay=DECAY, seed=seed, on_epoch=keep)
     return copies
 
 
@@ -134,7 +126,7 @@ def report(out: Path) -> None:
 
 def figures(
     curves: Curves, batch_sizes: Sequence[int], epochs: Sequence[int], dataset: str = "yacht"
-) -> "dict[str, Figure]":
+) -> "dict[str, plots.Figure]":
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
     drawn = {}
     for (layer, name), (statistic, title) in product(LAYERS.items(), STATISTICS.items()):

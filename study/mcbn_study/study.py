@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,53 +24,50 @@ class Task(NamedTuple):
     weight: float = 0.0  # of the work, for progress
 
 
+ListTasks = Callable[["Study"], Sequence[Task]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where a study runs and how it computes.
+
+    engine: "local", or "ray": cells as tasks of the cluster at `address`. For a GPU: `compiled` fuses elementwise work
+    by torch.compile, `fused` many training steps into one CUDA kernel.
+    """
+
+    device: str = "cpu"
+    engine: str = "local"
+    address: str | None = None
+    compiled: bool = False
+    fused: bool = False
+
+
 def run_study(
-    name: str,
-    profile: Profile,
-    out: str | Path,
-    list_tasks: Callable[["Study"], Sequence[Task]],
-    *,
-    datasets: Sequence[str],
-    device: str,
-    engine: str,
-    address: str | None = None,
-    **numerics: bool,
+    name: str, profile: Profile, out: str | Path, list_tasks: ListTasks, datasets: Sequence[str], setup: Setup
 ) -> CellJournal:
-    """Do the cells of a study in this process, or as tasks of the Ray cluster at `address`; numerics as `Study`."""
-    if engine == "ray":
+    """Do the cells of a study in this process, or as tasks of a Ray cluster."""
+    if setup.engine == "ray":
         from mcbn_study import ray
 
-        study = Study(name, profile, out, "cpu", **numerics)
-        return ray.run(study, list_tasks(study), device, address)
+        study = Study(name, profile, out, replace(setup, device="cpu"))
+        return ray.run(study, list_tasks(study), setup)
     sets = {dataset: load(dataset) for dataset in datasets}
-    study = Study(name, profile, out, device, **numerics)
+    study = Study(name, profile, out, setup)
     return study.run(list_tasks(study), sets)
 
 
 class Study:
-    """One study in one folder on one device; `on` a data set it has `dataset` and `data`.
-
-    `compiled` fuses elementwise work by torch.compile, `fused` many training steps into one CUDA kernel: for a GPU.
-    """
+    """One study in one folder on one device; `on` a data set it has `dataset` and `data`."""
 
     dataset: str
     data: Regression
 
-    def __init__(
-        self,
-        name: str,
-        profile: Profile,
-        out: str | Path,
-        device: str = "cpu",
-        *,
-        compiled: bool = False,
-        fused: bool = False,
-    ) -> None:
-        self.name, self.profile, self.device = name, profile, device
+    def __init__(self, name: str, profile: Profile, out: str | Path, setup: Setup = Setup()) -> None:  # noqa: B008
+        self.name, self.profile, self.device = name, profile, setup.device
         self.journal = CellJournal(out, profile.settings())
-        self.numerics = Numerics(profile.tf32, compiled, fused)
+        self.numerics = Numerics(profile.tf32, setup.compiled, setup.fused)
         self.progress = Progress()
-        self._where = environment(device)
+        self._where = environment(setup.device)
 
     def on(self, dataset: str, data: Regression) -> Self:
         """Return this study, at work on one data set."""

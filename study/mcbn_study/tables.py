@@ -75,20 +75,20 @@ def table(words: Words, rows: Sequence[Sequence[str]], header: Sequence[str] = (
     return Table(title, f"table:{label}", (*words.get("header", ()), *header), rows, note)
 
 
-def render(package: str, **content: Any) -> str:
-    """Fill in the report.md.j2 of a package, where text is Markdown already and the filter `plain` escapes it.
+def render(package: str, template: str = "report.md.j2", /, **content: Any) -> str:
+    """Fill in a template of a package, where text is Markdown already and the filter `plain` escapes it.
 
     The filter `table` lays out lines of cells, which stand between bars; the first is the header.
     """
     loader = PackageLoader(package, "")
     page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {"plain": escape_markdown, "markdown": to_markdown, "table": _straighten}
-    return page.get_template("report.md.j2").render(markdown=markdown, **content).rstrip() + "\n"
+    return page.get_template(template).render(markdown=markdown, **content).rstrip() + "\n"
 
 
-def _straighten(text: str) -> str:
+def _straighten(text: str, align: str = "r") -> str:
     header, *rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
-    return markdown(header, rows)
+    return markdown(header, rows, align)
 
 
 def to_page(table: Table) -> str:

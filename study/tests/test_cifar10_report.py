@@ -62,7 +62,7 @@ def test_the_last_record_of_a_measurement_counts() -> None:
 
 def test_tables_show_ours_beside_the_papers() -> None:
     (found,) = report.collect(study())
-    text = "\n".join(report.sections(found))
+    text = report.page([found])
     assert cells(text, "paper") == ["paper", "-0.32", "-0.36", "-0.32", "-0.30", "-0.28"]
     assert cells(text, "ours")[1] == "-0.305 ± 0.005"  # plain: -0.31 and -0.30
     assert cells(text, "difference") == ["difference", "+0.015", "+0.015", "+0.015", "+0.015", "+0.025"]

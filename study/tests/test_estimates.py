@@ -31,7 +31,7 @@ def test_mean_error_and_p_value_equal_scipy(values):
 
 
 def test_runs_without_spread():
-    assert estimate([3.0]) == (3.0, None, 1, None, None)
+    assert estimate([3.0]) == Estimate(3.0, None, 1)
     assert p_value(3.0, None, 1) is None
     assert p_value(0.0, 0.0, 5) is None
     assert p_value(-2.0, 0.0, 5) == 0.0

@@ -18,7 +18,7 @@ from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import CellJournal
 from mcbn_study.journal import read as read_records
-from mcbn_study.networks import resnet32
+from mcbn_study.networks import cifar_resnet
 from mcbn_study.posteriors import measure, report
 from mcbn_study.posteriors import run as posteriors
 from mcbn_study.profiles import TAU_RANGES
@@ -237,12 +237,11 @@ def test_relative_crps_is_paired_and_judged_against_the_target():
     differences = [100 * 0.01 / 2, 100 * 0.05 / 2]
     assert gap.mean == pytest.approx(100 * (4.06 / 4.0 - 1))
     assert gap.standard_error == pytest.approx(np.std(differences, ddof=1) / math.sqrt(2))
-    table = report.tables(own)[0]
-    assert table.rows == [("Boston Housing", "+1.50 ± 1.00", "-10.00 ± 5.00", "not reached")]
+    assert "| Boston Housing | +1.50 ± 1.00 | -10.00 ± 5.00 | not reached |" in report.page(own)
     near = report.collect([*made("sample", [1.0, 3.0]), *made("gaussian", [1.01, 3.01])])
-    assert report.tables(near)[0].rows[0][-1] == "reached"
+    assert "| Boston Housing | +0.50 ± 0.00 | reached |" in report.page(near)
     without = report.collect(made("sample", [1.0, 3.0]) + made("tuned", [1.0, 3.0]))
-    assert report.tables(without)[0].rows[0][-1] == "\N{EN DASH}"
+    assert "| Boston Housing | +0.00 ± 0.00 | \N{EN DASH} |" in report.page(without)
 
 
 def test_tables_come_from_records_alone(study, tmp_path):
@@ -274,7 +273,7 @@ def weights(tmp_path, monkeypatch):
     monkeypatch.setattr(foreign, "cifar10", few)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = resnet32().eval()
+        network = cifar_resnet(5).eval()
     state = {name: value.numpy() for name, value in network.state_dict().items() if "tracked" not in name}
     np.savez(tmp_path / "resnet32.npz", **{published(name): value for name, value in state.items()})
     return tmp_path / "resnet32.npz", network
@@ -306,7 +305,7 @@ def test_crops_are_framed_in_black_before_normalisation():
     black, white = (foreign.normalise(torch.full((3, 1, 1), v, dtype=torch.uint8)) for v in (0, 255))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        crops = torch.stack([foreign.FramedCrops(image)[0] for _ in range(300)])
+        crops = torch.stack([foreign.framed_crops(image)[0] for _ in range(300)])
     assert bool(((crops == black) | (crops == white)).all())
     dark = crops[:, 0] == black[0]  # (n, 32, 32)
     assert [int(dark.all(axis).sum(1).max()) for axis in (1, 2)] == [4, 4]  # columns, rows of the frame
@@ -336,7 +335,8 @@ def test_the_foreign_network_is_compared_and_gone_on_with(weights, tmp_path):
     assert table.read_text().count("\n| ") == 2 + 6
     assert "(cpu)" not in table.read_text()
     other = [r | {"device": "cuda", "config": r["config"] | {"n_test": 10}} for r in again]
-    rows = report.cifar_table([*other, *again]).rows
+    lines = report.cifar_page([*other, *again]).splitlines()[-12:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [row[3] for row in rows] == ["4"] * 6 + ["10"] * 6  # fewer images first
     assert [row[8].rpartition(" ")[2] for row in rows[5:7]] == ["(cpu)", "(cuda)"]  # where the clock ran
 

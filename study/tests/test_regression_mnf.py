@@ -91,9 +91,10 @@ def test_search_validates_on_the_last_fifth_and_the_test_trains_on_all(monkeypat
     assert torch.equal(tested[1], test)
 
 
-def test_error_by_epochs_is_that_of_networks_trained_as_long(tmp_path):
-    mnf_epochs.measure("boston", 2, 4, "cpu", tmp_path)
-    mnf_epochs.measure("boston", 3, 4, "cpu", tmp_path)
+def test_error_by_epochs_is_that_of_networks_trained_as_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(mnf_epochs, "EPOCHS", {"boston": (2, 3)})
+    monkeypatch.setattr(mnf_epochs, "PAPER", replace(mnf_epochs.PAPER, n_samples=4))
+    assert [line.partition(":")[0] for line in mnf_epochs.run(tmp_path)] == ["boston, 2 epochs", "boston, 3 epochs"]
     found = read(tmp_path / "records.jsonl")
     assert [(r["epochs"], r["split"]) for r in found] == [(n, s) for n in (2, 3) for s in mnf_epochs.SPLITS]
     draws = mnf.train_and_draw("boston", [2], [mnf_epochs.SEED], [3], 4, "cpu").double()

@@ -65,6 +65,19 @@ def test_repeated_searches_are_laid_out_with_their_spread(tmp_path):
     section = text.split("## The search repeated")[1].split("## ")[0]
     assert f"| mean of 3 searches | {mean + 1:.3f}, standard deviation 1.000 |" in section
     assert "| paper | 2.75 ± 0.05 |" in section
+    table = text.split("## Prediction accuracy measured by RMSE")[1].split("## ")[0]
+    assert f"| ours | {mean + 1:.3f} ± " in table  # the mean over searches is the row that counts
+
+
+def test_boston_searched_as_published_is_set_beside_ours(tmp_path):
+    synthetic.write(tmp_path / "regression" / "records.jsonl", synthetic.study(("boston",), ("mcbn",)))
+    for variant, seed, rmse in (("fresh", 1, 2.5), ("fresh", 2, 3.5), ("all", 1, 2.75)):
+        runs = [r | {"rmse": rmse} for r in synthetic.study(("boston",), ("mcbn",))]
+        synthetic.write(tmp_path / "boston" / variant / str(seed) / "records.jsonl", iter(runs))
+    rows = {row[0]: row[1:] for row in regression.read(tmp_path).repeats[-1].rows}
+    assert rows["fresh draws"] == ("2", "3.000", "0.707", "2.500", "1")
+    assert rows["all three"] == ("1", "2.750", MISSING, "2.750", "1")
+    assert list(rows) == ["ours", "all three", "fresh draws"]
 
 
 def size(path):

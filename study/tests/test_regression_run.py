@@ -19,7 +19,7 @@ from mcbn_study.regression import run as regression
 from mcbn_study.regression import search
 from mcbn_study.regression.profile import PAPER, Configuration
 from mcbn_study.regression.search import Choice, Search
-from mcbn_study.regression.train import Trainer, load_networks
+from mcbn_study.regression.train import load_networks
 from small_study import OURS, TINY, predictions
 
 NEVER = {"seconds"}
@@ -200,27 +200,6 @@ def test_interrupted_and_started_again_it_gives_the_same(whole, tmp_path, monkey
     assert starts > 5
     assert stripped(read(tmp_path / "records.jsonl")) == stripped(read(whole / "records.jsonl"))
     assert predictions(tmp_path / "predictions") == predictions(whole / "predictions")
-
-
-def test_a_cell_at_work_goes_on_where_it_was_kept(whole, tmp_path, monkeypatch):
-    advance, epochs = Trainer.advance, []
-
-    def fail_in_the_second_interval(self, n):
-        epochs.append(self.epoch)
-        if self.epoch == 5 and epochs.count(5) == 1:
-            raise KeyboardInterrupt
-        advance(self, n)
-
-    monkeypatch.setattr(search, "KEEP_SECONDS", 0.0)
-    monkeypatch.setattr(Trainer, "advance", fail_in_the_second_interval)
-    with pytest.raises(KeyboardInterrupt):
-        regression.run(TINY, tmp_path, methods=("bn",))
-    assert (tmp_path / "cells" / "boston-bn-64.part.safetensors").exists()
-    regression.run(TINY, tmp_path, methods=("bn",))
-    assert epochs[:3] == [0, 5, 5], "the first interval should not have been trained again"
-    assert not list((tmp_path / "cells").glob("*.part*"))
-    found = [r for r in read(tmp_path / "records.jsonl") if r.get("method") == "bn"]
-    assert stripped(found) == stripped(CellJournal(whole, TINY.settings()).find(method="bn"))
 
 
 def test_one_method_alone_gives_what_it_gives_in_company(whole, tmp_path):

@@ -73,24 +73,6 @@ def test_search_follows_the_protocol(family, fresh, monkeypatch):
     assert epochs_seen[-1] == max(found.stopped[0].tolist())
 
 
-@pytest.mark.parametrize("family", ["bn", "dropout"])
-def test_a_search_goes_on_from_its_state(family, monkeypatch):
-    monkeypatch.setattr(training, "LEARNING_RATE", 0.03)
-    configurations = [Configuration(decay, M, None if family == "bn" else 0.1) for decay in DECAYS]
-
-    def search():
-        return CrossValidation(problem(), 3, configurations, RULES, hidden=H, family=family)
-
-    first, states = search(), {}
-    whole = first.run(lambda epoch: states.update({epoch: {n: v.clone() for n, v in first.state().items()}}))
-    for state in list(states.values())[:: max(1, len(states) // 3)]:
-        later = search()
-        later.restore(state)
-        found = later.run()
-        for name, value in vars(whole).items():
-            torch.testing.assert_close(getattr(found, name), value, rtol=0, atol=0, equal_nan=True)
-
-
 def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
     given = problem()
     search = CrossValidation(given, 3, [Configuration(0.1, M)], RULES, hidden=H, family="bn")

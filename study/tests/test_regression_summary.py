@@ -53,7 +53,7 @@ def test_rows_cover_what_was_run_and_nothing_else(tests):
 def test_csv_has_the_columns_and_the_papers_numbers(tests):
     text = summary.summary_csv(summary.summarise(tests))
     assert text.splitlines()[0] == (
-        "dataset,method,metric,n,mean,standard_error,p_value,paper_mean,paper_standard_error"
+        "dataset,method,metric,n,mean,standard_error,p_value,searches,search,paper_mean,paper_standard_error"
     )
     rows = {(r["dataset"], r["method"], r["metric"]): r for r in csv.DictReader(io.StringIO(text))}
     yacht = rows["yacht", "mcbn", "crps_normalized"]

@@ -77,7 +77,7 @@ def test_a_second_run_appends_and_the_table_shows_the_last(tmp_path: Path) -> No
 
 
 def test_shares_are_those_of_scipy_unit_by_unit() -> None:
-    (_, network, x), *_ = statistics._trained("boston", 1, 16, (3,), 1e-4, 0)
+    (_, network, x), *_ = statistics._trained("boston", 16, (3,), 0)
     found = list(statistics._test(network, x, 16, 200, 0))
     posterior = MCBN(network, "regression").fit(x, n_samples=200, batch_size=16, seed=0).posterior
     h = (x - network.x_mean) / network.x_std @ network.network[0].weight.detach().T  # (N, 50): what layer 1 sees

@@ -17,21 +17,26 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
+from mcbn.engine import constants
+from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
 from mcbn.private_torch import AnyBatchNorm
 from mcbn_study.machine import gpu_growth, timed
-from mcbn_study.networks import UNet, resnet32, resnet50
+from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
 LEAST_REPEATS, MOST_REPEATS = 3, 20
 ENOUGH_SECONDS = 3.0  # of the fastest method, over its repeats
@@ -60,6 +65,7 @@ class Case:
     n_samples: int
     task: str = "classification"
     recorded: int | None = None  # training batches drawn, their statistics repeated to T; None: T of them
+    dtype: torch.dtype = torch.float32
 
     @property
     def title(self) -> str:
@@ -67,10 +73,20 @@ class Case:
         return f"{self.name} N={self.n}"
 
 
+def efficient() -> nn.Module:
+    """Return an EfficientNet-B0, which torchvision has."""
+    from torchvision.models import efficientnet_b0
+
+    network: nn.Module = efficientnet_b0()
+    return network
+
+
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")
-RESNET32 = Case("resnet32", resnet32, (3, 32, 32), 128, 1, 128)
+RESNET32 = Case("resnet32", partial(cifar_resnet, 5), (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
+EFFICIENT = Case("efficientnet", efficient, (3, 224, 224), 64, 1, 32)
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 MEMORY = (
     replace(MLP, name="memory mlp", n=2000),
@@ -84,6 +100,17 @@ FIT = (
     replace(RESNET32, name="fit resnet32", n_samples=16),
     replace(RESNET32, name="fit resnet32 T=128"),
 )
+
+
+def precision_cases(device: str) -> list[Case]:
+    """List networks in single and half precision, on a GPU alone."""
+    sizes = {RESNET50: (1, 32, 256), RESNET32: (1, 32, 256), UNET: (1, 32), EFFICIENT: (1, 32, 256)}
+    return [
+        replace(case, name=f"{case.name} {name}", dtype=dtype, n=n, n_samples=32, recorded=4)
+        for case in (sizes if device == "cuda" else ())
+        for n in sizes[case]
+        for name, dtype in PRECISIONS.items()
+    ]
 
 
 class Prepared(NamedTuple):
@@ -166,6 +193,31 @@ def forwards(network: nn.Module, inputs: Tensor, n_samples: int) -> None:
     """Run T passes of a network as it is: in eval mode what draws cost if statistics came for nothing."""
     for _ in range(n_samples):
         network(inputs)
+
+
+def folded(network: nn.Module) -> nn.Module:
+    """Return a copy with every batch norm behind a convolution folded into its weights, channels last."""
+    copy: nn.Module = deepcopy(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for layers in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
+        for place, (convolution, norm) in enumerate(pairwise(layers)):
+            if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                layers[place], layers[place + 1] = fuse_conv_bn_eval(convolution, norm), nn.Identity()
+    return copy
+
+
+class Folded:
+    """An expert's limit: T passes with batch norm folded into the weights, channels last, in one CUDA graph.
+
+    Without statistics, one set of weights for all T passes, and no moments.
+    """
+
+    def __init__(self, network: nn.Module, query: Tensor, n_samples: int) -> None:
+        fast, inputs = folded(network), query.contiguous(memory_format=torch.channels_last)
+        self.replay = capture(partial(forwards, fast, inputs, n_samples), warm_ups=1)
+
+    def __call__(self, n_samples: int) -> None:
+        """Run all T passes."""
+        self.replay()
 
 
 class Peer:
@@ -295,7 +347,8 @@ def growth(case: Case, method: str, folder: Path) -> int:
 
 def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> None:
     if method == "mcbn":
-        bayes.predict(ready.query, n_samples=case.n_samples)
+        with patch.object(constants, "DRAWS_BEFORE_PLAN", 1):  # of few draws, too, what later calls need
+            bayes.predict(ready.query, n_samples=case.n_samples)
     else:
         forwards(ready.network, ready.query, PLAIN_MEMORY_DRAWS)
 

@@ -19,11 +19,13 @@ from mcbn.progress import tracked
 from mcbn_benchmarks.speed import cases
 from mcbn_benchmarks.speed.cases import Case, Method, Prepared, fitted, peak_bytes, prepare, time_interleaved
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
-from mcbn_study import journal
+from mcbn_study import journal, machine
 from mcbn_study.machine import Environment, environment, threads
 
 ALGORITHM_1, PLAIN, PEER, FORWARDS = "algorithm 1", "plain x T", "torch-uncertainty", "training forwards"
+FOLDED, SINGLE = "folded x T", "mcbn fp32"
 AGREEMENT_DRAWS = 3
+PRECISION_REPEATS = 3
 CPU_THREADS = 2
 MEMORY_SAMPLES = (5, 500)
 MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
@@ -69,6 +71,7 @@ def measure(options: Options, only: str = "") -> Iterator[Record]:
         timed = [replace(case, n_samples=cases.QUICK_SAMPLES) for case in (cases.MLP, cases.RESNET32)]
     work: list[tuple[str, Callable[[], Iterator[Record]]]] = [(c.title, partial(speed, c, options)) for c in timed]
     if not options.quick:
+        work += [(case.title, partial(precision, case, options)) for case in cases.precision_cases(options.device)]
         work += [(case.title, partial(memory, case, options)) for case in cases.MEMORY]
         work += [(case.title, partial(fit, case, options)) for case in cases.FIT]
     if not options.quick and options.device == "cpu":
@@ -119,10 +122,47 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
     yield from _timed(case, methods, options, OURS, peaks)
 
 
+def precision(case: Case, options: Options) -> Iterator[Record]:
+    """Time one precision against plain passes in it, an expert's limit, and ours in single precision."""
+    ready = prepare(case, options.device)
+    single = fitted(case, ready)
+    bayes, query = single.with_posterior(single.posterior).to(case.dtype), ready.query.to(case.dtype)
+    network = deepcopy(ready.network).to(case.dtype)
+    _, seconds = machine.timed(bayes.predict, query)
+    yield Record(case.name, case.n, case.n_samples, "first call", value=seconds, note="seconds")
+    yield nearness(case, ready.query, single, bayes)
+    methods: dict[str, Method] = {
+        PLAIN: partial(cases.forwards, network, query),
+        FOLDED: cases.Folded(network, query, case.n_samples),
+        "mcbn": lambda T: bayes.predict(query, n_samples=T),
+    }
+    if case.dtype != torch.float32:
+        methods[SINGLE] = lambda T: single.predict(ready.query, n_samples=T)
+    yield from _timed(case, methods, options, OURS | {SINGLE}, {}, most_repeats=PRECISION_REPEATS)
+
+
+def nearness(case: Case, query: Tensor, single: MCBN[Any], bayes: MCBN[Any]) -> Record:
+    """Compare with single precision, TF32 off: root mean square error of ours over that of the network's own code."""
+    draws, engine = range(AGREEMENT_DRAWS), bayes.engine
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        exact = torch.stack([single.engine.replay(query, t) for t in draws])
+    with torch.no_grad():
+        own = torch.stack([engine.replay(engine.network.prepare(query), t) for t in draws])
+        ours = bayes.sample(query, n_samples=len(draws))
+    errors = [(samples - exact).double().square().mean().sqrt().item() for samples in (ours, own)]
+    ratio, how = errors[0] / errors[1], bayes.explain(query)
+    return Record(case.name, case.n, len(draws), "error over that of its own code", value=ratio, note=how)
+
+
 def _timed(
-    case: Case, methods: dict[str, Method], options: Options, whole: frozenset[str], peaks: dict[str, int]
+    case: Case,
+    methods: dict[str, Method],
+    options: Options,
+    whole: frozenset[str],
+    peaks: dict[str, int],
+    most_repeats: int = cases.MOST_REPEATS,
 ) -> Iterator[Record]:
-    most_repeats = 1 if options.quick else cases.MOST_REPEATS
+    most_repeats = 1 if options.quick else most_repeats
     timings = time_interleaved(methods, case.n_samples, options.device, whole=whole, most_repeats=most_repeats)
     for name, (milliseconds, draws_timed, seconds) in timings.items():
         sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name in OURS else ""

@@ -1,18 +1,17 @@
 """Records as ratios beside their targets: what was set out to be reached, and what was."""
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 from mcbn_study.machine import Environment
-from mcbn_study.tables import markdown
+from mcbn_study.tables import render
 
 CRPS_DIFFERENCE, LESS_DRAWS = "CRPS difference", "T=5"
 OURS = ("mcbn", "mcbn compiled", "linear", "fit")
-HEADER = ("case", "N", "T", "ours", "against", "theirs", "ratio", "target", "")
 TARGETS = Path(__file__).parent / "targets.csv"  # what was set out to be reached
 
 
@@ -86,30 +85,12 @@ def table(records: Sequence[Record], where: Environment) -> str:
     compared = {(row.case, row.n, row.against): row for row in compare(records)}
     for place, goal in goals.items():
         compared.setdefault(place, Comparison(goal.case, goal.n, None, "", goal.against, note="not measured"))
-    rows = [_row(row, goals.get(place)) for place, row in compared.items()]
-    heading = f"{where.hardware}; torch {where.torch}; commit {where.commit[:12]}; {where.date}"
-    summary = _summary([(row, goals[place]) for place, row in compared.items() if place in goals])
-    return "\n".join([heading, "", markdown(HEADER, rows, "l"), *summary, "", *_values(records)])
-
-
-def _row(row: Comparison, goal: Target | None) -> tuple[str, ...]:
-    ratio = "" if row.ratio is None else show_ratio(row.against, row.ratio)
-    verdict = goal.verdict(row.ratio, row.n_samples) if goal and row.ratio is not None else ""
-    size, T = ("" if value is None else f"{value:,}" for value in (row.n, row.n_samples))
-    words = "; ".join(filter(None, (verdict, row.note)))
-    return row.case, size, T, row.ours, row.against, row.theirs, ratio, goal.text if goal else "", words
-
-
-def _summary(judged: Sequence[tuple[Comparison, Target]]) -> list[str]:
-    """Count the targets reached; list what was missed, and by how much."""
-    ratios = [(row, goal, row.ratio) for row, goal in judged if row.ratio is not None]
-    missed = []
-    for row, goal, ratio in ratios:
-        if (verdict := goal.verdict(ratio, row.n_samples)) != "reached":
-            place = f"{row.case}{'' if row.n is None else f' N={row.n:,}'} against {row.against}"
-            missed.append(f"- {place}: {show_ratio(row.against, ratio)}, target {goal.text}: {verdict}")
-    counts = f"{len(ratios) - len(missed)} reached, {len(missed)} missed, {len(judged) - len(ratios)} not measured"
-    return [f"Targets: {counts}.", *missed]
+    rows = [(row, goals.get(place)) for place, row in compared.items()]
+    judged = [(row, goal, row.ratio) for row, goal in rows if goal and row.ratio is not None]
+    missed = [(row, goal) for row, goal, ratio in judged if goal.verdict(ratio, row.n_samples) != "reached"]
+    counts = {"reached": len(judged) - len(missed), "unmeasured": len(goals) - len(judged), "missed": missed}
+    shown = {"where": where, "rows": rows, "records": records, "show_ratio": show_ratio, "size": _size}
+    return render(__package__, **counts, **shown).rstrip()
 
 
 def compare(records: Sequence[Record]) -> list[Comparison]:
@@ -157,20 +138,6 @@ def _compare_memory(case: str, n: int, group: Sequence[Record]) -> list[Comparis
     few, many = min(peaks), max(peaks)
     ratio = peaks[many] / max(peaks[few], 1)
     return [Comparison(case, n, many, _size(peaks[many]), LESS_DRAWS, _size(peaks[few]), ratio)]
-
-
-def _values(records: Iterable[Record]) -> list[str]:
-    """List what is no ratio: errors, correlations, peak memory, notes."""
-    lines = []
-    for r in records:
-        title = f"- {r.case} N={r.n:,} T={r.n_samples}: {r.method}"
-        if r.value is not None and r.method != CRPS_DIFFERENCE:
-            lines.append(f"{title} {r.value:.3g}{f' ({r.note})' if r.note else ''}")
-        elif r.peak_bytes is not None and not r.case.startswith("memory"):
-            lines.append(f"{title} peak memory {_size(r.peak_bytes)}")
-        elif r.milliseconds is None and r.peak_bytes is None and r.value is None:
-            lines.append(f"{title}: {r.note}")
-    return lines
 
 
 def show_ratio(against: str, ratio: float) -> str:

@@ -75,8 +75,7 @@ def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
     if entry.package in absent or importlib.util.find_spec(entry.package) is None:
         return replace(finding, reason=f"{entry.package} is not installed")
     start = time.perf_counter()
-    with warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
         torch.manual_seed(0)
         try:
             specimen = entry.build()
@@ -169,16 +168,10 @@ def compare(specimen: Specimen) -> dict[str, Any]:
     how, _, why = bayes.explain(query).partition("because ")
     way = f"loop: {why.rstrip('.')}" if why else how.split(": ", 1)[1].split(";")[0]
     dtype = str(loop[0].dtype).removeprefix("torch.")
-    exact = max(*statistics, *outputs, fast) <= TOLERANCE[dtype]
-    return {
-        "outcome": "exact" if exact else "inexact",
-        "dtype": dtype,
-        "layers": len(bayes.posterior.layers),
-        "statistics_error": max(statistics),
-        "output_error": max(outputs),
-        "fast_error": fast,
-        "way": way,
-    }
+    errors = {"statistics_error": max(statistics), "output_error": max(outputs), "fast_error": fast}
+    exact = max(errors.values()) <= TOLERANCE[dtype]
+    found = {"dtype": dtype, "layers": len(bayes.posterior.layers), **errors, "way": way}
+    return {"outcome": "exact" if exact else "inexact", **found}
 
 
 def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:

@@ -3,24 +3,18 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study.journal import Journal, Record
-from mcbn_study.tables import markdown
+from mcbn_study.tables import markdown, render
 
-START, END = "<!-- zoo -->", "<!-- /zoo -->"
 MATRIX = ("package", "networks", "batch norm calls", "exact", "several draws or folded in one pass")
-TABLE = ["package", "network", "dtype", "calls", "statistics", "output", "fast path", "how draws run", "untouched", "s"]
-ERRORS = ("statistics_error", "output_error", "fast_error")
 
 
-def write(folder: Path, readme: Path | None = None) -> list[str]:
+def write(folder: Path) -> list[str]:
     """Write and print the table of the folder's records; return the networks that are not exact, or were touched."""
     records = latest(Journal(folder).records)
     text = table(records)
     write_text(folder / "table.md", text)
-    if readme:
-        write_readme(readme, records)
     print(text)
     return [f"{r['package']}/{r['name']}" for r in ran(records) if r["outcome"] == "inexact" or not r["untouched"]]
 
@@ -65,40 +59,16 @@ def matrix(records: Sequence[Record]) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """Lay out every network, then what was refused, has no batch norm or could not run, with the reason."""
-    torch = records[0].get("torch", "") if records else ""
-    rows = [_row(r) for r in records if r["outcome"] in ("exact", "inexact")]
-    others = [r for r in records if r["outcome"] not in ("exact", "inexact")]
-    lines = [
-        "# Networks that others wrote",
-        "",
-        f"{summary(records)}. torch {torch}; errors relative to the largest value, against a "
-        "hand-made training pass (statistics, output) and against the plain loop (fast path); single precision where "
-        "that is within 1e-4, else double within 1e-9.",
-        "",
-        matrix(records),
-        markdown(TABLE, rows, "l", padded=False),
-        *(f"- {r['package']}/{r['name']}: {r['outcome']}: {r['reason']}" for r in others),
-    ]
-    return "\n".join(lines) + "\n"
+    shown = {"summary": summary(records), "matrix": matrix(records), "torch": records[0]["torch"] if records else ""}
+    return render(__package__, records=records, **shown)
 
 
-def _row(record: Record) -> list[str]:
-    errors = ["" if record[name] is None else f"{record[name]:.0e}" for name in ERRORS]
-    name = record["name"] if record["outcome"] == "exact" else f"**{record['name']}** (not exact: {record['reason']})"
-    untouched = "yes" if record["untouched"] else "**no**"
-    cells = record["package"], name, record["dtype"], str(record["layers"]), *errors, record["way"]
-    return [*cells, untouched, str(record["seconds"])]
-
-
-def write_readme(path: Path, records: Iterable[Record]) -> None:
-    """Replace what stands between the markers of the README: the matrix of the networks of others alone."""
-    text = path.read_text()
-    if text.count(START) != 1 or text.count(END) != 1:
-        raise MCBNError(f"{path} needs one {START} and one {END}; the matrix goes between them")
+def readme_matrix(records: Iterable[Record]) -> str:
+    """Lay out the matrix of the networks of others alone, as the README has it."""
     records = [r for r in records if r["package"] != "mcbn"]
     refused = [f"{r['name']} ({r['package']}): {r['reason']}" for r in ran(records) if r["outcome"] != "exact"]
     missing = {r["package"] for r in records if r["reason"].startswith(r["package"]) and "not installed" in r["reason"]}
-    lines = [START, f"{summary(records)}:", "", matrix(records)]
+    lines = [f"{summary(records)}:", "", matrix(records)]
     lines += [f"Not exact: {'; '.join(refused)}", ""] if refused else []
-    lines += [f"Not installed where this was run: {', '.join(sorted(missing))}.", ""] if missing else []
-    write_text(path, text.split(START)[0] + "\n".join([*lines, END]) + text.split(END)[1])
+    lines += [f"Not installed where this was run: {', '.join(sorted(missing))}."] if missing else []
+    return "\n".join(lines)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
-from mcbn.network import Network, Output, unwrap
+from mcbn.network import Output, unwrap
 from mcbn.randomness import isolated_random
 
 ALPHA = 1.7580993408473766  # SELU's scale * alpha: what a dropped unit is set to, negated (Klambauer et al. 2017)
@@ -33,17 +33,16 @@ class MCDropout(Predictor):
 
     Args:
         model: any module with dropout; it is copied at construction and at `fit`, never modified.
-        task: "regression", or "classification" (one label an input, or one a pixel).
-        inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
-        output: which tensor of the network's result counts: key, index or function.
+        task: "regression", "classification" (one label an input, or one a pixel) or "multilabel".
+        output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1)).eval()
     >>> MCDropout(network, "regression").fit(n_samples=20, seed=0).sample(torch.randn(5, 3)).shape
     torch.Size([20, 5, 1])
     """
 
-    def __init__(self, model: nn.Module, task: str, *, inputs: batches.Picker = None, output: Output = None) -> None:
-        super().__init__(task, inputs=inputs)
+    def __init__(self, model: nn.Module, task: str, *, output: Output = None, **options: Any) -> None:
+        super().__init__(task, **options)
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         _require_dropout(unwrap(model))
@@ -54,7 +53,7 @@ class MCDropout(Predictor):
         """Copy the network as it is now and set T and the seed; dropout needs no data, so `data` is not looked at."""
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed = batches.require_int("seed", seed, 0)
-        self.network, self.calibration = Network(self.model, self.output), None
+        self.network, self.calibration = self.copy_network(self.model, self.output), None
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

@@ -5,10 +5,9 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
-from mcbn.network import Network, Output
+from mcbn.network import Output
 
 
 class DeepEnsemble(Predictor):
@@ -21,9 +20,8 @@ class DeepEnsemble(Predictor):
 
     Args:
         models: trained networks with the same inputs and output shape; copied at construction and `fit`.
-        task: "regression", or "classification" (one label an input, or one a pixel).
-        inputs: what of a batch goes to the networks: key, index, list of them, or function of the batch.
-        output: which tensor of a network's result counts: key, index or function.
+        task: "regression", "classification" (one label an input, or one a pixel) or "multilabel".
+        output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> import torch
     >>> ensemble = DeepEnsemble([nn.Linear(3, 1) for _ in range(5)], "regression")
@@ -31,10 +29,8 @@ class DeepEnsemble(Predictor):
     torch.Size([4, 1])
     """
 
-    def __init__(
-        self, models: Sequence[nn.Module], task: str, *, inputs: batches.Picker = None, output: Output = None
-    ) -> None:
-        super().__init__(task, inputs=inputs)
+    def __init__(self, models: Sequence[nn.Module], task: str, *, output: Output = None, **options: Any) -> None:
+        super().__init__(task, **options)
         self.models, self.output = list(models), output
         if not self.models:
             raise MCBNError("an ensemble needs at least one network, got none; 5 are usual")
@@ -45,7 +41,7 @@ class DeepEnsemble(Predictor):
 
     def fit(self, data: Any = None) -> Self:
         """Copy the members as they are now; they come trained, so `data` is not looked at."""
-        self._members = [Network(model, self.output) for model in self.models]
+        self._members = [self.copy_network(model, self.output) for model in self.models]
         self.network, self.n_samples, self.calibration = self._members[0], len(self._members), None
         return self
 

@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcbn import batches, moments, noise, prediction
 from mcbn.conformal import Calibration, calibrate
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.model import MCBN
-from mcbn.network import Network, is_stream
-from mcbn.prediction import ClassificationPrediction, RegressionPrediction
-
-Prediction = RegressionPrediction | ClassificationPrediction
+from mcbn.network import Network, Output, is_stream
+from mcbn.outputs import OutputReading, require_outputs
 
 
 class Predictor(ABC):
@@ -26,11 +24,17 @@ class Predictor(ABC):
 
     n_samples: int = 100  # T where a call names none
     network: Network  # the private copy that runs
+    noise = "constant"
 
-    def __init__(self, task: str, *, inputs: batches.Picker = None) -> None:
+    def __init__(self, task: str, *, inputs: batches.Picker = None, outputs: str = "auto") -> None:
         self.task, self.inputs = noise.require_task(task), inputs
-        self.noise_precision = noise.initial_tau(task)
+        self.outputs, self.noise_precision = require_outputs(outputs, task), noise.initial_tau(task)
         self.calibration: Calibration | None = None
+
+    def copy_network(self, model: nn.Module, output: Output) -> Network:
+        """Copy a network, with its outputs read as asked."""
+        reading = None if self.task == "regression" else OutputReading(self.outputs, self.task == "multilabel")
+        return Network(model, output, reading)
 
     @abstractmethod
     def fit(self, *data: Any, **options: Any) -> Self:
@@ -42,17 +46,26 @@ class Predictor(ABC):
 
     def plain(self, x: Any) -> Tensor:
         """Return what the deterministic network says, (N, ...)."""
-        return self.network.over(x, self.network.run_copy, torch.cat, self.inputs)
+        return self.network.over(x, self.network.raw, torch.cat, self.inputs)
 
     def sample(self, x: Any, *, n_samples: int | None = None) -> Tensor:
         """Return raw outputs of every draw, (T, N, ...)."""
-        T = self._count(n_samples)
-        return self.network.over(
-            x, lambda inputs: torch.cat([*self.draws(inputs, T)]), lambda blocks: torch.cat(blocks, 1), self.inputs
-        )
+        T, network = self._count(n_samples), self.network
+
+        def sample_batch(inputs: Any) -> Tensor:
+            samples = torch.cat([*self.draws(inputs, T)])
+            return samples if network.reading is None else network.reading.restore(samples)
+
+        return network.over(x, sample_batch, lambda blocks: torch.cat(blocks, 1), self.inputs)
 
     def predict(
-        self, x: Any, *, n_samples: int | None = None, return_samples: bool = False, covariance: bool = False
+        self,
+        x: Any,
+        *,
+        n_samples: int | None = None,
+        return_samples: bool = False,
+        covariance: bool = False,
+        mean: str = "drawn",
     ) -> Any:
         """Predict with uncertainty: a RegressionPrediction or ClassificationPrediction, moments streamed over draws.
 
@@ -61,25 +74,28 @@ class Predictor(ABC):
             n_samples: T; what `fit` was given where it is not.
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
+            mean: "drawn", or "plain", the network's own with the spread of the draws about it.
         """
-        T = self._count(n_samples)
+        T, mean = self._count(n_samples), require_choice("mean", mean, moments.MEANS)
 
-        def predict_one(inputs: Any) -> Prediction:
+        def predict_one(inputs: Any) -> Any:
             def draws() -> Iterator[Tensor]:
                 with torch.no_grad():
                     yield from self.draws(inputs, T)
 
-            if self.task == "classification":
-                return moments.classification(draws(), self.noise_precision, keep=return_samples)
-            again = None if is_stream(x) else draws
-            return moments.regression(
-                draws(), self.noise_precision, covariance=covariance, keep=return_samples, draws=again
-            )
+            if self.task == "regression":
+                again = None if is_stream(x) else draws
+                options: dict[str, Any] = {"covariance": covariance, "draws": again}
+                pred: Any = moments.regression(draws(), self.noise_precision, keep=return_samples, **options)
+            else:
+                several = self.task == "multilabel"
+                pred = moments.classification(draws(), self.noise_precision, several=several, keep=return_samples)
+            return moments.finish(pred, self.network, inputs, mean)
 
         pred: Any = self.network.over(x, predict_one, prediction.join, self.inputs)
         if self.calibration is None:
             return pred
-        return replace(pred, calibration=self.calibration.for_prediction("sample", pred.n_samples))
+        return replace(pred, calibration=self.calibration.for_prediction("sample", pred.n_samples, mean))
 
     @property
     def tau(self) -> float | Tensor:
@@ -90,19 +106,15 @@ class Predictor(ABC):
     def tau(self, value: float | Tensor) -> None:
         self.noise_precision, self.calibration = noise.require_tau(value), None
 
-    def tune(
-        self,
-        data: Any,
-        *,
-        score: str | None = None,
-        targets: batches.Picker = None,
-        n_samples: int | None = None,
-        ignore_index: int | None = None,
-    ) -> Self:
-        """Set tau on held-out data, as `mcbn.MCBN.tune` does; n_samples is what `fit` was given where it is not."""
+    def tune(self, data: Any, *, score: str | None = None, n_samples: int | None = None, **options: Any) -> Self:
+        """Set tau on held-out data as `mcbn.MCBN.tune` does, with its targets and ignore_index as options.
+
+        n_samples is what `fit` was given where it is not.
+        """
         score = noise.require_score(self.task, score)
-        options: dict[str, Any] = {"targets": targets, "n_samples": n_samples, "ignore_index": ignore_index}
-        self.tau = noise.tune(self, data, score=score, **options).tau
+        tuned = noise.tune(self, data, score=score, n_samples=self._count(n_samples), **options)
+        self.tau = tuned.tau
+        noise.warn_if_bound(tuned)
         return self
 
     def calibrate(self, data: Any, **options: Any) -> Self:

@@ -6,10 +6,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
-from mcbn.network import Network, Output
+from mcbn.network import Output
 
 
 class Temperature(Predictor):
@@ -21,8 +20,7 @@ class Temperature(Predictor):
     Args:
         model: any trained network; copied at construction and `fit`.
         task: "regression", or "classification" (one label an input, or one a pixel).
-        inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
-        output: which tensor of the network's result counts: key, index or function.
+        output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> x, y = torch.randn(40, 3), torch.randint(4, (40,))
     >>> scaled = Temperature(nn.Linear(3, 4), "classification").tune((x, y))
@@ -32,8 +30,8 @@ class Temperature(Predictor):
 
     n_samples = 1
 
-    def __init__(self, model: nn.Module, task: str, *, inputs: batches.Picker = None, output: Output = None) -> None:
-        super().__init__(task, inputs=inputs)
+    def __init__(self, model: nn.Module, task: str, *, output: Output = None, **options: Any) -> None:
+        super().__init__(task, **options)
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.model, self.output = model, output
@@ -41,7 +39,7 @@ class Temperature(Predictor):
 
     def fit(self, data: Any = None) -> Self:
         """Copy the network as it is now; it comes trained, so `data` is not looked at."""
-        self.network, self.calibration = Network(self.model, self.output), None
+        self.network, self.calibration = self.copy_network(self.model, self.output), None
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

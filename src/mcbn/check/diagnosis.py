@@ -19,8 +19,10 @@ from mcbn.diagonal import Averaged
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.linear import Linearizer
-from mcbn.network import Network, pick_output
+from mcbn.network import Network
+from mcbn.noise import explain_bound
 from mcbn.posterior import Posterior
+from mcbn.prediction import compare_means
 from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ SUMMED_EXAMPLES = 2  # inputs in that case
 FEW_DRAWS = 50  # the standard error of a variance from T draws is sqrt(2 / (T - 1)): 20 % here
 LEAST_FACTOR = 0.5  # of the variance left by drawing M of N without replacement
 LEAST_GAUSSIAN = 0.8  # share of units that pass; 0.95 if all are Gaussian
-SPREAD_LIMIT = 1.25  # ratio of drawn to analytic std, either way
+SPREAD_LIMIT = 1.25  # ratio of drawn to analytic std, either way, and not what chance does with so few draws
+MEAN_EXAMPLES = 256  # predicted to compare the mean with the plain network's
 HEAD = ("layer", "units", "means Gaussian", "stds Gaussian", "mean spread", "std spread", "drift", "share", "alone")
 LEGEND = "Gaussian: share of units that pass at the 5 % level, 95 % if exact; spread: drawn over analytic std"
 
@@ -94,6 +97,9 @@ class Diagnosis:
     n_compared: int  # examples that the draws were compared with
     shift: drift.Shift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
     no_shares: str = ""  # why layers have no share of the variance
+    rescaled: int | None = None  # M that the draws are rescaled to
+    at_bound: str = ""  # what a tau at its bound means
+    worse_mean: str = ""  # where the mean over the draws is worse than the plain network's, on the data given
 
     @property
     def n_effective(self) -> float:
@@ -109,7 +115,8 @@ class Diagnosis:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the draws, in plain words."""
-        lines = [*self._of_numbers(), *self._of_drift(), *self._of_spread()]
+        lines = [text for text in (self.worse_mean, self.at_bound) if text]
+        lines += [*self._of_numbers(), *self._of_drift(), *self._of_spread()]
         lines += self._of_units("constant", "never vary over the draws", "they carry no uncertainty (dead units?)")
         lines += self._of_units("sparse", "are 0 for 9 of 10 inputs", "small batches may miss their few active inputs")
         lines += [*self._of_shape("mean", "means"), *self._of_shape("std", "standard deviations")]
@@ -120,13 +127,16 @@ class Diagnosis:
     def __str__(self) -> str:
         N = "a stream" if self.n_examples is None else f"{self.n_examples:,} examples"
         worth = f"worth {self.n_effective:.1f} independent batches"
-        lines = [f"{self.n_samples} draws of batches of {self.batch_size} from {N}, {worth}", ""]
+        scaled = f", rescaled to batches of {self.rescaled}" if self.rescaled else ""
+        lines = [f"{self.n_samples} draws of batches of {self.batch_size} from {N}{scaled}, {worth}"]
+        lines += [f"! {self.worse_mean}", ""] if self.worse_mean else [""]
         rows = [HEAD, *(row.cells() for row in self.layers)]
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *cells in rows:
             lines.append("  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
         lines += ["", LEGEND]
-        lines += [f"! {text}" for text in self.warnings] or ["nothing speaks against these draws"]
+        others = [f"! {text}" for text in self.warnings if text != self.worse_mean]
+        lines += others if self.warnings else ["nothing speaks against these draws"]
         return "\n".join(lines)
 
     def _of_numbers(self) -> Iterator[str]:
@@ -163,8 +173,8 @@ class Diagnosis:
 
     def _of_spread(self) -> Iterator[str]:
         """Judge the first layer to run: there the analytic spread holds for random batches of any data."""
-        first = self.layers[0]
-        if any(s > SPREAD_LIMIT or s < 1 / SPREAD_LIMIT for s in (first.mean_spread, first.std_spread)):
+        first, (low, high) = self.layers[0], _spread_limits(self.n_samples)
+        if any(s > high or s < low for s in (first.mean_spread, first.std_spread)):
             yield (
                 f"spread: statistics of the first layer, {first.layer!r}, vary {first.mean_spread:.2f} (means) and "
                 f"{first.std_spread:.2f} (standard deviations) times as much as those of random batches of this data; "
@@ -212,7 +222,8 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         seed: of the batches taken from it.
         n_examples: all examples are run through the network, or of more than so many about so many.
     """
-    posterior, network = bayes.posterior, bayes.engine.network
+    rescaled, network = bayes.posterior, bayes.engine.network
+    posterior = rescaled.at_batch_size(rescaled.fitted_batch_size or rescaled.batch_size)  # as they were drawn
     with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
         drawn = _draw(data, posterior.batch_size, seed, n_examples)
@@ -229,7 +240,41 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     shares, failure = _shares(network, posterior, first)
     M, N = posterior.batch_size, drawn.n_examples
     rows = [_layer(n, population, _variance_factor(M, N), drifts.get(n), shares.get(n)) for n in posterior.layers]
-    return Diagnosis(tuple(rows), posterior.n_samples, M, N, compared, drift.shift(network, recorded), failure)
+    return Diagnosis(
+        tuple(rows),
+        n_samples=posterior.n_samples,
+        batch_size=M,
+        n_examples=N,
+        n_compared=compared,
+        shift=drift.shift(network, recorded),
+        no_shares=failure,
+        rescaled=None if rescaled is posterior else rescaled.batch_size,
+        at_bound=explain_bound(rescaled.batch_size) if bayes.tau_at_bound else "",
+        worse_mean=_compare_means(bayes, data, seed),
+    )
+
+
+def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
+    """Say where the mean over the draws is worse than the plain network's on examples that come with targets."""
+    keys, M = bayes.engine.network.accepted_keys(), MEAN_EXAMPLES
+    try:
+        with isolated_random(seed), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="mcbn:")
+            batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
+        x, y = batches.pick_inputs(batch, bayes.inputs, keys), batches.pick_targets(batch, None)
+        return compare_means(bayes.predict(x), bayes.plain_mean(x), y)
+    except MCBNError:  # a stream, no targets, or targets of another kind
+        return ""
+
+
+def _spread_limits(T: int) -> tuple[float, float]:
+    """Bound the ratio of drawn to analytic std: by SPREAD_LIMIT, and by what chance does to the std of T draws.
+
+    (T - 1) s^2 / sigma^2 is chi-squared; its 0.1 and 99.9 % quantiles are those of Wilson and Hilferty 1931.
+    """
+    k = max(T - 1, 1)
+    low, high = (max(1 - 2 / (9 * k) + z * math.sqrt(2 / (9 * k)), 0.0) ** 1.5 for z in (-3.09, 3.09))
+    return min(low, 1 / SPREAD_LIMIT), max(high, SPREAD_LIMIT)
 
 
 def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:
@@ -324,7 +369,7 @@ def _summed(network: Network, output: Tensor) -> Network:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(output[0].numel(), SUMS, generator=generator).to(output)
     twin = copy.copy(network)
-    twin.output = lambda result: pick_output(result, network.output).flatten(1) @ weights
+    twin.output, twin.reading = lambda result: network.read(result).flatten(1) @ weights, None
     return twin
 
 

@@ -61,7 +61,7 @@ def fit(
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
         tau = bayes.noise_precision.tolist()
-        settings = {"task": bayes.task, "tau": json.dumps(tau), "table": train.layout.to_json()}
+        settings = bayes.settings() | {"table": train.layout.to_json()}
         if constant is not None:  # tau of the constant twin, beside what `MCBN.save` writes
             settings["constant_tau"] = json.dumps(constant.tolist())
         saving.save(out, *saving.pack(bayes.posterior, bayes.model, settings))

@@ -84,15 +84,11 @@ def _connect(url: str, part: Path) -> None:
         have = have if continues else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        _receive(response, part, have, total)
-
-
-def _receive(response: http.client.HTTPResponse, part: Path, have: int, total: int | None) -> None:
-    with part.open("ab" if have else "wb") as file, bar(part.name.removesuffix(".part"), total, "B") as tick:
-        tick(have)
-        while block := response.read(BLOCK):
-            file.write(block)
-            tick(len(block))
+        with part.open("ab" if have else "wb") as file, bar(part.name.removesuffix(".part"), total, "B") as tick:
+            tick(have)
+            while block := response.read(BLOCK):
+                file.write(block)
+                tick(len(block))
     if total is not None and _size(part) < total:
         raise ConnectionError(f"the connection ended after {_size(part)} of {total} bytes")
 

@@ -105,7 +105,14 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
         values = _EMBEDDED.joinpath(f"{name}.csv").read_bytes()
         return _parse(values, dataset, delimiter=",", header_lines=1)
     path = _find_local(dataset) or _download(dataset, cache_dir)
-    return _parse(_read_checked(path, dataset), dataset)
+    raw = path.read_bytes()  # once, and those very bytes are hashed: nothing unchecked reaches the parser
+    sha256 = hashlib.sha256(raw).hexdigest()
+    if sha256 != dataset.sha256:
+        raise MCBNError(
+            f"{path} is not the published {name!r} file: expected sha256 {dataset.sha256}, found {sha256}; replace the "
+            "file, or remove it so that it is downloaded anew"
+        )
+    return _parse(raw, dataset)
 
 
 def locate(dataset: Dataset) -> str | None:
@@ -137,18 +144,6 @@ def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Pat
             f"and {url} could not be fetched into {folder}: {error}. "
             f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
         ) from error
-
-
-def _read_checked(path: Path, dataset: Dataset) -> bytes:
-    """Read a file once and hash those very bytes, so that nothing unchecked reaches the parser."""
-    raw = path.read_bytes()
-    sha256 = hashlib.sha256(raw).hexdigest()
-    if sha256 != dataset.sha256:
-        raise MCBNError(
-            f"{path} is not the published {dataset.name!r} file: expected sha256 {dataset.sha256}, "
-            f"found {sha256}; replace the file, or remove it so that it is downloaded anew"
-        )
-    return raw
 
 
 def _parse(raw: bytes, dataset: Dataset, *, delimiter: str | None = None, header_lines: int = 0) -> Regression:

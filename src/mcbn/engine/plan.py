@@ -81,15 +81,19 @@ class Program:
     def _parameters(self, omega: Tensor) -> list[Tensor]:
         """Cut a row into the parameters of `each`: scale and shift, or weight and bias they are folded into."""
         parameters: list[Tensor] = []
-        pieces = iter(torch.split(omega, [c for norm in self.norms for c in (norm.channels, norm.channels)], -1))
+        sizes = [c for norm in self.norms for c in (norm.channels, norm.channels)]
+        weights = (norm.folded_weight for norm in self.norms if norm.folded_weight is not None)
+        lower = omega.to(next(weights, omega).dtype)  # of all at once: a kernel for each costs more than its work
+        pieces, lower_pieces = iter(torch.split(omega, sizes, -1)), iter(torch.split(lower, sizes, -1))
         for norm in self.norms:
             scale, shift = next(pieces), next(pieces)  # (C,)
+            lower_scale, lower_shift = next(lower_pieces), next(lower_pieces)
             weight = norm.folded_weight
             if weight is not None:
                 if norm.folded_bias is not None:
-                    shift = torch.addcmul(shift, norm.folded_bias.to(scale.dtype), scale)
-                scale = weight * scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
-                shift = shift.to(weight.dtype)
+                    lower_shift = torch.addcmul(shift, norm.folded_bias.to(scale.dtype), scale)
+                scale = weight * lower_scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
+                shift = lower_shift.to(weight.dtype)
             parameters += [scale, shift]
         return parameters
 
@@ -134,6 +138,15 @@ def runs_kernels(tracer: ReplayTracer) -> bool:
     from mcbn.engine import kernels
 
     return kernels.available()
+
+
+def is_compiled(program: Program) -> bool:
+    """Tell whether the kernels of a program are there; begin to compile those that are not."""
+    if program.narrow is None:
+        return True
+    from mcbn.engine import fuse
+
+    return fuse.compiled(program.narrow)
 
 
 @dataclass(frozen=True)

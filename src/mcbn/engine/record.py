@@ -6,7 +6,9 @@ start at multiples of it, the last one filled up, so draw t has the same bits wh
 the rest run, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
 from typing import Any, NamedTuple
@@ -52,9 +54,9 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
     with torch.no_grad():
         x = network.prepare(first)
         recorder = Recorder(network, stochastic_layers(network, x, layers))
-        blocks = list(recorder.all(chain([first], picked), drawn.numbers))
+        mean, var = join(recorder.all(chain([first], picked), drawn.numbers))
     numbers = None if drawn.numbers is None else tuple(drawn.numbers)
-    posterior = Posterior(*join(blocks), drawn.batch_size, seed=drawn.seed, numbers=numbers)
+    posterior = Posterior(mean, var, drawn.batch_size, seed=drawn.seed, numbers=numbers)
     return Recorded(posterior, recorder.running, recorder.values, x)
 
 
@@ -126,7 +128,8 @@ class Recorder:
         except Exception:  # whatever a foreign network does while watched, its own code can still be run
             return None
         recorded = self._seen(tracer)
-        if first is None and not tracer.changes_inputs:
+        most = math.inf if tracer.on_gpu else constants.CPU_TRACED_WIDTH
+        if first is None and not tracer.changes_inputs and tracer.width <= most:
             del self._programs[shape]
             self._traced[shape] = tracer
         elif first is not None and first.steps() == tracer.steps() and state_of(self.network.module) == state:
@@ -174,17 +177,48 @@ def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
     return True
 
 
-def join(blocks: Sequence[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+class Gathered:
+    """Statistics (t, C) of a layer that come a few draws at a time, in one growing buffer.
+
+    Small results kept between the large ones of a pass would keep the allocator from using that memory again, and `fit`
+    of a ResNet-18 would grow with T.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None  # (capacity, C)
+        self.count = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Copy in further rows (t, C)."""
+        start, self.count = self.count, self.count + len(rows)
+        held = rows[:0] if self.buffer is None else self.buffer
+        if self.count > len(held):
+            held = torch.cat([held, rows.new_empty(max(GROUP, self.count), rows.shape[1])])
+        held[start : self.count] = rows
+        self.buffer = held
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows, (T, C)."""
+        return torch.empty(0) if self.buffer is None else self.buffer[: self.count].clone()
+
+
+def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite."""
-    counts = [len(next(iter(block.values()))[0]) for block in blocks]
-    for name in dict.fromkeys(name for block in blocks for name in block):
-        count = sum(n for n, block in zip(counts, blocks, strict=True) if name in block)
-        if count != sum(counts):
+    joined: defaultdict[str, tuple[Gathered, Gathered]] = defaultdict(lambda: (Gathered(), Gathered()))
+    T = 0
+    for block in blocks:
+        T += len(next(iter(block.values()))[0])
+        for name, (mean, var) in block.items():
+            joined[name][0].add(mean)
+            joined[name][1].add(var)
+    for name, (rows, _) in joined.items():
+        if rows.count != T:
             raise MCBNError(
-                f"layer {name!r} was called for {count} of {sum(counts)} training batches; the network takes another "
+                f"layer {name!r} was called for {rows.count} of {T} training batches; the network takes another "
                 "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
             )
-    means, variances = ({name: torch.cat([block[name][i] for block in blocks]) for name in blocks[0]} for i in (0, 1))
+    means, variances = ({name: pair[i].rows for name, pair in joined.items()} for i in (0, 1))
     for name in means:
         if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")

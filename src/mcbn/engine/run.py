@@ -44,7 +44,8 @@ class RefutedError(Exception):
 class History:
     """What inputs of one shape have been through."""
 
-    own_draws: int = 0  # before there was a plan
+    own_draws: int = 0  # asked for before there was a plan
+    postponed: bool = False  # a plan whose kernels were being compiled: the next call waits for them
     calls: int = 0  # of the plan
     largest: float = 0.0  # value of an input that the plan was compared on
     bound: Bound | None = None  # within which the plan agrees
@@ -67,7 +68,7 @@ class Engine:
         self._histories: dict[Any, History] = {}  # likewise
         self._refuted = ""  # why no plan is used for this network any more
         self._warned = False
-        self._own_code = OwnCode("a plan does not pay yet", self.replay)
+        self._own_code = OwnCode("a plan does not pay yet, or its kernels are being compiled", self.replay)
         self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
         self._lock = threading.RLock()
@@ -210,7 +211,8 @@ class Engine:
                 if plan is None:
                     inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
                     plan = self._find_plan(inputs, chunk_size, compile)
-                    keep(self.plans, key, plan, constants.PLANS_KEPT)
+                    if plan is not self._own_code:
+                        keep(self.plans, key, plan, constants.PLANS_KEPT)
         return plan
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | OwnCode:
@@ -229,10 +231,13 @@ class Engine:
         except Exception as error:  # whatever a foreign network does while watched, its own code can still be run
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
+        history = self._history((batches.key_of(inputs), chunk_size, compile))
+        if history.own_draws and not history.postponed and not plans.is_compiled(program):
+            history.postponed = True
+            return self._own_code
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
         choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, compile=compile, outputs=outputs)
-        history = self._history((batches.key_of(inputs), chunk_size, compile))
         plan = self._proven(choices, inputs, first, history)
         return plan or OwnCode("the traced program gave other numbers", self.replay)
 

@@ -52,8 +52,11 @@ def to_torch_export(
 
     Its keys are mean, variance, epistemic, or probs, entropy, mutual_information. Arguments as for `MCBN.export`.
     """
+    if bayes.noise == "head":
+        raise MCBNError('a network with noise="head" is not exported; export one that gives means alone')
     engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
+    engine.network.settle(inputs)
     if not batches.is_plain(inputs) or not batches.tensors_of(inputs):
         raise MCBNError(f"example_x must be a tensor, or a tuple or dict of them; got {batches.describe(example_x)}")
     N = batches.size_of(inputs)

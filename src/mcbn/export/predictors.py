@@ -10,12 +10,13 @@ from mcbn import batches
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.linear import Expansion, Linearised
-from mcbn.outputs import as_float, as_logits, spread
+from mcbn.outputs import as_float, as_logits, noise_variance, spread
 from mcbn.private_torch import scan
 
 RESULTS = {
     "regression": ("mean", "variance", "epistemic"),
     "classification": ("probs", "entropy", "mutual_information"),
+    "multilabel": ("probs", "entropy", "mutual_information"),
 }
 State = tuple[Tensor, ...]
 
@@ -51,17 +52,21 @@ class RegressionSummary(nn.Module):
 
 
 class ClassificationSummary(nn.Module):
-    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
+    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits.
+
+    `several`: labels that do not exclude each other, a logit each.
+    """
 
     tau: Tensor
 
-    def __init__(self, tau: Tensor) -> None:
+    def __init__(self, tau: Tensor, several: bool) -> None:
         super().__init__()
+        self.several = several
         self.register_buffer("tau", tau)
 
     def of(self, outputs: Tensor) -> State:
         """Return probabilities and entropy, averaged over some draws (t, N, ...)."""
-        probs = torch.softmax(as_logits(outputs) * self.tau, 2)  # (t, N, K, ...)
+        probs = torch.softmax(as_logits(outputs, self.several) * self.tau, 2)  # (t, N, K, ...)
         return probs.mean(0), _entropy(probs, 2).mean(0)
 
     def merge(self, state: State, more: State, w: Tensor) -> State:
@@ -72,6 +77,7 @@ class ClassificationSummary(nn.Module):
         """Name the results: (N, K, ...), (N, ...), (N, ...)."""
         probs, expected = state
         entropy = _entropy(probs, 1)
+        probs = probs[:, 1] if self.several else probs
         return dict(zip(RESULTS["classification"], (probs, entropy, (entropy - expected).clamp(min=0)), strict=True))
 
 
@@ -87,7 +93,9 @@ Summary = RegressionSummary | ClassificationSummary
 def summary_of(task: str, tau: Tensor, output: Tensor) -> Summary:
     """Choose what sums up the draws of outputs like this one, (N, ...)."""
     values = as_float(output)
-    return RegressionSummary(1 / spread(tau, values)) if task == "regression" else ClassificationSummary(tau.to(values))
+    if task == "regression":
+        return RegressionSummary(noise_variance(spread(tau, values), values))
+    return ClassificationSummary(tau.to(values), task == "multilabel")
 
 
 def _rows(inputs: Any) -> int:

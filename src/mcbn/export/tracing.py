@@ -17,7 +17,7 @@ from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, statistics_d
 from mcbn.engine.graph import as_code, reached, split
 from mcbn.engine.jacobian import normalize_each
 from mcbn.errors import MCBNError
-from mcbn.network import Network, pick_output
+from mcbn.network import Network
 from mcbn.private_torch import decompositions, size_seen, trace_open_sizes, unguarded, works_in_place
 
 
@@ -59,7 +59,7 @@ class Forward(nn.Module):
         remaining = iter(tensors)
         inputs = batches.map_tensors(lambda _: next(remaining).clone(), self.inputs)
         with PerRow(self.names, parameters):
-            return pick_output(self.network.call_module(inputs), self.network.output)
+            return self.network.read(self.network.call_module(inputs))
 
 
 class OpenProgram(nn.Module):

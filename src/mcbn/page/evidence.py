@@ -18,7 +18,7 @@ from mcbn.check.diagnosis import ENOUGH_EXAMPLES, Diagnosis
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import constant_tau
-from mcbn.outputs import as_logits, match_shape, require_labels
+from mcbn.outputs import match_shape, require_labels
 from mcbn.prediction import entropy
 from mcbn.progress import bar, counting
 
@@ -99,7 +99,7 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor, tuned: bool) -> tuple[Tensor, 
             " returns one of them and write a page for each"
         )
     y = match_shape(y, pred.mean)
-    return pred.mean, pred.epistemic, pred.variance, y, bayes.plain(x), pred.log_prob(y) if tuned else y
+    return pred.mean, pred.epistemic, pred.variance, y, bayes.plain_mean(x), pred.log_prob(y) if tuned else y
 
 
 def _constant(
@@ -139,10 +139,9 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
     for x_block, y_block in _blocks(x, y):
         block = slice(first, first + len(y_block))
         pred = bayes.predict(x_block)
-        logits = as_logits(bayes.plain(x_block).unsqueeze(0))[0]  # (n, K, ...)
         labels = torch.where(valid[block], y_block, 0)
         ours.append(_vote(pred.probs, labels, kept[block], first, pred.mutual_information))
-        plain.append(_vote(torch.softmax(logits, 1), labels, kept[block], first))
+        plain.append(_vote(bayes.plain_mean(x_block), labels, kept[block], first))
         first += len(y_block)
     return _gather(ours, population), _gather(plain, population)
 

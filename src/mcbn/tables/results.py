@@ -22,8 +22,9 @@ def arrays_of(pred: RegressionPrediction | ClassificationPrediction, coverage: f
     """Name what a prediction says of each input, each (N, ...); of many blocks, so that it never warns about tau."""
     values: dict[str, Tensor]
     if isinstance(pred, RegressionPrediction):
-        low, high = central_interval(pred.mean, pred.std, coverage)
-        values = {"mean": pred.mean, "std": pred.std, "low": low, "high": high}
+        std = pred.variance.sqrt()  # whoever predicts has said if tau was never tuned
+        low, high = central_interval(pred.mean, std, coverage)
+        values = {"mean": pred.mean, "std": std, "low": low, "high": high}
     else:
         values = {name: getattr(pred, name) for name in ("probs", "label", "entropy", "mutual_information")}
     return {name: value.cpu().numpy() for name, value in values.items()}

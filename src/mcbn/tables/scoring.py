@@ -15,7 +15,7 @@ from torch import Tensor
 from mcbn import metrics, noise
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.outputs import as_logits, match_shape, require_labels
+from mcbn.outputs import match_shape, require_labels
 
 LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
@@ -107,7 +107,7 @@ def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> R
 def _classification_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
     pred = bayes.predict(x, **options)
     with torch.no_grad():
-        plain = as_logits(bayes.plain(x).unsqueeze(0))[0].softmax(1)
+        plain = bayes.plain_mean(x)
     return pred.probs, plain, require_labels(y, pred.probs)
 
 

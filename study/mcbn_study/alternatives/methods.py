@@ -115,29 +115,24 @@ def _joint(material: Material) -> Sampler:
 
 
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
-    "plain": lambda material: lambda x: material.network(x).unsqueeze(0),
-    "mcbn": lambda material: material.bayes.sample,
-    "mcbn_linear": lambda material: partial(_linear, material),
-    "mcbn_gaussian": lambda material: material.at(material.bayes.posterior.as_gaussian(seed=material.seed)),
+    "plain": lambda m: lambda x: m.network(x).unsqueeze(0),
+    "mcbn": lambda m: m.bayes.sample,
+    "mcbn_linear": lambda m: partial(_linear, m),
+    "mcbn_gaussian": lambda m: m.at(m.bayes.posterior.as_gaussian(seed=m.seed)),
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,
-    "dropout": lambda material: (
-        MCDropout(material.thinned or material.network, "classification")
-        .fit(n_samples=material.n_samples, seed=material.seed)
-        .sample
+    "dropout": lambda m: (
+        MCDropout(m.thinned or m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample
     ),
-    "laplace": lambda material: (
-        LastLayer(material.network, material.prepare(material.clean.x), material.clean.y).log_probabilities
-    ),
-    "ensemble": lambda material: DeepEnsemble(material.members, "classification").sample,
+    "laplace": lambda m: LastLayer(m.network, m.prepare(m.clean.x), m.clean.y).log_probabilities,
+    "ensemble": lambda m: DeepEnsemble(m.members, "classification").sample,
 }
 
 
 def require_laplace() -> Any:
     """Return laplace-torch's `Laplace`, or say which extra brings it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its back ends use deprecated parts of torch
+        with warnings.catch_warnings(action="ignore"):  # its back ends use deprecated parts of torch
             from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise MCBNError(
@@ -161,8 +156,7 @@ class LastLayer:
         features = torch.cat([self.features(images) for images in x])  # (N, F)
         loader = DataLoader(TensorDataset(features, y.cpu()), batch_size=LAPLACE_AT_ONCE)
         head, settings = copy.deepcopy(self.layer).cpu(), {"subset_of_weights": "all", "hessian_structure": "kron"}
-        with isolated_random(0), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with isolated_random(0), warnings.catch_warnings(action="ignore"):
             self.posterior = require_laplace()(head, "classification", **settings)
             self.posterior.fit(loader)
             self.posterior.optimize_prior_precision(method="marglik")
@@ -180,8 +174,7 @@ class LastLayer:
 
     def log_probabilities(self, x: Tensor) -> Tensor:
         """Return them as if of one draw, (1, N, K)."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             probs: Tensor = self.posterior(self.features(x), pred_type="glm", link_approx="probit")
         return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log().unsqueeze(0)
 

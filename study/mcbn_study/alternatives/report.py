@@ -1,7 +1,6 @@
 """MCBN against what one would use instead: who is better, as summary.csv, table.md and severity.png."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +12,7 @@ from mcbn_study import journal
 from mcbn_study.estimates import Score
 from mcbn_study.journal import RECORDS, Record
 from mcbn_study.png import save_figure
-from mcbn_study.tables import MISSING, Table, read_words, table, to_csv, to_markdown
+from mcbn_study.tables import MISSING, read_words, render, to_csv
 
 Method = tuple[str, bool]  # its name, and whether tau was tuned on the validation images
 _WORDS = read_words(__package__)
@@ -88,6 +87,20 @@ class Results:
         value = self.mean(method, sets, metric)
         return MISSING if value is None else f"{scale * value:.{min(decimals, 3)}f}"
 
+    def milliseconds(self, method: Method) -> str:
+        """Show the time of a method; of the best mode, that of the modes chosen, averaged over the seeds."""
+        names = [mode[0] for (best, _), mode in self.best.items() if best == method] or [method[0]]
+        costs = [self.costs[name] for name in names if name in self.costs]
+        if len(costs) < len(names):
+            return MISSING
+        mixed = len({r["device"] for r in self.costs.values()}) > 1
+        return f"{fmean(r['milliseconds'] for r in costs):.3g}" + (f" ({costs[0]['device']})" if mixed else "")
+
+    @property
+    def hardware(self) -> str:
+        """What the methods were timed on."""
+        return ", ".join(sorted({r["hardware"] for r in self.costs.values()}))
+
 
 def write(out: str | Path = "results/alternatives") -> list[Path]:
     """Write summary.csv, table.md and severity.png of the records in a folder."""
@@ -96,11 +109,20 @@ def write(out: str | Path = "results/alternatives") -> list[Path]:
     if not any(r["kind"] == "score" for r in recorded):
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce alternatives`")
     results = Results(recorded)
-    tables = [main_table(results), best_table(results), *image_tables(results)]
-    text = "\n".join(["# What one would use instead of MCBN", "", verdict(results), "", *map(to_markdown, tables)])
     header = ("method", "tempered", "seed", "data", "metric", "value")
-    written = [write_text(out / "summary.csv", to_csv(header, _summary(results))), write_text(out / "table.md", text)]
+    written = [
+        write_text(out / "summary.csv", to_csv(header, _summary(results))),
+        write_text(out / "table.md", page(results)),
+    ]
     return [*written, draw(results, out / "severity.png")]
+
+
+def page(results: Results) -> str:
+    """Lay out the verdict and all tables."""
+    n = next(r["n"] for (_, _, data), r in results.scores.items() if data == "test")
+    config = next(iter(results.scores.values()))["config"]
+    words = {"names": NAMES, "metrics": METRICS, "verdict": verdict(results)}
+    return render(__package__, results=results, n=n, config=config, **words)
 
 
 def _summary(results: Results) -> Iterator[Sequence[Any]]:
@@ -150,50 +172,6 @@ def _gap(results: Results, rival: Method, best: Method, sets: Sequence[str], met
     gaps = gaps or [fmean(theirs.values()) - fmean(ours.values())]
     sign = 1 if fmean(gaps) >= 0 else -1
     return METRICS[metric].cell([sign * gap for gap in gaps])
-
-
-def main_table(results: Results) -> Table:
-    """Test images: every score; out-of-distribution AUROC averaged over the corrupted and over the foreign sets."""
-    rows = []
-    for method in results.shown:
-        cells = [METRICS[m].cell(results.values(method, "test", m)) for m in SCORES]
-        cells += [results.show_mean(method, sets, "ood_auroc") for sets in (results.corrupted, results.foreign)]
-        rows.append((NAMES[method], *cells, _milliseconds(results, method)))
-    config = next(iter(results.scores.values()))["config"]
-    n = next(r["n"] for (_, _, d), r in results.scores.items() if d == "test")
-    hardware = ", ".join(sorted({r["hardware"] for r in results.costs.values()})) or "not measured"
-    return table(_WORDS["main"], rows, n=n, T=config["n_samples"], M=config["batch_size"], hardware=hardware)
-
-
-def _milliseconds(results: Results, method: Method) -> str:
-    """Lay out the time of a method; of the best mode, that of the modes chosen, averaged over the seeds."""
-    names = [mode[0] for (best, _), mode in results.best.items() if best == method] or [method[0]]
-    costs = [results.costs[name] for name in names if name in results.costs]
-    if len(costs) < len(names):
-        return MISSING
-    mixed = len({r["device"] for r in results.costs.values()}) > 1
-    return f"{fmean(r['milliseconds'] for r in costs):.3g}" + (f" ({costs[0]['device']})" if mixed else "")
-
-
-def best_table(results: Results) -> Table:
-    """Which mode the validation images chose for each seed."""
-    rows = []
-    for (_, seed), mode in results.best.items():
-        record = results.scores[mode, seed, "validation"]
-        M = record["chosen_batch_size"] or record["config"]["batch_size"]
-        rows.append((str(seed), NAMES[mode], str(M), f"{record['tau']:.3f}", f"{record['nll']:.4f}"))
-    return table(_WORDS["best"], rows)
-
-
-def image_tables(results: Results) -> Iterator[Table]:
-    """NLL, ECE and accuracy of each method at each severity; OOD AUROC of each set of foreign images."""
-    rows, score = [], METRICS["ood_auroc"]
-    for metric, method in product(("nll", "ece", "accuracy"), results.shown):
-        cells = [results.show_mean(method, [data], metric) for data in results.corrupted]
-        rows.append((METRICS[metric].title if method == results.shown[0] else "", NAMES[method], *cells))
-    yield table(_WORDS["severity"], rows, [data.removeprefix(CORRUPTED) for data in results.corrupted])
-    aurocs = {m: [score.cell(results.values(m, data, "ood_auroc")) for data in results.foreign] for m in results.shown}
-    yield table(_WORDS["foreign"], [(NAMES[m], *cells) for m, cells in aurocs.items()], results.foreign)
 
 
 def draw(results: Results, path: Path) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mcbn import plots
 from mcbn.errors import MCBNError
@@ -14,10 +14,7 @@ from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest
 from mcbn_study.png import save_figure
-from mcbn_study.tables import MISSING, Table, read_words, table, to_csv, to_markdown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mcbn_study.tables import read_words, render, to_csv
 
 COLUMNS = ("network", "method", "seed", "n_samples", "batch_size", "metric", "value")
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
@@ -50,6 +47,21 @@ class Measurements(NamedTuple):
         return int(self.rows[0]["config"]["batch_size"])
 
     @property
+    def where(self) -> list[str]:
+        """Where it was measured."""
+        return sorted({f"{r['hardware']}, torch {r['torch']}, commit {r['commit'][:12]}" for r in self.rows})
+
+    def best_size(self, T: int) -> int:
+        """Return the M of highest PLL on the validation images."""
+        sizes = self.over("batch_size", "mcbn", "validation")
+        return max(sizes, key=lambda M: fmean(self.values("pll", "mcbn", "validation", T, M).values()))
+
+    @property
+    def columns(self) -> dict[int | None, Values]:
+        """PLL on the test images of the plain network, and of MCBN at every T."""
+        return {None: self.values("pll", "plain")} | self.curve
+
+    @property
     def curve(self) -> dict[int, Values]:
         """PLL of MCBN on the test images at every T, M as in training."""
         sizes = self.over("n_samples", "mcbn", "test")
@@ -61,8 +73,7 @@ def write(out: str | Path = "results/cifar10") -> list[Path]:
     out = Path(out)
     recorded = journal.read(out / RECORDS)
     studies = collect(recorded)
-    text = "\n".join(["# CIFAR-10", "", *(section for study in studies for section in sections(study))])
-    written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
+    written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", page(studies))]
     return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in studies)]
 
 
@@ -81,6 +92,16 @@ def _latest(recorded: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return rows, latest([r for r in recorded if r["kind"] == TRAINING], ("network", "seed"))
 
 
+def page(studies: Sequence[Measurements]) -> str:
+    """Lay out all tables of each network, and what was asked of it."""
+
+    def gains(ours: Values, theirs: Values) -> list[float]:
+        return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+    functions = {"targets": targets, "mean_cell": mean_cell, "mean": fmean, "printed": _printed, "gains": gains}
+    return render(__package__, studies=studies, scores=SCORES, **functions)
+
+
 def summary(recorded: Sequence[Record]) -> str:
     """Lay out every score as a CSV row; scores on validation images and standard errors have names of their own."""
     return to_csv(COLUMNS, _summary_rows(*_latest(recorded)))
@@ -95,68 +116,6 @@ def _summary_rows(rows: Iterable[Record], training: Iterable[Record]) -> Iterato
         scores = r["scores"] | {f"{name}_standard_error": value for name, value in r["errors"].items()}
         for name, value in scores.items():
             yield *(r[column] for column in COLUMNS[:5]), prefix + name, f"{value:.8g}"
-
-
-def sections(study: Measurements) -> list[str]:
-    """Lay out all tables of one network, and what was asked of it."""
-    tables = [passes_table(study), scores_table(study), batch_size_table(study), query_table(study)]
-    where = sorted({f"{r['hardware']}, torch {r['torch']}, commit {r['commit'][:12]}" for r in study.rows})
-    lines = [f"{study.network}; measured on {'; '.join(where)}.", "", *(f"- {t}" for t in targets(study)), ""]
-    return [*lines, *map(to_markdown, tables)]
-
-
-def passes_table(study: Measurements) -> Table:
-    """Table 2: PLL at every T, by seed, their mean, and the paper's."""
-    columns = {None: study.values("pll", "plain")} | study.curve
-    printed = {T: _printed(T) for T in columns}
-    gaps = [None if p is None else fmean(columns[T].values()) - p for T, p in printed.items()]
-    rows = [
-        ("paper", *(_show(p, ".2f") for p in printed.values())),
-        ("ours", *(mean_cell(c.values(), decimals=3) for c in columns.values())),
-        ("difference", *(_show(gap, "+.3f") for gap in gaps)),
-        *((f"seed {s}", *(_show(c.get(s), ".4f") for c in columns.values())) for s in columns[None]),
-    ]
-    return table(_WORDS["passes"], rows, [f"T = {T}" for T in study.curve], M=study.batch_size)
-
-
-def _show(value: float | None, digits: str) -> str:
-    return MISSING if value is None else f"{value:{digits}}"
-
-
-def scores_table(study: Measurements) -> Table:
-    """All scores of the plain network and of MCBN at its largest T, and their difference seed by seed."""
-    M, T = study.batch_size, max(study.curve)
-    rows = []
-    for name, score in SCORES.items():
-        plain, drawn = study.values(name, "plain"), study.values(name, "mcbn", T=T, M=M)
-        gaps = [drawn[seed] - plain[seed] for seed in drawn if seed in plain]
-        rows.append((score.title, *(score.cell(v.values()) for v in (plain, drawn)), score.cell(gaps, sign="+")))
-    return table(_WORDS["scores"], rows, T=T, M=M)
-
-
-def batch_size_table(study: Measurements) -> Table:
-    """PLL, accuracy and ECE over M at one T; the M that validation images choose is marked."""
-    T = study.over("n_samples", "mcbn", "validation")[0]
-    sizes = study.over("batch_size", "mcbn", "validation")
-    validation = {M: study.values("pll", "mcbn", "validation", T, M).values() for M in sizes}
-    chosen = max(sizes, key=lambda M: fmean(validation[M]))
-    rows = []
-    for M in sizes:
-        tested = (SCORES[name].cell(study.values(name, "mcbn", "test", T, M).values()) for name in list(SCORES)[:3])
-        rows.append((f"{M}{' (best on validation)' * (chosen == M)}", SCORES["pll"].cell(validation[M]), *tested))
-    return table(_WORDS["batch_size"], rows, T=T, M=study.batch_size)
-
-
-def query_table(study: Measurements) -> Table:
-    """PLL of fresh batches for every image and of shared draws, on the same images."""
-    rows = []
-    for r in (r for r in study.rows if r["method"] == "mcbn_per_query"):
-        M, T, seed = r["batch_size"], r["n_samples"], r["seed"]
-        shared = [study.values("pll", "mcbn_shared", "query", T, m).get(seed) for m in (M - 1, M)]
-        gap, error = r["scores"]["pll_minus_shared"], r["errors"]["pll_minus_shared"]
-        cells = [_show(pll, ".4f") for pll in (r["scores"]["pll"], *shared)]
-        rows.append((f"{seed}", f"{r['n_images']}", f"{T}", *cells, f"{gap:+.4f} ± {error:.4f}"))
-    return table(_WORDS["query"], rows, fresh=study.batch_size - 1)
 
 
 def targets(study: Measurements) -> list[str]:
@@ -179,7 +138,7 @@ def targets(study: Measurements) -> list[str]:
     return [f"{aim}: {value:.4g}, {'reached' if reached else 'not reached'}." for aim, value, reached in aims]
 
 
-def figure(study: Measurements) -> "Figure":
+def figure(study: Measurements) -> "plots.Figure":
     """Draw PLL over T: seeds, their mean, the plain network, and the paper's numbers."""
     sizes, curves = list(study.curve), list(study.curve.values())
     plain, drawn = study.values("pll", "plain"), plots.new_figure(6.5, 4.2, dpi=100)

@@ -47,9 +47,9 @@ class Choices(NamedTuple):
         return Choices(*(tensor.to(device) for tensor in self))
 
 
-def pad(images: Tensor) -> Tensor:
+def pad(images: Tensor, padding: int = PADDING) -> Tensor:
     """Put a black frame round the images: (N, 3, 32, 32) to (N, 3, 36, 36)."""
-    return F.pad(images, (PADDING,) * 4)
+    return F.pad(images, (padding,) * 4)
 
 
 def crop(padded: Tensor, chosen: Choices) -> Tensor:
@@ -89,15 +89,17 @@ def _with_crops(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]], generator
 
 
 class Augmented(Dataset[Tensor]):
-    """Training images to draw batches from; each time one is asked for, it is cropped and flipped anew.
+    """Training images to draw batches from, prepared; each time one is asked for, it is cropped and flipped anew.
 
     The images live on one device, and a batch is made there in one go. Random numbers come from torch's global
     generator, which `MCBN.fit` seeds for each draw and gives back.
     """
 
-    def __init__(self, images: Tensor) -> None:
+    def __init__(
+        self, images: Tensor, *, padding: int = PADDING, prepare: Callable[[Tensor], Tensor] = standardize
+    ) -> None:
         require_images(images, CIFAR10_SHAPE)
-        self.padded = pad(images)
+        self.padded, self.offsets, self.prepare = pad(images, padding), 2 * padding + 1, prepare
 
     def __len__(self) -> int:
         return len(self.padded)
@@ -108,13 +110,13 @@ class Augmented(Dataset[Tensor]):
 
     def __getitems__(self, rows: list[int]) -> list[Tensor]:
         """Return images (3, 32, 32) each."""
-        top, left = torch.randint(OFFSETS, (2, len(rows)))
+        top, left = torch.randint(self.offsets, (2, len(rows)))
         chosen = Choices(torch.tensor(rows), top, left, torch.randint(2, (len(rows),)).bool())
         return list(self.batch(chosen))
 
     def batch(self, chosen: Choices) -> Tensor:
         """Return the chosen images, cropped, flipped and standardised, (B, 3, 32, 32)."""
-        return standardize(crop(self.padded, chosen.to(self.padded.device)))
+        return self.prepare(crop(self.padded, chosen.to(self.padded.device)))
 
 
 class Epoch(NamedTuple):

@@ -11,7 +11,7 @@ from mcbn.data.regression import locate
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 from mcbn_study.data import archives
-from mcbn_study.data.files import find
+from mcbn_study.data.files import SETS, find
 
 Name = Annotated[str | None, typer.Argument(help="cifar10, camvid, voc, or a regression set; without one, a list")]
 
@@ -41,9 +41,9 @@ def data(
         if name is None:
             typer.echo(_list_sets())
         elif name in archives.IMAGE_SETS:
-            images, folder = archives.IMAGE_SETS[name], archives.obtain(name, source=source, folder=out)
-            files = "".join(f"\n  {folder / file}" for file in images.files)
-            typer.echo(f"{name}: {images.title}, {images.facts}{files}\n{images.checked}")
+            published, folder = SETS[name], archives.obtain(name, source=source, folder=out)
+            files = "".join(f"\n  {folder / file}" for file in archives.IMAGE_SETS[name].files)
+            typer.echo(f"{name}: {published['title']}, {published['facts']}{files}\n{published['checked']}")
         elif name in NAMES:
             if source is not None or out is not None:
                 raise MCBNError("--source and --out are for image sets; MCBN_CACHE_DIR moves the regression sets")
@@ -58,9 +58,9 @@ def _list_sets() -> str:
     lines = [f"MCBN_DATA_DIR  {local_folder() or 'not set'}", f"cache          {cache_folder()}"]
     lines += ["", f"{'name':<10}{'size':>9}  where"]
     for name, images in archives.IMAGE_SETS.items():
-        folder = find(tuple(images.files))
-        lines.append(f"{name:<10}{f'{images.size} MB':>9}  {folder or MISSING}")
-        lines += [] if folder else [f"{'':<21}{source.name}: {source.what}" for source in images.sources]
+        folder, size = find(tuple(images.files)), f"{SETS[name]['size']} MB"
+        lines.append(f"{name:<10}{size:>9}  {folder or MISSING}")
+        lines += [] if folder else [f"{'':<21}{source}: {images.describe(source)}" for source in images.builds]
     for name in NAMES:
         dataset = describe(name)
         lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {locate(dataset) or MISSING}")

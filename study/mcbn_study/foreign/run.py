@@ -6,30 +6,33 @@ Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, 
 """
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from mcbn.errors import MCBNError
-from mcbn.files import local_folder
+from mcbn.files import local_folder, write_text
 from mcbn.model import MCBN
+from mcbn.prediction import ClassificationPrediction
+from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
-from mcbn_study.journal import Journal
+from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import cifar_resnet
 from mcbn_study.scores import class_scores
+from mcbn_study.tables import render
 
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
+NETWORKS = ("resnet20", "resnet32", "efficientnet")
 PADDING = 4
 SIZE = 224
 # Animals of the photographs: label of VOC -> classes of ImageNet
@@ -53,42 +56,34 @@ def cifar(
 ) -> Path:
     """Compare plain, sampled, Gaussian and linear predictions of the first test images; append to `out`/cifar.jsonl.
 
-    Args:
-        weights: resnet32.npz.
-        out: folder of records; families recorded there with the same settings are not measured again.
-        batch_size: M of the draws; the network was trained at 128, smaller ones widen its uncertainty.
-        n_samples: T.
-        n_test: how many of the test images.
-        seed: of the draws.
-        device: "cpu" or "cuda".
+    weights: resnet32.npz, trained at batch size 128, so that a smaller one widens its uncertainty. Families recorded
+    with the same settings are not measured again.
     """
     config = {"batch_size": batch_size, "n_samples": n_samples, "n_test": n_test, "seed": seed}
     journal = Journal(out, config, device, name="cifar.jsonl")
     network = load_resnet(Path(weights)).to(device)
-    train, test = FramedCrops(cifar10("train").x), cifar10("test")
+    train, test = framed_crops(cifar10("train").x), cifar10("test")
     x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
-    fit = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
+    fit: Row = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
+    bayes = MCBN(network, "classification")
     for family, names in NAMES.items():
-        if not all(journal.has(family=name) for name in names):
-            rows = _measure(network, family, train, x, y, fit)
-            journal.add(row for row in rows if not journal.has(family=row["family"]))
+        if all(journal.has(family=name) for name in names):
+            continue
+        costs: Row = {}
+        if family != "plain":  # the one pass of "diagonal" covers as many images as the T batches hold
+            seen = Subset(train, range(n_samples * batch_size)) if family == "diagonal" else train
+            _, seconds = timed(bayes.fit, seen, posterior=family, **fit)
+            costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
+        for name in (name for name in names if not journal.has(family=name)):
+            predict = partial(_probabilities, bayes, name)
+            journal.add([_row(name, predict_and_score(predict, x, y)) | costs])
     return journal.path
 
 
-def _measure(
-    network: nn.Module, family: str, train: Dataset[Tensor], x: Tensor, y: Tensor, fit: Mapping[str, Any]
-) -> Iterator[Row]:
-    """Fit one family, predict, score; the one pass of "diagonal" covers as many images as the T batches hold."""
-    bayes = MCBN(network, "classification")
+def _probabilities(bayes: MCBN[ClassificationPrediction], family: str, x: Tensor) -> Tensor:
     if family == "plain":
-        yield _row("plain", predict_and_score(lambda images: bayes.plain(images).softmax(1), x, y))
-        return
-    seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
-    _, fit_seconds = timed(lambda: bayes.fit(seen, posterior=family, **fit))
-    for name in NAMES[family]:
-        predict = partial(bayes.predict, method="linear" if name == "linear" else "sample")
-        row = _row(name, predict_and_score(lambda images, predict=predict: predict(images).probs, x, y))  # type: ignore[misc]
-        yield row | {"fit_seconds": fit_seconds, "bytes": saved_bytes(bayes)}
+        return bayes.plain(x).softmax(1)
+    return bayes.predict(x, method="linear" if family == "linear" else "sample").probs
 
 
 def _row(family: str, scores: Row) -> Row:
@@ -120,22 +115,9 @@ def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
     return (images.float() / 255 - mean) / std
 
 
-class FramedCrops(Dataset[Tensor]):
-    """CIFAR images as the ResNets saw them: flipped at random, cropped from a black frame, then normalised."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images = images  # (N, 3, 32, 32), bytes
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Return an image (3, 32, 32), another crop each time."""
-        image = F.pad(self.images[index], (PADDING,) * 4)
-        top, left, flip = (int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2))
-        height, width = self.images.shape[2:]
-        crop = image[:, top : top + height, left : left + width]
-        return normalise(crop.flip(2) if flip else crop)
+def framed_crops(images: Tensor) -> Augmented:
+    """CIFAR images (N, 3, 32, 32), bytes, as the ResNets saw them: flipped, cropped from a black frame, normalised."""
+    return Augmented(images, padding=PADDING, prepare=normalise)
 
 
 def load_resnet(path: Path) -> nn.Module:
@@ -240,3 +222,11 @@ class RandomCrops(Dataset[Tensor]):
         )
         flipped = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop
         return prepare(flipped, self.scale)
+
+
+def write_report(out: Path) -> Path:
+    """Write table.md: of each network and method in a folder the last record of the most images, and its warnings."""
+    last = latest(sorted(read(out / RECORDS), key=lambda r: int(r["n"])), ("network", "method"))
+    last.sort(key=lambda r: NETWORKS.index(r["network"]))
+    devices, hardware = (sorted({r[name] for r in last}) for name in ("device", "hardware"))
+    return write_text(out / "table.md", render(__package__, last=last, devices=devices, hardware=hardware))

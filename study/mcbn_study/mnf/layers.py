@@ -201,13 +201,14 @@ class MNFNetwork(nn.Module):
         self.sizes = list(sizes)
         if len(self.sizes) < 2:
             raise MCBNError(f"sizes must name inputs and outputs at least, got {self.sizes}")
-        self.layers = nn.ModuleList(MNFLinear(i, o, generators=generators) for i, o in pairwise(self.sizes))
+        self.linear = [MNFLinear(i, o, generators=generators) for i, o in pairwise(self.sizes)]
+        self.layers = nn.ModuleList(self.linear)
 
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Run a training pass with noise (S, `noise_size(B)`): outputs (S, B, D), KL (S,)."""
-        noises = _cut(noise, [layer.pass_shapes(x.shape[1]) for layer in self.linear_layers()])
+        noises = _cut(noise, [layer.pass_shapes(x.shape[1]) for layer in self.linear])
         kl = torch.zeros((), dtype=x.dtype, device=x.device)
-        for i, layer in enumerate(self.linear_layers()):
+        for i, layer in enumerate(self.linear):
             x, of_layer = layer(x.relu() if i else x, noises[i])
             kl = kl + of_layer
         return x, kl
@@ -215,30 +216,26 @@ class MNFNetwork(nn.Module):
     def sample(self, x: Tensor, noise: Tensor) -> Tensor:
         """Send x (S, N, Q) through T networks drawn by noise (S, T, `draw_size`): (S, T, N, D)."""
         h = x.unsqueeze(1)  # (S, 1, N, Q)
-        noises = _cut(noise, [layer.draw_shapes() for layer in self.linear_layers()])
-        for i, layer in enumerate(self.linear_layers()):
+        noises = _cut(noise, [layer.draw_shapes() for layer in self.linear])
+        for i, layer in enumerate(self.linear):
             weight, bias = layer.draw(noises[i])
             h = torch.matmul(h.relu() if i else h, weight) + bias  # (S, T, N, O)
         return h
 
     def centre(self, x: Tensor) -> Tensor:
         """Run without noise: (S, N, Q) -> (S, N, D)."""
-        for i, layer in enumerate(self.linear_layers()):
+        for i, layer in enumerate(self.linear):
             x = layer.centre(x.relu() if i else x)
         return x
 
     def noise_size(self, batch_size: int) -> int:
         """Count the normal numbers of one training pass of one network."""
-        return sum(math.prod(shape) for layer in self.linear_layers() for shape in layer.pass_shapes(batch_size))
+        return sum(math.prod(shape) for layer in self.linear for shape in layer.pass_shapes(batch_size))
 
     @property
     def draw_size(self) -> int:
         """Count the normal numbers behind one draw of one network."""
-        return sum(math.prod(shape) for layer in self.linear_layers() for shape in layer.draw_shapes())
-
-    def linear_layers(self) -> list[MNFLinear]:
-        """List the layers in order."""
-        return [layer for layer in self.layers if isinstance(layer, MNFLinear)]
+        return sum(math.prod(shape) for layer in self.linear for shape in layer.draw_shapes())
 
 
 def _cut(noise: Tensor, shapes: list[list[tuple[int, ...]]]) -> list[list[Tensor]]:

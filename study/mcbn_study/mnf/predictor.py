@@ -82,7 +82,7 @@ class MNF(Predictor):
             held_out = model.stacked(*self._pairs(validation, None))
             noise = stack.draw_noise([[seed, stack.VALIDATION]], 0, VALIDATION_PASSES, model.network.draw_size)
             stack.train_until_best(training, *held_out, noise.to(held_out[0]), max_epochs=epochs, patience=patience)
-        self._network, self.n_samples, self.seed = Network(model), n_samples, seed
+        self._network, self.n_samples, self.seed = self.copy_network(model, None), n_samples, seed
         return self
 
     def _pairs(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ class MNF(Predictor):
         like = (tensors[name].expand(2, *tensors[name].shape) for name in ("x_mean", "y_mean"))
         model = MNFModel(settings["hidden"], *like, seed=0)
         model.load_state_dict(tensors)
-        method._network = Network(model)
+        method._network = method.copy_network(model, None)
         return method
 
     def __repr__(self) -> str:

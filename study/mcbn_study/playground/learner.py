@@ -80,8 +80,7 @@ class Learner:
         """Predict on the grid: mean and std of MCBN, and of the twin with the same mean and one std."""
         x, y = (points / UNITS).chunk(2, 1)  # (N, 1) each
         M = min(settings.batch_size, len(points))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="mcbn:")  # running statistics lag behind while it learns
+        with warnings.catch_warnings(action="ignore"):  # running statistics lag behind while it learns
             bayes = MCBN(self.network, "regression").fit(x, n_samples=settings.n_samples, batch_size=M)
         at_points = bayes.predict(x)
         tau = float(tau_by_crps(at_points.mean, at_points.epistemic, y)) / UNITS**2
@@ -90,14 +89,14 @@ class Learner:
         grid = torch.linspace(-RANGE, RANGE, GRID)[:, None]  # (G, 1)
         pred = bayes.predict(grid / UNITS)
         epistemic = pred.epistemic[:, 0] * UNITS**2  # (G,)
-        return {
-            "x": [round(v, 3) for v in grid[:, 0].tolist()],
-            "mean": rounded((pred.mean[:, 0] * UNITS).tolist()),
-            "epistemic_std": rounded(epistemic.sqrt().tolist()),
-            "std": rounded((epistemic + 1 / tau).sqrt().tolist()),
-            "constant_std": constant**-0.5,
-            "tau": tau,
+        bands = {
+            "mean": pred.mean[:, 0] * UNITS,
+            "epistemic_std": epistemic.sqrt(),
+            "std": (epistemic + 1 / tau).sqrt(),
         }
+        rows = {name: rounded(values.tolist()) for name, values in bands.items()}
+        at = [round(v, 3) for v in grid[:, 0].tolist()]
+        return {"x": at, **rows, "constant_std": constant**-0.5, "tau": tau}
 
 
 def read_points(value: object) -> Tensor:

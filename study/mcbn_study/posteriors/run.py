@@ -20,7 +20,7 @@ from mcbn_study.posteriors.measure import FAMILIES, FamilyScores, Network, choos
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request, save_predictions
 from mcbn_study.regression.train import load_networks
-from mcbn_study.study import Study
+from mcbn_study.study import Setup, Study
 
 STUDY = "posteriors"
 METHODS = {"mcbn_linear": "linear", "mcbn_gaussian": "gaussian", "mcbn_tuned": "tuned"}  # in the regression study
@@ -37,7 +37,7 @@ def run(
 
     Appends to the records of both folders, a data set at a time; finished ones are not repeated.
     """
-    check_request(datasets, ("mcbn",), "cpu")
+    check_request(datasets, ("mcbn",), Setup())
     folder = Path(regression)
     saved = [name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists()]
     files = _network_files(folder, datasets or saved or NAMES[:1])

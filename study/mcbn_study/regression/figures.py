@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,6 @@ from mcbn.progress import tracked
 from mcbn_study.png import save_figure
 from mcbn_study.regression.summary import METHODS
 from mcbn_study.tables import MISSING
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Vector = NDArray[np.float64]
 # MCBN, MNF and MCDO as in Teye et al. 2018, Figure 2
@@ -73,7 +69,7 @@ def read_predictions(dataset: str, file: Path) -> Predictions:
     return Predictions(title, error, std, float(constant) if np.isfinite(constant) else None)
 
 
-def _grid(method: str, files: dict[str, Path]) -> "Figure":
+def _grid(method: str, files: dict[str, Path]) -> "plots.Figure":
     figure = plots.new_figure(15.0, 6.8, dpi=100)
     panels: NDArray[Any] = figure.subplots(2, 4)
     for ax, name in zip(panels.flat, NAMES, strict=True):
@@ -93,7 +89,7 @@ def _grid(method: str, files: dict[str, Path]) -> "Figure":
     return figure
 
 
-def _draw_panel(ax: "Axes", shown: Predictions, color: str) -> str:
+def _draw_panel(ax: "plots.Axes", shown: Predictions, color: str) -> str:
     """Draw errors over bands where the run did not diverge; return the title."""
     if not shown.finite:
         return f"{shown.title}: not finite"

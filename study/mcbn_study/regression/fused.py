@@ -9,6 +9,8 @@ What it is worth, on one H200 (benchmarks/results): an epoch of Protein's 375 BN
 kernel Protein's 1137 s, which are epochs above all, would be nearly three times as many, and the study's minutes 75.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -31,25 +33,20 @@ def fits(family: Family, batch_size: int, hidden: int) -> bool:
 
 
 def take_steps(
-    values: Values,
-    first: Values,
-    second: Values,
-    x: Tensor,
-    y: Tensor,
-    uniform: Tensor,
-    networks: Networks,
-    taken: int,
-    learning_rate: float,
+    states: Sequence[Values], block: tuple[Tensor, Tensor, Tensor], networks: Networks, taken: int, learning_rate: float
 ) -> None:
     """Take k steps of every network in place.
 
-    values and Adam's moments of them by name; x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H); taken: steps before.
+    states: values and Adam's two moments of them by name; block: x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H);
+    taken: steps before.
     """
+    x, y, uniform = block
     S, rows, Q = x.shape
     family, M, H = networks.family, networks.batch_size, networks.hidden
-    k, states = rows // M, (values, first, second)
+    k = rows // M
     packed = [_pack(family, state, Q, H) for state in states]  # (S, P) each
-    corrections = _corrections(taken, k, learning_rate).to(x)
+    t = torch.arange(taken + 1, taken + k + 1, dtype=torch.float64)
+    corrections = torch.stack([learning_rate / (1 - BETA_1**t), (1 - BETA_2**t).rsqrt()], 1).to(x)  # (k, 2)
     scratch = x.new_empty(S, M * _padded(H) if M > ROWS else 0)
     drawn = uniform if family == "dropout" else x  # the BN family reads none
     rates, decays = networks.rate.contiguous(), networks.weight_decay.contiguous()
@@ -103,9 +100,3 @@ def _unpack(family: Family, packed: Tensor, state: Values, Q: int, H: int) -> No
     state["bias3"].copy_(bias[:, :1])
     for name, vector in zip(vectors, rows, strict=True):
         state[name].copy_(vector[:, :H])
-
-
-def _corrections(taken: int, k: int, learning_rate: float) -> Tensor:
-    """Return lr / (1 - beta_1^t) and 1 / sqrt(1 - beta_2^t) of each step, (k, 2)."""
-    t = torch.arange(taken + 1, taken + k + 1, dtype=torch.float64)
-    return torch.stack([learning_rate / (1 - BETA_1**t), (1 - BETA_2**t).rsqrt()], 1)

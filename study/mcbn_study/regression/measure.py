@@ -126,10 +126,12 @@ class Evaluator:
         at = (at + torch.arange(0, R * N, N, device=at.device)[:, None, None])[stream]  # (s, t, M)
         weights = matrices(values, Q)
         z = torch.bmm(train.x.view(R * N, Q)[at.flatten(1)], weights[0]).view(*at.shape, -1)  # (s, t, M, H)
-        first = _batch_affine(z, values, 1)
+        variance, mean = torch.var_mean(z, 2, correction=0)  # (s, t, H)
+        first = fold(mean, variance, values, 1)
         a = self._hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))
         z = torch.bmm(a.view(len(stream), -1, networks.hidden), weights[1]).view_as(a)
-        return self._bn_forward(values, self.problem.query.x[stream], first, _batch_affine(z, values, 2))
+        variance, mean = torch.var_mean(z, 2, correction=0)
+        return self._bn_forward(values, self.problem.query.x[stream], first, fold(mean, variance, values, 2))
 
     @cached_property
     def _batches(self) -> Tensor:
@@ -163,12 +165,6 @@ class Evaluator:
         a = self._dropped(torch.bmm(a, first), values["bias1"], kept1, which, rate)
         a = self._dropped(torch.bmm(a, second), values["bias2"], kept2, which, rate)
         return torch.baddbmm(values["bias3"][:, None], a, last).view(s, -1, n)
-
-
-def _batch_affine(z: Tensor, values: Values, layer: int) -> Affine:
-    """Return scale and shift of one BN layer from the batches z (s, t, M, H); biased variance."""
-    variance, mean = torch.var_mean(z, 2, correction=0)  # (s, t, H)
-    return fold(mean, variance, values, layer)
 
 
 def _hidden(z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -254,16 +250,11 @@ def score_gaussian(
 def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant: float) -> dict[str, float | None]:
     """Average the scores of a prediction with this total variance and log density, each (n,)."""
     constant = torch.full_like(mean, 1 / tau_constant)
-    scores = {
-        "rmse": metrics.rmse(mean, y),
-        "crps": metrics.crps_gaussian(mean, variance, y).mean(),
-        "pll": pll.mean(),
-        "crps_constant": metrics.crps_gaussian(mean, constant, y).mean(),
-        "pll_constant": metrics.pll(mean[None], y, tau_constant).mean(),
-        "crps_optimum": metrics.crps_optimum(mean, y).mean(),
-        "pll_optimum": metrics.pll_optimum(mean, y).mean(),
-    }
-    numbers = {name: float(value) for name, value in scores.items()}
+    scores = {"crps": metrics.crps_gaussian(mean, variance, y), "pll": pll}
+    scores |= {"crps_constant": metrics.crps_gaussian(mean, constant, y)}
+    scores |= {"pll_constant": metrics.pll(mean[None], y, tau_constant)}
+    scores |= {"crps_optimum": metrics.crps_optimum(mean, y), "pll_optimum": metrics.pll_optimum(mean, y)}
+    numbers = {"rmse": float(metrics.rmse(mean, y))} | {name: float(each.mean()) for name, each in scores.items()}
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no infinity
     return with_bounds(finite, finite)
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
-from statistics import fmean, mean, stdev
+from statistics import mean, stdev
 from typing import NamedTuple, TypeAlias
 
 from mcbn.data import NAMES, describe
@@ -22,6 +22,7 @@ from mcbn_study.regression.summary import (
     Key,
     Summary,
     check_names,
+    over_searches,
     runs,
     score,
     summarise,
@@ -32,7 +33,6 @@ from mcbn_study.tables import MISSING, Table, read_words, render, table, to_late
 _COMMAND = "mcbn reproduce regression"
 _METHODS = ("mcbn", "mcdo", "mnf")  # of the paper's tables of scores
 _TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets
-_FAR_OUT = 3.0  # times our standard error, over as many runs: a few of theirs decide their mean
 _REPEATED = ("rmse", "crps")
 _LATEX = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
 _WORDS = read_words(__package__)
@@ -77,22 +77,24 @@ def write(results: str | Path = "results") -> list[Path]:
 
 
 def read(results: str | Path) -> RegressionReport:
-    """Lay out every table of records.jsonl in regression, sensitivity, search/<seed> and mnf_epochs under a folder."""
+    """Lay out every table of records.jsonl in regression, sensitivity, search, boston and mnf_published of a folder."""
     results = Path(results)
     recorded = [r for study in ("regression", "sensitivity") for r in journal.read(results / study / RECORDS)]
     tests, varied = runs(recorded), runs(recorded, kind="sensitivity", also=("batch_size", "n_samples"))
     files = {int(path.parent.name): path for path in (results / "search").glob("[0-9]*/records.jsonl")}
-    summary, repeats = summarise(tests), {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
-    repeated = [row for name in NAMES for row in _repeat_rows(name, {1: summary} | repeats)]
-    by_epochs = journal.read(results / "mnf_epochs" / RECORDS)
+    searches = {1: summarise(tests)} | {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
+    summary = over_searches(list(searches.values()))
+    repeated = [row for name in NAMES for row in _repeat_rows(name, searches)]
+    published_mnf = summarise(runs(journal.read(results / "mnf_published" / RECORDS)))
+    boston = _boston_rows(results / "boston", searches)
     return RegressionReport(
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
-        fidelity=fidelity_tables(summary, list(repeats.values()), by_epochs),
-        repeats=[table(_WORDS["repeats"], repeated)] if repeated else [],
+        fidelity=fidelity_tables(summary, published_mnf),
+        repeats=[table(_WORDS[name], rows) for name, rows in (("repeats", repeated), ("boston", boston)) if rows],
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
-        further=[*further_tables(summary), coverage_table(summary)],
+        further=[*further_tables(searches[1]), coverage_table(summary)],
         costs=[cost_table(recorded)],
     )
 
@@ -134,13 +136,20 @@ def _sensitivity_table(values: SensitivityValues, over_sizes: bool, name: str) -
     settings = [(M, M, 100) for M in BATCH_SIZES] if over_sizes else [(T, 128, T) for T in FORWARD_PASSES]
     label, metric = f"{'batch_size' if over_sizes else 'forward_pass'}_{name}", f"{name.lower()}_normalized"
 
-    def column(M: int, T: int, dataset: str) -> Triple:
+    def pair(M: int, T: int, dataset: str) -> tuple[Estimate | None, Estimate | None]:
         measured = values.get((dataset, metric, M, T))
         printed = paper.find_sensitivity(f"table:{label}", dataset, metric, M, T)
-        return triple(estimate(measured) if measured else None, printed)
+        return estimate(measured) if measured else None, printed
+
+    def column(M: int, T: int, dataset: str) -> Triple:
+        return triple(*pair(M, T, dataset))
 
     columns = [(str(value), partial(column, M, T)) for value, M, T in settings]
     fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
+    pairs = [pair(M, T, dataset) for dataset in NAMES for _, M, T in settings]
+    bound = 2 * math.sqrt(2)
+    agree = [abs(a.mean - b.mean) - b.half_unit <= bound * (a.standard_error or 0) for a, b in pairs if a and b]
+    fields |= {"agree": str(sum(agree)), "cells": str(len(agree))}
     return comparison(_WORDS["sensitivity"], columns, varied.capitalize(), **fields)
 
 
@@ -194,6 +203,23 @@ def _repeat_rows(dataset: str, searches: Mapping[int, Summary]) -> list[tuple[st
     return [*rows, ("", "paper", *(cell(paper.find(*key)) for key in keys))]
 
 
+def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[str, ...]]:
+    """Lay out Boston's RMSE over searches by what was done as in the published code; nothing without records."""
+    key = ("boston", "mcbn", "rmse")
+    means = {"ours": [summary[key].mean for summary in searches.values() if key in summary]}
+    for path in sorted(folder.glob("*/[0-9]*/records.jsonl")):
+        name = _WORDS["boston"]["variants"][path.parts[-3]]
+        means.setdefault(name, []).append(summarise(runs(journal.read(path)))[key].mean)
+    if len(means) < 2 or not means["ours"]:
+        return []
+    rows: list[tuple[str, ...]] = []
+    printed = paper.find(*key)
+    for name, m in means.items():
+        numbers = (f"{mean(m):.3f}", f"{stdev(m):.3f}" if m[1:] else MISSING, f"{min(m):.3f}")
+        rows.append((name, str(len(m)), *numbers, str(sum(printed is not None and rmse <= printed.mean for rmse in m))))
+    return rows
+
+
 class Gap(NamedTuple):
     """Our mean beside a printed one."""
 
@@ -201,15 +227,17 @@ class Gap(NamedTuple):
     ours: Estimate
     printed: Estimate
     excess: float  # ours minus the paper's
-    combined: float  # standard error of the difference: sqrt(e^2 + e_paper^2), as printed
+    combined: float  # standard error of the difference: sqrt(e^2 + e_paper^2), e with the search's spread
 
     def within(self, *, rounding: bool = False) -> bool:
         """Whether ours, an error where lower is better, is at most 2 combined standard errors above the paper's."""
         return self.excess - (self.printed.half_unit if rounding else 0.0) <= 2 * self.combined
 
-    def differs(self, *, rounding: bool = False) -> bool:
-        """Whether the means are more than 2 combined standard errors apart, in either direction."""
-        return abs(self.excess) - (self.printed.half_unit if rounding else 0.0) > 2 * self.combined
+    def differs(self, *, rounding: bool = False, searched: bool = True) -> bool:
+        """Whether the means are more than 2 standard errors apart, of runs and search or of runs alone."""
+        runs_alone = math.hypot(self.ours.standard_error or 0.0, self.printed.standard_error or 0.0)
+        granted = self.printed.half_unit if rounding else 0.0
+        return abs(self.excess) - granted > 2 * (self.combined if searched else runs_alone)
 
 
 def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
@@ -221,7 +249,7 @@ def _gap(summary: Summary, key: Key) -> Gap | None:
     ours, printed = summary.get(key), paper.find(*key)
     if not ours or not printed or ours.standard_error is None or printed.standard_error is None:
         return None
-    return Gap(key, ours, printed, ours.mean - printed.mean, math.hypot(ours.standard_error, printed.standard_error))
+    return Gap(key, ours, printed, ours.mean - printed.mean, math.hypot(ours.apart, printed.standard_error))
 
 
 def n_significant(summary: Summary) -> tuple[int, int]:
@@ -231,12 +259,12 @@ def n_significant(summary: Summary) -> tuple[int, int]:
     return sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tested), len(tested)
 
 
-def fidelity_tables(summary: Summary, repeats: Sequence[Summary] = (), by_epochs: Sequence[Record] = ()) -> list[Table]:
+def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> list[Table]:
     """Count the data sets on which we agree with the paper, then list where we differ.
 
-    repeats: of other searches; by_epochs: records of `mcbn reproduce mnf-epochs`.
+    published_mnf: of MNF stopped by the rule of the published script.
     """
-    return [_counts(summary), _differences(summary, repeats, by_epochs)]
+    return [_counts(summary), _differences(summary, published_mnf or {})]
 
 
 def _counts(summary: Summary) -> Table:
@@ -256,40 +284,24 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
     return f"{n} of {tested}", f"{target} of {len(NAMES)}", "yes" if n >= target else short
 
 
-def _differences(summary: Summary, repeats: Sequence[Summary], by_epochs: Sequence[Record]) -> Table:
+def _differences(summary: Summary, published_mnf: Summary) -> Table:
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
     rows: list[tuple[str, ...]] = []
     for gap in (gap for gap in compared if gap.differs()):
         dataset, method, metric = gap.key
         better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
-        names, cause = (METRICS[metric], METHODS[method]), _cause(gap, [summary, *repeats], by_epochs)
+        names, cause = (METRICS[metric], METHODS[method]), _finding(gap, published_mnf)
         rows.append((*names, describe(dataset).title, *triple(gap.ours, gap.printed), better, cause))
     rows = rows or [("none", *[""] * 7)]
-    return table(_WORDS["differences"], rows, compared=len(compared), chance=0.05 * len(compared))
+    outside, runs_alone = (sum(gap.differs(searched=searched) for gap in compared) for searched in (True, False))
+    chance = 0.05 * len(compared)
+    counts = {"outside": outside, "runs_alone": runs_alone}
+    return table(_WORDS["differences"], rows, (), compared=len(compared), chance=chance, **counts)
 
 
-def _cause(gap: Gap, searches: Sequence[Summary], by_epochs: Sequence[Record]) -> str:
-    """Name what is known to move a mean as far."""
+def _finding(gap: Gap, published_mnf: Summary) -> str:
+    """Say what an experiment found about a difference, or that none explains it."""
     if not gap.differs(rounding=True):
         return "rounding"
-    repeated = [again for summary in searches if (again := _gap(summary, gap.key))]
-    if not all(again.differs() for again in repeated):
-        means = [again.ours.mean for again in repeated]
-        return f"the search: {min(means):.3g} to {max(means):.3g} in {len(means)}"
-    wider = (gap.printed.standard_error or 0.0) / (gap.ours.standard_error or math.inf)
-    if wider >= _FAR_OUT:
-        return f"runs far out there: standard error {wider:.0f} times ours"
-    return _fewer_epochs(*gap.key[:2], by_epochs) or "not found"
-
-
-def _fewer_epochs(dataset: str, method: str, by_epochs: Iterable[Record]) -> str | None:
-    """Say between which numbers of epochs our RMSE passes the printed one."""
-    errors: dict[int, list[float]] = {}
-    for record in by_epochs:
-        if (record["dataset"], record["method"]) == (dataset, method):
-            errors.setdefault(record["epochs"], []).append(record["rmse"])
-    printed = paper.find(dataset, method, "rmse")
-    for (early, high), (late, low) in pairwise((n, fmean(errors[n])) for n in sorted(errors)):
-        if printed is not None and high >= printed.mean >= low:
-            return f"fewer epochs: ours has RMSE {high:.3g} after {early}, {low:.3g} after {late}"
-    return None
+    stopped = published_mnf.get(gap.key)
+    return f"not explained; MNF stopped as published: {cell(stopped)}" if stopped else "not explained"

@@ -27,9 +27,10 @@ from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell, search_weight
 from mcbn_study.regression.stack import Family, Networks, network_states, take
 from mcbn_study.regression.train import Job, Trained, save_networks, train_jobs
-from mcbn_study.study import Study, Task, run_study
+from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
+Names = Sequence[str]
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
 TESTED: dict[str, tuple[Family, Criterion]] = {
     "mcbn": ("bn", "mc"),
@@ -44,30 +45,25 @@ def run(
     profile: Profile,
     out: str | Path = "results/regression",
     *,
-    datasets: Sequence[str] = (),
-    methods: Sequence[str] = METHODS,
-    device: str = "cpu",
-    engine: str = "local",
+    datasets: Names = (),
+    methods: Names = METHODS,
     **how: Any,
 ) -> CellJournal:
-    """Run the study for the given data sets (all of the profile's by default) and methods; how: as `run_study`."""
-    datasets = tuple(datasets) or profile.datasets
-    check_request(datasets, methods, device, engine)
-    tasks = partial(list_tasks, datasets=datasets, methods=methods)
-    return run_study(STUDY, profile, out, tasks, datasets=datasets, device=device, engine=engine, **how)
+    """Run the study for the given data sets (all of the profile's by default) and methods; how: fields of `Setup`."""
+    datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
+    check_request(datasets, methods, setup)
+    return run_study(STUDY, profile, out, partial(list_tasks, datasets=datasets, methods=methods), datasets, setup)
 
 
-def check_request(datasets: Sequence[str], methods: Sequence[str], device: str, engine: str = "local") -> None:
+def check_request(datasets: Names, methods: Names, setup: Setup) -> None:
     """Refuse unknown names and a GPU that is not there; on a cluster it is looked for where the tasks run."""
     for kind, wanted, known in (("data set", datasets, NAMES), ("method", methods, METHODS)):
         unknown = [name for name in wanted if name not in known]
         if unknown:
             raise MCBNError(f"there is no {kind} {unknown[0]!r}; choose from {', '.join(known)}")
-    if engine != "local":
-        return
-    if device not in ("cpu", "cuda"):
-        raise MCBNError(f"device must be cpu or cuda; got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
+    if setup.engine == "local" and setup.device not in ("cpu", "cuda"):
+        raise MCBNError(f"device must be cpu or cuda; got {setup.device!r}")
+    if setup.engine == "local" and setup.device == "cuda" and not torch.cuda.is_available():
         raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
 
 

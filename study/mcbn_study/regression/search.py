@@ -29,7 +29,6 @@ from mcbn_study.study import Study
 Criterion = Literal["mc", "plain"]
 CRITERIA: tuple[Criterion, ...] = ("mc", "plain")
 SHRINK = 0.75  # the stack is rebuilt once so small a part of it is still in training
-KEEP_SECONDS = 60.0  # between states kept of a search at work
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
 
 
@@ -111,7 +110,7 @@ class CrossValidation:
         self._split, self._configuration = self._order // (self.F * self.C), self._order % self.C
 
     def run(self, on_evaluation: Callable[[int], object] = lambda epoch: None) -> Search:
-        """Train until every configuration has stopped; `on_evaluation(epoch)` may keep the `state`."""
+        """Train until every configuration has stopped, telling `on_evaluation` of each epoch looked at."""
         rules = self.rules
         evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, rules.numerics)
         while bool(self.running.any()) and self.trainer.epoch + rules.evaluate_every <= rules.max_epochs:
@@ -125,22 +124,6 @@ class CrossValidation:
             self._evaluate(evaluator, self.trainer.epoch)
             on_evaluation(self.trainer.epoch)
         return self._result()
-
-    def state(self) -> dict[str, Tensor]:
-        """Return everything the search goes on from after an evaluation."""
-        state = {f"trainer.{name}": value for name, value in self.trainer.state().items()}
-        for criterion, best in self.best.items():
-            state |= {f"best.{criterion}.{name}": value for name, value in best.items()}
-        return state | {"present": self._present, "running": self.running, "stopped": self.stopped}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state of the same search."""
-        device = self.problem.device
-        self._present, self.running = state["present"].to(device), state["running"].to(device)
-        self.stopped = state["stopped"]
-        self.trainer.restore(_under(state, "trainer."), self._present)
-        for name in CRITERIA:
-            self.best[name] = {key: value.to(device) for key, value in _under(state, f"best.{name}.").items()}
 
     def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
         local = torch.nonzero(self._is_running()).flatten()  # places in the trainer
@@ -175,16 +158,10 @@ class CrossValidation:
         places = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).squeeze(2) for row in winner]  # (B, F)
         kept = [take(_under(each, "value."), at) for each, at in zip(best, places, strict=True)]
         moments, y = zip(*map(self._validate, CRITERIA, kept, places), strict=True)
-        return Search(
-            torch.stack([each["rmse"] for each in best]).cpu(),
-            torch.stack([each["epoch"] for each in best]).cpu(),
-            self.stopped,
-            winner.cpu(),
-            {name: torch.stack([values[name] for values in kept]).cpu() for name in kept[0]},
-            torch.stack([each.mean for each in moments]).cpu(),
-            torch.stack([each.variance for each in moments]).cpu(),
-            torch.stack(y).cpu(),
-        )
+        rmse, epoch = (torch.stack([each[name] for each in best]).cpu() for name in ("rmse", "epoch"))
+        values = {name: torch.stack([each[name] for each in kept]).cpu() for name in kept[0]}
+        mean, variance = (torch.stack(each).cpu() for each in zip(*moments, strict=True))
+        return Search(rmse, epoch, self.stopped, winner.cpu(), values, mean, variance, torch.stack(y).cpu())
 
     def _validate(self, criterion: Criterion, values: Values, places: Tensor) -> tuple[Moments, Tensor]:
         """Return moments and targets of the validation rows, (B, F, n) in original units."""
@@ -277,7 +254,7 @@ def search_cell(study: Study, family: Family, cell: Cell) -> Search:
     if tensors is not None:
         return Search.of(tensors)
     started = time.perf_counter()
-    done = cross_validate(study, cell.name, fold_problem(study), cell.configurations, family)
+    done = cross_validate(study, fold_problem(study), cell.configurations, family)
     records = _records(study, family, cell, done, time.perf_counter() - started)
     study.journal.finish(cell.name, done.tensors(), records)
     return done
@@ -285,7 +262,6 @@ def search_cell(study: Study, family: Family, cell: Cell) -> Search:
 
 def cross_validate(
     study: Study,
-    name: str,
     problem: Problem,
     configurations: Sequence[Configuration],
     family: Family,
@@ -293,28 +269,14 @@ def cross_validate(
     winner: Sequence[int] | None = None,
     **samples: int,
 ) -> Search:
-    """Run a cross-validation, keeping its state every minute; one that was interrupted goes on from there.
-
-    samples: search_samples and n_samples of `Rules`, by default the profile's.
-    """
+    """Run a cross-validation. samples: search_samples and n_samples of `Rules`, by default the profile's."""
     p, hidden = study.profile, describe(study.dataset).hidden_units
     samples = {"search_samples": p.search_samples(study.dataset), "n_samples": p.n_samples} | samples
     rules = Rules(
         p.evaluate_every, p.patience, p.max_epochs, **samples, numerics=study.numerics, fresh_draws=p.fresh_draws
     )
     validation = CrossValidation(problem, p.n_folds, configurations, rules, hidden=hidden, family=family, winner=winner)
-    state, kept = study.journal.load(f"{name}.part"), time.monotonic()
-    if state is not None:
-        validation.restore(state)
-
-    def on_evaluation(epoch: int) -> None:
-        nonlocal kept
-        study.progress.fraction(epoch / p.max_epochs)
-        if time.monotonic() - kept >= KEEP_SECONDS:
-            study.journal.keep(f"{name}.part", validation.state())
-            kept = time.monotonic()
-
-    return validation.run(on_evaluation)
+    return validation.run(lambda epoch: study.progress.fraction(epoch / p.max_epochs))
 
 
 def _records(study: Study, family: Family, cell: Cell, done: Search, seconds: float) -> list[Record]:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from mcbn.data import NAMES
@@ -65,6 +66,20 @@ def summarise(tests: Iterable[Record]) -> dict[Key, Estimate]:
     return estimates | tested
 
 
+def over_searches(searches: Sequence[Summary]) -> Summary:
+    """Return the first search's estimates with means over all: the error over runs is the mean of theirs."""
+    pooled = dict(searches[0])
+    for key, first in pooled.items():
+        estimates = [search[key] for search in searches if key in search]
+        if len(estimates) > 1 and first.standard_error is not None:
+            mean, error = (fmean(e[i] or 0.0 for e in estimates) for i in (0, 1))
+            spread, tested = stdev(e.mean for e in estimates), None
+            if first.p_value is not None:
+                tested = p_value(mean, error, first.n)
+            pooled[key] = Estimate(mean, error, first.n, tested, search=spread, searches=len(estimates))
+    return pooled
+
+
 def _scores(record: Record) -> list[tuple[Key, float | None]]:
     check_names(record)
     dataset, method = record["dataset"], record["method"]
@@ -77,9 +92,9 @@ def _scores(record: Record) -> list[tuple[Key, float | None]]:
 
 def summary_csv(summary: Summary) -> str:
     """Lay out estimates as comma-separated values beside the paper's; empty where a value does not apply."""
-    names = ("n", "mean", "standard_error", "p_value", "paper_mean", "paper_standard_error")
+    names = ("n", "mean", "standard_error", "p_value", "searches", "search", "paper_mean", "paper_standard_error")
     rows = [
-        (*key, e.n, e.mean, e.standard_error, e.p_value, *(paper.find(*key) or (None, None))[:2])
+        (*key, e.n, e.mean, e.standard_error, e.p_value, e.searches, e.search, *(paper.find(*key) or (None, None))[:2])
         for key, e in summary.items()
     ]
     return to_csv(("dataset", "method", "metric", *names), rows, digits=10)

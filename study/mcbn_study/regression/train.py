@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from mcbn import stacked
-from mcbn.data import Regression, folds, split
+from mcbn.data import folds, split
 from mcbn.data import load as load_data
 from mcbn.engine import kernels
 from mcbn.engine.capture import capture, warm_up
@@ -91,18 +91,6 @@ class Trainer:
         self.networks = self.networks[index]
         self._start(*(take(tensors, index) for tensors in (self.values, *self.moments)))
 
-    def state(self) -> dict[str, Tensor]:
-        """Return everything that training goes on from, to be handed to `restore`."""
-        kinds = zip(("value", "first", "second"), (self.values, *self.moments), strict=True)
-        state = {f"{kind}.{name}": tensor for kind, tensors in kinds for name, tensor in tensors.items()}
-        return state | {"epoch": torch.tensor(self.epoch)}
-
-    def restore(self, state: dict[str, Tensor], index: Tensor) -> None:
-        """Go on from a state: that of the networks at `index`, which alone remain."""
-        self.networks, self.epoch = self.networks[index], int(state["epoch"])
-        like, kinds = self.problem.train.x, ("value", "first", "second")
-        self._start(*({name: state[f"{kind}.{name}"].to(like) for name in self.values} for kind in kinds))
-
     def _start(self, values: Values, first: Values, second: Values) -> None:
         """Go on from parameters and Adam's two moments of them; forget captured graphs."""
         self.values, self.moments = values, (first, second)
@@ -154,10 +142,14 @@ class Trainer:
                 target.copy_(source)
 
     def _run(self, size: int, active: int) -> None:
-        """Take the steps of a loaded block: eagerly the first time, then as a CUDA graph."""
+        """Take the steps of a loaded block: in one kernel, or eagerly the first time, then as a CUDA graph."""
         key = (size, active)
         if self._fuses:
-            self._take_fused_steps(size)
+            states = (self.values, *self.moments)
+            fused_steps.take_steps(states, self._blocks[size], self.networks, self._count, LEARNING_RATE)
+            self._count += size
+            for taken in self._taken[0]:
+                taken.fill_(self._count)
         elif not self._graphs:
             self._take_steps(size, active)
         elif key not in self._captured:
@@ -167,15 +159,6 @@ class Trainer:
             steps = self._captured[key] or capture(partial(self._take_steps, size, active), warm_ups=0)
             self._captured[key] = steps
             steps()
-
-    def _take_fused_steps(self, size: int) -> None:
-        """Take the steps in one kernel."""
-        fused_steps.take_steps(
-            self.values, *self.moments, *self._blocks[size], self.networks, self._count, LEARNING_RATE
-        )
-        self._count += size
-        for steps in self._taken[0]:
-            steps.fill_(self._count)
 
     def _take_steps(self, size: int, active: int) -> None:
         block, M, n = self._blocks[size], self.networks.batch_size, self.networks
@@ -299,15 +282,14 @@ def load_networks(path: str | Path) -> list[tuple[Standardized, dict[str, Any]]]
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} holds no networks of a study; they are written by `mcbn reproduce regression`")
     infos = json.loads(metadata["networks"])
-    sets = {name: load_data(name) for name in {info["dataset"] for info in infos}}
-    return [(_module(tensors, f"{i}.", info, sets[info["dataset"]]), info) for i, info in enumerate(infos)]
-
-
-def _module(tensors: dict[str, Tensor], prefix: str, info: dict[str, Any], data: Regression) -> Standardized:
-    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    train = split(len(data.y), info["split"]).train
-    info["train"] = folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
-    hidden, n_inputs = state["0.weight"].shape
-    network = RegressionMLP(n_inputs, (hidden, hidden), seed=0)
-    network.load_state_dict(state, strict=False)  # counters of batches are not saved
-    return Standardized(network, data.x[info["train"]], data.y[info["train"]]).float().eval()
+    sets, networks = {name: load_data(name) for name in {info["dataset"] for info in infos}}, []
+    for i, info in enumerate(infos):
+        x, y = sets[info["dataset"]]
+        state = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith(f"{i}.")}
+        train = split(len(y), info["split"]).train
+        info["train"] = folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
+        hidden, n_inputs = state["0.weight"].shape
+        network = RegressionMLP(n_inputs, (hidden, hidden), seed=0)
+        network.load_state_dict(state, strict=False)  # counters of batches are not saved
+        networks.append((Standardized(network, x[info["train"]], y[info["train"]]).float().eval(), info))
+    return networks

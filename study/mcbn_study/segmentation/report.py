@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,6 @@ from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
 from mcbn_study.journal import Record
 from mcbn_study.png import PHOTOGRAPH, save_figure
 from mcbn_study.tables import read_words, render, to_csv
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _WORDS = read_words(__package__)
 SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))
@@ -63,7 +59,7 @@ def tables(records: Sequence[Record]) -> str:
     return render(__package__, sets=sets, refused=REFUSED, titles=TITLES, maps=MAPS)
 
 
-def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "Figure":
+def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "plots.Figure":
     """Draw accuracy against the share of pixels refused, one panel a data set."""
     figure = plots.new_figure(5.2 * len(datasets) + 0.4, 4.4, dpi=100)
     for ax, dataset in zip(figure.subplots(1, len(datasets), squeeze=False)[0], datasets, strict=True):
@@ -99,7 +95,7 @@ def load_shown(path: Path) -> Shown:
         ) from error
 
 
-def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "Figure | None":
+def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Figure | None":
     """Draw rows of image, truth, segmentation and maps, with colour bars and the classes (Figure 2, right).
 
     None where a method of the columns has no maps yet. The images themselves are read from the data set.
@@ -121,7 +117,7 @@ def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "Figure |
     return figure
 
 
-def _frame(rows: int, H: int, W: int) -> "tuple[Figure, NDArray[Any], NDArray[Any]]":
+def _frame(rows: int, H: int, W: int) -> "tuple[plots.Figure, NDArray[Any], NDArray[Any]]":
     """Make a figure with its panels (rows, columns) under their titles, and the places of colour bars below."""
     titles = [*_WORDS["columns"]["images"], *(title for _, _, title in COLUMNS)]
     width = 2.1 if W > H else 1.75
@@ -156,7 +152,7 @@ def paint(label: Bytes, kind: SceneSet) -> Bytes:
     return palette[label]
 
 
-def _draw_maps(axes: Sequence["Axes"], bar: "Axes", maps: NDArray[np.float32]) -> None:
+def _draw_maps(axes: Sequence["plots.Axes"], bar: "plots.Axes", maps: NDArray[np.float32]) -> None:
     """Draw one map a row on a common scale, with a colour bar below; the few largest values are cut off."""
     from matplotlib.ticker import MaxNLocator
 
@@ -167,7 +163,7 @@ def _draw_maps(axes: Sequence["Axes"], bar: "Axes", maps: NDArray[np.float32]) -
     colours.ax.tick_params(labelsize="x-small")
 
 
-def _add_classes(figure: "Figure", kind: SceneSet, labels: Sequence[int]) -> None:
+def _add_classes(figure: "plots.Figure", kind: SceneSet, labels: Sequence[int]) -> None:
     from matplotlib.patches import Patch
 
     names = {k: kind.classes[k] for k in labels if k < len(kind.classes)}

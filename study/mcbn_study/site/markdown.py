@@ -50,24 +50,17 @@ def _read_block(lines: Sequence[str], folder: Path) -> dict[str, Any]:
 
 def _read_table(lines: Sequence[str]) -> dict[str, Any]:
     """Return header, rows of equal length, and the columns that hold words (beside the first, which always does)."""
-    header, _, *rows = [_cells(line) for line in lines if line.strip().startswith("|")]
+    inner = [line.strip().removeprefix("|").removesuffix("|") for line in lines if line.strip().startswith("|")]
+    header, _, *rows = [[_inline(cell.strip()) for cell in re.split(r"(?<!\\)\|", line)] for line in inner]
     even = [[*row, *[""] * (len(header) - len(row))][: len(header)] for row in rows]
     words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in even)]
     return {"kind": "table", "header": header, "rows": even, "words": words}
 
 
-def _cells(line: str) -> list[str]:
-    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
-    return [_inline(cell.strip()) for cell in cells]
-
-
 def _inline(text: str) -> Markup:
-    return Markup().join(_markup(str(piece.lastgroup), piece[piece.lastgroup or 0]) for piece in _INLINE.finditer(text))
-
-
-def _markup(kind: str, words: str) -> str:
-    shown = words if kind == "code" else _plain(words)
-    return Markup("<{0}>{1}</{0}>").format(kind, shown) if kind in ("code", "strong") else shown
+    pieces = [(str(piece.lastgroup), piece[piece.lastgroup or 0]) for piece in _INLINE.finditer(text)]
+    shown = [(kind, words if kind == "code" else _plain(words)) for kind, words in pieces]
+    return Markup().join(Markup("<{0}>{1}</{0}>").format(*p) if p[0] in ("code", "strong") else p[1] for p in shown)
 
 
 def _plain(text: str) -> str:

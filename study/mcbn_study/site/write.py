@@ -137,13 +137,8 @@ def _index(reproduction: Reproduction) -> Content:
     ]
     entries = [(item, *_progress(item, reproduction)) for item in (*ITEMS, *further)]
     states = [state for item, _, state, _ in entries if item["where"] != FURTHER]
-    return {
-        "total": len(states),
-        "whole": states.count(WHOLE),
-        "partly": sum(state.startswith(PARTLY) for state in states),
-        "entries": entries,
-        "fidelity": reproduction.tables.fidelity,
-    }
+    counts = {"total": len(states), "whole": states.count(WHOLE), "partly": sum(s.startswith(PARTLY) for s in states)}
+    return {**counts, "entries": entries, "fidelity": reproduction.tables.fidelity}
 
 
 def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Provenance]:
@@ -173,12 +168,8 @@ def _figures(predictions: Path) -> Content:
         charts = [_error_chart(method, name, file) for name, file in files.items()]
         absent = [describe(name).title for name in NAMES if name not in files]
         methods.append({"name": method, "title": METHODS[method], "absent": absent, "charts": charts})
-    toy = predictions / "toy.npz"
-    return {
-        "toy": _toy_chart(toy) if toy.exists() else None,
-        "toy_command": COMMANDS["toy"],
-        "methods": [method for method in methods if method["charts"]],
-    }
+    toy, shown = predictions / "toy.npz", [method for method in methods if method["charts"]]
+    return {"toy": _toy_chart(toy) if toy.exists() else None, "toy_command": COMMANDS["toy"], "methods": shown}
 
 
 def _error_chart(method: str, name: str, file: Path) -> tuple[str, str, Spec, str]:

@@ -10,7 +10,9 @@ a dozen passes over memory as operations of their own.
 Imported on a GPU alone; benchmarks/README.md has times.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -27,6 +29,7 @@ from mcbn.engine import constants
 from mcbn.files import cache_folder, replacing
 
 SHARED_BYTES = 48 * 1024  # of a block of threads, on every GPU
+Definitions = tuple[tuple[str, int | str], ...]
 IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
 
 
@@ -51,7 +54,7 @@ def options(definitions: Mapping[str, int | str]) -> list[str]:
 
 
 @cache
-def compiles(name: str, definitions: tuple[tuple[str, int | str], ...], device: int) -> bool:  # pragma: no cover
+def compiles(name: str, definitions: Definitions, device: int) -> bool:  # pragma: no cover
     """Tell whether a kernel can be had: PyTorch's compiler is not a public part of it, and may refuse."""
     try:
         _compiled(name, definitions, device)
@@ -81,20 +84,40 @@ def launch(
 
 @cache
 def _compiled(
-    name: str, definitions: tuple[tuple[str, int | str], ...], device: int, package: str = __name__, shared: int = 0
+    name: str, definitions: Definitions, device: int, package: str = __name__, shared: int = 0
 ) -> Any:  # pragma: no cover
-    """Load a kernel; what PyTorch compiles is kept for other processes, where there is a folder for it."""
-    code, flags = source(name, package), ["-std=c++17", *options(dict(definitions))]
+    """Load a kernel onto a GPU."""
     with torch.cuda.device(device):
-        known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
-        kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
-        if kept.exists():
-            compiled = kept.read_bytes()
-        else:
-            compiled = private_torch.compile_kernel(code, name, flags)
+        return private_torch.load_kernel(_binary(name, definitions, device, package).result(), name, shared)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "mcbn-kernels")  # the compiler runs without Python's lock
+
+
+@cache
+def _binary(name: str, definitions: Definitions, device: int, package: str) -> Future[bytes]:
+    """Begin to compile a kernel, beside others; it is kept for other processes, where there is a folder for it."""
+
+    def compiled() -> bytes:
+        code, flags = source(name, package), ["-std=c++17", *options(dict(definitions))]
+        with torch.cuda.device(device):
+            known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
+            kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
+            if kept.exists():
+                return kept.read_bytes()
+            binary = private_torch.compile_kernel(code, name, flags)
             with suppress(OSError), replacing(kept) as temporary:
-                temporary.write_bytes(compiled)
-        return private_torch.load_kernel(compiled, name, shared)
+                temporary.write_bytes(binary)
+            return binary
+
+    return _pool().submit(compiled)
+
+
+def prefetch(name: str, definitions: Mapping[str, int | str], device: torch.device) -> bool:
+    """Begin to compile a kernel that will be launched later; tell whether it is there already."""
+    return device.type != "cuda" or _binary(name, tuple(definitions.items()), device.index, __name__).done()
 
 
 def suits_narrow(weight: Tensor, shape: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any) -> bool:
@@ -152,6 +175,22 @@ def rounded(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), bits.view(torch.float32), values)
 
 
+def narrow_sizes(
+    x: Sequence[int], weight: Sequence[int], kept: int, doubled: int, shortcut: bool, stride: int, padding: int
+) -> dict[str, int | str]:
+    """Return what `narrow` is compiled for, by the shapes of x and of a packed weight: N is not among it."""
+    k, C, D = isqrt(weight[1]), 16 * weight[0], 8 * weight[2]
+    _, first, H, W = x
+    H, W = (2 * H, 2 * W) if doubled & 1 else (H, W)
+    high, wide = ((size + 2 * padding - k) // stride + 1 for size in (H, W))
+    rows, columns, images = patch((high, wide), C, k, stride) or (0, 0, 0)
+    sizes = {"INPUTS": C, "OUTPUTS": D, "KEPT": kept, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
+    sizes |= {"STRIDE": stride, "PADDING": padding, "ROWS": rows, "COLUMNS": columns, "IMAGES": images}
+    sizes |= {"SHORTCUT": int(shortcut), "FIRST": first, "DOUBLED": doubled}
+    blocks_at_once = constants.NARROW_BLOCKS_OF_16 if C == D == 16 else constants.NARROW_BLOCKS[D]
+    return {**sizes, "WARPS": constants.NARROW_WARPS, "BLOCKS": blocks_at_once}
+
+
 @torch.library.custom_op("mcbn::narrow", mutates_args=())
 def narrow(
     x: Tensor,
@@ -171,19 +210,12 @@ def narrow(
     x (N, C, H, W), with the channels of beside behind its own; if doubled is 1, each pixel of x stands for 2 x 2, if it
     is 2, of beside, if it is 3, of both. weight `packed`, bias, scale and shift (D,); (t, D) are of N / t images each.
     """
-    k, C, D, kept = isqrt(weight.shape[1]), 16 * weight.shape[0], 8 * weight.shape[2], scale.shape[-1]
-    N, first, H, W = x.shape
-    H, W = (2 * H, 2 * W) if doubled & 1 else (H, W)
-    high, wide = ((size + 2 * padding - k) // stride + 1 for size in (H, W))
+    N, kept = len(x), scale.shape[-1]
+    sizes = narrow_sizes(x.shape, weight.shape, kept, doubled, shortcut is not None, stride, padding)
+    high, wide, rows, columns, images = (int(sizes[name]) for name in ("HIGH", "WIDE", "ROWS", "COLUMNS", "IMAGES"))
     out = torch.empty(N, kept, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     scale, shift = scale.reshape(-1, kept), shift.reshape(-1, kept)
     shift = shift if bias is None else torch.addcmul(shift, bias, scale)
-    rows, columns, images = patch((high, wide), C, k, stride) or (0, 0, 0)
-    sizes = {"INPUTS": C, "OUTPUTS": D, "KEPT": kept, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
-    sizes |= {"STRIDE": stride, "PADDING": padding, "ROWS": rows, "COLUMNS": columns, "IMAGES": images}
-    sizes |= {"SHORTCUT": int(shortcut is not None), "FIRST": first, "DOUBLED": doubled}
-    blocks_at_once = constants.NARROW_BLOCKS_OF_16 if C == D == 16 else constants.NARROW_BLOCKS[D]
-    sizes |= {"WARPS": constants.NARROW_WARPS, "BLOCKS": blocks_at_once}
     read = [aligned(out if image is None else image, torch.channels_last) for image in (x, beside, shortcut)]
     scale, shift = _in_rows(scale, shift)
     tensors = [*read[:2], weight, scale, shift, read[2], out]

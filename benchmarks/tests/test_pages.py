@@ -1,0 +1,45 @@
+"""Tables of README and documentation are those that the committed records give."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mcbn.errors import MCBNError
+from mcbn_benchmarks import pages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the pages beside the committed records."""
+    for path in (path for pattern in pages.PAGES for path in ROOT.glob(pattern)):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    (tmp_path / "docs" / "snippets").symlink_to(ROOT / "docs" / "snippets")
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    (tmp_path / "benchmarks" / "results").symlink_to(ROOT / "benchmarks" / "results")
+    return tmp_path
+
+
+def test_every_table_is_that_of_the_records(checkout: Path) -> None:
+    assert pages.write(checkout) == []
+    text = "".join(path.read_text() for pattern in pages.PAGES for path in ROOT.glob(pattern))
+    assert [name for name in pages.TABLES if f"<!-- {name} -->" not in text] == []
+
+
+def test_a_number_that_rotted_is_written_anew(checkout: Path) -> None:
+    page = checkout / "README.md"
+    text = page.read_text()
+    page.write_text(text.replace("| 1 ", "| 2 ", 1))
+    assert page.read_text() != text
+    assert pages.write(checkout) == [page]
+    assert page.read_text() == text
+
+
+def test_a_table_nobody_makes_is_named(checkout: Path) -> None:
+    (checkout / "README.md").write_text("<!-- weather -->\n<!-- /weather -->")
+    with pytest.raises(MCBNError, match=r"README\.md asks for a table 'weather'; there are regression, "):
+        pages.write(checkout)

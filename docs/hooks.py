@@ -1,0 +1,76 @@
+"""What mkdocs cannot do by itself: pages made from the tree (results, errors, changelog), links that leave the site."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = re.compile(
+    r"\]\((?:\.\./)+((?:results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG)[^)]*)\)"
+)
+RESULTS = {
+    "regression": "tables.md",
+    **dict.fromkeys(
+        ("cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"), "table.md"
+    ),
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the tables of every study with their figures, the changelog, and the list of messages."""
+    for study, name in RESULTS.items():
+        source = ROOT / "results" / study / name
+        if not source.exists():
+            raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
+        files.append(File.generated(config, f"results/{study}.md", content=_table_page(study, source)))
+        for figure in source.parent.rglob("*.png"):
+            place = f"results/{study}/{figure.relative_to(source.parent)}"
+            files.append(File.generated(config, place, content=figure.read_bytes()))
+    pages = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(), "guide/errors.md": errors_page()}
+    for place, text in pages.items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def _table_page(study: str, source: Path) -> str:
+    """Return a study's tables with figures beneath the page's own folder; other links lead to the repository."""
+    text = re.sub(r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text())
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", text)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
+    """Send links to tables of a study to its page, and links to other files outside the site to the repository."""
+    home = "../" * page.file.src_uri.count("/")
+    inside = re.sub(r"\]\((?:\.\./)+results/(\w+)/tables?\.md", rf"]({home}results/\1.md", markdown)
+    return OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", inside)
+
+
+def errors_page() -> str:
+    """List every message that mcbn raises or warns, by module, as written in the source."""
+    lines = ["# Every warning and error", "", "Each says what is wrong, what was received and what to do.", ""]
+    for path in sorted((ROOT / "src" / "mcbn").rglob("*.py")):
+        messages = sorted(set(_messages(ast.parse(path.read_text()))))
+        if messages:
+            lines += [f"## {path.relative_to(ROOT / 'src' / 'mcbn').with_suffix('')}", ""]
+            lines += [f"- {message}" for message in messages] + [""]
+    return "\n".join(lines)
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+        if name in ("MCBNError", "warn") and node.args and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
+            yield _text(node.args[0]).replace("<", "&lt;").replace("*", r"\*")
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    pieces = node.values if isinstance(node, ast.JoinedStr) else []
+    return "".join(str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in pieces)

@@ -1,0 +1,377 @@
+"""What the paper derives about batch statistics, as code (Teye et al. 2018, section 3.3, appendix 1.2 to 1.4).
+
+Batch statistics as Gaussians: their moments, tests, priors and the divergence from them; the variational objective of
+batch norm, KL(q || p) of its statistics, and how far training is from it.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mcbn import batches, layers
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, normalize, scale_and_shift, statistics_dtype, watch
+from mcbn.check.diagnosis import ks_distance
+from mcbn.check.diagnosis import lilliefors as lilliefors
+from mcbn.diagonal import StatisticMoments, statistic_moments
+from mcbn.errors import MCBNError
+from mcbn.network import Network, Output, unwrap
+
+TensorLike = Tensor | float
+Loss = Callable[[Tensor, Tensor], Tensor]
+Value = float | Tensor | Mapping[str, float | Tensor]  # one for all units, one a unit (C,), or by layer
+
+
+def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size: int) -> StatisticMoments:
+    """Model the statistics of a batch of M examples, one value each, from population moments.
+
+    mu_B ~ N(mu, sigma^2 / M), sigma_B ~ N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)).
+    Teye et al. 2018, appendix 1.3. A unit that never varies (sigma = 0) has no spread.
+
+    mean, variance and fourth central moment of the population, each (C,).
+    """
+    return statistic_moments(mean, variance, variance, (fourth - variance.square()).clamp(min=0), batch_size)
+
+
+def activation_moments(h: Tensor, batch_size: float) -> StatisticMoments:
+    """Model the statistics of a batch of M examples from what a layer sees of a population, h (N, C, ...).
+
+    The equations of `statistic_moments`. One value an example: a = h, Var(b) = E[(h - mu)^4] - sigma^4, those of
+    Teye et al. 2018, appendix 1.3.
+    Differs: they treat fully connected layers; pixels of one image are no independent examples, images are.
+
+    Differentiable; a statistic that does not vary has spread 0 and passes no gradient through it.
+    """
+    if h.ndim < 2 or len(h) < 2:
+        raise MCBNError(f"activations must be (N, C, ...) with N at least 2; got {tuple(h.shape)}")
+    h = h.reshape(*h.shape[:2], -1)  # (N, C, P): P values an example
+    mean = h.mean([0, 2])  # (C,)
+    centred = h - mean[:, None]  # (N, C, P)
+    each_mean, each_square = centred.mean(2), centred.square().mean(2)  # (N, C): a - mu, b
+    average = each_square.mean(0)  # (C,)
+    variance = _above_rounding(average, mean.square())
+    of_mean = _above_rounding(each_mean.square().mean(0), batch_size * mean.square())  # (C,): Var(a)
+    of_square = (each_square - average).square().mean(0)  # (C,): Var(b)
+    of_square = _above_rounding(of_square, 4 * batch_size * average.square())
+    return statistic_moments(mean, variance, of_mean, of_square, batch_size)
+
+
+def _above_rounding(square: Tensor, scale: Tensor) -> Tensor:
+    """Put 0 for what is rounding against `scale`."""
+    return square.masked_fill(square.detach() <= scale.detach() * (4 * torch.finfo(square.dtype).eps) ** 2, 0)
+
+
+def ks_pvalue(distance: Tensor, n: int) -> Tensor:
+    """Return the probability of a larger D for n draws from the reference itself, exactly."""
+    from scipy.stats import kstwo  # type: ignore[import-untyped]  # takes a second
+
+    return torch.as_tensor(kstwo.sf(distance.cpu().numpy(), n)).to(distance)
+
+
+def kolmogorov_smirnov(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
+    """Test T values against N(mean, std^2) known beforehand: (T, C) -> p-values (C,); 0 where std is 0."""
+    std = torch.as_tensor(std, dtype=torch.float64, device=values.device)
+    p = ks_pvalue(ks_distance(values, mean, std.where(std > 0, torch.ones_like(std))), len(values))
+    return p.where(std > 0, torch.zeros_like(p))
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Factorised Gaussian prior on the statistics of each batch norm unit.
+
+    mu_B ~ N(mean, mean_std^2), sigma_B ~ N(std, std_std^2). Teye et al. 2018, section 3.3.
+    Each is a number, a tensor (C,), or a dict from layer name to those; an infinite std is a flat prior.
+    """
+
+    mean: Value = 0.0
+    mean_std: Value = math.inf
+    std: Value = 0.0
+    std_std: Value = math.inf
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            positive = field.name.endswith("_std")
+            for one in map(torch.as_tensor, value.values() if isinstance(value, Mapping) else [value]):
+                wrong = ~(one > 0) if positive else ~one.isfinite()
+                if one.ndim > 1 or bool(wrong.any()):
+                    kind = "positive (infinite for a flat prior)" if positive else "finite"
+                    where = "a number or one a unit (C,), in every layer"
+                    raise MCBNError(f"prior: {field.name} must be {kind}, {where}; got {one}")
+
+    def of(self, layer: str, like: Tensor) -> list[Tensor]:
+        """Return mean, mean_std, std, std_std for one layer, each (C,) as `like`."""
+        return [_of_layer(field.name, getattr(self, field.name), layer, like) for field in fields(self)]
+
+
+def _of_layer(name: str, value: Value, layer: str, like: Tensor) -> Tensor:
+    if isinstance(value, Mapping):
+        if layer not in value:
+            raise MCBNError(f"prior: {name} names layers {list(value)}, but not {layer!r}; give it a value too")
+        value = value[layer]
+    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if tensor.ndim and tensor.shape != like.shape:
+        raise MCBNError(
+            f"prior: {name} has shape {tuple(tensor.shape)} for layer {layer!r} of {len(like)} units; "
+            f"give a number, or shape ({len(like)},)"
+        )
+    return tensor.expand_as(like)
+
+
+def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p: TensorLike) -> Tensor:
+    """KL divergence of Gaussians, elementwise; of factorised ones it is the sum.
+
+    KL(q || p) = ln(sigma_p / sigma_q) + (sigma_q^2 + (mu_q - mu_p)^2) / (2 sigma_p^2) - 1/2.
+    Teye et al. 2018, appendix 1.2, Eq. (3) and (4).
+    A flat prior (sigma_p infinite) is infinitely far from every q; what is left without the constant ln sigma_p,
+    -ln sigma_q - 1/2, is returned: it ranks and differentiates as the limit does, so mu_q is free and sigma_q is not.
+    """
+    mean_q, std_q, mean_p, std_p = _tensors(mean_q, std_q, mean_p, std_p)
+    flat = std_p.isinf()
+    scale = std_p.where(~flat, torch.ones_like(std_p))
+    pull = (std_q.square() + (mean_q - mean_p).square()) / (2 * scale.square())
+    return (scale / std_q).log() + pull.where(~flat, torch.zeros_like(pull)) - 0.5
+
+
+def kl_derivative(
+    mean_q: TensorLike,
+    std_q: TensorLike,
+    mean_p: TensorLike,
+    std_p: TensorLike,
+    mean_slope: TensorLike,
+    std_slope: TensorLike,
+) -> Tensor:
+    """Derivative of KL(q || p) by a weight theta_k, from the slopes mu_q' and sigma_q' of q's moments.
+
+    KL' = (sigma_q sigma_q' + mu_q mu_q' - mu_p mu_q') / sigma_p^2 - sigma_q' / sigma_q.
+    Teye et al. 2018, appendix 1.4, Eq. (7).
+    """
+    mean_q, std_q, mean_p, std_p = _tensors(mean_q, std_q, mean_p, std_p)
+    pull = (std_q * std_slope + mean_q * mean_slope - mean_p * mean_slope) / std_p.square()
+    return pull - std_slope / std_q
+
+
+def _tensors(*values: TensorLike) -> list[Tensor]:
+    """Take numbers as float64 beside tensors of their own dtype; refuse a std that is not positive."""
+    dtype = next((v.dtype for v in values if isinstance(v, Tensor)), torch.float64)
+    device = next((v.device for v in values if isinstance(v, Tensor)), None)
+    tensors = [torch.as_tensor(v, dtype=None if isinstance(v, Tensor) else dtype, device=device) for v in values]
+    for name, std in (("std_q", tensors[1]), ("std_p", tensors[3])):
+        if not bool((std > 0).all()):
+            raise MCBNError(f"{name} must be positive; smallest is {float(std.min()):.3g}")
+    try:
+        return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise MCBNError(f"mean_q, std_q, mean_p, std_p must broadcast; got shapes {shapes}") from error
+
+
+def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n: int, tau: float) -> Prior:
+    """Return the prior that weight decay implies: wide on batch means, narrow on batch standard deviations.
+
+    p(mu_B) = N(0, infinity), p(sigma_B) = N(0, 1 / (2 N tau lambda)), the second number a variance: only so is
+    d KL / dW = W / sigma_p^2 the 2 N tau lambda W of Eq. (5). Teye et al. 2018, section 3.3 and appendix 1.4; it holds
+    for fully connected layers without scale and shift, with independent inputs of variance 1, as N and M grow.
+    Differs: section 3.3 prints that variance as a standard deviation.
+
+    Args:
+        model: the network whose batch norm layers get the prior.
+        weight_decay: as an optimiser takes it, gradient weight_decay * W, so lambda = weight_decay / 2; a number, or
+            by name of batch norm layer. 0 gives a flat prior.
+        n: N, the training examples.
+        tau: noise precision; 1 for classification.
+    """
+    names = layers.candidates(unwrap(model))
+    for name, value in (("n", n), ("tau", tau)):
+        if not (value > 0 and math.isfinite(value)):
+            raise MCBNError(f"{name} must be a positive number; got {value!r}")
+
+    def spread(decay: float) -> float:
+        if not (decay >= 0 and math.isfinite(decay)):
+            raise MCBNError(f"weight_decay must not be negative; got {decay!r}")
+        return 1 / math.sqrt(n * tau * decay) if decay else math.inf
+
+    if not isinstance(weight_decay, Mapping):
+        return Prior(std_std=spread(weight_decay))
+    if set(weight_decay) != set(names):
+        raise MCBNError(f"weight_decay names {list(weight_decay)}; the batch norm layers are {names}: name each once")
+    return Prior(std_std={layer: spread(decay) for layer, decay in weight_decay.items()})
+
+
+class LiveNetwork(Network):
+    """The user's own tensors in a private frame of modules: gradients reach them, hooks and modes do not."""
+
+    def __init__(self, model: nn.Module, output: Output = None) -> None:
+        model = unwrap(model)
+        layers.candidates(model)
+        layers.refuse_scripted(model)
+        loose = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *loose)}
+        try:
+            self.module: nn.Module = copy.deepcopy(model, shared)
+        except Exception as error:
+            raise MCBNError(
+                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); its modules are, so that "
+                "yours stay as they are: keep what cannot be copied (open files, locks, generators) out of it"
+            ) from error
+        for parent in list(self.module.modules()):
+            for name, child in list(parent.named_children()):
+                setattr(parent, name, unwrap(child))
+        for module in self.module.modules():
+            module.training = False
+        watch(self.module)
+        self.output = output
+        self._look()
+
+
+class StatisticsModel(BatchNormMode):
+    """Normalise every layer by the batch's own statistics, as training does, and model those of batches of M.
+
+    Everything is made of differentiable operations, so the moments carry gradients to the weights.
+    """
+
+    def __init__(self, batch_size: int, n_examples: int) -> None:
+        super().__init__()
+        self.batch_size, self.n_examples = batch_size, n_examples
+        self.moments: dict[str, StatisticMoments] = {}  # call name -> (C,) each
+
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Model this call's statistics and normalise by them."""
+        rows = call.x.shape[0]
+        if rows < 2:
+            return call.unchanged()  # instance norm and weight standardisation: no batch is seen
+        dtype = statistics_dtype(call.x)
+        x = call.x.to(dtype)
+        # rows beyond one an example (frames, crops) count as independent examples
+        self.moments[call.name] = activation_moments(x, self.batch_size * rows / self.n_examples)
+        mean, variance = self.moments[call.name].mean, x.var([a for a in range(x.ndim) if a != 1], correction=0)
+        return normalize(call.x, *scale_and_shift(mean, variance, call.weight, call.bias, call.eps))
+
+
+def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: int | None = None) -> Tensor:
+    """Return KL(q || p) summed over all batch norm units, differentiable in the network's weights.
+
+    sum_u KL(N(mu, sigma^2 / M) || p(mu_B)) + KL(N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)) || p(sigma_B)),
+    the moments over the batch inside the network. Teye et al. 2018, appendix 1.4: Eq. (6) in Eq. (4), the "exact VI
+    treatment of BN" named after Eq. (7). The objective of Eq. (1), over N tau, is then
+
+        loss = 0.5 * mse(network(x), y) + mcbn_study.theory.kl_regularizer(network, prior, x) / (N * tau).
+
+    The network is read, not run: running statistics, modes and hooks stay; dropout is off in this pass. A statistic
+    that does not vary in the batch (a dead unit) has no density and counts nothing.
+
+    Args:
+        model: any network with batch norm.
+        prior: `Prior(...)`, or `implied_prior(...)`.
+        batch: inputs for the network, at least 2 examples; more give better population moments.
+        batch_size: M of the batches whose statistics q describes; the batch's length unless given.
+    """
+    network = LiveNetwork(model, output=lambda _: torch.empty(0))  # the output is not looked at
+    N = batches.size_of(batch)
+    M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
+    if N < 2:
+        raise MCBNError(f"the batch holds {N} example(s); the statistics of a batch need at least 2")
+    with StatisticsModel(M, N) as mode:
+        network(network.prepare(batch))
+    return _penalty(mode.moments, prior, model)
+
+
+def _penalty(moments: dict[str, StatisticMoments], prior: Prior, model: nn.Module) -> Tensor:
+    """Sum the divergence over statistics of all calls."""
+    if not moments:
+        raise MCBNError(
+            f"{type(unwrap(model)).__name__} ran without a batch norm call on a batch; there is nothing to regularise"
+        )
+    pairs = []
+    for name, q in moments.items():
+        mean, mean_std, std, std_std = prior.of(layer_of(name), q.mean)
+        pairs += [(q.mean, q.mean_std, mean, mean_std), (q.std, q.std_std, std, std_std)]
+    home = pairs[0][0].device
+    columns = [torch.cat([values.to(home) for values in column]) for column in zip(*pairs, strict=True)]
+    varies = columns[1] > 0
+    return kl_gaussian(*(column[varies] for column in columns)).sum()
+
+
+class ObjectiveGap(NamedTuple):
+    """Norms of gradients by all trainable parameters, each objective in the units of the loss."""
+
+    relative: float  # |grad L_VA / (N tau) - grad L_RR| / |grad L_RR|: 0 means one objective
+    difference: float  # |grad KL / (N tau) - grad Omega|, what the objectives differ by
+    divergence: float  # |grad KL / (N tau)|
+    decay: float  # |grad Omega|
+    loss: float  # |grad of the data term|, the same in both
+
+
+def objective_gap(
+    model: nn.Module,
+    x: Any,
+    y: Tensor,
+    *,
+    n: int,
+    tau: float = 1.0,
+    weight_decay: float = 0.0,
+    prior: Prior | None = None,
+    batch_size: int | None = None,
+    loss: Loss | None = None,
+    output: Output = None,
+) -> ObjectiveGap:
+    """Compare the gradients of the variational objective and of batch-norm training on one batch.
+
+    L_VA = -N/M sum_i ln p(y_i | x_i, omega) + KL(q || p)                 Teye et al. 2018, Eq. (1)
+    L_RR = -1/(M tau) sum_i ln p(y_i | x_i, omega) + lambda sum_l ||W_l||^2                 Eq. (2)
+
+    are one objective if grad KL = N tau grad Omega (section 3.3). The data terms agree exactly once divided by N tau:
+    one batch gives one omega in both. What is left is |grad KL / (N tau) - grad Omega|. For a prior that does not
+    depend on N and no weight decay it is exactly proportional to 1 / N. For the implied prior a share of the decay
+    remains however large N is, unless inputs of every layer are independent with variance 1 and M is large too.
+
+    Args:
+        model: the network, read in training mode's arithmetic and not changed.
+        x, y: one batch, or the whole training set as the population.
+        n: N, the training examples.
+        tau: noise precision in the units of y; 1 for classification.
+        weight_decay: as an optimiser takes it (lambda = weight_decay / 2), on all weight matrices.
+        prior: on the statistics; the one that `weight_decay` implies unless given.
+        batch_size: M; the length of x unless given.
+        loss: -ln p(y | x) / tau averaged over the batch, up to a constant: half the squared error summed over
+            outputs unless given; `torch.nn.functional.cross_entropy` for classes.
+        output: which tensor of the network's result counts: key, index or function.
+    """
+    prior = prior or implied_prior(model, weight_decay, n, tau)
+    network, N = LiveNetwork(model, output), batches.size_of(x)
+    if N < 2 or len(y) != N:
+        raise MCBNError(f"x and y must hold as many examples, at least 2; got {N} and {len(y)}")
+    M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
+    parameters = [p for p in network.module.parameters() if p.requires_grad]
+    if not parameters:
+        raise MCBNError(f"{type(network.module).__name__} has no parameter that requires a gradient; unfreeze it first")
+    with torch.enable_grad():
+        with StatisticsModel(M, N) as mode:
+            predicted = network(network.prepare(x))
+        data = (loss or _half_squared_error)(predicted, y.to(network.device))
+        kl = _penalty(mode.moments, prior, model) / (n * tau)
+        squares = [p.square().sum() for p in parameters if p.ndim > 1]
+        decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
+        of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))
+    gradients = (of_kl - of_decay, of_kl, of_decay, of_data, of_data + of_decay)
+    difference, *norms, whole = (float(torch.linalg.vector_norm(gradient)) for gradient in gradients)
+    return ObjectiveGap(difference / whole if whole else math.inf, difference, *norms)
+
+
+def _half_squared_error(predicted: Tensor, y: Tensor) -> Tensor:
+    """1/M sum_i 1/2 ||f(x_i) - y_i||^2: Gaussian noise of precision tau, over tau."""
+    if predicted.shape != y.shape:
+        raise MCBNError(
+            f"the network gives {tuple(predicted.shape)} for targets {tuple(y.shape)}; shape the targets alike, or "
+            "pass loss= (cross_entropy for classes)"
+        )
+    return 0.5 * (predicted - y.to(predicted.dtype)).square().sum() / len(y)
+
+
+def _gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    slopes = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([slope.double().flatten() for slope in slopes])
