@@ -154,8 +154,8 @@ def _frost(x: Tensor, strength: tuple[float, float], generator: Generator, frost
     side, (n, _, h, w) = x.shape[-1], frost.shape
     which, top, left = (torch.randint(0, most, (len(x), 1, 1), generator=generator) for most in (n, h - side, w - side))
     place = torch.arange(side)
-    crops = frost[which, :, top + place[:, None], left + place].permute(0, 3, 1, 2)
-    return strength[0] * x + strength[1] * crops.to(x) / 255
+    crops: Tensor = frost[which, :, top + place[:, None], left + place].permute(0, 3, 1, 2)
+    return x * strength[0] + crops.to(x) / 255 * strength[1]
 
 
 def _plasma(x: Tensor, decay: float, generator: Generator) -> Tensor:
@@ -232,7 +232,7 @@ FORMULAS: dict[str, Formula] = {
     "impulse_noise": lambda x, share, generator: torch.where(
         (u := _uniform(x, generator, *x.shape)) < share, (u >= share / 2).double(), x
     ),
-    "motion_blur": lambda x, c, generator: _motion(x, *c, _uniform(x, generator, len(x), low=-45, high=45)),
+    "motion_blur": lambda x, c, generator: _motion(x, c[0], c[1], _uniform(x, generator, len(x), low=-45, high=45)),
     "zoom_blur": lambda x, n, generator: torch.stack([x, *(_zoom(x, 1 + 0.01 * step) for step in range(n))]).mean(0),
     "gaussian_blur": lambda x, sigma, generator: _gaussian(x, sigma),
     "defocus_blur": _defocus,

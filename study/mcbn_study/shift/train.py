@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from mcbn_study.alternatives.inputs import load_networks
 from mcbn_study.alternatives.methods import last_linear
 from mcbn_study.cifar10.train import Augmented, load_network, save_network, train
 from mcbn_study.data.cifar import Images
-from mcbn_study.foreign.run import FramedCrops, load_resnet, normalise
+from mcbn_study.foreign.run import framed_crops, load_resnet, normalise
 from mcbn_study.networks import standardize
 from mcbn_study.shift.profile import Inputs, ShiftProfile
 
@@ -70,9 +69,9 @@ def own_subjects(networks: Path, inputs: Inputs, device: str) -> list[Subject]:
 
 def foreign_subjects(weights: Path | None, inputs: Inputs, device: str) -> list[Subject]:
     """Load the networks that somebody else trained, where their weights are at hand."""
-    images, prepare = FramedCrops(inputs.train.x.to(device)), partial(normalise)
+    images = framed_crops(inputs.train.x.to(device))
     files = sorted(weights.glob("resnet*.npz")) if weights else []
-    return [Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), prepare, images) for path in files]
+    return [Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), normalise, images) for path in files]
 
 
 def novel_classes(seed: int) -> list[int]:
