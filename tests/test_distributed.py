@@ -50,6 +50,8 @@ RANK = textwrap.dedent(
         return distributed.fit(bayes, data, **{"n_samples": T, "batch_size": 16, **options}).posterior
 
     attempt("same", lambda: equal(fitted(seed=2), fit(network, x, seed=2)))
+    attempt("centred", lambda: torch.allclose(  # on the running statistics of the first rank
+        fitted(centre="running").mean["1"].mean(0), network[1].running_mean - rank, atol=1e-4))
     attempt("one group", lambda: equal(fitted(n_samples=5), fit(network, x, n_samples=5)))
     double = (x.double(), copy.deepcopy(network).double())
     attempt("double", lambda: equal(fitted(*double), fit(double[1], double[0])))
@@ -95,7 +97,7 @@ def run_ranks(folder: Path, W: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize("W", [2, 4])
 def test_every_rank_ends_with_the_posterior_of_one_process(tmp_path, W):
     for said in run_ranks(tmp_path, W):
-        exact = ["same", "one group", "double", "gaussian", "global batch"]
+        exact = ["same", "centred", "one group", "double", "gaussian", "global batch"]
         assert {name: said[name] for name in exact} == dict.fromkeys(exact, True)
         assert len(said["warned"]) == 1
         assert f"all {W} ranks together" in said["warned"][0]

@@ -107,6 +107,14 @@ def test_faded_images_are_repaired_and_the_old_mcbn_stays() -> None:
     assert "times narrower than in the reference" in said
 
 
+def test_few_inputs_are_enough_to_see_a_shift_and_repair_it() -> None:
+    bayes, (x, y) = fitted("images"), images(500, 41)
+    for n in (16, 32):
+        adapted = bayes.adapt(faded(images(n, 42)[0]), reference=watched("images"))
+        assert adapted.adaptation.moved
+        assert accuracy(adapted, faded(x), y) > 0.9
+
+
 def test_clean_inputs_move_nothing() -> None:
     bayes = fitted("images")
     adapted = bayes.adapt(images(128, 43)[0], reference=watched("images"))

@@ -62,6 +62,31 @@ def test_coordinates_are_means_and_log_variances_of_a_training_pass() -> None:
     torch.testing.assert_close(z[0], torch.cat(expected), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["table", "images"])
+def test_batches_in_one_pass_have_the_statistics_of_each_alone(kind: str) -> None:
+    x, watch = (table if kind == "table" else images)(10 * M, 3)[0], watched(kind)
+    together = watch.all_coordinates(iter(x.split(M)))
+    alone = torch.cat([watch.coordinates(batch) for batch in x.split(M)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_that_mixes_its_rows_is_recorded_batch_by_batch() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(5, momentum=None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bn(x - x.mean(0) + x.amax(0))
+
+    net, x = Mixing(), reference("table")
+    for batch in x.split(M):
+        net(batch)
+    watch = mcbn.MCBN(net, "regression").fit(x, n_samples=3, batch_size=M).watch(x, batch_size=M)
+    alone = torch.cat([watch.coordinates(batch) for batch in x[: 6 * M].split(M)])
+    torch.testing.assert_close(watch.all_coordinates(iter(x[: 6 * M].split(M))), alone, rtol=1e-5, atol=1e-5)
+
+
 def test_p_value_is_one_plus_the_larger_ones_over_one_plus_all() -> None:
     held_out = torch.tensor([1.0, 2.0, 2.0, 5.0], dtype=torch.float64)
     for D in (0.0, 1.0, 1.5, 2.0, 3.0, 5.0, 9.0, math.inf):

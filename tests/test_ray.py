@@ -307,6 +307,9 @@ def test_tasks_draw_the_posterior_of_one_process(cluster):
     assert torch.equal(bayes.predict(x).mean, whole.predict(x).mean)
     gaussian = mcbn.ray.fit(bayes, x, n_samples=T, batch_size=16, seed=4, posterior="gaussian").posterior
     assert gaussian.family == "gaussian"
+    centred = mcbn.ray.fit(bayes, x, n_samples=T, batch_size=16, seed=4, centre="running").posterior
+    expected = whole.fit(x, n_samples=T, batch_size=16, seed=4, centre="running").posterior
+    torch.testing.assert_close(centred.mean["1"], expected.mean["1"], rtol=1e-5, atol=1e-5)
     with pytest.raises(MCBNError, match=r"a share could not be drawn.*non-finite"):
         mcbn.ray.fit(bayes, torch.full_like(x, torch.nan), n_samples=T, batch_size=16)
 

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from mcbn import batches
 from mcbn.batch_norm import layer_of
 from mcbn.batching import Source, read_source, shares
-from mcbn.errors import MCBNError
-from mcbn.model import MCBN
+from mcbn.errors import MCBNError, require_choice
+from mcbn.field.adapt import centre_on_running, record_running
+from mcbn.model import CENTRES, MCBN
 from mcbn.network import is_synchronised
 from mcbn.posterior import Posterior, require_family
 
@@ -31,6 +32,7 @@ def fit(
     seed: int = 0,
     posterior: str = "sample",
     inputs: batches.Picker = None,
+    centre: str = "drawn",
     group: Any = None,
 ) -> B:
     """Fit on every rank of a process group; called by all of them with the same arguments and the whole data.
@@ -44,9 +46,11 @@ def fit(
         seed: draw t depends on (seed, t) alone.
         posterior: "sample", "gaussian" or "layerwise".
         inputs: overrides the constructor's.
+        centre: "drawn", or "running" as `MCBN.fit` has it, the running statistics being those of the first rank.
         group: a process group; the default one where it is not given.
     """
     require_family(posterior)
+    require_choice("centre", centre, CENTRES)
     if posterior == "diagonal":
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
     if not (dist.is_available() and dist.is_initialized()):
@@ -55,11 +59,15 @@ def fit(
     options = {"n_samples": n_samples, "batch_size": _batch_size(bayes, data, batch_size, W), "seed": seed}
     twin = bayes.with_posterior(None)
     share = options | _share(twin, data, options | {"inputs": inputs}, rank, W)
+    if centre == "running" and share["error"] is None:
+        share["running"] = record_running(twin, data, seed)._replace(first=None)
     everyone: list[dict[str, Any]] = [{} for _ in range(W)]
     dist.all_gather_object(everyone, share, group=group)
     _require_agreement(everyone)
     network = twin.engine.network
     drawn = Posterior.merge(theirs["draws"] for theirs in everyone if theirs["draws"]).to(network.device)
+    if centre == "running":
+        drawn = centre_on_running(drawn, everyone[0]["running"]._replace(posterior=drawn))
     bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     bayes.inputs = twin.inputs
     return bayes
@@ -111,5 +119,5 @@ def _require_agreement(everyone: list[dict[str, Any]]) -> None:
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         for name, value in theirs.items():
-            if name != "draws" and value != first[name]:
+            if name not in ("draws", "running") and value != first[name]:
                 raise MCBNError(f"ranks differ in {name}: {first[name]!r} on rank 0, {value!r} on rank {rank}")

@@ -177,7 +177,7 @@ def test_study_measures_records_once_and_reports(tmp_path: Path) -> None:
     options: dict[str, Any] = {"networks": tmp_path / "nets", "datasets": ["concrete"]}
     path = study.run(TINY, inputs, tmp_path / "out", **options)
     records = read(path)
-    assert {r["kind"] for r in records} == {*study.MEASUREMENTS, "ensemble", "near", "sensor"}
+    assert {r["kind"] for r in records} == {*study.MEASUREMENTS, *study.AT_SEVERITIES, "ensemble", "near", "sensor"}
     study.run(TINY, inputs, tmp_path / "out", **options)
     assert read(path) == records
     page = tmp_path / "page.md"

@@ -29,13 +29,15 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.engine.record import Recorded, Recorder, join
+from mcbn.batching import draw_batches
+from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
 from mcbn.field.grouped import record_all
 from mcbn.field.novelty import centre_of, class_probs, class_proportions, class_weights
 from mcbn.field.reference import gather, take_rows
 from mcbn.field.watch import Watch, make_watch, times
 from mcbn.posterior import Posterior
+from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
     from mcbn.model import MCBN
@@ -299,6 +301,13 @@ def _require_strength(strength: Any) -> None:
         raise MCBNError(f'strength must be "auto" or a number from 0 to 1, got {strength!r}')
 
 
+def record_running(bayes: "MCBN[Any]", data: Any, seed: int) -> Recorded:
+    """Run one batch of a fitted network's data: running statistics, and how many values of a channel a batch has."""
+    with torch.inference_mode(False), isolated_random(seed):
+        one = draw_batches(data, n_samples=1, batch_size=bayes.posterior.batch_size, seed=seed)
+        return record(bayes.engine.network, one, bayes.layers, bayes.inputs)
+
+
 def centre_on_running(drawn: Posterior, recorded: Recorded) -> Posterior:
     """Move draws so that they average to the running statistics: their spread stays that of the data they came from.
 
@@ -312,7 +321,7 @@ def centre_on_running(drawn: Posterior, recorded: Recorded) -> Posterior:
     before = {name: _average(averaged.mean[name].double(), averaged.var[name].double()) for name in drawn.layers}
     now = {}
     for name in drawn.layers:
-        mean, var = (value.double() for value in recorded.running[name])
+        mean, var = (value.to(before[name].mean) for value in recorded.running[name])
         n = recorded.values[name]
         now[name] = Averages(mean, var * (n - 1) / n, mean, var)
     return drawn.moved(*_transport(before, now, {name: Move(0.0, 1.0, (1.0, 1.0)) for name in drawn.layers}))

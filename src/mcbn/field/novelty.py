@@ -91,7 +91,7 @@ def see(network: Network, task: str, centre: Statistics, x: Any) -> Seen:
         inputs = batches.move(take_rows(x, rows), network.device, network.dtype)
         with torch.no_grad(), isolated_random(0), PerInput(centre, len(rows)) as mode:
             output = network.run_copy(inputs)
-        blocks.append(Seen(torch.cat(mode.coordinates, 1), *_classes(output, task)))
+        blocks.append(Seen(torch.cat(mode.coordinates, 1), *_classes(output, task, network)))
     return Seen(*(torch.cat(columns) for columns in zip(*blocks, strict=True)))
 
 
@@ -108,13 +108,13 @@ def class_probs(network: Network, centre: Statistics, x: Any) -> Tensor:
         some = take_rows(x, range(start, min(start + BLOCK, batches.size_of(x))))
         with torch.no_grad(), isolated_random(0), Replay(mean, var):
             output = network.run_copy(batches.move(some, network.device, network.dtype))
-        blocks.append(_classes(output, "classification")[1])
+        blocks.append(_classes(output, "classification", network)[1])
     return torch.cat(blocks)
 
 
-def _classes(output: Tensor, task: str) -> tuple[Tensor, Tensor]:
+def _classes(output: Tensor, task: str, network: Network) -> tuple[Tensor, Tensor]:
     """Return the entropy of each input, averaged over pixels, and its class probabilities where it has one class."""
-    if task != "classification":
+    if task != "classification" or (network.reading is not None and network.reading.several):
         return torch.zeros(len(output), dtype=torch.float64), torch.empty(len(output), 0)
     probs = as_logits(output.unsqueeze(0))[0].double().softmax(1)  # (N, K, ...)
     entropies = entropy(probs, 1)

@@ -6,8 +6,9 @@ import torch
 
 from mcbn import batches
 from mcbn.batching import shares
-from mcbn.errors import MCBNError
-from mcbn.model import MCBN
+from mcbn.errors import MCBNError, require_choice
+from mcbn.field.adapt import centre_on_running, record_running
+from mcbn.model import CENTRES, MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior, require_family
 from mcbn.ray.cluster import connected, pack, unpack, workers_of
@@ -27,6 +28,7 @@ def fit(
     seed: int = 0,
     posterior: str = "sample",
     inputs: batches.Picker = None,
+    centre: str = "drawn",
     workers: int | None = None,
     threads: int = 1,
     address: str | None = None,
@@ -41,11 +43,13 @@ def fit(
         seed: draw t depends on (seed, t) alone; a task whose worker is lost is run again with the same result.
         posterior: "sample", "gaussian" or "layerwise".
         inputs: overrides the constructor's.
+        centre: "drawn", or "running" as `MCBN.fit` has it.
         workers: tasks; by default one a GPU, or one for as many CPUs as `threads`.
         threads: CPU threads of a task.
         address: as `mcbn.ray.predict`.
     """
     require_family(posterior)
+    require_choice("centre", centre, CENTRES)
     if posterior == "diagonal":
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
     inputs = bayes.inputs if inputs is None else inputs
@@ -61,8 +65,11 @@ def fit(
             drawn = Posterior.merge(ray.get(pending)).to(network.device)
         except ray.exceptions.RayTaskError as error:
             raise MCBNError(f"a share could not be drawn: {error.cause}") from error
-    bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     bayes.inputs = inputs
+    if centre == "running":
+        recorded = record_running(bayes.adopt(network, drawn), data, seed)
+        drawn = centre_on_running(drawn, recorded._replace(posterior=drawn))
+    bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     return bayes
 
 

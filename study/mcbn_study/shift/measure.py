@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.alternatives.run import probabilities, temperature
 from mcbn_study.data.cifar import Images
+from mcbn_study.machine import timed
 from mcbn_study.scores import class_scores
 from mcbn_study.shift.baselines import BatchTests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import corrupt
@@ -26,7 +27,7 @@ from mcbn_study.shift.train import Features, Subject, novel_classes
 Row = dict[str, Any]
 ALPHA = 0.01
 PSEUDO = 128  # N of Schneider et al. 2020: running statistics count as so many inputs; of 0 to 128 best on the extras
-SENSOR_ROWS, SENSOR_BATCH = 400, 16
+SENSOR_BATCH = 16
 DRIFTS = ("offset", "gain", "noise", "dead")
 
 
@@ -56,25 +57,26 @@ class Corrupted:
         self.inputs, self.kept = inputs, dict[tuple[str, int], Tensor]()
         self.reference, others = cut(len(inputs.test.x), profile.n_reference, 0)
         self.others = others[: profile.n_pool + profile.n_scored]
-        kinds = [kind for kind in profile.kinds if kind != "frost" or inputs.frost is not None]
-        self.conditions = [("none", 0), *((kind, severity) for kind in kinds for severity in profile.severities)]
+        self.kinds = [kind for kind in profile.kinds if kind != "frost" or inputs.frost is not None]
 
-    def __call__(self, kind: str, severity: int) -> Tensor:
-        """Return bytes (N, 3, 32, 32)."""
-        if (kind, severity) not in self.kept:
-            x, frost = self.inputs.test.x[self.others], self.inputs.frost
-            kind_of = kind if severity else "contrast"
-            self.kept[kind, severity] = corrupt(x, kind_of, severity, frost=frost)
-        return self.kept[kind, severity]
+    def at(self, severity: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the kinds and bytes (N, 3, 32, 32) of a severity; of 0 the images as they are."""
+        x = self.inputs.test.x[self.others]
+        for kind in self.kinds if severity else ():
+            if (kind, severity) not in self.kept:
+                self.kept[kind, severity] = corrupt(x, kind, severity, frost=self.inputs.frost)
+            yield kind, self.kept[kind, severity]
+        if severity == 0:
+            yield "none", x
 
 
-def alarms(subject: Subject, inputs: Inputs, profile: ShiftProfile) -> Iterator[Row]:
+def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
     """Count alarms of clean batches, and of clean inputs, over several references.
 
     Reference and clean images are both test images; at sizes for which these are too few, both training images without
     augmentation: what counts is that the network knows the one as well as the other.
     """
-    bayes = subject.fit(profile)
+    bayes, inputs = subject.fit(profile), corrupted.inputs
     for size in profile.alarm_sizes:
         unseen = 1.4 * 99 * size < len(inputs.test.x) * 2 / 3
         images = inputs.test.x if unseen else inputs.train.x
@@ -89,6 +91,21 @@ def alarms(subject: Subject, inputs: Inputs, profile: ShiftProfile) -> Iterator[
         tried = profile.references * profile.clean_batches
         yield {"what": f"M = {size}", "M": size, "alarms": alarmed, "n": tried, "unseen": unseen, **facts}
     yield from _input_alarms(bayes, subject, inputs)
+
+
+def cost(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+    """Time a reading beside a plain pass of the same batch, in turns, the median of each."""
+    images = corrupted.inputs.test.x
+    watch = subject.fit(profile).watch(
+        subject.prepare(images[: profile.n_reference]), batch_size=profile.power_sizes[0]
+    )
+    for size in profile.power_sizes:
+        seconds = []
+        for rows in batch_rows(len(images), size, profile.timed, 0):
+            x = subject.prepare(images[rows])
+            seconds.append((timed(watch, x)[1], timed(subject.run, x)[1]))
+        reading, plain = (1000 * float(np.median(column)) for column in zip(*seconds[1:], strict=True))
+        yield {"M": size, "reading_milliseconds": reading, "pass_milliseconds": plain}
 
 
 def spread(watch: Watch, size: int) -> dict[str, float]:
@@ -111,17 +128,17 @@ def _input_alarms(bayes: MCBN[Any], subject: Subject, inputs: Inputs) -> Iterato
         yield {"what": what, "alarms": count, "n": len(inputs.test.x), "unseen": True}
 
 
-def streams(subject: Subject, inputs: Inputs, profile: ShiftProfile) -> Iterator[Row]:
+def streams(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
     """Follow clean streams of real distances.
 
     All distances are of batches of test images; held out or in the stream is decided by a random order for each
     stream, so that they are exchangeable, as the bound asks for, whatever overlap there is.
     """
-    count, updates, size = profile.stream
-    reference, clean = cut(len(inputs.test.x), len(inputs.test.x) // 4, 0)
-    watch = subject.fit(profile).watch(subject.prepare(inputs.test.x[reference]), batch_size=size)
+    (count, updates, size), images = profile.stream, corrupted.inputs.test.x
+    reference, clean = cut(len(images), len(images) // 4, 0)
+    watch = subject.fit(profile).watch(subject.prepare(images[reference]), batch_size=size)
     null = watch.null(size)
-    R, x = len(null.held_out), subject.prepare(inputs.test.x[clean])
+    R, x = len(null.held_out), subject.prepare(images[clean])
     rows = batch_rows(len(x), size, updates + R, 0)
     distances = null.metric(watch.all_coordinates(x[some.to(x.device)] for some in rows)).numpy()
     alarmed = 0
@@ -134,18 +151,17 @@ def streams(subject: Subject, inputs: Inputs, profile: ShiftProfile) -> Iterator
     yield {"what": "streams", "alarms": int(alarmed), "n": count, "updates": updates, "M": size, "held_out": R}
 
 
-def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
     """Share of corrupted batches that each test finds at 1 % false alarms, all ranked among the same clean batches."""
+    if severity not in (0, *profile.power_severities):
+        return
     home = corrupted.inputs.test.x[corrupted.reference]
     watch = subject.fit(profile).watch(subject.prepare(home), batch_size=profile.power_sizes[0])
     assert watch.reference is not None
     seen = subject.look(home)
     tests = BatchTests(seen.take(torch.from_numpy(watch.reference.rows_to_fit(profile.n_reference))))
     held_out = {size: _held_out(watch, seen, tests, size) for size in profile.power_sizes}
-    for kind, severity in corrupted.conditions:
-        if severity not in (0, *profile.power_severities):
-            continue
-        x = corrupted(kind, severity)
+    for kind, x in corrupted.at(severity):
         shifted, prepared = subject.look(x), subject.prepare(x)
         for size in profile.power_sizes:
             rows = batch_rows(len(x), size, profile.power_batches, severity)
@@ -154,7 +170,7 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iter
                 p = rank_p_values(values.cpu(), held_out[size][name])
                 found[name] = float((p <= ALPHA).double().mean())
             for method, share in found.items():
-                yield {"corruption": kind, "severity": severity, "M": size, "method": method, "power": share}
+                yield {"corruption": kind, "M": size, "method": method, "power": share}
 
 
 def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dict[str, Tensor]:
@@ -165,19 +181,18 @@ def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dic
     return {name: values.cpu() for name, values in tests(seen.take(rows)).items()}
 
 
-def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
     """Score what the network says of corrupted images, as it is and repaired in every way."""
     (test, n), bayes = (corrupted.inputs.test, profile.n_pool), subject.fit(profile)
     watch = bayes.watch(subject.prepare(test.x[corrupted.reference]), batch_size=profile.batch_size)
     validation, y = corrupted.inputs.validation, test.y[corrupted.others]
     tau = temperature(subject.look(validation.x).logits[None], validation.y)
-    for kind, severity in corrupted.conditions:
-        x = corrupted(kind, severity)
-        for row in _plain_repairs(subject, tau, x, y[n:], profile):
-            yield {"corruption": kind, "severity": severity, **row}
-        every = severity in (0, *profile.power_severities[1:2])
-        for row in _moved_repairs(subject, bayes, watch, Images(x[:n], y[:n]), Images(x[n:], y[n:]), profile, every):
-            yield {"corruption": kind, "severity": severity, **row}
+    every = severity in (0, *profile.power_severities[1:2])
+    for kind, x in corrupted.at(severity):
+        pool, shown = Images(x[:n], y[:n]), Images(x[n:], y[n:])
+        rows = _plain_repairs(subject, tau, x, shown.y, profile)
+        for row in chain(rows, _moved_repairs(subject, bayes, watch, pool, shown, profile, every)):
+            yield {"corruption": kind, **row}
 
 
 def _plain_repairs(subject: Subject, tau: float, images: Tensor, y: Tensor, profile: ShiftProfile) -> Iterator[Row]:
@@ -207,10 +222,8 @@ def _moved_repairs(
     for pair in profile.pairs if every else ():
         of_pair, rows = (torch.isin(y, torch.tensor(pair, device=y.device)) for y in (shown.y, pool.y))
         after, row = _adapted(subject, bayes, watch, pool.x[rows][: profile.pool_of_pair], x, shown.y)
-        right = {
-            name: metrics.accuracy(p[of_pair], shown.y[of_pair]) for name, p in (("before", before), ("after", after))
-        }
-        yield {"method": "adapt pair", "pair": pair, **row} | {f"pair_{name}": float(a) for name, a in right.items()}
+        right = [float(metrics.accuracy(probs[of_pair], shown.y[of_pair])) for probs in (before, after)]
+        yield {"method": "adapt pair", "pair": pair, **row, "pair_before": right[0], "pair_after": right[1]}
 
 
 def _adapted(
@@ -235,13 +248,12 @@ def scores(probs: Tensor, y: Tensor) -> Row:
     return {"n": len(y), "accuracy": values["accuracy"], "nll": -values["pll"], "ece": values["ece"]}
 
 
-def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
     """Score the averaged probabilities of several networks."""
     y = corrupted.inputs.test.y[corrupted.others[profile.n_pool :]]
-    for kind, severity in corrupted.conditions:
-        x = corrupted(kind, severity)[profile.n_pool :]
-        probs = torch.stack([subject.look(x).logits.softmax(1) for subject in subjects]).mean(0)
-        yield {"corruption": kind, "severity": severity, "method": "ensemble", **scores(probs, y)}
+    for kind, x in corrupted.at(severity):
+        logits = torch.stack([subject.look(x[profile.n_pool :]).logits for subject in subjects])
+        yield {"corruption": kind, "method": "ensemble", **scores(probabilities(logits), y)}
 
 
 def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
@@ -259,9 +271,9 @@ def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
         yield {"data": name, "centre": where, **scores(_probs(bayes, subject.prepare(x)), y)}
 
 
-def novelty(subject: Subject, inputs: Inputs, profile: ShiftProfile, *, near: bool = False) -> Iterator[Row]:
+def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, near: bool = False) -> Iterator[Row]:
     """AUROC of strange inputs against test images: foreign sets, or the classes the network never saw."""
-    test, train = inputs.test, inputs.train
+    inputs, test, train = corrupted.inputs, corrupted.inputs.test, corrupted.inputs.train
     known = torch.ones_like(test.y).bool()
     if near:
         known = ~torch.isin(test.y, torch.tensor(novel_classes(subject.seed), device=test.y.device))
@@ -289,35 +301,23 @@ def novelty(subject: Subject, inputs: Inputs, profile: ShiftProfile, *, near: bo
 
 
 def sensor(dataset: str, split: int) -> Iterator[Row]:
-    """Let one column of a table drift, the one that matters most, and repair it: power at 1 %, RMSE."""
+    """Let the column of a table that matters most drift, and repair it: power at 1 % (5 % on few rows), RMSE."""
     x, y = (values.float() for values in data.load(dataset))
-    train, test = data.split(len(x), split)
+    train, test = (torch.from_numpy(np.asarray(rows)) for rows in data.split(len(x), split))
     network = Standardized(RegressionMLP(x.shape[1], seed=split), x[train], y[train])
     train_regression(network, x[train], y[train], epochs=max(20, min(400, 200_000 // len(train))), seed=split)
     bayes = MCBN(network, "regression").fit(x[train], n_samples=50, batch_size=32, seed=split)
-    column = _most_important(bayes, x[test], y[test])
-    size = max(2, min(SENSOR_BATCH, len(train) // 150))
-    watch = bayes.watch(x[train], batch_size=size, false_alarms=ALPHA)
+    column, rate = _most_important(bayes, x[test], y[test]), ALPHA if len(train) > 300 else 0.05
+    size = max(2, min(SENSOR_BATCH, int(len(train) * rate / 1.5)))
+    watch = bayes.watch(x[train], batch_size=size, false_alarms=rate)
+    few, others = test[: len(test) // 2], test[len(test) // 2 :]
     for drift in ("none", *DRIFTS):
         drifted = drift_column(x, column, drift, x[train][:, column], split)
-        rows = torch.from_numpy(np.asarray(test))
-        batches = rows[batch_rows(len(rows), min(size, len(rows)), 50, split)]
-        found = float(np.mean([watch(drifted[some]).shifted for some in batches]))
-        half = len(rows) // 2
-        adapted = bayes.adapt(drifted[rows[:half]], reference=watch)
-        before, after = (
-            float(metrics.rmse(b.predict(drifted[rows[half:]]).mean, y[rows[half:]])) for b in (bayes, adapted)
-        )
-        moved = adapted.adaptation is not None and adapted.adaptation.moved
-        yield {
-            "dataset": dataset,
-            "drift": drift,
-            "power": found,
-            "M": size,
-            "rmse": before,
-            "adapted": after,
-            "moved": moved,
-        }
+        readings = [watch(drifted[test[rows]]) for rows in batch_rows(len(test), size, 50, split)]
+        adapted = bayes.adapt(drifted[few], reference=watch)
+        errors = [float(metrics.rmse(b.predict(drifted[others]).mean, y[others])) for b in (bayes, adapted)]
+        row = {"drift": drift, "M": size, "rate": rate, "power": float(np.mean([r.shifted for r in readings]))}
+        yield row | {"rmse": errors[0], "adapted": errors[1], "moved": getattr(adapted.adaptation, "moved", False)}
 
 
 def _most_important(bayes: MCBN[Any], x: Tensor, y: Tensor) -> int:

@@ -44,6 +44,7 @@ class ShiftProfile:
     power_severities: tuple[int, ...] = (1, 3, 5)
     power_batches: int = 100
     stream: tuple[int, int, int] = (200, 10_000, 8)  # streams, updates, M
+    timed: int = 41  # readings, the first to warm up
     near: CifarProfile = NEAR  # trains the networks of six classes
     novel: int = 600  # images of every foreign set
     tables: int = 5  # splits of each regression set
@@ -70,6 +71,7 @@ QUICK = ShiftProfile(
     power_severities=(5, 5),
     power_batches=4,
     stream=(3, 50, 2),
+    timed=3,
     near=SMALL_CIFAR,
     novel=20,
     tables=1,

@@ -1,6 +1,7 @@
 """The tables of the study of shifts, as table.md beside the records and inside docs/field.md."""
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,9 @@ _WORDS = read_words(__package__)
 NAMES: dict[str, str] = _WORDS["methods"]
 START, END = "<!-- shift -->", "<!-- /shift -->"
 LEVEL, RATE = 0.99, 0.01
+CENTRES, SCORES = ("drawn", "running"), ("accuracy", "nll", "ece")
+BASELINES = ("softmax", "entropy", "energy", "mahalanobis", "knn")
+Aim = tuple[str, str, str, bool]  # what, asked, measured, reached
 
 
 def write(out: Path, page: Path | None = None) -> list[Path]:
@@ -82,7 +86,8 @@ def novelty_table(records: Sequence[Record]) -> Table:
         (name, *(mean_cell(_values(some, "auroc", "seed", method=m), decimals=3) for m in methods))
         for name, some in [*sets, ("mean of the foreign", far)]
     ]
-    return table(_WORDS["novelty"], rows if far else [], [NAMES[method] for method in methods])
+    n = max((r["config"]["n_train"] for r in kept), default=0) * 6 // 10
+    return table(_WORDS["novelty"], rows if far else [], [NAMES[method] for method in methods], n=n)
 
 
 def repair_table(records: Sequence[Record]) -> Table:
@@ -93,7 +98,7 @@ def repair_table(records: Sequence[Record]) -> Table:
     rows = []
     for network in _each(kept, "network"):
         of = [r for r in kept if r["network"] == network]
-        for method in [m for m in NAMES if m in _each(of, "method") and m != "adapt 32"]:
+        for method in [m for m in NAMES if m in _each(of, "method") and m not in ("adapt 32", "adapt pair")]:
             cells = (_three([r for r in of if r["method"] == method and r["severity"] in g]) for g in groups.values())
             rows.append((network, NAMES[method], *cells))
     n, tent = (kept[0]["n"], kept[0]["config"]["n_tent"]) if kept else (0, 0)
@@ -137,11 +142,135 @@ def sensor_table(records: Sequence[Record]) -> Table:
     return table(_WORDS["sensor"], rows)
 
 
+def centre_table(records: Sequence[Record]) -> Table:
+    """Accuracy and NLL with draws of other images, as drawn and centred."""
+    kept = [r for r in records if r["kind"] == "centre"]
+    plain = [r for r in kept if not r["centre"]]
+    rows = []
+    for name in _each([r for r in kept if r["centre"]], "data"):
+        of = {(f, c): _values(kept, f, "seed", data=name, centre=c) for f in ("accuracy", "nll") for c in CENTRES}
+        cells = (
+            mean_cell(v, scale=100 if f == "accuracy" else 1, decimals=3 - 2 * (f == "accuracy"))
+            for (f, _), v in of.items()
+        )
+        rows.append((name, *cells))
+    facts = {"T": kept[0]["config"]["n_samples"] if kept else 0}
+    facts |= {f: mean_cell([k * r[f] for r in plain], decimals=d) for f, k, d in (("accuracy", 100, 1), ("nll", 1, 3))}
+    return table(_WORDS["centre"], rows, **facts)
+
+
+def rule_table(records: Sequence[Record]) -> Table:
+    """Spread of statistics by batch size, against the 1/M rule."""
+    kept = [r for r in records if r["kind"] == "alarms" and "spread_mean" in r]
+    home = {(r["network"], r["seed"]): r for r in kept if r["what"] == "M = 32"}
+    rows = []
+    for what in _each(kept, "what") if home else ():
+        of = [(r, home[r["network"], r["seed"]]) for r in kept if r["what"] == what]
+        cells = [mean_cell([r[f] / h[f] for r, h in of], decimals=3) for f in ("spread_mean", "spread_log_var")]
+        rows.append((what.removeprefix("M = "), *cells))
+    return table(_WORDS["rule"], rows)
+
+
+def cost_table(records: Sequence[Record]) -> Table:
+    """Milliseconds of a reading and of a plain pass."""
+    kept = [r for r in records if r["kind"] == "cost"]
+    columns = [(r, [r[f"{what}_milliseconds"] for what in ("reading", "pass")]) for r in kept]
+    rows = [
+        (r["network"], str(r["M"]), *(f"{t:.1f}" for t in times), f"{times[0] / times[1]:.2f}") for r, times in columns
+    ]
+    where = ", ".join(sorted({r["hardware"] for r in kept}))
+    return table(_WORDS["cost"], rows, n=kept[0]["config"]["timed"] - 1 if kept else 0, hardware=where)
+
+
+def targets_table(records: Sequence[Record]) -> Table:
+    """Say of each aim whether it was reached, from the records alone."""
+    rows = [row for aim in AIMS for row in aim(records)]
+    return table(_WORDS["targets"], [(what, asked, shown, "yes" if met else "no") for what, asked, shown, met in rows])
+
+
+def _mean(records: Sequence[Record], field: str, **wanted: Any) -> float:
+    """Mean of a field over networks, of each over what was measured of it; NaN where nothing was."""
+    values = _values(records, field, "seed", **wanted)
+    return fmean(values) if values else math.nan
+
+
+def _alarm_aims(records: Sequence[Record]) -> Iterator[Aim]:
+    rows = alarms_table(records).rows
+    inside = [row for row in rows if row[-1] == "yes"]
+    yield (
+        "false alarms at 1 %",
+        "inside the binomial interval",
+        f"{len(inside)} of {len(rows)}",
+        len(inside) == len(rows),
+    )
+    for M, asked in ((8, 2.0), (32, 0.95)):
+        powers = {m: _mean(records, "power", kind="power", M=M, severity=3, method=m) for m in ("watch", "bbsd", "mmd")}
+        ratio = powers["watch"] / max(powers["bbsd"], powers["mmd"])
+        met = ratio >= asked if M == 8 else powers["watch"] >= asked
+        shown = f"{powers['watch']:.2f}; BBSD {powers['bbsd']:.2f}, MMD {powers['mmd']:.2f}"
+        yield f"power, M = {M}, severity 3", "twice BBSD and MMD" if M == 8 else "0.95", shown, met
+
+
+def _novelty_aims(records: Sequence[Record]) -> Iterator[Aim]:
+    for kind, ours, asked in (("novelty", "watch", 0.98), ("near", "watch and entropy", 0.0)):
+        auroc = {m: _mean(records, "auroc", kind=kind, method=m) for m in (ours, *BASELINES)}
+        best = max(BASELINES, key=lambda m: auroc[m])
+        what = "foreign inputs, AUROC" if kind == "novelty" else "new classes, AUROC with entropy"
+        said = f"{asked}, above every baseline" if asked else "level with the best baseline"
+        yield what, said, f"{auroc[ours]:.3f}; {NAMES[best]} {auroc[best]:.3f}", auroc[ours] >= max(asked, auroc[best])
+
+
+def _repair_aims(records: Sequence[Record]) -> Iterator[Aim]:
+    kept = [r for r in records if r["kind"] == "repair"]
+    severities = sorted({r["severity"] for r in kept if r["severity"]})
+    shifted = [r for r in kept if r["severity"]]
+    rivals = ("batch", "blend")
+    ours = {f: _mean(shifted, f, method="adapt 256") for f in SCORES}
+    best = {f: (max if f == "accuracy" else min)(_mean(shifted, f, method=m) for m in rivals) for f in SCORES}
+    gain = 100 * (ours["accuracy"] - best["accuracy"])
+    where = f"severities {', '.join(map(str, severities))}"
+    yield f"adapt, 256 unlabelled, accuracy ({where})", "1 point above BN and blend", f"{gain:+.1f}", gain >= 1
+    for field, asked in (("nll", 0.75), ("ece", 0.5)):
+        ratio = ours[field] / best[field]
+        yield f"the same, {field.upper()} over theirs", f"at most {asked}", f"{ratio:.2f}", ratio <= asked
+    few = [r for r in shifted if r["severity"] in {r["severity"] for r in kept if r["method"] == "adapt pair"}]
+    for method, most in (("adapt 256", 0.3), ("adapt 32", 0.5), ("adapt pair", 1.0)):
+        lost = 100 * (
+            _mean(kept, "accuracy", severity=0, method="mcbn") - _mean(kept, "accuracy", severity=0, method=method)
+        )
+        yield f"{NAMES[method]}, clean: points lost", f"at most {most}", f"{lost:.1f}", lost <= most
+        if method != "adapt 256":
+            before, after, whole = (_mean(few, "accuracy", method=m) for m in ("mcbn", method, "adapt 256"))
+            share = (after - before) / (whole - before)
+            yield f"{NAMES[method]}: share of the gain of 256", "at least 0.8", f"{share:.2f}", share >= 0.8
+    gaps = [
+        _mean(kept, "nll", severity=s, method="tent") - _mean(kept, "nll", severity=s, method="adapt 256")
+        for s in severities
+    ]
+    yield (
+        "NLL below TENT's",
+        "at every severity",
+        f"{sum(g > 0 for g in gaps)} of {len(gaps)}",
+        all(g > 0 for g in gaps),
+    )
+
+
+def _cost_aims(records: Sequence[Record]) -> Iterator[Aim]:
+    ratios = [r["reading_milliseconds"] / r["pass_milliseconds"] for r in records if r["kind"] == "cost"]
+    if ratios:
+        yield "cost of a reading", "at most 1.5 passes", f"{max(ratios):.2f}", max(ratios) <= 1.5
+
+
+AIMS = (_alarm_aims, _novelty_aims, _repair_aims, _cost_aims)
 TABLES: tuple[Callable[[Sequence[Record]], Table], ...] = (
+    targets_table,
     alarms_table,
+    rule_table,
     power_table,
     novelty_table,
     repair_table,
     few_table,
+    centre_table,
     sensor_table,
+    cost_table,
 )

@@ -12,18 +12,16 @@ from mcbn_study.journal import Journal
 from mcbn_study.machine import timed
 from mcbn_study.shift import measure
 from mcbn_study.shift.profile import Inputs, ShiftProfile
-from mcbn_study.shift.train import Subject, foreign_subjects, near_subjects, own_subjects
+from mcbn_study.shift.train import foreign_subjects, near_subjects, own_subjects
 
-Measurement = Callable[[Subject, Any, ShiftProfile], Iterator[measure.Row]]
-MEASUREMENTS: dict[str, Measurement] = {
+MEASUREMENTS: dict[str, Callable[..., Iterator[measure.Row]]] = {
     "alarms": measure.alarms,
     "streams": measure.streams,
     "novelty": measure.novelty,
-    "power": measure.power,
-    "repair": measure.repair,
     "centre": measure.centre,
+    "cost": measure.cost,
 }
-CORRUPTED = ("power", "repair", "centre")  # ask for corrupted images
+AT_SEVERITIES: dict[str, Callable[..., Iterator[measure.Row]]] = {"power": measure.power, "repair": measure.repair}
 NEAR_SEEDS = (1, 2, 3)
 
 
@@ -53,24 +51,22 @@ def run(
     journal, inputs = Journal(out, asdict(profile), device), inputs.on(device)
     ours = own_subjects(networks, inputs, device) if networks else []
     subjects = [*ours, *foreign_subjects(weights, inputs, device)]
-    corrupted = measure.Corrupted(inputs, profile)
-    for kind, subject in product(MEASUREMENTS, subjects):
-        if kind in (kinds or MEASUREMENTS):
-            rows = partial(MEASUREMENTS[kind], subject, corrupted if kind in CORRUPTED else inputs, profile)
-            _do(journal, rows, kind=kind, network=subject.name, seed=subject.seed)
-    if ours and (not kinds or "ensemble" in kinds):
-        rows = partial(measure.ensemble, ours, corrupted, profile)
-        _do(journal, rows, kind="ensemble", network=ours[0].name, seed=None)
+    corrupted, severities = measure.Corrupted(inputs, profile), (0, *profile.severities)
+
+    def do(kind: str, network: str, seed: int | None, rows: Callable[..., Iterator[measure.Row]], **key: Any) -> None:
+        if (not kinds or kind in kinds) and not journal.has(kind=kind, network=network, seed=seed, **key):
+            measured, seconds = timed(lambda: list(rows(**key)))
+            same = {"kind": kind, "network": network, "seed": seed, **key, "seconds": round(seconds, 3)}
+            journal.add({**same, **row} for row in measured)
+
+    for (kind, rows), subject in product(MEASUREMENTS.items(), subjects):
+        do(kind, subject.name, subject.seed, partial(rows, subject, corrupted, profile))
+    for severity, (kind, rows), subject in product(severities, AT_SEVERITIES.items(), subjects):
+        do(kind, subject.name, subject.seed, partial(rows, subject, corrupted, profile), severity=severity)
+    for severity in severities if ours else ():
+        do("ensemble", ours[0].name, None, partial(measure.ensemble, ours, corrupted, profile), severity=severity)
     for subject in near_subjects(profile, inputs, out / "networks", NEAR_SEEDS) if not kinds or "near" in kinds else ():
-        rows = partial(measure.novelty, subject, inputs, profile, near=True)
-        _do(journal, rows, kind="near", network=subject.name, seed=subject.seed)
-    for dataset, split in product(datasets, range(1, profile.tables + 1)) if not kinds or "sensor" in kinds else ():
-        _do(journal, partial(measure.sensor, dataset, split), kind="sensor", network=dataset, seed=split)
+        do("near", subject.name, subject.seed, partial(measure.novelty, subject, corrupted, profile, near=True))
+    for dataset, split in product(datasets, range(1, profile.tables + 1)):
+        do("sensor", dataset, split, partial(measure.sensor, dataset, split))
     return journal.path
-
-
-def _do(journal: Journal, rows: Callable[[], Iterator[measure.Row]], **key: object) -> None:
-    """Measure what is not on record yet."""
-    if not journal.has(**key):
-        measured, seconds = timed(lambda: list(rows()))
-        journal.add({**key, **row, "seconds": round(seconds, 3)} for row in measured)

@@ -45,6 +45,12 @@ class Subject:
     train: Dataset[Tensor]
 
     @torch.no_grad()
+    def run(self, x: Tensor) -> Tensor:
+        """Run prepared images as they are."""
+        logits: Tensor = self.network(x)
+        return logits
+
+    @torch.no_grad()
     def look(self, images: Tensor) -> Features:
         """Run bytes (N, 3, 32, 32) through the network as it is."""
         hidden, logits = list[Tensor](), list[Tensor]()
