@@ -92,6 +92,14 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
     write_tensors(path, tensors, metadata)
 
 
+def is_posterior(path: Path) -> bool:
+    """Tell whether a file is one that `save` wrote."""
+    try:
+        return read_tensors(path)[1].get("format") == FORMAT
+    except MCBNError:
+        return False
+
+
 def fingerprint(model: nn.Module) -> dict[str, str]:
     """Identify a network: its structure in full, to name a difference, and a hash of its weights."""
     digest = hashlib.sha256()
