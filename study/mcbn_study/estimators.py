@@ -44,7 +44,7 @@ METHODS = {
     "random forest": (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier),
     "gaussian process": (GaussianProcessRegressor, GaussianProcessClassifier),
 }
-GP_ROWS = 1000  # its training takes their cube
+GP_ROWS = 700  # its training takes their cube
 LEAST = 1e-6  # of a probability: a forest gives 0, and would lose by an infinite likelihood
 
 
