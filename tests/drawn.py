@@ -21,7 +21,8 @@ def loop(bayes: mcbn.MCBN, x: Any) -> Tensor:
 
 def _replay(bayes: mcbn.MCBN, mean: dict[str, Tensor], var: dict[str, Tensor], x: Any) -> Tensor:
     draw = [(mean[name], var[name]) for name in mean]
-    return algorithm.replay(bayes.network, draw, batches.map_tensors(torch.clone, x))
+    home = batches.tensors_of(x)[0].device  # a network may have gone to a GPU by itself, as DataParallel's do
+    return algorithm.replay(bayes.network, draw, batches.copied(bayes.network.prepare(x))).to(home)
 
 
 def fit(net: nn.Module, x: Tensor, **options: Any) -> mcbn.MCBN:

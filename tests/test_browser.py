@@ -229,3 +229,37 @@ def test_playground_sliders_and_buttons_change_what_is_shown(playground, watch):
         page.get_by_role("button", name="Add point").click()
     page.locator('body[data-answered="5"]').wait_for()
     assert page.locator("#status").inner_text().startswith("2 points")
+
+
+@pytest.fixture(scope="module")
+def undecided(tmp_path_factory) -> str:
+    """The report of a network that knows nothing: every entropy is log 3 to five digits."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    network.train()(x)
+    network[3].weight.data.mul_(1e-5)
+    network[3].bias.data.zero_()
+    bayes = mcbn.MCBN(network.eval(), "classification").fit(x, n_samples=10, batch_size=16)
+    path = tmp_path_factory.mktemp("undecided") / "report.html"
+    return write_page(path, bayes, x, (x[:, 0] > 0).long()).as_uri()
+
+
+def test_every_tick_can_be_told_from_the_next(undecided, report, watch):
+    for address in (undecided, report):
+        page = watch(address).page
+        for plot in page.locator(".plot > svg").all():
+            ends = plot.locator("text[text-anchor=end]").all_text_contents()
+            assert len(set(ends)) == len(ends) > 1, ends
+    bars = watch(undecided).page.locator("[data-chart=histogram] path.bars").first.get_attribute("d")
+    assert "NaN" not in bars
+    assert bars
+
+
+def test_scores_fit_a_telephone_and_wider_tables_keep_their_first_column(report, watch):
+    page = watch(report, 390).page
+    scores, examples = page.locator(".scroll").nth(0), page.locator(".scroll").nth(1)
+    assert scores.evaluate("e => e.scrollWidth <= e.clientWidth")
+    examples.evaluate("e => { e.scrollLeft = 200; }")
+    assert examples.locator("td").first.evaluate("e => e.getBoundingClientRect().left") == pytest.approx(14, abs=1)

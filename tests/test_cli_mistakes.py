@@ -82,10 +82,11 @@ def test_a_bad_cell_is_named_by_row_and_column(rows: list[str], words: tuple[str
 def test_a_bad_cell_late_in_the_file_leaves_no_half_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "MOST_ROWS", 10)
     write_csv(Path("late.csv"), NAMES[:3], [[1, 2, 3]] * 95 + [[1, "x", 3]])
-    Path("pred.csv").write_text("earlier result")
+    Path("pred.csv").write_text("mean,std,low,high\n")  # an earlier result
     before = sorted(os.listdir())
-    assert_refused(predict("--data", "late.csv", "--out", "pred.csv"), "row 96 (line 97)", "column 'height'")
-    assert Path("pred.csv").read_text() == "earlier result"
+    options = ("--data", "late.csv", "--out", "pred.csv", "--overwrite")
+    assert_refused(predict(*options), "row 96 (line 97)", "column 'height'")
+    assert Path("pred.csv").read_text() == "mean,std,low,high\n"
     assert sorted(os.listdir()) == before
 
 
@@ -158,9 +159,8 @@ def test_bad_parquet_cells_are_named() -> None:
 
 
 def test_other_weights_are_a_warning_of_one_line() -> None:
-    result = invoke(
-        "predict", "--posterior", "net.mcbn", "--model", f"{MODULE}:make", "--data", "test_x.npy", "--out", "p.csv"
-    )
+    options = ("--model", f"{MODULE}:make", "--own-weights", "--data", "test_x.npy", "--out", "p.csv")
+    result = invoke("predict", "--posterior", "net.mcbn", *options)
     assert result.exit_code == 0
     assert result.stderr.splitlines()[0].startswith("mcbn: warning: net.mcbn was fitted on other weights")
 

@@ -63,7 +63,8 @@ def test_every_input_format_gives_the_same_predictions() -> None:
     np.save("fortran.npy", np.asfortranarray(x.numpy()))
     found = {}
     for data in ("test.npz", "test_x.npy", "fortran.npy", "test.csv", "test.parquet", f"{MODULE}:test_loader"):
-        result = invoke("predict", "--posterior", "csv.mcbn", *MODEL, "--data", data, "--out", "pred.npz")
+        options = ("--data", data, "--out", "pred.npz", "--overwrite")
+        result = invoke("predict", "--posterior", "csv.mcbn", *MODEL, *options)
         assert result.exit_code == 0, result.output
         with np.load("pred.npz") as file:
             found[data] = file["mean"]
@@ -98,7 +99,7 @@ def test_a_table_without_header_takes_targets_by_place() -> None:
         write_csv(Path(f"bare_{part}.csv"), None, np.load(f"{part}.npy").tolist())
     expected = evaluate("--posterior", "net.mcbn", "--data", "test.npz")
     for train, val, test in (("bare_train.csv", "bare_val.csv", "bare_test.csv"), ("train.npy", "val.npy", "test.npy")):
-        options = ("--data", train, "--tune", val, "--target", "-1", "--out", "bare.mcbn")
+        options = ("--data", train, "--tune", val, "--target", "-1", "--out", "bare.mcbn", "--overwrite")
         assert invoke("fit", *FIT, *options).exit_code == 0
         found = evaluate("--posterior", "bare.mcbn", "--data", test)  # the fit's --target is remembered
         assert found["mcbn"] == pytest.approx(expected["mcbn"], rel=1e-4)
@@ -115,7 +116,7 @@ def test_a_loader_draws_the_same_batches_as_its_arrays() -> None:
 
 def test_fit_obeys_its_options() -> None:
     def fitted(*options: str) -> mcbn.Posterior:
-        result = invoke("fit", *FIT, *options, "--out", "other.mcbn")
+        result = invoke("fit", *FIT, *options, "--out", "other.mcbn", "--overwrite")
         assert result.exit_code == 0, result.output
         return mcbn.MCBN.load("other.mcbn", network()).posterior
 
@@ -146,7 +147,8 @@ def test_predict_obeys_its_options() -> None:
         (("--method", "linear"), bayes.predict(x, method="linear")),
         (("--samples", "5"), bayes.predict(x, n_samples=5)),
     ):
-        assert predict("--data", "test_x.npy", "--out", "pred.csv", "--coverage", "0.5", *options).exit_code == 0
+        options = (*options, "--coverage", "0.5", "--overwrite")
+        assert predict("--data", "test_x.npy", "--out", "pred.csv", *options).exit_code == 0
         found = read_csv(Path("pred.csv"))
         np.testing.assert_allclose(found["std"], pred.std.numpy(), rtol=1e-4)
         np.testing.assert_allclose(found["high"] - found["low"], 2 * 0.67449 * pred.std.numpy(), rtol=1e-4)
@@ -156,8 +158,8 @@ def test_images_go_to_npz_and_not_to_a_table() -> None:
     x = np.random.default_rng(0).normal(size=(30, 2, 5, 4)).astype(np.float32)
     np.save("images.npy", x)
     fit = ("--data", "images.npy", "--task", "regression", "--batch-size", "8", "--out", "images.mcbn")
-    assert invoke("fit", "--model", f"{MODULE}:pixels", *fit).exit_code == 0
-    options = ("--posterior", "images.mcbn", "--model", f"{MODULE}:pixels", "--data", "images.npy")
+    assert invoke("fit", "--model", f"{MODULE}:pixels", "--own-weights", *fit).exit_code == 0
+    options = ("--posterior", "images.mcbn", "--model", f"{MODULE}:pixels", "--own-weights", "--data", "images.npy")
     result = invoke("predict", *options, "--out", "maps.npz")
     assert result.exit_code == 0, result.output
     assert "tau was never tuned" in result.stderr

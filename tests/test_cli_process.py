@@ -38,7 +38,7 @@ def test_the_commands_run_as_processes(fitted_folder: Path) -> None:
     scores = run(fitted_folder, "evaluate", *common, "--json")
     expected = evaluate("--posterior", "csv.mcbn", "--data", "test.csv")
     assert json.loads(scores.stdout)["mcbn"] == pytest.approx(expected["mcbn"], rel=1e-5)
-    wrong = run(fitted_folder, "fit", *FIT, "--model", "nowhere:make", "--out", "own.mcbn")
+    wrong = run(fitted_folder, "fit", *FIT, "--model", "nowhere:make", "--out", "other.mcbn")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1
     assert "cannot import 'nowhere'" in wrong.stderr

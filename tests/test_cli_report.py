@@ -179,10 +179,10 @@ def test_ctrl_c_leaves_no_half_page(place: str, monkeypatch: pytest.MonkeyPatch)
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    Path("page.html").write_text("earlier")
+    Path("page.html").write_text("Made by mcbn earlier")
     before = sorted(os.listdir())
     monkeypatch.setattr(place, interrupt)
-    done = invoke(*REPORT, "--data", "test.csv", "--out", "page.html")
+    done = invoke(*REPORT, "--data", "test.csv", "--out", "page.html", "--overwrite")
     assert (done.exit_code, done.stderr) == (130, "mcbn: interrupted\n")
     assert sorted(os.listdir()) == before
-    assert Path("page.html").read_text() == "earlier"
+    assert Path("page.html").read_text() == "Made by mcbn earlier"

@@ -1,5 +1,7 @@
 """Files appear whole or not at all."""
 
+import os
+
 import pytest
 
 from mcbn import files
@@ -37,3 +39,33 @@ def test_a_folder_that_must_be_there_is_named(tmp_path):
     files.require_folder(tmp_path / "a.txt")
     with pytest.raises(MCBNError, match=r"cannot save a\.txt: the folder .*gone does not exist"):
         files.require_folder(tmp_path / "gone" / "a.txt")
+
+
+def test_what_a_killed_run_left_is_removed_and_what_a_live_one_holds_stays(tmp_path):
+    dead, other = tmp_path / ".a.txt.mcbn-dead", tmp_path / ".b.txt.mcbn-dead"
+    for folder in (dead, other):
+        folder.mkdir()
+        (folder / "a.txt").write_text("half")
+    mine = tmp_path / ".a.txt.mine"
+    mine.mkdir()
+    with files.replacing(tmp_path / "a.txt") as outer:
+        outer.write_text("outer")
+        files.write_text(tmp_path / "a.txt", "inner")  # another run, which must not take this one for dead
+        assert outer.read_text() == "outer"
+    assert (tmp_path / "a.txt").read_text() == "outer"
+    assert not dead.exists()
+    assert other.exists()  # of another file, which its own next run removes
+    assert mine.exists()
+    files.remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.txt.mine", "a.txt"]
+
+
+def test_a_folder_is_held_once(tmp_path):
+    with files.held(tmp_path) as first, files.held(tmp_path) as second:
+        assert (first, second) == (True, False)
+    with files.held(tmp_path) as again:
+        assert again
+
+
+def test_names_that_are_not_utf_8_can_be_shown():
+    assert files.printable(os.fsdecode(b"caf\xe9 \xc3\xa9")) == "caf\\xe9 é"

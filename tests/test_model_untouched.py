@@ -133,3 +133,34 @@ def test_inputs_that_cannot_be_copied_are_refused() -> None:
     query = SimpleNamespace(x=torch.randn(4, 6), lock=threading.Lock())
     with pytest.raises(mcbn.MCBNError, match=r"SimpleNamespace cannot be copied .*pass its tensors"):
         mcbn.MCBN(Rewriting().eval(), "regression").plain(query)
+
+
+def test_a_posterior_changed_in_place_is_used_whole() -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    before = bayes.sample(x), bayes.predict(x, method="linear").epistemic
+    for kind in ("mean", "var"):
+        for value in getattr(bayes.posterior, kind).values():
+            value[0].mul_(2)
+    fresh = bayes.with_posterior(copy.deepcopy(bayes.posterior))
+    assert torch.equal(bayes.sample(x), fresh.sample(x))
+    assert torch.equal(bayes.sample(x)[1:], before[0][1:])
+    assert not torch.equal(bayes.sample(x)[0], before[0][0])
+    linear = bayes.predict(x, method="linear").epistemic
+    assert torch.equal(linear, fresh.predict(x, method="linear").epistemic)
+    assert not torch.equal(linear, before[1])
+    bayes.posterior.mean["1"] = torch.zeros(5, 6)
+    assert torch.equal(bayes.sample(x), bayes.with_posterior(copy.deepcopy(bayes.posterior)).sample(x))
+
+
+def test_a_gaussian_posterior_changed_in_place_is_refused() -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian")
+    other = copy.deepcopy(bayes.posterior)
+    for change in (lambda p: p.var["1"].mul_(2), lambda p: p.gaussian.location.add_(1)):
+        change(bayes.posterior)
+        with pytest.raises(mcbn.MCBNError, match=r"Gaussian posterior was changed in place.*assign another"):
+            bayes.predict(x)
+        bayes.posterior = other
+        assert bayes.predict(x).mean.isfinite().all()
+        other = copy.deepcopy(other)

@@ -115,3 +115,12 @@ def test_thinning_keeps_the_order_and_depends_on_the_seed():
     assert len(set(chosen)) == 10
     assert (np.diff(chosen) > 0).all()
     assert chosen.tolist() == charts.thin(1000, 10).tolist() != charts.thin(1000, 10, seed=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "word"),
+    [(0.861, 1000, "short"), (0.95, 1000, ""), (0.94, 100_000, ""), (0.99, 1000, "beyond"), (0.9, 20, "")],
+)
+def test_a_promise_is_broken_beyond_two_percent_and_beyond_chance(share: float, n: int, word: str) -> None:
+    held = (np.arange(n) < round(share * n)).astype(float)
+    assert scores.fault(held, np.full(n, 0.95), ("short", "beyond")) == word

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import mcbn
 from kinds import make, settle
+from mcbn import moments, prediction
 from mcbn.metrics import pll
 from mcbn.moments import Moments
 
@@ -98,6 +99,27 @@ def test_classification_averages_probabilities(classification: tuple[mcbn.MCBN, 
     torch.testing.assert_close(pred.standard_error, p.std(0) / math.sqrt(len(p)))
     y = torch.arange(len(x)) % 5
     torch.testing.assert_close(pred.log_prob(y), p.mean(0)[torch.arange(len(x)), y].log())
+
+
+@pytest.mark.parametrize("size", [1, 1e-2, 1e-3])
+@pytest.mark.parametrize("chunk", [1, 7, 20])
+def test_mutual_information_of_single_precision_keeps_its_digits(size: float, chunk: int) -> None:
+    """Where draws hardly differ, about 1e-6 of an entropy of 1, a difference of entropies would be rounding alone."""
+    logits = 2 * torch.randn(1, 50, 5) + size * torch.randn(20, 50, 5)
+    p = logits.double().softmax(2)
+    expected = (p * (p / p.mean(0)).log()).sum(2).mean(0)  # (N,)
+    pred = moments.classification(logits.split(chunk), torch.tensor(1.0))
+    torch.testing.assert_close(pred.mutual_information.double(), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(prediction.mutual_information(logits.softmax(2)).double(), expected, rtol=1e-3, atol=0)
+
+
+def test_mutual_information_where_a_class_is_impossible() -> None:
+    """The first draw excludes a class that others are sure of."""
+    logits = torch.tensor([[[0.0, -torch.inf]], [[-torch.inf, 0.0]], [[0.0, -200.0]], [[0.0, 0.0]]])  # (T, 1, K)
+    p = logits.double().softmax(2)
+    entropies = [torch.special.entr(q).sum(-1) for q in (p.mean(0), p)]
+    pred = moments.classification([logits], torch.tensor(1.0))
+    torch.testing.assert_close(pred.mutual_information.double(), entropies[0] - entropies[1].mean(0), rtol=1e-5, atol=0)
 
 
 def test_segmentation_is_classification_per_pixel() -> None:

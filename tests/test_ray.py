@@ -21,7 +21,6 @@ import mcbn.ray
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
-from mcbn.ray import prediction
 from mcbn.scale.work import read_results
 from mcbn_benchmarks import ray as benchmark
 from test_batching_shares import T, equal, small
@@ -33,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data\.context"),  # Ray's own defaults
 ]
 MEMORY = 100 * 2**20
-NAMES = (b"ray::Worker", b"ray::MapWorker")  # of the actors' processes: the own pool's, and Ray Data's
+NAMES = (b"ray::MapWorker",)  # of the actors' processes
 BAYES = regressor(n_samples=200)
 OPTIONS: dict[str, Any] = {"key": "id", "batch_size": 512, "part_rows": 1024}
 COUNTS = (9000, 5000, 1, 4000)
@@ -86,15 +85,13 @@ def processes(cluster: Any, names: tuple[bytes, ...] = NAMES) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("pool", ["actors", "data"])
-def test_workers_give_the_bits_of_one_process(cluster, tables, undisturbed, tmp_path, pool):
-    summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, pool=pool, **OPTIONS)
+def test_workers_give_the_bits_of_one_process(cluster, tables, undisturbed, tmp_path):
+    summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, **OPTIONS)
     assert (summary.rows, summary.bad_files) == (sum(COUNTS), ())
     assert by_row(read_results(tmp_path / "out")) == undisturbed
 
 
-@pytest.mark.parametrize("pool", ["actors", "data"])
-def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undisturbed, tmp_path, pool):
+def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undisturbed, tmp_path):
     seen: list[str] = []
     killed: list[int] = []
     lost = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
@@ -108,63 +105,12 @@ def test_killed_workers_and_a_lost_node_change_nothing(cluster, tables, undistur
             cluster.remove_node(lost, allow_graceful=False)
 
     try:
-        summary = mcbn.ray.predict(
-            tables, BAYES, out=tmp_path / "out", workers=2, pool=pool, on_part=disturb, **OPTIONS
-        )
+        summary = mcbn.ray.predict(tables, BAYES, out=tmp_path / "out", workers=2, on_part=disturb, **OPTIONS)
     finally:
         cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     assert killed
     assert len(seen) == len(set(seen)) == summary.parts
     assert by_row(read_results(tmp_path / "out")) == undisturbed
-
-
-def fed(kind: type, items: list[str], size: int = 2, threads: int = 1) -> Iterator[str]:
-    return prediction.run_actors(ray, kind, (), {"num_cpus": threads, "num_gpus": 0}, items, size)
-
-
-def test_an_item_that_kills_its_actor_is_tried_again_and_an_error_in_the_end(cluster, tmp_path):
-    class Fragile:
-        def ready(self) -> None: ...
-
-        def work(self, item: str) -> str:
-            with (tmp_path / item).open("a") as tries:
-                tries.write("x")
-            if item == "deadly" or (item == "unlucky" and (tmp_path / item).stat().st_size == 1):
-                os._exit(1)
-            return item.upper()
-
-    assert sorted(fed(Fragile, ["a", "unlucky", "b"])) == ["A", "B", "UNLUCKY"]
-    assert (tmp_path / "unlucky").read_text() == "xx"
-    with pytest.raises(ray.exceptions.RayActorError):
-        list(fed(Fragile, ["deadly", "c", "d", "e"]))
-    assert (tmp_path / "deadly").read_text() == "x" * prediction.TRIES
-
-
-def test_an_actor_that_cannot_start_is_an_error_with_its_reason(cluster, tmp_path):
-    class Stillborn:
-        def __init__(self) -> None:
-            with (tmp_path / "starts").open("a") as starts:
-                starts.write("x")
-            raise RuntimeError("no such weights")
-
-        def ready(self) -> None: ...
-
-    with pytest.raises(ray.exceptions.RayActorError, match="no such weights"):
-        list(fed(Stillborn, ["a"], size=1))
-    assert (tmp_path / "starts").read_text() == "x" * prediction.TRIES
-
-
-def test_a_cluster_without_room_is_said_and_an_actor_without_room_holds_nothing_up(cluster, monkeypatch):
-    class Loud:
-        def ready(self) -> None: ...
-
-        def work(self, item: str) -> str:
-            return item.upper()
-
-    assert sorted(fed(Loud, list("abcdef"), size=7)) == list("ABCDEF")  # two have room
-    monkeypatch.setattr(prediction, "PATIENCE", 0.4)
-    with pytest.raises(UserWarning, match="no actor has started in 0 seconds"):  # warnings are errors here
-        list(fed(Loud, ["a"], threads=64))
 
 
 MODULE = "nets_of_the_driver"

@@ -120,8 +120,6 @@ def test_an_unfitted_network_and_bad_numbers_are_refused(tmp_path):
     for option in ("workers", "threads"):
         with pytest.raises(MCBNError, match=f"{option} must be a whole number"):
             mcbn.ray.predict(tmp_path, BAYES, out=tmp_path / "out", **{option: 0})
-    with pytest.raises(MCBNError, match=r"pool must be one of \['data', 'actors'\], got 'spark'"):
-        mcbn.ray.predict(tmp_path, BAYES, out=tmp_path / "out", pool="spark")
 
 
 @pytest.fixture

@@ -21,13 +21,14 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     write_tables(tmp_path / "in")
     scale.predict(tmp_path / "in", bayes, out=tmp_path / "alone", **OPTIONS)
     job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
+    job.folder.mkdir()
     folder = Folder(job, resume=False)
     monkeypatch.setattr(prediction, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
     monkeypatch.setattr(prediction, "unpack", lambda payload: payload)
     worker = prediction.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
-    outcomes = (Outcome(**json.loads(worker.work(part.name))) for part in folder.missing())
+    outcomes = (Outcome(**json.loads(worker({"item": [part.name]})["answer"][0])) for part in folder.missing())
     assert not folder.collect(outcomes, None).bad_files
     found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
     assert found.keys() == alone.keys()

@@ -1,11 +1,15 @@
 """Posterior files: equal predictions back, and a clear word on every file that does not fit."""
 
 import json
+import math
+import warnings
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -70,8 +74,9 @@ def test_tuned_batch_size_is_kept(tmp_path: Path) -> None:
 def test_files_of_format_1_still_load(tmp_path: Path) -> None:
     path, model, x = saved(tmp_path)
     before = mcbn.MCBN.load(path, model).sample(x)
-    rewrite(path, format_version="1", family=None, seed=None, fitted_batch_size=None)
-    again = mcbn.MCBN.load(path, model)
+    rewrite(path, checked=False, format_version="1", family=None, seed=None, fitted_batch_size=None)
+    with pytest.warns(UserWarning, match=r"net.mcbn has posterior format 1, without checksums.* save it again"):
+        again = mcbn.MCBN.load(path, model)
     assert torch.equal(again.sample(x), before)
     assert (again.posterior.family, again.posterior.batch_size) == ("sample", 8)
 
@@ -83,7 +88,7 @@ def test_damaged_gaussian(change: dict[str, str], tmp_path: Path) -> None:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian")
     bayes.save(tmp_path / "net.mcbn")
-    with pytest.raises(mcbn.MCBNError, match=r"is damaged: posterior '\w+' of \d+ statistics, found .*factor"):
+    with pytest.raises(mcbn.MCBNError, match=r"net.mcbn is damaged: gaussian.\S+ should be|must be one of"):
         mcbn.MCBN.load(rewrite(tmp_path / "net.mcbn", **change), model)
 
 
@@ -94,13 +99,11 @@ def saved(tmp_path: Path, **options: object) -> tuple[Path, nn.Module, Tensor]:
     return tmp_path / "net.mcbn", model, x
 
 
-def rewrite(path: Path, **changes: str | None) -> Path:
-    """Change the metadata of a posterior file."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        metadata = {**file.metadata(), **changes}
-    save_file(load_file(path), path, {k: v for k, v in metadata.items() if v is not None})
+def rewrite(path: Path, *, checked: bool = True, **changes: str | None) -> Path:
+    """Change the metadata of a posterior file, with checksums that fit or without."""
+    tensors, metadata = read_tensors(path)
+    text = {k: v for k, v in {**metadata, **changes}.items() if v is not None}
+    (write_tensors(path, tensors, text) if checked else save_file(tensors, path, text))
     return path
 
 
@@ -168,9 +171,9 @@ def test_other_format_version(version: str | None, tmp_path: Path) -> None:
 
 def test_damaged_layers(tmp_path: Path) -> None:
     path, model, _ = saved(tmp_path)
-    with pytest.raises(mcbn.MCBNError, match=r"mean of layer 'gone' should be \(5, 6\), found nothing"):
+    with pytest.raises(mcbn.MCBNError, match=r"mean.gone should be \(5, 6\), found nothing"):
         mcbn.MCBN.load(rewrite(path, layers=json.dumps([["gone", [5, 6]]])), model)
-    with pytest.raises(mcbn.MCBNError, match=r"mean of layer '1' should be \(9, 9\), found shape \(5, 6\)"):
+    with pytest.raises(mcbn.MCBNError, match=r"mean.1 should be \(9, 9\), found shape \(5, 6\)"):
         mcbn.MCBN.load(rewrite(path, layers=json.dumps([["1", [9, 9]]])), model)
 
 
@@ -243,3 +246,80 @@ def test_posterior_loads_onto_another_device(before: str, after: str, tmp_path: 
     again = mcbn.MCBN.load(tmp_path / "net.mcbn", model.to(after))
     assert all(value.device.type == after for value in again.posterior.mean.values())
     torch.testing.assert_close(again.sample(x), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_every_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:
+    path, model, x = saved(tmp_path)
+    whole, expected = path.read_bytes(), mcbn.MCBN.load(path, model).sample(x)
+    for place in range(0, len(whole), 97):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(mcbn.MCBNError, match=r"net\.mcbn"):
+            mcbn.MCBN.load(path, model)
+    path.write_bytes(whole)
+    assert torch.equal(mcbn.MCBN.load(path, model).sample(x), expected)
+
+
+@pytest.mark.parametrize("key", ["layers", "batch_size", "tau", "structure", "weights", "numbers", "seed", "inputs"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"a"', "1e999", "-1e9", None])
+def test_headers_without_checksums_are_read_or_refused(key: str, text: str | None, tmp_path: Path) -> None:
+    """Files of format 2: whatever their header says is read, or an MCBNError."""
+    path, model, x = saved(tmp_path)
+    rewrite(path, checked=False, format_version="2", **{key: text})
+    with warnings.catch_warnings(), suppress(mcbn.MCBNError):
+        warnings.simplefilter("ignore")
+        mcbn.MCBN.load(path, model).sample(x)
+
+
+def test_format_3_without_checksums_is_damaged(tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    with pytest.raises(mcbn.MCBNError, match="not as it was written"):
+        mcbn.MCBN.load(rewrite(path, checked=False), model)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("var", -1e-3), ("var", math.nan), ("mean", math.inf)])
+def test_statistics_that_cannot_be_are_refused_everywhere(kind: str, value: float, tmp_path: Path) -> None:
+    path, model, x = saved(tmp_path)
+    bayes = mcbn.MCBN.load(path, model)
+    tensors, metadata = read_tensors(path)
+    tensors[f"{kind}.1"][2, 3] = value
+    write_tensors(path, tensors, metadata)
+    wrong = r"negative variance, -0.001, of layer '1'|statistics of layer '1' that are not finite"
+    with pytest.raises(mcbn.MCBNError, match=rf"net\.mcbn is damaged: it has .*({wrong})|{wrong}"):
+        mcbn.MCBN.load(path, model)
+    state, before = bayes.state_dict(), bayes.sample(x)
+    state[f"{kind}.1"][2, 3] = value
+    with pytest.raises(mcbn.MCBNError, match=wrong):
+        bayes.load_state_dict(state)
+    changed = bayes.posterior.rows(slice(None))
+    changed = replace(changed, **{kind: {name: t.clone() for name, t in getattr(changed, kind).items()}})
+    getattr(changed, kind)["1"][2, 3] = value
+    with pytest.raises(mcbn.MCBNError, match=wrong):
+        bayes.posterior = changed
+    assert torch.equal(bayes.sample(x), before)
+    getattr(bayes.posterior, kind)["1"][2, 3] = value
+    with pytest.raises(mcbn.MCBNError, match=wrong):
+        bayes.predict(x)
+
+
+def test_a_gaussian_file_may_not_ask_for_a_billion_draws(tmp_path: Path) -> None:
+    model, x = make("1d")
+    mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian").save(tmp_path / "net.mcbn")
+    layers = json.dumps([["1", [10**9, 6]], ["4", [10**9, 6]]])
+    with pytest.raises(mcbn.MCBNError, match=r"net\.mcbn declares 1000000000 draws of 24 statistics"):
+        mcbn.MCBN.load(rewrite(tmp_path / "net.mcbn", layers=layers), model)
+
+
+def test_dynamically_quantised_networks_are_saved(tmp_path: Path) -> None:
+    model, x = make("1d")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+        bayes = mcbn.MCBN(quantised, "regression").fit(x, n_samples=3, batch_size=8)
+        bayes.save(tmp_path / "net.mcbn")
+        again = mcbn.MCBN.load(tmp_path / "net.mcbn", quantised)
+        assert torch.equal(again.sample(x), bayes.sample(x))
+        other = torch.ao.quantization.quantize_dynamic(make("1d", seed=1)[0], {nn.Linear}, dtype=torch.qint8)
+    with pytest.warns(UserWarning, match="fitted on other weights"):
+        mcbn.MCBN.load(tmp_path / "net.mcbn", other)

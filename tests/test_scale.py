@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -212,7 +213,7 @@ def test_an_interrupted_job_goes_on_and_repeats_nothing(tables, tmp_path, monkey
 
     with pytest.raises(KeyboardInterrupt):
         scale.predict(tables, BAYES, out=tmp_path / "out", on_part=interrupt, **OPTIONS)
-    (tmp_path / "out" / ".part-000001-00000.dead.tmp").write_bytes(b"of a killed worker")
+    (tmp_path / "out" / ".part-000001-00000.parquet.mcbn-dead").mkdir()  # of a killed worker
     with pytest.raises(MCBNError, match="no finished job"):
         read_results(tmp_path / "out")
     again = []
@@ -346,3 +347,71 @@ def test_a_foreign_file_under_a_parts_name_is_refused(tables, tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "out" / "part-000000-00000.parquet")
     with pytest.raises(MCBNError, match="not a result of this job"):
         scale.predict(tables, BAYES, out=tmp_path / "out", key="id", resume=True)
+
+
+@pytest.mark.parametrize("name", ["file", "row", "mean", "std"])
+def test_keys_called_like_results_are_refused(tables, tmp_path, name):
+    with pytest.raises(MCBNError, match=f"'{name}' is called like a result"):
+        scale.predict(tables, BAYES, out=tmp_path / "out", key=["id", name])
+
+
+def test_a_resumed_job_predicts_an_input_that_changed_at_the_same_size_again(tmp_path):
+    write_tables(tmp_path / "in", suffix=".csv")
+    scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id")
+    path = tmp_path / "in" / "table1.csv"
+    header, *content = path.read_text().splitlines(keepends=True)
+    path.write_text(header + "".join(content[::-1]))
+    summary = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", resume=True)
+    assert (summary.resumed, len(summary.outcomes)) == (3, 4)
+    scale.predict(tmp_path / "in", BAYES, out=tmp_path / "fresh", key="id")
+    assert read_results(tmp_path / "out").equals(read_results(tmp_path / "fresh"))
+
+
+def test_links_keep_the_kind_that_their_names_say(tables, tmp_path):
+    (tmp_path / "blobs").mkdir()
+    for number, path in enumerate(sorted(tables.iterdir())):
+        path.rename(tmp_path / "blobs" / str(number))  # as caches of data sets have them
+        path.symlink_to(tmp_path / "blobs" / str(number))
+    summary = scale.predict(tables, BAYES, out=tmp_path / "out", **OPTIONS)
+    assert (summary.rows, summary.bad_files) == (185, ())
+
+
+def test_names_that_are_not_utf_8_end_no_job(tables, tmp_path):
+    (tables / "table1.parquet").rename(tables / os.fsdecode(b"caf\xe9.parquet"))
+    spoil(tables / "table2.parquet")
+    summary = scale.predict(tables, BAYES, out=tmp_path / "out", **OPTIONS)
+    assert summary.rows == 184
+    assert "caf\\xe9.parquet" in {file for file, _ in by_row(read_results(tmp_path / "out"))}
+
+
+def test_one_run_at_a_time_works_in_a_folder(tables, tmp_path):
+    def second(_):
+        with pytest.raises(MCBNError, match="another run works in"):
+            scale.predict(tables, BAYES, out=tmp_path / "out", resume=True, **OPTIONS)
+
+    summary = scale.predict(tables, BAYES, out=tmp_path / "out", on_part=second, **OPTIONS)
+    assert len(by_row(read_results(tmp_path / "out"))) == summary.rows
+
+
+def test_an_old_job_is_replaced_where_that_is_asked_for(tables, tmp_path):
+    out = tmp_path / "out"
+    scale.predict(tables, BAYES, out=out, **OPTIONS)
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(MCBNError, match="--overwrite"):
+        scale.predict(tables, regressor(1), out=out, key="id")
+    scale.predict(tables, regressor(1), out=out, key="id", overwrite=True)
+    scale.predict(tables, regressor(1), out=tmp_path / "fresh", key="id")
+    assert read_results(out).equals(read_results(tmp_path / "fresh"))
+    assert {path.name for path in out.iterdir()} == {"mine.txt", *(p.name for p in (tmp_path / "fresh").iterdir())}
+
+
+def test_results_do_not_go_among_the_inputs(tables):
+    with pytest.raises(MCBNError, match="lies among the inputs"):
+        scale.predict(tables, BAYES, out=tables / "out", key="id")
+
+
+def test_rows_without_a_finite_result_are_listed(tables, tmp_path):
+    pq.write_table(pa.table({"id": ["a"], **{name: [3e38] for name in COLUMNS}}), tables / "huge.parquet")
+    summary = scale.predict(tables, BAYES, out=tmp_path / "out", **OPTIONS)
+    assert summary.rows == 185
+    assert "no finite" in summary.bad_files[0]["reason"]

@@ -153,14 +153,13 @@ def ray(
     rows: int = 200_000,
     samples: Annotated[int, typer.Option(help="T")] = 500,
     workers: Annotated[int, typer.Option(help="actors, and threads of the plain engine")] = 2,
-    pool: Annotated[str, typer.Option(help="data, or actors without Ray Data")] = "data",
     rounds: int = 3,
     out: Out = None,
 ) -> Iterable[object]:
     """Time prediction on Ray against the plain engine, in rows a second."""
     from mcbn_benchmarks import ray
 
-    record = ray.measure(rows, samples, workers, pool, rounds)
+    record = ray.measure(rows, samples, workers, rounds)
     _append(out, record, "cpu")
     return [
         f"{name:>24}  {value:,.4g}" if isinstance(value, float) else f"{name:>24}  {value}"

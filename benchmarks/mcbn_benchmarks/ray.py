@@ -31,7 +31,7 @@ from mcbn_study.machine import threads, timed
 (INPUTS,) = MLP.shape
 
 
-def measure(rows: int, n_samples: int, workers: int, pool: str = "data", rounds: int = 1) -> Record:
+def measure(rows: int, n_samples: int, workers: int, rounds: int = 1) -> Record:
     """Time both engines on the same rows, in turns; medians over the rounds."""
     case = replace(MLP, rows=2000, n_samples=n_samples)
     bayes, x = fitted(case, prepare(case, "cpu")), np.random.default_rng(0).standard_normal((rows, INPUTS))
@@ -44,8 +44,8 @@ def measure(rows: int, n_samples: int, workers: int, pool: str = "data", rounds:
         with connected() as ray:
             ray.get(ray.remote(lambda: None).remote())  # the cluster is up
             up = time.perf_counter() - begun
-            times = [_round(bayes, torch.from_numpy(x), folder / str(i), workers, pool) for i in range(rounds)]
-    record: Record = {"case": "ray mlp", "n": rows, "n_samples": n_samples, "workers": workers, "pool": pool}
+            times = [_round(bayes, torch.from_numpy(x), folder / str(i), workers) for i in range(rounds)]
+    record: Record = {"case": "ray mlp", "n": rows, "n_samples": n_samples, "workers": workers}
     record |= {"rounds": rounds, "load": os.getloadavg()[0], "cluster_seconds": up}
     record |= {name: statistics.median(time[name] for time in times) for name in times[0]}
     plain, whole = record["plain_rows_per_second"], record["whole_rows_per_second"]
@@ -58,7 +58,7 @@ def measure(rows: int, n_samples: int, workers: int, pool: str = "data", rounds:
     }
 
 
-def _round(bayes: MCBN[Any], x: torch.Tensor, folder: Path, workers: int, pool: str) -> Record:
+def _round(bayes: MCBN[Any], x: torch.Tensor, folder: Path, workers: int) -> Record:
     """Time the plain engine, then Ray; both must have done every row."""
     source = folder.parent / "rows.parquet"
     with threads(workers):
@@ -68,17 +68,17 @@ def _round(bayes: MCBN[Any], x: torch.Tensor, folder: Path, workers: int, pool: 
         summary, plain = timed(scale.predict, source, bayes, out=folder / "plain")
     assert summary.rows == len(x)
     times = {"memory_rows_per_second": len(x) / memory, "plain_rows_per_second": len(x) / plain}
-    return times | _time_ray(bayes, source, folder / "ray", len(x), workers, pool)
+    return times | _time_ray(bayes, source, folder / "ray", len(x), workers)
 
 
-def _time_ray(bayes: MCBN[Any], source: Path, out: Path, rows: int, workers: int, pool: str) -> Record:
+def _time_ray(bayes: MCBN[Any], source: Path, out: Path, rows: int, workers: int) -> Record:
     ends: list[tuple[float, int]] = []
     started = time.perf_counter()
 
     def on_part(outcome: Any) -> None:
         ends.append((time.perf_counter(), outcome.rows))
 
-    summary = mcbn.ray.predict(source, bayes, out=out, workers=workers, pool=pool, on_part=on_part)
+    summary = mcbn.ray.predict(source, bayes, out=out, workers=workers, on_part=on_part)
     whole = time.perf_counter() - started
     assert summary.rows == rows
     warm = min(workers, len(ends) - 1)  # parts by which every actor has begun

@@ -1,6 +1,5 @@
 """Batches of any structure: pick what goes to the network, move it, describe it in errors."""
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mcbn.copying import private_copy, shared
 from mcbn.errors import MCBNError
 
 Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
@@ -45,12 +45,18 @@ def _copied_leaf(leaf: Any) -> Any:
     if isinstance(leaf, (Tensor, np.ndarray, *PLAIN)):
         return map_tensors(torch.clone, leaf)
     try:
-        return copy.deepcopy(leaf)
+        twin = private_copy(leaf)
     except Exception as error:
         raise MCBNError(
             f"an input of type {type(leaf).__name__} cannot be copied ({type(error).__name__}: {error}), and networks "
             "may change what they are given: pass its tensors, or give it a __deepcopy__"
         ) from error
+    if any(isinstance(common, Tensor) for _, common in shared(leaf, twin)):
+        raise MCBNError(
+            f"a copy of an input of type {type(leaf).__name__} shares tensors with the original, and networks may "
+            "change what they are given: pass its tensors, or give it a __deepcopy__ that copies"
+        )
+    return twin
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -58,6 +64,12 @@ def tensors_of(tree: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     map_tensors(tensors.append, tree)
     return tensors
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two nests hold the same tensors in the same order."""
+    pairs = zip(tensors_of(one), tensors_of(other), strict=False)
+    return describe(one) == describe(other) and all(torch.equal(a, b) for a, b in pairs)
 
 
 def outline(tree: Any) -> Any:

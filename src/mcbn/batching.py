@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.randomness import isolated_random
+from mcbn.randomness import Undisturbed, iterate
 
 PLAIN_SAMPLERS = (loading.RandomSampler, loading.SequentialSampler, loading.DistributedSampler)  # visit every row
 DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes without a loader
@@ -69,10 +69,9 @@ def _population(loader: DataLoader[Any]) -> Sequence[int]:
     single = type(loader.batch_sampler) is loading.BatchSampler  # batches what the sampler gives one by one
     if single and isinstance(loader.sampler, PLAIN_SAMPLERS):
         return range(N)
-    with isolated_random(0):
-        if single:
-            return [int(i) for i in islice(loader.sampler, 10 * N)]
-        return [int(i) for batch in islice(loader.batch_sampler or [], 10 * N) for i in batch]
+    if single:
+        return [int(i) for i in islice(iterate(loader.sampler, 0), 10 * N)]
+    return [int(i) for batch in islice(iterate(loader.batch_sampler or [], 0), 10 * N) for i in batch]
 
 
 class Take:
@@ -109,25 +108,23 @@ class Stream:
             raise MCBNError(
                 f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with that batch size"
             )
-        with isolated_random(seed):
-            iterator = iter(source)
-            first = next(iterator, None)
+        first = next(iterate(source, seed), None)
         if first is None:
             raise MCBNError("the training data gives no batch at all")
-        if iterator is source:  # a generator: what was taken from it goes back in front
-            source = chain([first], iterator)
+        if isinstance(source, Iterator):  # a generator: what was taken from it goes back in front
+            source = chain([first], source)
         M = self.batch_size or batches.size_of(first)
         if M == 1:
             warn("the loader's batches hold one example each; pass the training loader")
-        return _full_batches(source, n_samples, M), M
+        return _full_batches(source, n_samples, M, seed), M
 
 
-def _full_batches(source: Iterable[Any], n_samples: int, M: int) -> Iterator[Any]:
+def _full_batches(source: Iterable[Any], n_samples: int, M: int, seed: int) -> Iterator[Any]:
     """Yield T batches of M examples, leaving out partial ones."""
     yielded = 0
     while True:
         before = yielded
-        for batch in source:
+        for batch in iterate(source, seed + yielded):
             if batches.size_of(batch) != M:
                 continue
             if yielded == before and before > 0:
@@ -248,7 +245,7 @@ class _Rows(Dataset[Any]):
 
     def __init__(self, source: Source, chosen: Callable[[int], Indices], T: int, batch_size: int, seed: int) -> None:
         self.fetch, self.population, self.chosen = source.fetch, source.population, chosen
-        self.n_samples, self.batch_size, self.seed = T, batch_size, seed
+        self.n_samples, self.batch_size, self.seed, self.undisturbed = T, batch_size, seed, Undisturbed()
 
     def __len__(self) -> int:
         return self.n_samples
@@ -258,8 +255,8 @@ class _Rows(Dataset[Any]):
         if isinstance(self.fetch, Take):
             return self.fetch(chosen)
         rows = [int(self.population[i]) for i in chosen]
-        with isolated_random(int(np.random.SeedSequence([self.seed, t, 1]).generate_state(1)[0])):
-            return self.fetch(rows)
+        seed = int(np.random.SeedSequence([self.seed, t, 1]).generate_state(1)[0])
+        return self.undisturbed(partial(self.fetch, rows), seed, batches.same)
 
 
 class Generators:

@@ -107,12 +107,13 @@ def observe(
     kept: list[Observe] = []
     first: Any = None
     with torch.no_grad():
-        for batch in drawn.batches:
+        for number, batch in enumerate(drawn.batches):
             x = network.prepare(batches.pick_inputs(batch, inputs, keys))
             first = x if first is None else first
             chosen = chosen or stochastic_layers(network, x, layers)
             mode = Observe(chosen, populations, batches.size_of(x))
-            mode.run(network, x)
+            with network.undisturbed(drawn.seed + number):
+                mode.run(network, x)
             if len(kept) < CHECKED_BATCHES:
                 kept.append(mode)
     if not kept:

@@ -1,22 +1,69 @@
-"""Files that appear whole or not at all; the folders of the user's data and of what can be had again."""
+"""Files that appear whole or not at all and take no other's place; the folders of data and of what can be had again."""
 
+import glob
 import os
+import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from mcbn.errors import MCBNError
+
+LEFT = ".mcbn-"  # in the names of folders that nobody should see after a run
+MOST_RATIO, LEAST_SUSPECT = 200, 2**30  # an archive that grows beyond both, in bytes, is taken for a trap
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on leaving without an error it takes the place of `path`."""
+    """Give a temporary path to write to; on leaving without an error it takes the place of `path`.
+
+    It is on disk then, and whoever the user's umask allows may read it. What killed runs left of it is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        temporary = Path(folder) / path.name
+    remove_leftovers(path.parent, path.name)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}{LEFT}") as name, held(Path(name)):
+        temporary = Path(name) / path.name
+        temporary.touch()
+        mode = temporary.stat().st_mode & 0o777  # what the umask leaves; some writers choose their own
+        temporary.unlink()
         yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # a name without content on disk would count as finished
         os.replace(temporary, path)
+
+
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove what killed runs left in a folder of one file, or of any; what a process still holds stays."""
+    for left in folder.glob(f".{glob.escape(name) or '*'}{LEFT}*"):
+        with suppress(OSError), held(left) as is_ours:
+            if is_ours:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def held(folder: Path, *, wait: bool = False) -> Iterator[bool | None]:
+    """Hold a folder against others, in this process too: give True, False where another holds it, None if unknown."""
+    if sys.platform == "win32":
+        yield None
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        is_ours: bool | None = True
+    except BlockingIOError:
+        is_ours = False
+    except OSError:  # a file system without locks
+        is_ours = None
+    try:
+        yield is_ours
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -30,6 +77,47 @@ def require_folder(path: Path) -> None:
     """Refuse to save where there is no folder: more likely a slip than a wish for one."""
     if not path.parent.is_dir():
         raise MCBNError(f"cannot save {path.name}: the folder {path.parent} does not exist")
+
+
+def require_output(
+    path: Path, inputs: Mapping[str, Any], is_result: Callable[[Path], bool], *, overwrite: bool
+) -> Path:
+    """Refuse to write where something of the user's is, before any work is done for it.
+
+    Args:
+        path: the file to write.
+        inputs: what the command reads, by option; one of them under another name, a link, is found out.
+        is_result: tells whether a file is an old result of the same command, the only kind that may be replaced.
+        overwrite: replace it.
+    """
+    if path.is_dir():
+        raise MCBNError(f"--out {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise MCBNError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if not path.exists():
+        return path
+    for option, source in inputs.items():
+        if source is not None and os.path.exists(source) and os.path.samefile(source, path):
+            raise MCBNError(f"--out {path} is {option} {source} itself; name another file")
+    if not is_result(path):
+        raise MCBNError(f"--out {path} is there and no old result of this command; name another file")
+    if not overwrite:
+        raise MCBNError(f"--out {path} is there already; --overwrite replaces it")
+    return path
+
+
+def require_sane(archive: object, packed: int, unpacked: int) -> None:
+    """Refuse an archive that grows beyond all proportion: a small file must not fill memory or disk."""
+    if unpacked > max(LEAST_SUSPECT, MOST_RATIO * packed):
+        raise MCBNError(
+            f"{archive} unpacks from {packed:,} to {unpacked:,} bytes, more than {MOST_RATIO} times as many; if that "
+            "is meant, unpack it yourself or write it without compression"
+        )
+
+
+def printable(name: str | Path) -> str:
+    """Write a name that need not be UTF-8 as text that can be shown and stored."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def cache_folder() -> Path:

@@ -22,7 +22,6 @@ covariance, exactly, whatever the number of draws.
 
 import functools
 import math
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, Replay, scale_and_shift
 from mcbn.engine.jacobian import Differentiator
-from mcbn.engine.run import Engine, keep
+from mcbn.engine.run import Engine, ProcessLock, keep
 from mcbn.errors import MCBNError
 from mcbn.gaussian import join, split
 from mcbn.network import Network
@@ -131,7 +130,7 @@ class Linearizer:
     def __init__(self, network: Network, posterior: Posterior) -> None:
         self.network, self.posterior = network, posterior
         self._expansions: dict[int, Expansion] = {}  # by number of draws
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.network, self.posterior)  # expansions are made again

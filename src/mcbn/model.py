@@ -27,7 +27,6 @@ from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded,
 from mcbn.outputs import OutputReading, join_head, require_outputs
 from mcbn.posterior import Posterior, require_family
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
-from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
     from mcbn.check.diagnosis import Diagnosis
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 METHODS = ("sample", "linear")
 CENTRES = ("drawn", "running")
 READINGS = ("outputs", "noise")  # settings that are kept
+NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
@@ -151,7 +151,7 @@ class MCBN(Generic[P]):
         if batch_size is None:
             warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
-        with torch.inference_mode(False), isolated_random(seed if isinstance(seed, int) else None):
+        with torch.inference_mode(False):
             if posterior == "diagonal":
                 drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
                 network = self.copy_network()
@@ -219,7 +219,7 @@ class MCBN(Generic[P]):
         tau, head, mean = self.noise_precision, self.noise == "head", require_choice("mean", mean, moments.MEANS)
 
         def samples(inputs: Any) -> Iterator[Tensor]:  # chunks (t, N, ...)
-            with torch.no_grad():
+            with torch.no_grad(), engine.network.undisturbed():
                 if method == "linear":
                     yield from self.linearizer(inputs, T).draws()
                 else:
@@ -442,11 +442,13 @@ class MCBN(Generic[P]):
 
     @posterior.setter
     def posterior(self, value: Posterior) -> None:
-        shapes = [{name: mean.shape[1] for name, mean in p.mean.items()} for p in (self.posterior, value)]
-        if shapes[0] != shapes[1]:
-            raise MCBNError(f"the posterior has layers (channels) {shapes[1]}, this network {shapes[0]}")
+        if self._engine is None:
+            raise MCBNError(NOT_FITTED)
+        channels = self._engine.posterior.channels, value.require_valid("the posterior").channels
+        if channels[0] != channels[1]:
+            raise MCBNError(f"the posterior has layers (channels) {channels[1]}, this network {channels[0]}")
         self._drop_calibration()
-        network = self.engine.network
+        network = self._engine.network
         self.adopt(network, value.to(network.device))
 
     @property
@@ -475,12 +477,13 @@ class MCBN(Generic[P]):
         """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
         tensors, settings = saving.read_tensors(path)
         drawn = saving.unpack(str(path), tensors, settings, model)
-        stored = {name: json.loads(settings[name]) if name in settings else None for name in ("inputs", "output")}
+        with saving.damage_told(path):
+            stored = {name: json.loads(settings.get(name, "null")) for name in ("inputs", "output")}
+            tau, task = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64), settings["task"]
         chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}
         chosen["output"] = stored["output"] if output is None else output
         chosen |= {name: settings[name] for name in READINGS if name in settings}
-        bayes: Any = cls(model, settings["task"], **chosen)
-        tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
+        bayes: Any = cls(model, task, **chosen)
         return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -558,7 +561,15 @@ class MCBN(Generic[P]):
     def engine(self) -> Engine:
         """What runs the draws through the network; an error until fitted."""
         if self._engine is None:
-            raise MCBNError("not fitted yet; call fit(training_data) first")
+            raise MCBNError(NOT_FITTED)
+        changed = self._engine.posterior
+        if changed.version() != self._engine.version:  # in place, by the user
+            if changed.gaussian is not None:
+                raise MCBNError(
+                    "a Gaussian posterior was changed in place, which changes its draws or its moments but not both; "
+                    "assign another: bayes.posterior = Posterior.from_gaussian(...)"
+                )
+            self.adopt(self._engine.network, changed.require_valid("the posterior, changed in place,"))
         return self._engine
 
     @property

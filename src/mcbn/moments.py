@@ -8,13 +8,21 @@ import torch
 from torch import Tensor
 
 from mcbn.outputs import as_float, as_logits, flatten, probabilities, split_head, spread
-from mcbn.prediction import Chunks, ClassificationPrediction, MultilabelPrediction, RegressionPrediction, standard_error
+from mcbn.prediction import (
+    Chunks,
+    ClassificationPrediction,
+    MultilabelPrediction,
+    RegressionPrediction,
+    divergence,
+    standard_error,
+)
 
 if TYPE_CHECKING:
     from mcbn.network import Network
 
 MEANS = ("drawn", "plain")
 LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
+LEAST_PIVOT = 1e-6  # probability that draws are compared with: below it a ratio would cost digits
 
 
 class Moments:
@@ -169,7 +177,7 @@ def classification(
     return (MultilabelPrediction if several else ClassificationPrediction)(
         n_samples=moments.count,
         probs=mean,
-        expected_entropy=moments.entropies / moments.count,
+        mutual_information=moments.mutual_information,
         variance=variance,
         samples=samples,
     )
@@ -193,11 +201,14 @@ def plain_mean(network: "Network", inputs: Any, *, head: bool = False) -> Tensor
 
 
 class Probabilities(Moments):
-    """Moments of class probabilities over draws, and the sum of their entropies (N, ...)."""
+    """Moments of class probabilities over draws, and the sum of their divergences from a pivot (N, ...).
+
+    1/T sum_t KL(p_t || p) = 1/T sum_t KL(p_t || q) - KL(p || q) for every q: here the first draw, kept off zero.
+    """
 
     def __init__(self, tau: Tensor, several: bool = False) -> None:
         super().__init__()
-        self.tau, self.several, self.entropies = tau, several, torch.zeros(())
+        self.tau, self.several, self.divergences = tau, several, torch.zeros(())
 
     def add_outputs(self, chunk: Tensor) -> None:
         """Take in logits (t, N, K, ...)."""
@@ -207,14 +218,24 @@ class Probabilities(Moments):
             return
         probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
         self.add(probs)
-        self.entropies = self.entropies.to(probs) + torch.special.entr(probs).sum((0, 2))
+        self.divergences = self.divergences.to(probs) + divergence(probs, self._compared, 2).sum(0)
+
+    @property
+    def _compared(self) -> Tensor:
+        return self.pivot.clamp(min=LEAST_PIVOT)  # (N, K, ...)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """1/T sum_t KL(p_t || p), (N, ...)."""
+        return (self.divergences / self.count - divergence(self.mean, self._compared, 1)).clamp(min=0)
 
     def _add_by_kernel(self, logits: Tensor) -> None:
         """Take in logits (t, N, K, ...) by one kernel of a GPU."""
         from mcbn.engine import kernels
 
-        sums = kernels.Sums(self.pivot, self.sum, self.squares, self.entropies) if self.count else None
-        self.pivot, self.sum, self.squares, self.entropies = kernels.add_probabilities(logits, self.tau, sums)
+        sums = kernels.Sums(self.pivot, self.sum, self.squares, self.divergences) if self.count else None
+        added = kernels.add_probabilities(logits, self.tau, sums, LEAST_PIVOT)
+        self.pivot, self.sum, self.squares, self.divergences = added
         self.count += len(logits)
 
 

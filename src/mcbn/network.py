@@ -4,6 +4,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -13,9 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches
 from mcbn.batching import DEFAULT_BATCH_SIZE
+from mcbn.copying import Contents, private_copy, shared
 from mcbn.errors import MCBNError
 from mcbn.outputs import Ending, OutputReading, recognise
-from mcbn.randomness import isolated_random
+from mcbn.randomness import Undisturbed, isolated_random, iterate
 
 OUTPUT_KEYS = ("out", "logits")
 R = TypeVar("R")
@@ -65,16 +67,14 @@ def snapshot(model: nn.Module) -> nn.Module:
     """Copy a network, parameters and buffers included, frozen and in eval mode throughout."""
     refuse_sharded(model)
     model = unwrap(model)
-    attributes = [value for module in model.modules() for value in vars(module).values()]
-    results = [v for v in attributes if isinstance(v, Tensor) and not v.is_leaf]  # of a computation: deepcopy refuses
-    memo = {id(t): t.detach().clone() for t in results}
     try:
-        frozen = copy.deepcopy(model, memo)
+        frozen = private_copy(model)
     except Exception as error:
         raise MCBNError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); mcbn runs a private copy so "
             "that yours is never touched: keep what cannot be copied (open files, locks, generators) out of it"
         ) from error
+    refuse_own(model, frozen)
     for parent in list(frozen.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, "_orig_mod"):
@@ -88,12 +88,26 @@ def snapshot(model: nn.Module) -> nn.Module:
     return frozen
 
 
+def refuse_own(model: nn.Module, frozen: nn.Module) -> None:
+    """Refuse a network whose copy still leads to modules, parameters or buffers of the original."""
+    named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    names = {id(value): name or "network" for name, value in named}
+    for label, value in shared(model, frozen):
+        if id(value) in names:
+            raise MCBNError(
+                f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'}), "
+                "and mcbn runs a private copy so that yours is never touched: reach it through self, not by a global "
+                "name, a weak reference, a cached method or a __deepcopy__ that returns the original"
+            )
+
+
 def structure(model: nn.Module) -> list[str]:
     """List modules with their class and tensors with their shape: what a posterior file must find again."""
     model = unwrap(model)
     names = [f"module {name or '(network)'}: {type(module).__name__}" for name, module in bare_modules(model)]
-    tensors = [f"tensor {bare_name(n)}: {'x'.join(map(str, t.shape))}" for n, t in model.state_dict().items()]
-    return names + tensors
+    entries = model.state_dict().items()  # of quantised layers not only tensors
+    sizes = ["x".join(map(str, v.shape)) if isinstance(v, Tensor) else type(v).__name__ for _, v in entries]
+    return names + [f"tensor {bare_name(name)}: {size}" for (name, _), size in zip(entries, sizes, strict=True)]
 
 
 def bare_modules(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, nn.Module]]:
@@ -107,6 +121,10 @@ def bare_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+class NotRunError(MCBNError):
+    """The network raised an error of its own."""
+
+
 class Network:
     """A frozen copy of a network with the ways in and out of it: `network(inputs)` gives the output tensor.
 
@@ -116,7 +134,14 @@ class Network:
     def __init__(self, model: nn.Module, output: Output = None, reading: OutputReading | None = None) -> None:
         self.module = snapshot(model)
         self.output, self.reading = output, reading
+        self._of_user = shared(unwrap(model), self.module)  # that a pass might change
+        self._proven = self.draws_random = False  # whether one pass showed that it leaves what is the user's alone
         self._look()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
+        twin = memo[id(self)] = copy.copy(self)
+        twin.module = private_copy(self.module)
+        return twin
 
     def _look(self) -> None:
         """Note where the network is and in what precision it runs."""
@@ -130,7 +155,7 @@ class Network:
         if device in (None, self.device) and dtype in (None, self.dtype):
             return self
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        moved.module = private_copy(self.module).to(device=device, dtype=dtype)
         moved._look()
         return moved
 
@@ -148,19 +173,54 @@ class Network:
         def run_batch(batch: Any) -> R:
             home = next((t.device for t in batches.tensors_of(batch)), self.device)
             prepared = self.prepare(batch)
-            self.settle(prepared)
-            result: Any = run(prepared)
+            if not self._proven:
+                with suppress(NotRunError):  # as it is; draws may
+                    self._prove(prepared)
+            with self.undisturbed():
+                self.settle(prepared)
+                result: Any = run(prepared)
             return result if home == self.device else result.to(home)  # type: ignore[no-any-return]
 
         if not is_stream(x):
             return run_batch(x)
         keys = self.accepted_keys()
-        with isolated_random():
-            return join([run_batch(batches.pick_inputs(batch, inputs, keys)) for batch in as_loader(x)])
+        return join([run_batch(batches.pick_inputs(batch, inputs, keys)) for batch in iterate(as_loader(x))])
+
+    def undisturbed(self, seed: int | None = None) -> AbstractContextManager[None]:
+        """Leave the global generators as they are while a network runs that draws from them."""
+        return isolated_random(seed) if self.draws_random else nullcontext()
 
     def run_copy(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs: the network may change them in place."""
-        return self(batches.copied(inputs))
+        if self._proven:
+            return self(batches.copied(inputs))
+        self._prove(inputs)
+        with self.undisturbed():
+            return self(batches.copied(inputs))
+
+    def expect_random(self) -> None:
+        """Take it for granted that the network draws random numbers."""
+        self._proven = self.draws_random = True
+
+    def _prove(self, inputs: Any) -> None:
+        """Run for the first time: refuse a network that changes what is the user's, warn of one that draws."""
+        kept = [(path, value) for path, value in self._of_user if not isinstance(value, nn.Module | nn.Parameter)]
+        guarded, undisturbed = [(path, Contents(value)) for path, value in kept], Undisturbed()
+        with torch.no_grad():
+            undisturbed(lambda: self.raw(inputs), 0, torch.equal)
+        changed = [path for path, contents in guarded if contents.restore()]
+        if changed:
+            raise MCBNError(
+                f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has, "
+                f"{changed[0]}; remove the hook or the global state, or keep it as an attribute of the network"
+            )
+        if undisturbed.draws:
+            warnings.warn(
+                f"mcbn: {type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?); every "
+                "draw gets noise of its own, and the global generators are put back after each call",
+                stacklevel=2,
+            )
+        self._proven, self.draws_random = True, undisturbed.draws
 
     def settle(self, inputs: Any) -> None:
         """Find out on the first prepared inputs whether the network gives logits or probabilities."""
@@ -194,7 +254,7 @@ class Network:
         except (MCBNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise MCBNError(
+            raise NotRunError(
                 f"{type(self.module).__name__} could not run on what it was given, {batches.describe(inputs)} "
                 f"({type(error).__name__}: {error}); if that is not what it takes, pass inputs= "
                 "(a key, an index, a list of them, or a function of the batch)"

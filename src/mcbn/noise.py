@@ -17,7 +17,7 @@ from mcbn.metrics import crps_gaussian
 from mcbn.network import as_loader, is_stream
 from mcbn.outputs import as_float, as_logits, match_shape, require_labels, split_head
 from mcbn.prediction import RegressionPrediction
-from mcbn.randomness import isolated_random
+from mcbn.randomness import iterate
 
 TASKS = ("regression", "classification", "multilabel")
 NOISES = ("constant", "head", "full")
@@ -140,9 +140,8 @@ def _tuned(loss: Loss, low: Tensor, high: Tensor, *, steps: int = 80, bounded: b
 def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and targets of every batch of held-out data."""
     keys = predictor.network.accepted_keys()
-    with isolated_random():
-        for batch in as_loader(data) if is_stream(data) else [data]:
-            yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
+    for batch in iterate(as_loader(data)) if is_stream(data) else [data]:
+        yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
 
 
 def _count_batches(data: Any) -> int:

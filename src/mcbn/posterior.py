@@ -15,6 +15,7 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.errors import MCBNError, require_choice
 from mcbn.gaussian import BLOCKS, Gaussian, from_draws, join, split, stretch, stretch_positive
+from mcbn.private_torch import version_of
 
 FAMILIES = ("sample", *BLOCKS, "diagonal")
 
@@ -84,6 +85,23 @@ class Posterior:
     def n_samples(self) -> int:
         """T, the number of draws."""
         return len(next(iter(self.mean.values())))
+
+    def version(self) -> tuple[tuple[int, int], ...]:
+        """Identify the statistics as they stand: which tensors, and how often each was changed in place."""
+        moments = (self.gaussian.location, self.gaussian.diagonal, *self.gaussian.factors) if self.gaussian else ()
+        return tuple((id(t), version_of(t)) for t in (*self.mean.values(), *self.var.values(), *moments))
+
+    def require_valid(self, what: str) -> "Posterior":
+        """Return itself, if every draw has a finite mean and a finite variance, not negative; `what` is its name."""
+        shapes = [{name: tuple(value.shape) for name, value in kind.items()} for kind in (self.mean, self.var)]
+        if shapes[0] != shapes[1] or any(len(shape) != 2 for shape in shapes[0].values()) or not self.n_samples:
+            raise MCBNError(f"{what} must have mean and var (T, C) of every layer; got {shapes[0]} and {shapes[1]}")
+        for name in self.mean:
+            if not bool(torch.isfinite(self.mean[name]).all() and torch.isfinite(self.var[name]).all()):
+                raise MCBNError(f"{what} has statistics of layer {name!r} that are not finite (NaN or infinity)")
+            if bool((self.var[name] < 0).any()):
+                raise MCBNError(f"{what} has a negative variance, {float(self.var[name].min()):g}, of layer {name!r}")
+        return self
 
     def draw(self, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the statistics of draw t: means and variances, each name -> (C,)."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mcbn.conformal import Calibration
     from mcbn.field.novelty import Novelty
 
+SMALLEST = torch.finfo(torch.float32).tiny  # constants of an exported graph are single precision
 Chunks = Callable[[], Iterator[Tensor]]
 
 
@@ -219,7 +220,7 @@ class ClassificationPrediction(_Prediction):
     """Class probabilities averaged over the draws, and how much the draws disagree; classes on axis 1."""
 
     probs: Tensor  # (N, K, ...)
-    expected_entropy: Tensor  # (N, ...)
+    mutual_information: Tensor  # in nats, (N, ...): 1/T sum_t KL(p_t || probs), how much the draws disagree
     variance: Tensor  # (N, K, ...), of the probabilities over the draws
     samples: Tensor | None = None  # raw outputs, (T, N, ...)
     novelty: "Novelty | None" = None  # of each input, where predict was given a watch
@@ -236,9 +237,9 @@ class ClassificationPrediction(_Prediction):
         return entropy(self.probs, 1)
 
     @property
-    def mutual_information(self) -> Tensor:
-        """entropy - expected_entropy in nats, (N, ...): the epistemic part, how much the draws disagree."""
-        return (self.entropy - self.expected_entropy).clamp(min=0)
+    def expected_entropy(self) -> Tensor:
+        """Average entropy of a single draw, in nats, (N, ...): what remains where the draws agree."""
+        return self.entropy - self.mutual_information
 
     @property
     def std(self) -> Tensor:
@@ -268,8 +269,7 @@ class ClassificationPrediction(_Prediction):
 
     def about(self, probs: Tensor) -> Self:
         """Return other probabilities (N, K, ...) with the same variance and mutual information."""
-        other = replace(self, probs=probs)
-        return replace(other, expected_entropy=other.entropy - self.mutual_information)
+        return replace(self, probs=probs)
 
 
 class MultilabelPrediction(ClassificationPrediction):
@@ -313,3 +313,19 @@ def entropy(probs: Tensor, axis: int) -> Tensor:
     """-sum_k p_k log p_k along an axis, in nats."""
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(axis)
+
+
+def divergence(probs: Tensor, pivot: Tensor, axis: int) -> Tensor:
+    """KL(p || q) = sum_k p_k log(p_k / q_k) - p_k + q_k along an axis, in nats; q is positive.
+
+    As sum_k q_k [(1 + r) log(1 + r) - r], r = (p - q) / q, in which a small difference keeps its digits.
+    """
+    r = (probs - pivot) / pivot
+    u = 1 + r
+    log = torch.where(u == 1, r, u.clamp(min=SMALLEST).log() * r / (u - 1))  # Kahan's log1p, which ONNX has not
+    return (pivot * (u * log - r)).sum(axis)
+
+
+def mutual_information(probs: Tensor) -> Tensor:
+    """1/T sum_t KL(p_t || p) of draws (T, N, K, ...) with average p, in nats, (N, ...)."""
+    return divergence(probs, probs.mean(0).clamp(min=SMALLEST), 2).mean(0)

@@ -20,8 +20,13 @@ AnyBatchNorm = _BatchNorm  # what all of torch's batch norms are; in torch since
 
 
 def version_of(tensor: Tensor) -> int:
-    """Count how often a tensor was changed in place."""
-    return tensor._version
+    """Count how often a tensor was changed in place; those of inference mode are not counted."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def compiled_from(function: Any) -> Any:
+    """Return what `torch.compile` made a function of; None where it did not."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
 
 
 def is_view(tensor: Tensor) -> bool:

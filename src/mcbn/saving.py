@@ -6,52 +6,84 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from mcbn.batches import tensors_of
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, require_folder
 from mcbn.gaussian import Gaussian, block_sizes
 from mcbn.network import bare_name, structure, unwrap
-from mcbn.posterior import FAMILIES, Posterior
+from mcbn.posterior import Posterior, require_family
 
 FORMAT = "mcbn posterior"
-FORMAT_VERSION = 2  # 1 knew drawn statistics only
-READABLE = ("1", "2")
+FORMAT_VERSION = 3  # 1 knew drawn statistics only, 2 no checksums
+READABLE = ("1", "2", "3")
+CHECKSUMS = "checksums"  # in the text of a file: one of every tensor, and under "" one of the rest of the text
+MOST_DRAWN = 2**30  # statistics that the Gaussian of a file may ask for: 8 GB
 KINDS = ("mean", "var")  # of statistics
 METADATA, TAU = "metadata", "tau"  # keys of a state dict
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors by name, and text, as one safetensors file, whole or not at all; its folder is made."""
+    """Write tensors by name, and text, with checksums, as one safetensors file, whole or not at all."""
     from safetensors.torch import save_file
 
     with replacing(Path(path)) as temporary:
         plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(plain, temporary, dict(metadata))
+        save_file(plain, temporary, {**metadata, CHECKSUMS: json.dumps(checksums(plain, metadata))})
+
+
+def checksums(tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> dict[str, str]:
+    """Return a checksum of every tensor with its dtype and shape, and under "" one of the text."""
+    kinds = {name: f"{value.dtype} {tuple(value.shape)}".encode() for name, value in tensors.items()}
+    sums = {n: hashlib.blake2b(bytes_of(value), key=kinds[n][:64], digest_size=16) for n, value in tensors.items()}
+    sums[""] = hashlib.blake2b(json.dumps(sorted(text.items())).encode(), digest_size=16)
+    return {name: checksum.hexdigest() for name, checksum in sums.items()}
 
 
 def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors by name, on the CPU, and its text.
 
-    One that is missing, truncated or of another kind is an MCBNError; `hint`, at its end, says what to do about it.
+    One that is missing, truncated, of another kind, or not as it was written is an MCBNError; `hint`, at its end, says
+    what to do about it.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     advice = f"; {hint}" if hint else ""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except FileNotFoundError as error:
         raise MCBNError(f"there is no file {path}{advice}") from error
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # of safetensors, of the system, and of torch about dtypes and sizes
         raise MCBNError(
             f"{path} is not a whole safetensors file ({error}); it is truncated or of another kind{advice}"
         ) from error
+    checked = CHECKSUMS in text or text.get("format_version") == str(FORMAT_VERSION)
+    with damage_told(path):
+        written: dict[str, str] = dict(json.loads(text.pop(CHECKSUMS, "{}")))
+    for name, checksum in checksums(tensors, text).items() if checked else ():
+        if written.get(name) != checksum:
+            what = f"tensor {name!r}" if name else "its header"
+            raise MCBNError(f"{path} is damaged: {what} is not as it was written; take another copy{advice}")
+    return tensors, text
+
+
+@contextmanager
+def damage_told(path: str | Path) -> Iterator[None]:
+    """Say of which file an entry cannot be read."""
+    try:
+        yield
+    except MCBNError:
+        raise
+    except Exception as error:  # json, numbers, missing keys: whatever a damaged header leads to
+        raise MCBNError(f"{path} is damaged: its header cannot be read ({error!r}); take another copy") from error
 
 
 def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -60,15 +92,28 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
     write_tensors(path, tensors, metadata)
 
 
+def is_posterior(path: Path) -> bool:
+    """Tell whether a file is one that `save` wrote."""
+    try:
+        return read_tensors(path)[1].get("format") == FORMAT
+    except MCBNError:
+        return False
+
+
 def fingerprint(model: nn.Module) -> dict[str, str]:
     """Identify a network: its structure in full, to name a difference, and a hash of its weights."""
     digest = hashlib.sha256()
-    tensors = {bare_name(name): tensor for name, tensor in unwrap(model).state_dict().items()}
-    for name, tensor in sorted(tensors.items()):
-        if not name.endswith("num_batches_tracked"):
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    entries = sorted((bare_name(name), value) for name, value in unwrap(model).state_dict().items())
+    for tensor in tensors_of([value for name, value in entries if not name.endswith("num_batches_tracked")]):
+        digest.update(bytes_of(tensor))
     dtypes = ",".join(sorted({str(p.dtype) for p in unwrap(model).parameters()}))
     return {"structure": json.dumps(structure(model)), "weights": digest.hexdigest(), "weights_dtype": dtypes}
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor as bytes, whatever its layout."""
+    plain = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+    return plain.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def pack(
@@ -103,53 +148,49 @@ def _tensors(posterior: Posterior) -> dict[str, Tensor]:
 def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], model: nn.Module) -> Posterior:
     """Put together the posterior of this network that `path`, as errors call it, holds, or say how it differs."""
     _require_readable(path, metadata)
-    require_same_structure(path, json.loads(metadata["structure"]), structure(model))
     current = fingerprint(model)
-    same_dtype = metadata["weights_dtype"] == current["weights_dtype"]
-    if same_dtype and metadata["weights"] != current["weights"]:
+    with damage_told(path):
+        require_same_structure(path, json.loads(metadata["structure"]), structure(model))
+    same_dtype = metadata.get("weights_dtype") == current["weights_dtype"]
+    if same_dtype and metadata.get("weights") != current["weights"]:
         warnings.warn(
             f"mcbn: {path} was fitted on other weights than this network now has; its statistics do not belong to "
             "them: load the fitted weights first, or fit again",
             stacklevel=3,
         )
+    with damage_told(path):
+        return _posterior(path, tensors, metadata).require_valid(f"{path} is damaged: it")
+
+
+def _posterior(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Posterior:
+    """Put the posterior together from tensors and text."""
     layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
-    family, batch_size = metadata.get("family", "sample"), int(metadata["batch_size"])
+    family, batch_size, seed = metadata.get("family", "sample"), int(metadata["batch_size"]), metadata.get("seed", 0)
+    require_family(family)
     if family == "sample":
-        mean, var = ({n: _stored(path, tensors, kind, n, shape) for n, shape in layers.items()} for kind in KINDS)
+        mean, var = ({n: _stored(path, tensors, f"{kind}.{n}", shape) for n, shape in layers.items()} for kind in KINDS)
         numbers = json.loads(metadata.get("numbers", "null"))
-        seed = int(metadata.get("seed", 0))
-        posterior = Posterior(mean, var, batch_size, seed=seed, numbers=tuple(numbers) if numbers else None)
+        posterior = Posterior(mean, var, batch_size, seed=int(seed), numbers=tuple(numbers) if numbers else None)
     else:
-        moments = _gaussian(path, tensors, family, {name: C for name, (_, C) in layers.items()})
-        n_samples = next(iter(layers.values()))[0]
-        posterior = Posterior.from_gaussian(moments, n_samples, batch_size, seed=int(metadata["seed"]))
-    fitted = int(metadata.get("fitted_batch_size", batch_size))
-    return replace(posterior, fitted_batch_size=fitted)
+        channels = {name: C for name, (_, C) in layers.items()}
+        T, P, blocks = next(iter(layers.values()))[0], 2 * sum(channels.values()), block_sizes(family, channels)
+        if not 0 < T <= MOST_DRAWN // P:
+            raise MCBNError(f"{path} declares {T} draws of {P} statistics; fit fewer")
+        location, diagonal = (_stored(path, tensors, f"gaussian.{name}", (P,)) for name in ("location", "diagonal"))
+        factors = [_stored(path, tensors, f"gaussian.factor.{i}", (None, size)) for i, size in enumerate(blocks)]
+        moments = Gaussian(family, channels, location, tuple(factors), diagonal)
+        posterior = Posterior.from_gaussian(moments, T, batch_size, seed=int(seed))
+    return replace(posterior, fitted_batch_size=int(metadata.get("fitted_batch_size", batch_size)))
 
 
-def _stored(path: str | Path, tensors: Mapping[str, Tensor], kind: str, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a stored tensor, or say how it differs from what the file promises."""
-    stored = tensors.get(f"{kind}.{name}")
-    if stored is None or stored.shape != shape:
-        found = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
-        raise MCBNError(f"{path} is damaged: {kind} of layer {name!r} should be {shape}, found {found}")
-    return stored
-
-
-def _gaussian(path: str | Path, tensors: Mapping[str, Tensor], family: str, channels: Mapping[str, int]) -> Gaussian:
-    """Put the moments of a Gaussian together; its blocks must cover all statistics of the layers."""
-    P, sizes = 2 * sum(channels.values()), block_sizes(family, channels)
-    moments = [tensors.get("gaussian.location"), tensors.get("gaussian.diagonal")]
-    factors = [tensors.get(f"gaussian.factor.{number}") for number in range(len(sizes))]
-    whole = all(moment is not None and moment.shape == (P,) for moment in moments)
-    fits = all(f is not None and f.ndim == 2 and f.shape[1] == size for f, size in zip(factors, sizes, strict=True))
-    if not whole or not fits or family not in FAMILIES:
-        shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-        raise MCBNError(
-            f"{path} is damaged: posterior {family!r} of {P} statistics, found {shapes}; fit and save again"
-        )
-    location, diagonal = (moment for moment in moments if moment is not None)
-    return Gaussian(family, channels, location, tuple(f for f in factors if f is not None), diagonal)
+def _stored(path: str | Path, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """Return a stored tensor, or say how it differs from what the file promises; None: a size of any kind."""
+    stored = tensors.get(name)
+    sizes = () if stored is None else stored.shape
+    if len(sizes) != len(shape) or any(size not in (None, other) for size, other in zip(shape, sizes, strict=True)):
+        found = "nothing" if stored is None else f"shape {tuple(sizes)}"
+        raise MCBNError(f"{path} is damaged: {name} should be {shape}, found {found}; fit and save again")
+    return tensors[name]
 
 
 def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
@@ -158,8 +199,14 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
     if metadata.get("format_version") not in READABLE:
         raise MCBNError(
-            f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION} and 1; "
-            "fit and save again"
+            f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION} and "
+            "earlier; fit and save again"
+        )
+    if metadata["format_version"] != str(FORMAT_VERSION):
+        warnings.warn(
+            f"mcbn: {path} has posterior format {metadata['format_version']}, without checksums, so damage may go "
+            "unnoticed; save it again",
+            stacklevel=4,
         )
 
 
@@ -184,8 +231,6 @@ def from_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
     missing = [key for key in (METADATA, TAU) if not isinstance(state.get(key), Tensor)]
     if missing:
         raise MCBNError(f"not a state_dict of an MCBN: {missing[0]!r} is missing; it has {sorted(state)[:5]}")
-    try:
-        metadata: dict[str, str] = json.loads(bytes(state[METADATA].cpu().tolist()))
-    except (ValueError, TypeError) as error:
-        raise MCBNError(f"the state_dict is damaged: its metadata cannot be read ({error})") from error
+    with damage_told("the state_dict"):
+        metadata: dict[str, str] = {"task": "", **json.loads(bytes(state[METADATA].cpu().tolist()))}
     return {name: value for name, value in state.items() if name not in (METADATA, TAU)}, metadata, state[TAU]

@@ -1,7 +1,7 @@
 """The records of an experiment: an append-only file, one JSON object a line, and what is asked of it.
 
 An object cut off anywhere before its closing brace is no JSON, so a last line without a line end is either a whole
-record or no record; `read` and `extend` decide alike. One writer at a time.
+record or no record; `read` and `extend` decide alike. One writer at a time; of a study in cells, any number.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.files import write_text
+from mcbn.files import held, write_text
 from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.machine import environment
 
@@ -39,15 +39,21 @@ class Journal:
     ) -> None:
         self.folder, self.config, self.device = Path(folder), dict(config or {}), device
         self.path = self.folder / name
-        self.records = read(self.path)
+        self.records, self.size = read(self.path), _size(self.path)
 
     def find(self, **fields: object) -> list[Record]:
         """Return the records with these fields."""
         return [r for r in self.records if all(r.get(name) == value for name, value in fields.items())]
 
     def has(self, **fields: object) -> bool:
-        """Tell whether a record with these fields, of this configuration, is there already."""
+        """Tell whether a record with these fields, of this configuration, is there already, from any run."""
+        self._refresh()
         return bool(self.find(**fields | {"config_hash": digest(self.config)}))
+
+    def _refresh(self) -> None:
+        """Read again where another run has added to the file."""
+        if _size(self.path) != self.size:
+            self.records, self.size = read(self.path), _size(self.path)
 
     def append(self, records: Iterable[Row]) -> None:
         """Add records as they are, each a whole line."""
@@ -77,9 +83,12 @@ class CellJournal(Journal):
         return bool(self.find(**fields))
 
     def append(self, records: Iterable[Row]) -> None:
-        """Add the records that are not there yet."""
-        known = set(map(record_key, self.records))
-        super().append(record for record in records if record_key(record) not in known)
+        """Add the records that are not there yet, whichever run adds them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with held(self.folder, wait=True):
+            self._refresh()
+            known = set(map(record_key, self.records))
+            super().append(record for record in records if record_key(record) not in known)
 
     def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
         """Write a cell's file, then its records."""
@@ -166,6 +175,10 @@ def read(path: str | Path) -> list[Record]:
 def digest(config: Mapping[str, Any]) -> str:
     """Name a configuration by 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

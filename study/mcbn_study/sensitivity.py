@@ -87,7 +87,7 @@ def measure(study: Study, M: int, decays: Sequence[float]) -> None:
     problem = fold_problem(study, splits=splits)
     configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
     winner = [sorted(set(decays)).index(decay) for decay in decays]
-    samples = {"search_samples": study.profile.sensitivity_samples, "n_samples": 2}
+    samples = {"selection_samples": study.profile.sensitivity_samples, "n_samples": 2}
     selected = cross_validate(study, problem, configurations, "bn", winner=winner, **samples)
     chosen = [Choice(configurations[c], int(selected.epoch[0, b, c])) for b, c in enumerate(winner)]
     final = final_problem(study, splits)

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_diabetes
+from sklearn.ensemble import RandomForestRegressor
 
+from mcbn import data
 from mcbn_study import estimators
 from mcbn_study.journal import read
 
@@ -13,21 +17,21 @@ SMALL = {"hidden": [8], "epochs": 3, "n_samples": 5}
 def test_runs_are_recorded_once_and_the_table_is_their_mean(tmp_path: Path) -> None:
     options = {"datasets": ("boston",), "splits": (1, 2), "states": (0,)}
     path = tmp_path / "records.jsonl"
-    estimators.run(tmp_path, **options, **SMALL)
+    estimators.repeat(tmp_path, **options, **SMALL)
     before = path.read_text()
-    estimators.run(tmp_path, **options, **SMALL)
+    estimators.repeat(tmp_path, **options, **SMALL)
     assert path.read_text() == before
     found = read(path)
     assert [(r["split"], r["random_state"]) for r in found] == [(1, 0), (2, 0)]
     assert all(r["commit"] and r["hardware"] and r["seconds"] > 0 for r in found)
-    text = estimators.report(tmp_path).read_text()
+    text = (tmp_path / "table.md").read_text()
     a, b = (r["rmse"] for r in found)
     assert f"{(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f}" in text
     assert "2.75 ± 0.05" in text
 
 
 def test_score_depends_on_the_random_state_alone() -> None:
-    first, again, other = (estimators.score("boston", 1, state, **SMALL) for state in (0, 0, 1))
+    first, again, other = (estimators.score("boston", 1, state=state, **SMALL) for state in (0, 0, 1))
     assert first["rmse"] == pytest.approx(again["rmse"])
     assert first["rmse"] != other["rmse"]
 
@@ -39,3 +43,22 @@ def test_committed_scores_are_no_worse_than_the_papers() -> None:
         assert len(own) == 10
         assert sum(r["rmse"] for r in own) / len(own) <= rmse
         assert sum(r["crps"] for r in own) / len(own) <= crps
+
+
+def test_peers_are_scored_once_on_the_same_rows_and_laid_out(tmp_path: Path) -> None:
+    options = {
+        "datasets": ("diabetes", "breast cancer"),
+        "splits": (1,),
+        "methods": ("random forest", "gradient boosting"),
+    }
+    (path,) = estimators.compare(tmp_path, **options)
+    before = (tmp_path / "peers.jsonl").read_text()
+    estimators.compare(tmp_path, **options)
+    assert (tmp_path / "peers.jsonl").read_text() == before
+    forest = next(r for r in read(tmp_path / "peers.jsonl") if r["method"] == "random forest")
+    x, y = load_diabetes(return_X_y=True)
+    train, test = data.split(len(x), 1)
+    fitted = RandomForestRegressor(random_state=0).fit(x[train], y[train])
+    assert forest["rmse"] == pytest.approx(np.sqrt(((fitted.predict(x[test]) - y[test]) ** 2).mean()))
+    assert f"rmse {forest['rmse']:.3f}" in path.read_text()
+    assert "accuracy" in path.read_text()

@@ -239,3 +239,13 @@ def test_infinite_scores_are_refused(tmp_path):
 
 def test_every_kind_of_record_has_a_key():
     assert set(journal.KEYS) == {"test", "selection", "sensitivity", "posterior"}
+
+
+def test_two_runs_into_one_folder_leave_each_record_once(tmp_path):
+    first, second = (journal.CellJournal(tmp_path, SETTINGS) for _ in range(2))
+    first.append([record(1)])
+    second.append([record(1), record(2)])  # both have done split 1 meanwhile
+    assert [r["split"] for r in journal.read(first.path)] == [1, 2]
+    plain, other = (journal.Journal(tmp_path, name="plain.jsonl") for _ in range(2))
+    plain.add([{"split": 1}])
+    assert other.has(split=1)

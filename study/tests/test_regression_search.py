@@ -10,13 +10,13 @@ import torch
 from mcbn.data import load
 from mcbn_study.regression import train as training
 from mcbn_study.regression.measure import Evaluator, rmse
-from mcbn_study.regression.profile import PAPER, Configuration
-from mcbn_study.regression.search import CrossValidation, Rules, fold_problem, grid_networks
+from mcbn_study.regression.profile import PAPER, Configuration, Profile
+from mcbn_study.regression.search import CrossValidation, fold_problem, grid_networks
 from mcbn_study.regression.stack import Networks
 from mcbn_study.regression.train import Job, Trainer, train_jobs
 from test_regression_train import H, M, assert_same, problem
 
-RULES = Rules(evaluate_every=4, patience=2, max_epochs=60, search_samples=5, n_samples=20)
+RULES = Profile(n_folds=3, evaluate_every=4, patience=2, max_epochs=60, selection_samples=5, n_samples=20)
 DECAYS = (1.0, 0.1, 1e-4)
 
 
@@ -25,7 +25,7 @@ def naive_search(given, family, configuration, rules):
     wanted = grid_networks(given, [configuration], family, H)
     trainer = Trainer(given, wanted)
     wanted = trainer.networks
-    evaluator = Evaluator(given, wanted.batch_size, rules.search_samples)
+    evaluator = Evaluator(given, wanted.batch_size, rules.selection_samples)
     best, waited = {"mc": (math.inf, 0, None), "plain": (math.inf, 0, None)}, {"mc": 0, "plain": 0}
     for epoch in range(rules.evaluate_every, rules.max_epochs + 1, rules.evaluate_every):
         trainer.advance(rules.evaluate_every)
@@ -51,12 +51,12 @@ def naive_search(given, family, configuration, rules):
 def test_search_follows_the_protocol(family, fresh, monkeypatch):
     monkeypatch.setattr(training, "LEARNING_RATE", 0.03)  # so that some overfit within few epochs
     rules, given = (
-        RULES._replace(fresh_draws=fresh),
+        replace(RULES, fresh_draws=fresh),
         problem(),
     )  # one split of three folds, whose epochs have 3, 3 and 4 batches
     configurations = [Configuration(decay, M, None if family == "bn" else 0.1) for decay in DECAYS]
     epochs_seen = []
-    search = CrossValidation(given, 3, configurations, rules, hidden=H, family=family)
+    search = CrossValidation(given, rules, configurations, hidden=H, family=family)
     found = search.run(epochs_seen.append)
     naive = [naive_search(given, family, configuration, rules) for configuration in configurations]
     for i, name in enumerate(("mc", "plain")):
@@ -75,7 +75,7 @@ def test_search_follows_the_protocol(family, fresh, monkeypatch):
 
 def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
     given = problem()
-    search = CrossValidation(given, 3, [Configuration(0.1, M)], RULES, hidden=H, family="bn")
+    search = CrossValidation(given, RULES, [Configuration(0.1, M)], hidden=H, family="bn")
     found = search.run()
     wanted = grid_networks(given, [Configuration(0.1, M)], "bn", H)
     values = {name: value[0, 0] for name, value in found.values.items()}
@@ -90,7 +90,7 @@ def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
 
 def test_winner_can_be_given():
     configurations = [Configuration(decay, M) for decay in DECAYS]
-    search = CrossValidation(problem(), 3, configurations, RULES, hidden=H, family="bn", winner=[0])
+    search = CrossValidation(problem(), RULES, configurations, hidden=H, family="bn", winner=[0])
     assert search.run().winner.tolist() == [[0], [0]]
 
 

@@ -14,7 +14,6 @@ from mcbn import batches
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.network import Output, unwrap
-from mcbn.randomness import isolated_random
 
 ALPHA = 1.7580993408473766  # SELU's scale * alpha: what a dropped unit is set to, negated (Klambauer et al. 2017)
 ELEMENTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
@@ -54,13 +53,14 @@ class MCDropout(Predictor):
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed = batches.require_int("seed", seed, 0)
         self.network, self.calibration = self.copy_network(self.model, self.output), None
+        self.network.expect_random()
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
         """Yield the output of each thinned network, (1, N, ...)."""
         for t in range(n_samples):
             state = int(np.random.SeedSequence([self.seed, t]).generate_state(1, np.uint64)[0])
-            with isolated_random(state), SharedMasks(state) as mode:
+            with self.network.undisturbed(state), SharedMasks(state) as mode:
                 output = self.network.run_copy(inputs)
             if mode.calls == 0:
                 raise MCBNError(_none_found(self.network.module))

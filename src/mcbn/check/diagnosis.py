@@ -23,7 +23,6 @@ from mcbn.network import Network
 from mcbn.noise import explain_bound
 from mcbn.posterior import Posterior
 from mcbn.prediction import compare_means
-from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
     from mcbn.model import MCBN
@@ -224,7 +223,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     """
     rescaled, network = bayes.posterior, bayes.engine.network
     posterior = rescaled.at_batch_size(rescaled.fitted_batch_size or rescaled.batch_size)  # as they were drawn
-    with isolated_random(seed), torch.no_grad(), warnings.catch_warnings():
+    with network.undisturbed(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again
         drawn = _draw(data, posterior.batch_size, seed, n_examples)
         population = Averaged(posterior)
@@ -258,7 +257,7 @@ def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
     """Say where the mean over the draws is worse than the plain network's on examples that come with targets."""
     keys, M = bayes.engine.network.accepted_keys(), MEAN_EXAMPLES
     try:
-        with isolated_random(seed), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="mcbn:")
             batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
         x, y = batches.pick_inputs(batch, bayes.inputs, keys), batches.pick_targets(batch, None)

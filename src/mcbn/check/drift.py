@@ -37,7 +37,6 @@ from mcbn.batch_norm import Replay
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.network import Network
-from mcbn.randomness import isolated_random
 
 MOMENTUM = 0.1  # PyTorch's default: the running statistics average some 19 batches
 EFFECT_LIMIT = 0.15
@@ -143,7 +142,7 @@ def shift(network: Network, recorded: Recorded) -> Shift | None:
 
 def _outputs(network: Network, x: Any, mode: Replay) -> Tensor:
     """Run a batch; inputs and positions become rows, (N, D)."""
-    with torch.no_grad(), isolated_random(0), mode:  # one seed: what is random in the network is so alike
+    with torch.no_grad(), network.undisturbed(0), mode:  # one seed: what is random in the network is so alike
         output = network.run_copy(x).double()
     return output.reshape(-1, 1) if output.ndim < 2 else output.movedim(1, -1).flatten(0, -2)
 

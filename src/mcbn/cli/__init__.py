@@ -1,5 +1,6 @@
 """The command line `mcbn`: commands on models, a demo, and what plugins add."""
 
+import platform
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,9 @@ try:
 except ImportError as error:  # the script is installed without its extra, too
     raise SystemExit("mcbn: the command line needs typer: pip install 'mcbn[cli]'") from error
 
+import torch
+
+import mcbn
 from mcbn import plugins
 from mcbn.cli import model, session
 from mcbn.cli.report import report
@@ -15,7 +19,19 @@ from mcbn.cli.session import Debug
 from mcbn.errors import MCBNError
 
 
-def main(debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False) -> None:
+def show_version(asked: bool) -> None:
+    """Say which mcbn and torch there are, and end."""
+    if asked:
+        typer.echo(f"mcbn {mcbn.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="say which mcbn this is")
+    ] = False,
+) -> None:
     """Bayesian uncertainty for trained batch-normalised networks."""
     session.begin(debug)
 
@@ -43,13 +59,24 @@ def build() -> typer.Typer:
     """Put the commands together: those of the library, then what is installed beside it."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(main)
-    for command in (model.fit, model.predict, model.evaluate):
+    for command in (model.fit, model.predict, model.evaluate, model.export):
         app.command(no_args_is_help=True)(command)
     app.command()(report)
     app.command()(demo)
     for name in plugins.commands():
         _add_plugin(app, name)
+    _show_whole_sentences(app)
     return app
+
+
+def _show_whole_sentences(app: typer.Typer) -> None:
+    """List each command with the whole first paragraph of its help, which click would cut at 45 characters."""
+    for command in app.registered_commands:
+        command.short_help = " ".join((command.callback.__doc__ or "").partition("\n\n")[0].split())
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            group.short_help = str(group.typer_instance.info.help)
+            _show_whole_sentences(group.typer_instance)
 
 
 def _add_plugin(app: typer.Typer, name: str) -> None:

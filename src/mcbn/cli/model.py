@@ -1,4 +1,4 @@
-"""`mcbn fit`, `mcbn predict`, `mcbn evaluate`: a model file and arrays in, uncertainty out."""
+"""`mcbn fit`, `predict`, `evaluate` and `export`: a model file and data in, uncertainty out."""
 
 import json
 from collections.abc import Callable
@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
 from mcbn import batches, saving
 from mcbn.cli import session
-from mcbn.cli.session import FAILURE, Data, Debug, Device, Fitted, Target, Weights
+from mcbn.cli.session import FAILURE, Data, Debug, Device, Fitted, Key, Overwrite, OwnWeights, Target, Weights
 from mcbn.errors import MCBNError
-from mcbn.files import replacing
+from mcbn.files import replacing, require_output
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
-from mcbn.tables import Examples, open_examples, require_fits, results, scoring, specs
+from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring, specs
 
 Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
 Posterior = Annotated[Path, typer.Option(help="the file that `mcbn fit` wrote")]
@@ -32,13 +33,19 @@ def fit(
     task: Annotated[str, typer.Option(help="regression or classification")],
     out: Annotated[Path, typer.Option(help="file to write the posterior to")],
     weights: Weights = None,
+    own_weights: OwnWeights = False,
     batch_size: Annotated[int | None, typer.Option(help="M, as in training; a loader brings its own")] = None,
     samples: Annotated[int, typer.Option(help="T, number of draws")] = 100,
     posterior: Annotated[str, typer.Option(help="sample, gaussian, layerwise or diagonal")] = "sample",
     tune: Annotated[str | None, typer.Option(help="held-out data to tune tau on, the noise or temperature")] = None,
     layers: Annotated[str | None, typer.Option(help="stochastic layers: k, the first k; or names a,b")] = None,
     target: Target = None,
+    key: Key = None,
+    classes: Annotated[
+        str | None, typer.Option(help="text labels a,b,c in the order of the outputs; by default as they sort")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    overwrite: Overwrite = False,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -50,13 +57,17 @@ def fit(
         --task regression --batch-size 32 --tune val.csv --out net.mcbn
 
     An npz file holds inputs x and targets y. The first line of a csv file may name the columns; the names are kept, and
-    later tables are read by them. Data comes as in training, augmentation included: take a loader_factory for that.
+    later tables are read by them; so are the names of classes where the target is text. Data comes as in training,
+    augmentation included: take a loader_factory for that.
     """
     with session.session():
-        results.require_writable(out, ())
-        network = specs.model(model, weights, specs.device(device))
+        sources = {"--data": data, "--tune": tune, "--weights": weights}
+        require_output(out, sources, saving.is_posterior, overwrite=overwrite)
+        network = specs.model(model, weights, specs.device(device), own_weights=own_weights)
         bayes: MCBN[Any] = MCBN(network, task, layers=_read_layers(layers))
-        train = open_examples(data, target=target)
+        named = Layout(classes=tuple(session.split_names(classes)) or None)
+        keys, classify = session.split_names(key), bayes.task == "classification"
+        train = open_examples(data, target=target, fitted=named, passed_on=keys, classify=classify)
         held_out = Fitted(bayes, train.layout, None).open(tune, target) if tune else None
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
@@ -84,9 +95,20 @@ def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int 
         batches.require_int("batch_size", batch_size, 1)
     if train.layout.width is not None:
         columns = f"the {train.layout.width} input columns of {train.name}"
-        require_fits(bayes, next(train.blocks())[0], columns, "--target leaves targets out")
+        require_fits(bayes, next(train.blocks()).x, columns, "--target and --key leave others out")
     with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
         bayes.fit(train.training_data(), n_samples=n_samples, batch_size=batch_size, **options)
+    if train.layout.classes is not None:
+        _require_classes(bayes, train)
+
+
+def _require_classes(bayes: MCBN[Any], train: Examples) -> None:
+    """Refuse names of classes that are not as many as the network has."""
+    names = train.layout.classes or ()
+    K = bayes.predict(next(train.blocks()).x[:2], n_samples=1).probs.shape[1]
+    if len(names) != K:
+        cure = "name them all, in the order of its outputs, by --classes"
+        raise MCBNError(f"the network tells {K} classes apart, but there are {len(names)} names of classes; {cure}")
 
 
 def _is_untuned(bayes: MCBN[Any]) -> bool:
@@ -99,6 +121,7 @@ def predict(
     data: Annotated[str, typer.Option(help=f"inputs: {Data}; or a folder of csv, parquet or image files")],
     out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write; for many files a folder")],
     weights: Weights = None,
+    own_weights: OwnWeights = False,
     coverage: Annotated[float, typer.Option(help="regression: share of targets low to high should hold")] = 0.95,
     method: Method = "sample",
     samples: Samples = None,
@@ -107,9 +130,10 @@ def predict(
     engine: Annotated[str, typer.Option(help="local, or ray: on a cluster, into a folder of parquet files")] = "local",
     address: Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")] = None,
     workers: Annotated[int | None, typer.Option(help="ray: actors; by default one a GPU or CPU")] = None,
-    key: Annotated[str | None, typer.Option(help="folder: columns a,b to pass on to the results")] = None,
+    key: Key = None,
     transform: Annotated[str | None, typer.Option(help="images: package.module:function, PIL image to tensor")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="folder: go on with an interrupted job")] = False,
+    overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
     """Predict with uncertainty, row by row of the input, in bounded memory.
@@ -120,7 +144,8 @@ def predict(
 
     Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification writes prob_0,
     prob_1, ..., label, entropy, mutual_information. An npz file holds them as arrays, probabilities as probs; outputs
-    of any shape go there. The file appears whole or not at all.
+    of any shape go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes
+    columns of a csv or parquet file on, before the results. The file appears whole or not at all.
 
     \b
     Many files, here or on a cluster, into a folder of parquet files:
@@ -131,19 +156,19 @@ def predict(
     """
     with session.session():
         session.require_engine(engine)
-        is_many = engine == "ray" or resume or Path(data).is_dir()
+        keys, is_many = session.split_names(key), engine == "ray" or resume or Path(data).is_dir()
         if not is_many:
-            results.require_writable(out)
-        fitted = session.load(posterior, model, weights, device)
+            sources = {"--data": data, "--posterior": posterior, "--weights": weights}
+            results.require_writable(out, sources, keys, overwrite=overwrite)
+        fitted = session.load(posterior, model, weights, device, own_weights)
         bayes = fitted.bayes
         if is_many:
-            options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage}
-            options |= {"target": target, "layout": fitted.layout, "resume": resume}
-            options["key"] = [name.strip() for name in key.split(",")] if key else []
+            options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage, "key": keys}
+            options |= {"target": target, "layout": fitted.layout, "resume": resume, "overwrite": overwrite}
             options["transform"] = specs.find(transform, "--transform") if transform else None
             cluster = {"address": address, "workers": workers} if engine == "ray" else None
             return _predict_many(Path(data), bayes, out, cluster, **options)
-        inputs = fitted.open(data, target, need_targets=False)
+        inputs = fitted.open(data, target, need_targets=False, passed_on=keys)
         warn_if_untuned(bayes.noise_precision)
         rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
@@ -151,15 +176,15 @@ def predict(
 
 def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any], Any]) -> int:
     """Predict block by block into a file that appears whole or not at all; return the number of rows."""
-    rows = 0
+    rows, classes = 0, inputs.layout.classes
     with (
         replacing(out) as temporary,
-        results.WRITERS[out.suffix](temporary) as add,
+        results.WRITERS[out.suffix](temporary, classes) as add,
         bar("predicting", inputs.count(), "row") as tick,
     ):
-        for x, _ in inputs.blocks():
-            arrays = results.arrays_of(predict(x), coverage)
-            add(arrays)
+        for x, _, keys in inputs.blocks():
+            arrays = results.arrays_of(predict(x), coverage, classes, rows)
+            add({**keys, **arrays})
             done = len(next(iter(arrays.values())))
             rows += done
             tick(done)
@@ -194,6 +219,7 @@ def evaluate(
     model: Model,
     data: Annotated[str, typer.Option(help=f"held-out inputs and targets: {Data}")],
     weights: Weights = None,
+    own_weights: OwnWeights = False,
     tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
     coverage: Annotated[float | None, typer.Option(help="regression: one more interval to check")] = None,
     method: Method = "sample",
@@ -214,7 +240,7 @@ def evaluate(
     ECE and the AUROC of errors by entropy, beside the plain network.
     """
     with session.session():
-        fitted = session.load(posterior, model, weights, device)
+        fitted = session.load(posterior, model, weights, device, own_weights)
         bayes, test = fitted.bayes, fitted.open(data, target)
         constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
         if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
@@ -230,3 +256,39 @@ def evaluate(
         tuned_on = tune or (constant is not None and "the validation data of the fit") or None
         report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
         typer.echo(scoring.as_json(report) if as_json else scoring.as_text(report))
+
+
+def export(
+    posterior: Posterior,
+    model: Model,
+    data: Annotated[str, typer.Option(help=f"inputs as they will come, one is enough: {Data}")],
+    out: Annotated[Path, typer.Option(help="onnx file to write")],
+    weights: Weights = None,
+    own_weights: OwnWeights = False,
+    inputs: Annotated[int, typer.Option(help="how many inputs will come at once; any number can")] = 1,
+    method: Method = "sample",
+    samples: Samples = None,
+    overwrite: Overwrite = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Write network, draws and noise as one ONNX file that runs without mcbn and torch.
+
+    \b
+    Example:
+      mcbn export --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out net.onnx
+
+    The file takes inputs x and gives mean, variance and epistemic, or probs, entropy and mutual_information. It is
+    compared with the numbers of `mcbn predict` before it is written.
+    """
+    with session.session():
+        if out.suffix != ".onnx":
+            raise MCBNError(f"--out {out} must end in .onnx")
+        sources = {"--data": data, "--posterior": posterior, "--weights": weights}
+        require_output(out, sources, lambda path: b"mcbn_version" in path.read_bytes(), overwrite=overwrite)
+        batches.require_int("inputs", inputs, 1)
+        fitted = session.load(posterior, model, weights, device, own_weights)
+        x = next(fitted.open(data, None, need_targets=False).blocks()).x
+        example = x[:inputs] if isinstance(x, Tensor) else x
+        fitted.bayes.export(out, example, method=method, n_samples=samples)
+        typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")

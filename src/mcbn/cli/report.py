@@ -8,9 +8,10 @@ import typer
 
 from mcbn import plugins
 from mcbn.cli import session
-from mcbn.cli.session import Data, Debug, Device, Fitted, Target, Weights
+from mcbn.cli.session import Data, Debug, Device, Fitted, Key, Overwrite, OwnWeights, Target, Weights
 from mcbn.errors import MCBNError
-from mcbn.tables import open_examples
+from mcbn.files import printable, require_output
+from mcbn.tables import Layout, open_examples
 from mcbn.tables import results as outputs
 
 
@@ -19,17 +20,20 @@ def report(
     posterior: Annotated[Path | None, typer.Option(help="one network: the file that `mcbn fit` wrote")] = None,
     model: Annotated[str | None, typer.Option(help="package.module:factory, as for `mcbn fit`")] = None,
     weights: Weights = None,
+    own_weights: OwnWeights = False,
     predictions: Annotated[Path | None, typer.Option(help="instead of a network: what `mcbn predict` wrote")] = None,
     data: Annotated[str | None, typer.Option(help=f"held-out inputs and targets: {Data}")] = None,
     train: Annotated[str | None, typer.Option(help="the data of the fit: adds checks and each layer's share")] = None,
     tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
     target: Target = None,
+    key: Key = None,
     title: Annotated[str | None, typer.Option(help="heading of the page")] = None,
     units: Annotated[str, typer.Option(help="regression: units of the target")] = "target units",
     classes: Annotated[str | None, typer.Option(help="classification: names of the classes, a,b,c")] = None,
     ignore_index: Annotated[int | None, typer.Option(help="classification: a label to leave out (void)")] = None,
     out: Annotated[Path | None, typer.Option(help="page (report.html) or folder of pages (site) to write")] = None,
     seed: Annotated[int, typer.Option(help="of the examples that --train is checked on")] = 0,
+    overwrite: Overwrite = False,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -50,20 +54,26 @@ def report(
         if sum(source is not None for source in (results, posterior, predictions)) > 1:
             raise MCBNError("give one of a folder of results, --posterior and --predictions: they make different pages")
         of_network = {"--model": model, "--weights": weights, "--train": train, "--tune": tune}
+        sources = {"--data": data, "--posterior": posterior, "--predictions": predictions, **of_network}
         wording: dict[str, Any] = {
-            "title": title or f"How far can {model or predictions} be trusted on {data}?",
+            "title": title or f"How far can {model or predictions} be trusted on {printable(data or '')}?",
             "units": units,
-            "classes": None if classes is None else [name.strip() for name in classes.split(",")],
+            "classes": session.split_names(classes) or None,
         }
         if posterior is not None:
             if model is None or data is None:
                 raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
-            path, fitted = _writable(out), session.load(posterior, model, weights, device)
+            path = _writable(out, sources, overwrite)
+            fitted = session.load(posterior, model, weights, device, own_weights)
             wording |= {"ignore_index": ignore_index, "seed": seed}
             page = _of_network(path, fitted, data, train, tune, target, **wording)
         elif predictions is not None:
             _refuse_alone(of_network)
-            page = _of_predictions(predictions, data, target, out, wording)
+            if data is None:
+                raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
+            path = _writable(out, sources, overwrite)
+            examples = {"target": target, "passed_on": session.split_names(key)}
+            page = _of_predictions(path, predictions, data, examples, wording)
         else:
             _refuse_alone({**of_network, "--data": data})
             page = plugins.find(plugins.REPORTS, "site")(results or Path("results"), out or Path("site"))
@@ -81,24 +91,27 @@ def _of_network(
     constant_std = None if constant is None else float(constant.reshape(-1)[0]) ** -0.5
     x, y = session.read_whole(test)
     wording |= {"constant_std": constant_std, "names": test.layout.columns}
+    wording["classes"] = wording["classes"] or test.layout.classes
     return write_page(path, fitted.bayes, x, y, train=fit_data, **wording)
 
 
 def _of_predictions(
-    predictions: Path, data: str | None, target: str | None, out: Path | None, wording: dict[str, Any]
+    path: Path, predictions: Path, data: str, examples: dict[str, Any], wording: dict[str, Any]
 ) -> Path:
     from mcbn.page import write_prediction_page
 
-    if data is None:
-        raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
-    path, predicted = _writable(out), outputs.read_predictions(predictions)
-    test = open_examples(data, target=target, need_targets=True)
+    predicted, classes = outputs.read_predictions(predictions)
+    test = open_examples(data, need_targets=True, fitted=Layout(classes=classes), **examples)
     x, y = session.read_whole(test)
+    wording["classes"] = wording["classes"] or classes
     return write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
 
 
-def _writable(out: Path | None) -> Path:
-    return outputs.require_writable(out or Path("report.html"), (".html", ".htm"))
+def _writable(out: Path | None, sources: Mapping[str, Any], overwrite: bool) -> Path:
+    path = out or Path("report.html")
+    if path.suffix not in (".html", ".htm"):
+        raise MCBNError(f"--out {path} must end in .html, .htm")
+    return require_output(path, sources, lambda old: b"Made by mcbn" in old.read_bytes(), overwrite=overwrite)
 
 
 def _refuse_alone(options: Mapping[str, object]) -> None:

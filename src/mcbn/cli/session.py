@@ -1,9 +1,12 @@
 """What commands share: mistakes as one line and an exit code, the options of models, a fitted MCBN and its data."""
 
+import io
 import json
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -19,7 +22,7 @@ from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import Tick, bar, counting
-from mcbn.tables import Examples, Layout, Pair, open_examples, scoring, specs
+from mcbn.tables import Examples, InputBlock, Layout, open_examples, scoring, specs
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 ENGINES = ("local", "ray")
@@ -44,20 +47,44 @@ Target = Annotated[
     str | None,
     typer.Option(help="target columns of a table by name or place (price; a,b; -1 the last), or array of an npz"),
 ]
+OwnWeights = Annotated[
+    bool, typer.Option("--own-weights", help="no --weights: take the network as its factory makes it, random or not")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an old result of this command")]
+Key = Annotated[str | None, typer.Option(help="columns a,b of a table that are no inputs, such as ids and text")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
 Data = "csv, parquet, npy or npz file, or package.module:loader_factory"
 
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Run a command: mistakes and warnings as single lines."""
-    with one_line_errors(), one_line_warnings():
+    """Run a command: mistakes and warnings as single lines, and nothing half-written if it is told to end."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    with one_line_errors(), one_line_warnings(), _ended_by_sigterm():
         yield
 
 
 @contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that what it has begun is taken away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the command with one line: code 2 for mistakes and unusable files, 130 for Ctrl-C, 1 for anything else."""
+    """End the command with one line: code 2 for mistakes and unusable files, 128 + signal if told to end, else 1."""
     try:
         yield
     except (typer.Exit, typer.Abort):
@@ -77,7 +104,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
         where = f" {error.filename}" if error.filename else ""
         return f"cannot use{where}: {error.strerror or error}", MISTAKE
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED
+        return ("terminated", 128 + signal.SIGTERM) if error.args else ("interrupted", INTERRUPTED)
     return f"{one_line(error)} (--debug shows where)", FAILURE
 
 
@@ -108,24 +135,33 @@ class Fitted(NamedTuple):
     layout: Layout  # of the table it was fitted on
     constant: Tensor | None  # tau of the constant twin, where the file has it
 
-    def open(self, data: str, target: str | None, *, need_targets: bool = True) -> Examples:
+    def open(
+        self, data: str, target: str | None, *, need_targets: bool = True, passed_on: Sequence[str] = ()
+    ) -> Examples:
         """Open data for this network; columns are found by the names of the fit."""
-        keys = (self.bayes.network or Network(self.bayes.model)).accepted_keys()
-        return open_examples(data, target=target, fitted=self.layout, need_targets=need_targets, keys=keys)
+        names = (self.bayes.network or Network(self.bayes.model)).accepted_keys()
+        options: dict[str, Any] = {"need_targets": need_targets, "keys": names, "passed_on": passed_on}
+        return open_examples(data, target=target, fitted=self.layout, **options)
 
 
-def load(path: Path, model: str, weights: Path | None, device: str) -> Fitted:
+def load(path: Path, model: str, weights: Path | None, device: str, own_weights: bool) -> Fitted:
     """Make the network and read its posterior."""
-    bayes: MCBN[Any] = MCBN.load(path, specs.model(model, weights, specs.device(device)))
+    network = specs.model(model, weights, specs.device(device), own_weights=own_weights)
+    bayes: MCBN[Any] = MCBN.load(path, network)
     _, metadata = saving.read_tensors(path)
     constant = metadata.get("constant_tau")
     tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
     return Fitted(bayes, Layout.from_json(metadata.get("table")), tau)
 
 
-def counted(pairs: Iterable[Pair], tick: Tick) -> Iterator[Any]:
-    """Pass blocks on, counting their examples."""
-    for x, y in pairs:
+def split_names(text: str | None) -> list[str]:
+    """Read names a,b,c of an option."""
+    return [name.strip() for name in text.split(",")] if text else []
+
+
+def counted(blocks: Iterable[InputBlock], tick: Tick) -> Iterator[Any]:
+    """Pass inputs and targets on, counting the examples."""
+    for x, y, _ in blocks:
         yield x, y
         tick(len(x) if isinstance(x, Tensor) else 1 if y is None else len(y))
 
@@ -134,7 +170,7 @@ def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
     data = held_out.loader
     if not isinstance(data, DataLoader):
-        blocks: Any = list(held_out.blocks())
+        blocks: Any = [(block.x, block.y) for block in held_out.blocks()]
         data = DataLoader(blocks, batch_size=None)
     total = None if isinstance(data.dataset, IterableDataset) else len(data)
     with bar("tuning", total, "batch") as tick, counting(bayes, tick):

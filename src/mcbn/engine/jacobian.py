@@ -14,7 +14,6 @@ itself costs most (two layers of 50 units, one input: 480, 190 and 54 us). `mcbn
 """
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift, stati
 from mcbn.engine import rewrite
 from mcbn.engine.agree import GRADIENTS, agree
 from mcbn.engine.graph import as_code, facts
-from mcbn.engine.run import keep
+from mcbn.engine.run import ProcessLock, keep
 from mcbn.engine.trace import ReplayTracer, UntraceableError, batch_norm
 from mcbn.errors import MCBNError
 from mcbn.network import Network
@@ -75,7 +74,7 @@ class Differentiator:
         self.network, self.centres = network, centres
         self.points: dict[str, Point] = {}
         self.methods: dict[Any, Method | None] = {}  # by shape of the inputs; None: seen once
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._one_by_one = False  # inputs were seen not to reach each other's outputs
 
     def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,8 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
     with torch.no_grad():
         x = network.prepare(first)
         recorder = Recorder(network, stochastic_layers(network, x, layers))
-        mean, var = join(recorder.all(chain([first], picked), drawn.numbers))
+        with network.undisturbed(drawn.seed):
+            mean, var = join(recorder.all(chain([first], picked), drawn.numbers))
     numbers = None if drawn.numbers is None else tuple(drawn.numbers)
     posterior = Posterior(mean, var, drawn.batch_size, seed=drawn.seed, numbers=numbers)
     return Recorded(posterior, recorder.running, recorder.values, x)

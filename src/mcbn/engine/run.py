@@ -12,6 +12,7 @@ that follow.
 """
 
 import math
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,19 @@ from mcbn.engine.trace import ReplayTracer
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.posterior import Posterior
+
+
+class ProcessLock:
+    """A lock that every process has for itself: the threads that hold its parent's are not in a forked child."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}  # by process
+
+    def __enter__(self) -> None:
+        self._locks.setdefault(os.getpid(), threading.RLock()).acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._locks[os.getpid()].release()
 
 
 class RefutedError(Exception):
@@ -64,6 +78,7 @@ class Engine:
 
     def __init__(self, network: Network, posterior: Posterior) -> None:
         self.network, self.posterior = network, posterior
+        self.version = posterior.version()  # changed in place since: its plans are of other statistics
         self.plans: dict[Any, Plan | OwnCode] = {}  # by shape of the inputs
         self._histories: dict[Any, History] = {}  # likewise
         self._refuted = ""  # why no plan is used for this network any more
@@ -71,7 +86,7 @@ class Engine:
         self._own_code = OwnCode("a plan does not pay yet, or its kernels are being compiled", self.replay)
         self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.network, self.posterior)  # plans are found again

@@ -8,14 +8,12 @@ a program must pay for itself within one call of `predict`.
 """
 
 import operator
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
@@ -27,6 +25,7 @@ from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters, 
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 from mcbn.private_torch import Dispatched, gives_tensors, storage_of, written_by
+from mcbn.randomness import get_state
 
 METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
 CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -124,13 +123,13 @@ class Tracer(BatchNormMode):
         self.inputs = [f"x{number}" for number in range(len(tensors))]
         for tensor, name in zip(tensors, self.inputs, strict=True):
             self._remember(tensor, self.graph.placeholder(name))
-        generators = _generators()
+        generators = get_state()[:2]  # not torch's: its operators are seen
         try:
             with self, Dispatched(self._see) if watched else nullcontext():
                 output = network(copies)
         except Exception as error:
             raise self.refusal or error from None
-        if _generators() != generators:
+        if get_state()[:2] != generators:
             raise UntraceableError("it draws random numbers")
         if self.refusal is not None:
             raise self.refusal
@@ -397,12 +396,6 @@ def state_of(module: nn.Module) -> list[Any]:
         elif hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type)):
             leaves += vars(value).values()
     return [value for value in leaves if isinstance(value, batches.PLAIN)]
-
-
-def _generators() -> tuple[Any, ...]:
-    """Return the states of Python's and NumPy's global generators."""
-    numpy: Any = np.random.get_state()
-    return random.getstate(), bytes(numpy[1]), numpy[2]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:

@@ -11,6 +11,7 @@ from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.linear import Expansion, Linearised
 from mcbn.outputs import as_float, as_logits, noise_variance, spread
+from mcbn.prediction import SMALLEST, divergence
 from mcbn.private_torch import scan
 
 RESULTS = {
@@ -65,26 +66,32 @@ class ClassificationSummary(nn.Module):
         self.register_buffer("tau", tau)
 
     def of(self, outputs: Tensor) -> State:
-        """Return probabilities and entropy, averaged over some draws (t, N, ...)."""
+        """Return averaged probabilities and the mutual information of some draws (t, N, ...)."""
         probs = torch.softmax(as_logits(outputs, self.several) * self.tau, 2)  # (t, N, K, ...)
-        return probs.mean(0), _entropy(probs, 2).mean(0)
+        mean = probs.mean(0)
+        return mean, divergence(probs, mean.clamp(min=SMALLEST), 2).mean(0)
 
     def merge(self, state: State, more: State, w: Tensor) -> State:
-        """Pool averages, w being the share of the draws in `more`."""
-        return tuple(old + w * (new - old) for old, new in zip(state, more, strict=True))
+        """Pool averages, w being the share of the draws in `more`; those of both diverge from the common one.
+
+        information = (1 - w) [information_1 + KL(p_1 || p)] + w [information_2 + KL(p_2 || p)].
+        """
+        (probs, information), (other, further) = state, more
+        mean = probs + w * (other - probs)
+        apart = [divergence(p, mean.clamp(min=SMALLEST), 1) for p in (probs, other)]
+        return mean, (1 - w) * (information + apart[0]) + w * (further + apart[1])
 
     def finish(self, state: State) -> dict[str, Tensor]:
         """Name the results: (N, K, ...), (N, ...), (N, ...)."""
-        probs, expected = state
+        probs, information = state
         entropy = _entropy(probs, 1)
         probs = probs[:, 1] if self.several else probs
-        return dict(zip(RESULTS["classification"], (probs, entropy, (entropy - expected).clamp(min=0)), strict=True))
+        return dict(zip(RESULTS["classification"], (probs, entropy, information), strict=True))
 
 
 def _entropy(probs: Tensor, axis: int) -> Tensor:
     """-sum_k p_k log p_k in nats; 0 log 0 = 0."""
-    smallest = torch.finfo(probs.dtype).tiny
-    return -(probs * probs.clamp(min=smallest).log()).sum(axis)
+    return -(probs * probs.clamp(min=SMALLEST).log()).sum(axis)
 
 
 Summary = RegressionSummary | ClassificationSummary

@@ -25,7 +25,6 @@ from mcbn.network import Network
 from mcbn.outputs import as_logits
 from mcbn.posterior import Posterior
 from mcbn.prediction import entropy
-from mcbn.randomness import isolated_random
 
 MOST_FITTING, MOST_HELD_OUT = 2000, 10_000  # inputs of a reference that are run
 DIRECTIONS, RIDGE = 500, 0.025  # of the distance
@@ -89,7 +88,7 @@ def see(network: Network, task: str, centre: Statistics, x: Any) -> Seen:
     for start in range(0, N, BLOCK):
         rows = np.arange(start, min(start + BLOCK, N))
         inputs = batches.move(take_rows(x, rows), network.device, network.dtype)
-        with torch.no_grad(), isolated_random(0), PerInput(centre, len(rows)) as mode:
+        with torch.no_grad(), network.undisturbed(0), PerInput(centre, len(rows)) as mode:
             output = network.run_copy(inputs)
         blocks.append(Seen(torch.cat(mode.coordinates, 1), *_classes(output, task, network)))
     return Seen(*(torch.cat(columns) for columns in zip(*blocks, strict=True)))
@@ -106,7 +105,7 @@ def class_probs(network: Network, centre: Statistics, x: Any) -> Tensor:
     blocks = []
     for start in range(0, batches.size_of(x), BLOCK):
         some = take_rows(x, range(start, min(start + BLOCK, batches.size_of(x))))
-        with torch.no_grad(), isolated_random(0), Replay(mean, var):
+        with torch.no_grad(), network.undisturbed(0), Replay(mean, var):
             output = network.run_copy(batches.move(some, network.device, network.dtype))
         blocks.append(_classes(output, "classification", network)[1])
     return torch.cat(blocks)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ from mcbn import batches
 from mcbn.batching import Source, Stream, Take, read_source
 from mcbn.errors import MCBNError
 from mcbn.network import Network, as_loader
-from mcbn.randomness import isolated_random
+from mcbn.randomness import Undisturbed, iterate
 
 FITTING_SHARE = 1 / 4  # of the inputs: batches to fit overlap, held-out ones must not, so these need more
 STREAM_BATCHES = 4096  # that are read of a reference without an index, and kept
@@ -34,7 +35,7 @@ class Reference:
 
     def __init__(self, data: Any, network: Network, picker: batches.Picker, *, run: int = 1, seed: int = 0) -> None:
         self.keys, self.picker, self.run, self.seed = network.accepted_keys(), picker, run, seed
-        self.source = _by_row(data)
+        self.source, self.undisturbed = _by_row(data), Undisturbed()
         self.n_inputs = len(self.source.population)
         if self.n_inputs < 2:
             raise MCBNError(f"the reference holds {self.n_inputs} input(s); give inputs as deployed, hundreds or more")
@@ -48,8 +49,8 @@ class Reference:
     def take(self, rows: Rows) -> Any:
         """Return these inputs as one batch."""
         chosen = rows if isinstance(self.source.fetch, Take) else [int(self.source.population[i]) for i in rows]
-        with isolated_random(self.seed):
-            return batches.pick_inputs(self.source.fetch(chosen), self.picker, self.keys)
+        batch = self.undisturbed(partial(self.source.fetch, chosen), self.seed, batches.same)
+        return batches.pick_inputs(batch, self.picker, self.keys)
 
     def overlapping(self, size: int, count: int) -> Iterator[Any]:
         """Yield random batches of inputs to fit with; two of them may share inputs."""
@@ -101,11 +102,8 @@ class Reference:
     def _warn_if_random(self) -> None:
         """Warn where the same row comes out in two ways: transforms of training are at work."""
         rows = [int(row) for row in self.source.population[:4]]
-        twice = []
-        for seed in (0, 1):
-            with isolated_random(seed):
-                twice.append(batches.tensors_of(self.source.fetch(rows)))
-        if any(one.shape != other.shape or not torch.equal(one, other) for one, other in zip(*twice, strict=True)):
+        twice = [self.undisturbed(partial(self.source.fetch, rows), seed, batches.same) for seed in (0, 1)]
+        if not batches.same(*twice):
             warnings.warn(
                 "mcbn: the reference gives other values each time a row is read, as training augmentation does; that "
                 "is not the null of deployment: give the inputs as the network meets them in use",
@@ -124,8 +122,7 @@ def _by_row(data: Any) -> Source:
     if not isinstance(source, Stream):
         return source
     loader = as_loader(source.source) if isinstance(source.source, IterableDataset) else source.source
-    with isolated_random(0):
-        blocks = list(islice(loader, STREAM_BATCHES))
+    blocks = list(islice(iterate(loader, 0), STREAM_BATCHES))
     if not blocks:
         raise MCBNError("the data gives no batch at all")
     kept = batches.concatenate(blocks)
@@ -135,11 +132,9 @@ def _by_row(data: Any) -> Source:
 def gather(data: Any, picker: batches.Picker, keys: tuple[list[str], list[str]]) -> Any:
     """Read all inputs of some data into one batch."""
     source = _by_row(data)
-    with isolated_random(0):
-        rows = np.array(source.population, np.int64)
-        return batches.pick_inputs(
-            source.fetch(rows if isinstance(source.fetch, Take) else rows.tolist()), picker, keys
-        )
+    rows: Any = np.array(source.population, np.int64)
+    rows = rows if isinstance(source.fetch, Take) else rows.tolist()
+    return batches.pick_inputs(Undisturbed()(partial(source.fetch, rows), 0, batches.same), picker, keys)
 
 
 def take_rows(x: Any, rows: Any) -> Any:

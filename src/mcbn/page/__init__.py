@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from mcbn.model import MCBN
 from mcbn.page import charts, evidence, examples, scores
 from mcbn.page.evidence import Spread, Votes
 from mcbn.page.templates import render, save
+from mcbn.plots import Z95
 
 __all__ = ["write_page", "write_prediction_page"]
 
@@ -119,6 +121,7 @@ def write_prediction_page(
 
 def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
     crps, constant = scores.crps(spread)
+    inside = np.asarray(spread.error <= Z95 * spread.std, dtype=np.float64)
     return {
         "template": "regression.html.j2",
         "spread": spread,
@@ -126,6 +129,7 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
         "population": len(spread.error),
         "tenths": scores.tenths(spread.std, spread.error),
         "gain": scores.mean_error(constant - crps),
+        "fault": scores.fault(inside, np.full_like(inside, 0.95), ("too narrow", "too wide")),
         "charts": charts.regression_charts(spread, units),
         "scores": scores.regression_scores(spread),
         "examples": examples.regression_examples(spread, x, names),
@@ -144,6 +148,7 @@ def _classification(
         "population": ours.population,
         "tenths": scores.tenths(ours.entropy, ours.error),
         "gain": scores.mean_error(ours.log_prob - plain.log_prob) if plain else None,
+        "fault": scores.fault(ours.right, ours.confidence, ("too sure of itself", "less sure than it could be")),
         "charts": charts.class_charts(ours, plain),
         "scores": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
         "examples": examples.class_examples(ours, x, names, classes),

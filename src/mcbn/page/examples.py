@@ -1,8 +1,7 @@
 """The most and the least certain inputs: as pictures where they are pictures, as rows where they are rows."""
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ MOST_PIXELS = 192  # a side; larger pictures are thinned
 MOST_COLUMNS = 30  # of a table of features
 Pixels: TypeAlias = NDArray[np.uint8]
 Group: TypeAlias = dict[str, Any]  # inputs under one heading, or one of them: what a template shows
-_COLORS = 12  # of classes in a map, before they repeat
 
 
 def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> list[Group]:
@@ -133,19 +131,18 @@ def to_pixels(x: Tensor) -> Pixels:
 
 def heat(values: NDArray[np.float64], top: float) -> Pixels:
     """Color a map (H, W) from dark blue over violet to yellow, 0 to `top`."""
-    stops = np.array([[13, 8, 60], [126, 30, 140], [230, 90, 80], [252, 230, 80]], dtype=float)
-    share = np.clip(_thin(values) / (top or 1.0), 0, 1) * (len(stops) - 1)
-    mixed = np.stack([np.interp(share, np.arange(len(stops)), stops[:, c]) for c in range(3)], -1)
-    return mixed.round().astype(np.uint8)
+    from matplotlib import colormaps
+
+    pixels: Pixels = colormaps["plasma"](_thin(values) / (top or 1.0), bytes=True)[..., :3]
+    return pixels
 
 
 def label_colors(labels: NDArray[np.int64]) -> Pixels:
-    """Give every class of a map (H, W) a color of its own; below 0, what is left out, is gray."""
-    hue = np.arange(_COLORS) / _COLORS * 6
-    wheel = np.clip(np.abs((hue[:, None] + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
-    palette = (np.vstack([[0.2, 0.2, 0.2], 0.2 + 0.75 * wheel, [0.5, 0.5, 0.5]]) * 255).astype(np.uint8)
-    place = np.where(labels < 0, _COLORS + 1, np.where(labels == 0, 0, 1 + (labels * 5) % _COLORS))
-    pixels: Pixels = _thin(palette[place])
+    """Give every class of a map (H, W) a color of its own, up to twenty; below 0, what is left out, is gray."""
+    from matplotlib import colormaps
+
+    pixels: Pixels = colormaps["tab20"](_thin(labels) % 20, bytes=True)[..., :3].copy()
+    pixels[_thin(labels) < 0] = 128
     return pixels
 
 
@@ -155,12 +152,9 @@ def _thin(values: Any) -> Any:
 
 
 def png(pixels: Pixels) -> bytes:
-    """Encode (H, W) grayscale or (H, W, 3) color as PNG (RFC 2083)."""
-    H, W = pixels.shape[:2]
-    lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))
-    header = struct.pack(">IIBBBBB", W, H, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 6)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-        for name, content in chunks
-    )
+    """Encode (H, W) grayscale or (H, W, 3) color."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()

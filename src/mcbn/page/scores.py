@@ -50,6 +50,15 @@ def mean_error(values: Vector) -> tuple[float, float]:
     return float(values.mean()), error
 
 
+def fault(held: Vector, promised: Vector, words: tuple[str, str]) -> str:
+    """Say, in one of two words, that points fall short of what was promised for them, or go beyond it; else nothing.
+
+    held (N,) is 1 or 0, promised (N,) its probability. Two percent, or two standard errors, may be chance.
+    """
+    gap, chance = float((held - promised).mean()), 2 * math.sqrt(float((promised * (1 - promised)).mean()) / len(held))
+    return "" if abs(gap) <= max(0.02, chance) else words[int(gap > 0)]
+
+
 def risk_coverage(uncertainty: Vector, loss: Vector) -> Curve:
     """Mean loss over the most certain k of N points, against k / N (`mcbn.metrics.risk_coverage`)."""
     curve = metrics.risk_coverage(np.ascontiguousarray(uncertainty), np.ascontiguousarray(loss))
@@ -99,8 +108,13 @@ def _average(place: NDArray[np.int64], predicted: Vector, observed: Vector, n_bi
 
 
 def histograms(uncertainty: Vector, good: NDArray[np.bool_], n_bins: int = 30) -> tuple[Vector, Vector, Vector]:
-    """Edges (n + 1,), and the share of the good and of the other points in each bin (n,); each sums to 1 or is 0."""
-    edges = np.histogram_bin_edges(uncertainty, n_bins)
+    """Edges (n + 1,), and the share of the good and of the other points in each bin (n,); each sums to 1 or is 0.
+
+    Values that all but agree fall into the middle bins: the edges are at least a thousandth of them apart.
+    """
+    low, high = float(uncertainty.min()), float(uncertainty.max())
+    room = max(0.0, 1e-3 * max(abs(low), abs(high)) - (high - low)) / 2
+    edges = np.histogram_bin_edges(uncertainty, n_bins, (low - room, high + room))
     groups = (uncertainty[good], uncertainty[~good])
     first, second = (np.histogram(group, edges)[0] / max(1, len(group)) for group in groups)
     return edges, first, second

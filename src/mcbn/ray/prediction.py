@@ -7,30 +7,23 @@ import json
 import logging
 import shutil
 import time
-import warnings
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from mcbn import batches
 from mcbn.errors import MCBNError
-from mcbn.files import replacing
 from mcbn.model import MCBN
 from mcbn.ray.cluster import connected, pack, require_ray, unpack, workers_of
-from mcbn.scale.job import Job, on_device, plan
-from mcbn.scale.work import Folder, Outcome, Summary, require_free, work
-from mcbn.tables.formats import pyarrow
+from mcbn.scale.job import SPOOL, Job, on_device, plan
+from mcbn.scale.work import Folder, Outcome, Summary, clear, require_free, work
 
-SPOOL, COMPLETE = ".input", "complete"
+COMPLETE = "complete"
 FILE_ROWS = 2**20  # of a data set, in one file
-TRIES = 4  # of one item, or of starting one actor, before its loss is an error
-PATIENCE = 60.0  # seconds without any actor before a warning
-LOST = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError")  # not the item's
 
 
 def predict(
@@ -39,9 +32,9 @@ def predict(
     *,
     out: str | Path,
     resume: bool = False,
+    overwrite: bool = False,
     workers: int | None = None,
     threads: int = 1,
-    pool: str = "data",
     address: str | None = None,
     on_part: Callable[[Outcome], object] | None = None,
     **options: Any,
@@ -56,11 +49,9 @@ def predict(
             whose rows are first written to the folder in their order.
         bayes: a fitted MCBN.
         out: folder of the results; empty, or with `resume`.
-        resume: go on with a job that was interrupted; finished parts are kept.
+        resume, overwrite: as for `mcbn.scale.predict`.
         workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
         threads: CPU threads of an actor.
-        pool: "data" makes the parts a data set that Ray Data maps and its dashboard shows; "actors" gives them out
-            itself and starts some seconds sooner, for short jobs.
         address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
         on_part: called with the outcome of each part.
         options: those of `mcbn.scale.predict`.
@@ -68,28 +59,27 @@ def predict(
     batches.require_int("threads", threads, 1)
     if workers is not None:
         batches.require_int("workers", workers, 1)
-    if pool not in POOLS:
-        raise MCBNError(f"pool must be one of {list(POOLS)}, got {pool!r}")
     bayes.engine_for()
     require_ray()
-    with spooled(dataset, out, resume, options) as (inputs, again):
+    with spooled(dataset, out, resume, overwrite, options) as (inputs, again):
         job = plan(inputs, bayes, out=out, **options)
-        with connected(address) as ray:
-            folder = Folder(job, resume=again)
+        with connected(address) as ray, Folder.opened(job, resume=again, overwrite=overwrite) as folder:
             items = [part.name for part in folder.missing()]
-            outcomes = _outcomes(ray, job, items, bayes, workers, threads, pool) if items else ()
+            outcomes = _outcomes(ray, job, items, bayes, workers, threads) if items else ()
             return folder.collect(outcomes, on_part)
 
 
 def _outcomes(
-    ray: Any, job: Job, items: list[str], bayes: MCBN[Any], asked: int | None, threads: int, pool: str
+    ray: Any, job: Job, items: list[str], bayes: MCBN[Any], asked: int | None, threads: int
 ) -> Iterator[Outcome]:
     """Have actors work on parts, by their names; yield what becomes of each, in the order they end."""
     workers, gpus = workers_of(ray, threads, asked)
     payload = ray.put(pack(on_device(bayes, torch.device("cpu")), job))
-    resources = {"num_cpus": threads, "num_gpus": gpus}
+    data = require_ray("ray.data")
+    actors = data.ActorPoolStrategy(size=min(workers, len(items)))
+    resources = {"num_cpus": threads, "num_gpus": gpus or None, "compute": actors}
     try:
-        answers = POOLS[pool](ray, Worker, ([payload], threads), resources, items, min(workers, len(items)))
+        answers = _run(data, ([payload], threads), resources, items)
         yield from (Outcome(**json.loads(answer)) for answer in answers)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
@@ -111,114 +101,20 @@ class Worker:
             self.bayes = on_device(self.bayes, torch.device("cuda"))
         self.ended: float | None = None
 
-    def ready(self) -> None:
-        """Answer once network and posterior are there."""
-
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """Work on items as Ray Data gives them out."""
-        return {"answer": [self.work(str(item)) for item in batch["item"]]}
-
-    def work(self, name: str) -> str:
-        """Work on the part of this name; return what became of it, as text."""
+        """Work on the one part that Ray Data names; answer what became of it, as text."""
         waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
-        outcome = replace(work(self.job, self.bayes, self.parts[name]), waited=waited)
+        outcome = replace(work(self.job, self.bayes, self.parts[str(batch["item"][0])]), waited=waited)
         self.ended = time.perf_counter()
-        return json.dumps(asdict(outcome))
+        return {"answer": [json.dumps(asdict(outcome))]}
 
 
-class _Seat(NamedTuple):
-    """An actor, and the item it is at work on; None while it starts."""
-
-    number: int
-    actor: Any
-    item: str | None = None
-
-
-def run_actors(
-    ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
-) -> Iterator[str]:
-    """Yield what `kind(*arguments).work(item)` returns for every item once, in the order they end.
-
-    An actor that has not started holds no item, so that one without room in the cluster holds nothing up. Which actor
-    is lost, and how often, changes nothing as long as the same item ends the same.
-    """
-    pool = _Pool(ray, ray.remote(scheduling_strategy="SPREAD", max_restarts=0, **resources)(kind), arguments)
-    try:
-        yield from pool.run(items, size)
-    finally:  # none outlives the job
-        for seat in (*pool.seats.values(), *pool.idle):
-            ray.kill(seat.actor)
-
-
-class _Pool:
-    def __init__(self, ray: Any, kind: Any, arguments: Sequence[Any]) -> None:
-        self.ray, self.kind, self.arguments = ray, kind, arguments
-        self.seats: dict[Any, _Seat] = {}  # by the reference to what is awaited
-        self.idle: list[_Seat] = []
-        self.lost: Counter[str | int] = Counter()
-        self.patient = True
-
-    def run(self, items: Sequence[str], size: int) -> Iterator[str]:
-        todo = deque(items)
-        for number in range(size):
-            self._start(number)
-        while todo or any(seat.item is not None for seat in self.seats.values()):
-            reference, seat = self._next()
-            try:
-                answer = self.ray.get(reference)
-            except tuple(getattr(self.ray.exceptions, name) for name in LOST) as error:
-                self._replace(seat, error)
-                todo.extendleft([seat.item] if seat.item is not None else [])
-                answer = None
-            else:
-                self.idle.append(seat)
-            while todo and self.idle:
-                free, item = self.idle.pop(), todo.popleft()
-                self.seats[free.actor.work.remote(item)] = free._replace(item=item)
-            if answer is not None:  # an actor that has started answers None
-                yield answer
-
-    def _start(self, number: int) -> None:
-        actor = self.kind.remote(*self.arguments)
-        self.seats[actor.ready.remote()] = _Seat(number, actor)
-
-    def _next(self) -> tuple[Any, _Seat]:
-        """Wait for an actor to start, to end an item, or to be lost."""
-        while True:
-            ended, _ = self.ray.wait(list(self.seats), timeout=PATIENCE)
-            if ended:
-                self.patient = False
-                return ended[0], self.seats.pop(ended[0])
-            if self.patient:
-                self.patient = False
-                warnings.warn(
-                    f"mcbn: no actor has started in {PATIENCE:.0f} seconds; the cluster has "
-                    f"{self.ray.available_resources()} free: ask for fewer threads=, or wait for others to end",
-                    stacklevel=2,
-                )
-
-    def _replace(self, seat: _Seat, error: Exception) -> None:
-        """Start another actor where one was lost, unless the same item or place has lost too many."""
-        lost = seat.number if seat.item is None else seat.item
-        self.lost[lost] += 1
-        if self.lost[lost] >= TRIES:
-            raise error
-        self.ray.kill(seat.actor)
-        self._start(seat.number)
-
-
-def run_data(
-    ray: Any, kind: type, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str], size: int
-) -> Iterator[str]:
-    """Yield what `kind(*arguments)` answers for every item once, in the order they end; as `run_actors`."""
-    data = require_ray("ray.data")
-    listed = data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
+def _run(ray_data: Any, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str]) -> Iterator[str]:
+    """Yield what workers answer for every item once, in the order they end; Ray Data replaces those that are lost."""
+    listed = ray_data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
     listed.context.enable_progress_bars = False  # the context of this data set alone
     listed.context.execution_options.preserve_order = False
-    each = {"num_cpus": resources["num_cpus"], "num_gpus": resources["num_gpus"] or None, "batch_size": 1}
-    done = listed.map_batches(
-        kind, compute=data.ActorPoolStrategy(size=size), fn_constructor_args=tuple(arguments), **each
-    )
+    done = listed.map_batches(Worker, fn_constructor_args=tuple(arguments), batch_size=1, **resources)
     logger = logging.getLogger("ray.data")  # it reports every plan it runs: leave the terminal to the caller
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -228,45 +124,31 @@ def run_data(
         logger.setLevel(before)
 
 
-POOLS = {"data": run_data, "actors": run_actors}
-
-
 @contextmanager
-def spooled(dataset: Any, out: str | Path, resume: bool, options: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+def spooled(
+    dataset: Any, out: str | Path, resume: bool, overwrite: bool, options: dict[str, Any]
+) -> Iterator[tuple[Any, bool]]:
     """Give inputs as files, and whether the folder may hold something: what is no data set goes as it is.
 
     The files are removed once the job is done, and kept where it is interrupted.
     """
-    require_free(Path(out), resume)
+    require_free(Path(out), resume, overwrite)
     if not hasattr(dataset, "iter_batches"):
         yield dataset, resume
         return
     folder = Path(out) / SPOOL
+    if not options.get("key"):
+        raise MCBNError("name the key column(s) of the data set by key=: nothing else tells its rows apart")
+    if overwrite and not resume:
+        clear(Path(out))
     if not (folder / COMPLETE).exists():
-        _write(dataset, folder, options)
+        shutil.rmtree(folder, ignore_errors=True)
+        execution = dataset.context.execution_options
+        before, execution.preserve_order = execution.preserve_order, True
+        try:
+            dataset.write_parquet(str(folder), min_rows_per_file=options.get("part_rows") or FILE_ROWS)
+        finally:
+            execution.preserve_order = before
+        (folder / COMPLETE).touch()
     yield folder, True
     shutil.rmtree(folder)
-
-
-def _write(dataset: Any, folder: Path, options: dict[str, Any]) -> None:
-    """Write the rows in their order; Ray reads ahead meanwhile."""
-    _, parquet = pyarrow(folder)
-    key = options.get("key") or ()
-    wanted = [*([key] if isinstance(key, str) else key), *(options.get("columns") or ())]
-    if not key:
-        raise MCBNError("name the key column(s) of the data set by key=: nothing else tells its rows apart")
-    names = list(dataset.schema().names)
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise MCBNError(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}")
-    shutil.rmtree(folder, ignore_errors=True)
-    size = options.get("part_rows") or FILE_ROWS
-    execution = dataset.context.execution_options
-    before, execution.preserve_order = execution.preserve_order, True
-    try:
-        for number, table in enumerate(dataset.iter_batches(batch_size=size, batch_format="pyarrow")):
-            with replacing(folder / f"rows-{number:06d}.parquet") as temporary:
-                parquet.write_table(table, temporary)
-    finally:
-        execution.preserve_order = before
-    (folder / COMPLETE).touch()

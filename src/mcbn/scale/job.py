@@ -6,8 +6,9 @@ Parts and batches depend on the files alone. The network travels with its poster
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +19,16 @@ from torch import Tensor
 
 from mcbn import batches, saving
 from mcbn.errors import MCBNError, one_line
+from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
-from mcbn.tables import EMPTY, Layout, find_inputs, find_targets, listing, require_fits, rows_of_block
-from mcbn.tables.formats import Array, CsvTable, ParquetTable, open_table
+from mcbn.tables import EMPTY, Layout, find_columns, require_fits, rows_of_block
+from mcbn.tables.formats import Array, ParquetTable, open_table
+from mcbn.tables.results import require_free_names
 
-FORMAT = 1
+FORMAT = 2
 TABLES = (".csv", ".parquet")
+SPOOL = ".input"  # where the rows of a data set wait, in the folder of the results
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 SPLIT_BYTES = 2**20  # parquet files from here on are opened to be cut
 PARTS = 64  # wanted of a job: enough to share out evenly
@@ -44,10 +48,15 @@ class Part:
     start: int = 0  # row of the table, or place of the first image in the list of all
     stop: int | None = None  # None: to the end
 
+    def source(self) -> str:
+        """Tell the state of its files by their sizes and times of change: other content of old size is found out."""
+        states = [os.stat(file) for file in self.files]
+        return _digest([[state.st_size, state.st_mtime_ns] for state in states])
+
 
 def list_files(inputs: Inputs) -> dict[str, Path]:
     """List the tables, or the images, of files and folders: label -> path, sorted by label."""
-    places = [Path(inputs)] if isinstance(inputs, str | Path) else [Path(place) for place in inputs]
+    places = _places(inputs)
     files: dict[str, Path] = {}
     for label, path in (pair for place in places for pair in _under(place)):
         if files.setdefault(label, path) != path:
@@ -60,14 +69,18 @@ def list_files(inputs: Inputs) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
+def _places(inputs: Inputs) -> list[Path]:
+    return [Path(inputs)] if isinstance(inputs, str | Path) else [Path(place) for place in inputs]
+
+
 def _under(place: Path) -> Iterator[tuple[str, Path]]:
     if place.is_dir():
         files = (path for path in place.rglob("*") if path.suffix.lower() in TABLES + IMAGES and path.is_file())
-        yield from ((path.relative_to(place).as_posix(), path.resolve()) for path in files)
+        yield from ((printable(path.relative_to(place).as_posix()), path.absolute()) for path in files)
     elif place.is_file():
         if place.suffix.lower() not in TABLES + IMAGES:
             raise MCBNError(f"{place} must end in {', '.join(TABLES)} or be an image, or a folder of such files")
-        yield place.name, place.resolve()
+        yield printable(place.name), place.absolute()  # a link keeps its name, and with it the kind of file
     else:
         raise MCBNError(f"there is no file or folder {place}")
 
@@ -137,11 +150,12 @@ class Reader:
             _pillow()
             image: Tensor = _first(files, lambda path: read_image(path, self.transform), "images")
             rows = self.batch_rows or rows_of_block(image.numel() * image.element_size())
-            return Reader(rows, transform=self.transform, is_table=False, shape=tuple(image.shape))
+            layout = Layout(classes=self.layout.classes)
+            return Reader(rows, (), layout, transform=self.transform, is_table=False, shape=tuple(image.shape))
         table = _first(files, open_table, "input files")
-        _, inputs, targets = self._columns(table)
+        _, inputs, targets = find_columns(table, self.target, self.layout, self.keys)
         names = tuple(table.names[c] for c in inputs) if table.names else None
-        layout = Layout(self.layout.columns or names, len(inputs), self.layout.target)
+        layout = replace(self.layout, columns=self.layout.columns or names, width=len(inputs))
         rows = self.batch_rows or rows_of_block(8 * (len(inputs) + len(targets)))
         return Reader(rows, self.keys, layout, self.target)
 
@@ -157,21 +171,12 @@ class Reader:
 
     def _read_table(self, part: Part) -> Iterator[Batch]:
         table = open_table(Path(part.files[0]))
-        keys, inputs, _ = self._columns(table)
+        keys, inputs, _ = find_columns(table, self.target, self.layout, self.keys)
         for block in table.blocks(inputs, self.batch_rows, keys, part.start, part.stop):
             n = len(block.numbers)
             rows = np.arange(block.first, block.first + n)
             named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}
             yield Batch(torch.from_numpy(block.numbers), [part.labels[0]], rows, named)
-
-    def _columns(self, table: CsvTable | ParquetTable) -> tuple[list[int], list[int], list[int]]:
-        """Find the columns of a table: keys, inputs, targets."""
-        names = table.names or ()
-        missing = [name for name in self.keys if name not in names]
-        if missing:
-            raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
-        keys, targets = [names.index(name) for name in self.keys], find_targets(table, self.target, self.layout)
-        return keys, find_inputs(table, [*targets, *keys], self.layout), targets
 
     def _read_images(self, part: Part) -> Iterator[Batch]:
         places = iter(zip(range(part.start, part.start + len(part.files)), part.files, part.labels, strict=True))
@@ -263,7 +268,11 @@ def plan(
     if columns is not None:
         layout = Layout(tuple(columns), len(columns), target)
     keys = (key,) if isinstance(key, str) else tuple(key)
+    require_free_names(keys, "file", "row")
     files = list_files(inputs)
+    folder = Path(out).resolve()
+    if any(place.is_dir() and folder.is_relative_to(place.resolve()) for place in _places(inputs)):
+        raise MCBNError(f"the folder of the results, {folder}, lies among the inputs; name another one")
     reader = Reader(batch_size or 0, keys, layout, target, transform).probe(files)
     cut = cut_tables if reader.is_table else cut_images
     parts = tuple(cut(files, reader.batch_rows, part_rows))
@@ -272,12 +281,12 @@ def plan(
     settings = {
         "format": FORMAT,
         "network and posterior": identify(bayes),
-        "inputs": _digest([[label, path.stat().st_size] for label, path in files.items()]),
+        "inputs": _digest(list(files)),
         "parts": _digest([[part.name, part.start, part.stop] for part in parts]),
         "reading": reader.describe(),
         "options": options | {"coverage": coverage},
     }
-    return Job(Path(out).resolve(), parts, reader, coverage, options, settings)
+    return Job(folder, parts, reader, coverage, options, settings)
 
 
 def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:

@@ -6,11 +6,11 @@
 
 import errno
 import json
-import os
+import shutil
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from mcbn.errors import MCBNError, one_line
-from mcbn.files import write_text
+from mcbn.files import held, remove_leftovers, replacing, write_text
 from mcbn.model import MCBN
-from mcbn.scale.job import Batch, Inputs, Job, Part, plan
+from mcbn.scale.job import SPOOL, Batch, Inputs, Job, Part, plan
 from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
 
@@ -64,7 +64,7 @@ class UnreadableError(Exception):
 
 def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     """Predict a part, unless its file is there already; say what became of it."""
-    done = finished(job, part.name)
+    done = finished(job, part)
     if done is not None:
         return done
     try:
@@ -78,9 +78,9 @@ def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
         return Outcome(part.name, STOPPED, reason=f"{error.strerror}: {job.folder}")
 
 
-def finished(job: Job, name: str) -> Outcome | None:
-    """Read what became of a part from its file; None where there is none of this job."""
-    path = job.folder / f"{name}.parquet"
+def finished(job: Job, part: Part) -> Outcome | None:
+    """Read what became of a part from its file; None where there is none of this job, or its input has changed."""
+    path = job.folder / f"{part.name}.parquet"
     if not path.exists():
         return None
     arrow, parquet = pyarrow(path)
@@ -90,12 +90,13 @@ def finished(job: Job, name: str) -> Outcome | None:
         raise MCBNError(f"{path} is not a result of this job; move it away, or give another folder") from None
     if mark["job"] != job.id:
         raise MCBNError(f"{path} is the result of another job; give another folder")
-    return Outcome(**json.loads(mark["outcome"]))
+    return Outcome(**json.loads(mark["outcome"])) if mark["source"] == part.source() else None
 
 
 def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     """Predict a part batch by batch into its file."""
-    started, predicting = time.perf_counter(), 0.0
+    started, predicting, source = time.perf_counter(), 0.0, part.source()
+    classes = job.reader.layout.classes
     tables: list[Any] = []
     bad: list[dict[str, Any]] = []
     for batch in _read(job, part):
@@ -105,7 +106,11 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # where one is an error, the engine takes a way of other rounding
                 prediction = bayes.predict(batch.x, **job.options)
-            columns = as_columns(arrays_of(prediction, job.coverage))
+            try:
+                arrays = arrays_of(prediction, job.coverage, classes, int(batch.rows[0]))
+            except MCBNError as error:
+                raise UnreadableError(str(error)) from error
+            columns = as_columns(arrays, classes)
             predicting += time.perf_counter() - before
             tables.append(_table(batch, columns, job.folder))
     if not tables:
@@ -113,7 +118,7 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
         return Outcome(part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
     rows, seconds = sum(map(len, tables)), time.perf_counter() - started
     outcome = Outcome(part.name, DONE, rows, len(tables), seconds, predicting, bad=bad)
-    _write(job, tables, outcome)
+    _write(job, tables, outcome, source)
     return outcome
 
 
@@ -128,38 +133,40 @@ def _read(job: Job, part: Part) -> Iterator[Batch]:
 def _table(batch: Batch, columns: Mapping[str, Any], folder: Path) -> Any:
     """Lay out a batch: file and row, then the keys, then the results."""
     arrow, _ = pyarrow(folder)
-    clash = [name for name in batch.keys if name in columns]
-    if clash:
-        raise MCBNError(f"the key column {clash[0]!r} is called like a result; rename it")
     n = len(batch.rows)
     places = np.arange(n, dtype=np.int32) if len(batch.labels) == n else np.zeros(n, dtype=np.int32)
     labels = arrow.DictionaryArray.from_arrays(places, arrow.array(batch.labels, arrow.string()))
     return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
 
 
-def _write(job: Job, tables: list[Any], outcome: Outcome) -> None:
+def _write(job: Job, tables: list[Any], outcome: Outcome, source: str) -> None:
     arrow, parquet = pyarrow(job.folder)
-    mark = json.dumps({"job": job.id, "outcome": json.dumps(asdict(outcome))})
+    mark = json.dumps({"job": job.id, "source": source, "outcome": json.dumps(asdict(outcome))})
     table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
-    temporary = job.folder / f".{outcome.part}.{uuid.uuid4().hex}.tmp"
-    try:
+    with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
         parquet.write_table(table, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())  # a name without content on disk would count as finished
-        os.replace(temporary, job.folder / f"{outcome.part}.parquet")
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class Folder:
-    """Collects what becomes of the parts of a job."""
+    """Collects what becomes of the parts of a job; one run at a time works in a folder."""
 
     def __init__(self, job: Job, *, resume: bool) -> None:
         self.job, self.started = job, time.perf_counter()
-        _open(job, resume)
-        before = [finished(job, part.name) for part in job.parts] if resume else []
+        before = [finished(job, part) for part in job.parts] if resume else []
         self.outcomes = {outcome.part: outcome for outcome in before if outcome is not None}
         self.resumed = len(self.outcomes)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, job: Job, *, resume: bool, overwrite: bool = False) -> Iterator["Folder"]:
+        """Open the folder of a job for this run alone."""
+        require_free(job.folder, resume, overwrite)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with held(job.folder) as is_ours:
+            if is_ours is False:
+                raise MCBNError(f"another run works in {job.folder}; wait for its end, or name another folder")
+            _open(job, resume, overwrite)
+            yield cls(job, resume=resume)
 
     def missing(self) -> list[Part]:
         """List the parts still to be done; those whose input could not be read are tried again."""
@@ -198,31 +205,38 @@ class Folder:
         return Summary(self.job.folder, rows, done, self.resumed, bad, seconds, tuple(outcomes))
 
 
-def require_free(folder: Path, resume: bool) -> list[str]:
-    """Refuse a folder with something in it, unless a job is to be gone on with; return what it holds."""
+def require_free(folder: Path, resume: bool, overwrite: bool = False) -> list[str]:
+    """Refuse a folder with something in it, unless a job is to be gone on with or replaced; return what it holds."""
     if folder.exists() and not folder.is_dir():
         raise MCBNError(f"{folder} is a file; results go to a folder")
     there = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if there and not resume:
-        raise MCBNError(
-            f"{folder} is not empty (it holds {there[0]}); name another folder, or go on with resume=True (--resume)"
-        )
+    if there and not resume and not (overwrite and JOB in there):
+        cure = "go on with resume=True (--resume), or replace an old job with overwrite=True (--overwrite)"
+        raise MCBNError(f"{folder} is not empty (it holds {there[0]}); name another folder, {cure}")
     return there
 
 
-def _open(job: Job, resume: bool) -> None:
+def clear(folder: Path) -> None:
+    """Remove an old job from its folder, and nothing else."""
+    for old in (*folder.glob("part-*.parquet"), *(folder / name for name in (MANIFEST, JOB, BAD_FILES))):
+        old.unlink(missing_ok=True)
+    shutil.rmtree(folder / SPOOL, ignore_errors=True)
+
+
+def _open(job: Job, resume: bool, overwrite: bool) -> None:
     """Refuse a folder of something else; leave one that holds this job's settings and no rests of killed workers."""
     folder = job.folder
-    there = require_free(folder, resume)
+    there = require_free(folder, resume, overwrite)
     before = folder / JOB
+    if overwrite and not resume:
+        clear(folder)
     if before.exists():
         _require_same(json.loads(before.read_text()), job)
-    elif visible := [name for name in there if not name.startswith(".")]:
+    elif resume and (visible := [name for name in there if not name.startswith(".")]):
         raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
     write_text(before, json.dumps(job.settings, indent=1) + "\n")
     (folder / MANIFEST).unlink(missing_ok=True)
-    for rest in folder.glob(".*.tmp"):
-        rest.unlink(missing_ok=True)
+    remove_leftovers(folder)
 
 
 def _require_same(before: dict[str, Any], job: Job) -> None:
@@ -254,6 +268,7 @@ def predict(
     *,
     out: str | Path,
     resume: bool = False,
+    overwrite: bool = False,
     on_part: Callable[[Outcome], object] | None = None,
     **options: Any,
 ) -> Summary:
@@ -266,7 +281,9 @@ def predict(
         inputs: a csv or parquet file, an image, a folder of either kind, or a list of such.
         bayes: a fitted MCBN.
         out: folder of the results; empty, or with `resume`.
-        resume: go on with a job that was interrupted; finished parts are kept.
+        resume: go on with a job that was interrupted; finished parts are kept, unless their input has another size or
+            time of change now.
+        overwrite: replace an old job in that folder.
         on_part: called with the outcome of each part.
         options: key (columns to pass on), columns (inputs of the network by name, in its order; by default all that
             are no key or target), target (columns to leave out), transform (of a PIL image to a tensor; by default RGB
@@ -274,5 +291,5 @@ def predict(
             images in one part, rounded up to whole batches), method, n_samples and coverage (as `mcbn predict`).
     """
     job = plan(inputs, bayes, out=out, **options)
-    folder = Folder(job, resume=resume)
-    return folder.collect((work(job, bayes, part) for part in folder.missing()), on_part)
+    with Folder.opened(job, resume=resume, overwrite=overwrite) as folder:
+        return folder.collect((work(job, bayes, part) for part in folder.missing()), on_part)

@@ -34,14 +34,15 @@ PARAMETERS = """
     hidden : sizes of the hidden layers, each Linear -> BatchNorm -> ReLU.
     n_samples : T, joint draws of the batch statistics.
     batch_size : M, of training and of the draws; at most half the rows, so that draws differ. None: 32, from 600 rows
-        on 64.
+        on 64, from 20,000 on 256.
     epochs : most epochs of training; None: about 10,000 steps, from 50 to 1,000 epochs.
     weight_decay : lambda, on weight matrices alone.
     learning_rate : of Adam; above the paper's 1e-3, as weights are averaged over epochs.
-    early_stopping : end training, and choose its best epoch, by the loss on held-out rows.
+    early_stopping : end training, and choose its best epoch, by the loss on held-out rows; False trains all epochs, and
+        held-out rows still set tau.
     patience : epochs without a lower held-out loss before training ends.
     n_folds : held-out parts, each with a network of its own trained on the rest, beside the one of all rows that
-        predicts; they set tau (and stop early).
+        predicts; they set tau (and stop early). From 20,000 rows on one part is held out.
     random_state : seed or generator of the weights, the held-out rows, the batches and the draws.
     device : where to train and predict, such as "cuda"; None: the CPU. On a CPU,
         `torch.set_num_threads(1)` is fastest for networks of this size.

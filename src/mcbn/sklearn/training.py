@@ -25,10 +25,9 @@ from mcbn.stacked import Values
 if TYPE_CHECKING:
     from mcbn.sklearn.estimators import MCBNEstimator
 
-# Chosen on held-out folds of the training rows of Boston and Concrete (docs/ecosystem.md).
-BATCH_SIZE = 32
-LARGE_BATCH_SIZE = 64
-MANY_ROWS = 600
+# Chosen on held-out folds of the training rows of Boston, Concrete and Protein (docs/estimators.md).
+BATCH_SIZES = {0: 32, 600: 64, 20_000: 256}  # from so many rows on
+ONE_PART = 20_000  # rows from which on a single held-out part is enough to set epochs and tau
 MOST_EPOCHS = 1000
 LEAST_EPOCHS = 50
 STEPS = 10_000  # an automatic number of epochs stays near this many steps
@@ -99,12 +98,12 @@ class _Run:
     def __init__(self, rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> None:
         self.settings, self.seed, self.classify = settings, seed, settings.task == "classification"
         self.device = torch.device(settings.device or "cpu")
-        self.splits = folds(rows, settings.n_folds, seed)
+        self.splits = folds(rows, settings.n_folds, seed)[: 1 if len(rows.x) >= ONE_PART else None]
         self.rows = rows.take(rows.repeated().numpy())  # as often as their weights say, for the moments
         self.scale = self._standardized(nn.Identity())
         self.training = [*(training for training, _ in self.splits), rows]  # of each network
         # at most half the rows of each network, so that draws of batch statistics differ
-        asked = settings.batch_size or (BATCH_SIZE if rows.size < MANY_ROWS else LARGE_BATCH_SIZE)
+        asked = settings.batch_size or max(M for least, M in BATCH_SIZES.items() if rows.size >= least)
         self.batch_size = max(2, min(asked, min(training.size for training in self.training) // 2))
         self.n_batches = max(1, rows.size // self.batch_size)
         seeds = [seed] * len(self.training)

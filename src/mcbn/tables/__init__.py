@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.tables import specs
-from mcbn.tables.formats import StoredArray, Table, members, open_table
+from mcbn.tables.formats import Array, Block, StoredArray, Table, is_number, members, name_of, open_table
 
 BLOCK_BYTES = 2**25  # of inputs held at once, beside a pass through the network
 MOST_ROWS = 8192
@@ -26,7 +26,14 @@ TARGET_KEYS = (*batches.TARGET_KEYS, "Y")
 SUFFIXES = (".csv", ".parquet", ".npy", ".npz")
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 Keys = tuple[list[str], list[str]]  # arguments of the network's forward: all, and those it must have
-Pair = tuple[Any, Tensor | None]  # inputs (n, ...), targets (n, ...)
+
+
+class InputBlock(NamedTuple):
+    """Some examples."""
+
+    x: Any  # inputs (n, ...)
+    y: Tensor | None  # targets (n, ...)
+    keys: Mapping[str, Any] = {}  # columns passed on as they are, n values each
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Layout:
     columns: tuple[str, ...] | None = None  # names of the inputs
     width: int | None = None  # number of inputs; None where an input is not a row of a table
     target: str | None = None  # as the option --target named it
+    classes: tuple[str, ...] | None = None  # names of the classes in the order of the outputs, where they are text
 
     def to_json(self) -> str:
         """Write as text."""
@@ -45,27 +53,47 @@ class Layout:
     def from_json(cls, text: str | None) -> "Layout":
         """Read what `to_json` wrote; None is an empty layout."""
         stored = json.loads(text or "{}")
-        return cls(tuple(stored.get("columns") or ()) or None, stored.get("width"), stored.get("target"))
+        columns, classes = (tuple(stored.get(name) or ()) or None for name in ("columns", "classes"))
+        return cls(columns, stored.get("width"), stored.get("target"), classes)
 
 
 EMPTY = Layout()
 
 
-def find_targets(table: Table, target: str | None, fitted: Layout) -> list[int]:
-    """Find the target columns: those asked for, else those of the fit where this table has them."""
+class Columns(NamedTuple):
+    """Where a table has what, by place."""
+
+    keys: list[int]
+    inputs: list[int]
+    targets: list[int]
+
+
+def find_columns(table: Table, target: str | None, fitted: Layout, keys: Sequence[str] = ()) -> Columns:
+    """Find the columns of a table.
+
+    Keys are found by name. Targets are those asked for, else those of the fit where this table has them. Inputs are
+    found by the names of the fit, else they are all the others.
+    """
+    places = {name: place for place, name in enumerate(table.names or ())}
+    missing = [name for name in keys if name not in places]
+    if missing:
+        raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
+    key_places, targets = [places[name] for name in keys], _find_targets(table, target, fitted, places)
+    return Columns(key_places, _find_inputs(table, {*targets, *key_places}, fitted, places), targets)
+
+
+def _find_targets(table: Table, target: str | None, fitted: Layout, places: Mapping[str, int]) -> list[int]:
     wanted = fitted.target if target is None else target
     names = [name.strip() for name in wanted.split(",")] if wanted is not None else []
     if target is None:
-        named = table.names and all(name in table.names for name in names)
+        named = all(name in places for name in names)
         placed = all(map(_is_place, names)) and table.width == (fitted.width or 0) + len(names)
         if not named and not placed:
             return []
-    return [_column(table, name) for name in names]
+    return [places[name] if name in places else _place(table, name) for name in names]
 
 
-def _column(table: Table, name: str) -> int:
-    if table.names and name in table.names:
-        return table.names.index(name)
+def _place(table: Table, name: str) -> int:
     if _is_place(name) and -table.width <= int(name) < table.width:
         return int(name) % table.width
     raise MCBNError(f"{table.path} has no column {name!r}; it has {listing(table)}")
@@ -75,18 +103,17 @@ def _is_place(name: str) -> bool:
     return re.fullmatch(r"-?\d+", name) is not None
 
 
-def find_inputs(table: Table, targets: Sequence[int], fitted: Layout) -> list[int]:
-    """Find the input columns: by the names of the fit, else all that are no targets."""
-    if table.names and fitted.columns:
-        lacking = [name for name in fitted.columns if name not in table.names]
+def _find_inputs(table: Table, others: Set[int], fitted: Layout, places: Mapping[str, int]) -> list[int]:
+    if places and fitted.columns:
+        lacking = [name for name in fitted.columns if name not in places]
         if lacking:
             raise MCBNError(f"{table.path} lacks the input column(s) {', '.join(map(repr, lacking))} of the fit")
-        return [table.names.index(name) for name in fitted.columns]
-    inputs = [c for c in range(table.width) if c not in targets]
+        return [places[name] for name in fitted.columns]
+    inputs = [c for c in range(table.width) if c not in others]
     if fitted.width is not None and len(inputs) != fitted.width:
         raise MCBNError(
             f"{table.path} has {len(inputs)} input columns, the posterior was fitted on {fitted.width}; "
-            "give it the same columns (--target leaves targets out)"
+            "give it the same columns (--target and --key leave others out)"
         )
     if not inputs:
         raise MCBNError(f"{table.path} has no input columns beside its target(s)")
@@ -106,24 +133,31 @@ class Examples:
     name: str
     layout: Layout
     count: Callable[[], int | None]  # examples, where known
-    read: Callable[[], Iterator[Pair]]
+    read: Callable[[], Iterator[InputBlock]]
     loader: Any = None  # what the user's own factory made
 
-    def blocks(self) -> Iterator[Pair]:
+    def blocks(self) -> Iterator[InputBlock]:
         """Yield the blocks; refuse data without a row."""
-        pairs = self.read()
-        first = next(pairs, None)
+        blocks = self.read()
+        first = next(blocks, None)
         if first is None:
             raise MCBNError(f"{self.name} holds no rows")
-        yield from chain([first], pairs)
+        yield from chain([first], blocks)
 
     def training_data(self) -> Any:
         """Give the data as `MCBN.fit` takes it: what the user's factory made, or all inputs of a file, (N, ...)."""
-        return torch.cat([x for x, _ in self.blocks()]) if self.loader is None else self.loader
+        return torch.cat([block.x for block in self.blocks()]) if self.loader is None else self.loader
 
 
 def open_examples(
-    spec: str, *, target: str | None = None, fitted: Layout = EMPTY, need_targets: bool = False, keys: Keys = ([], [])
+    spec: str,
+    *,
+    target: str | None = None,
+    fitted: Layout = EMPTY,
+    need_targets: bool = False,
+    keys: Keys = ([], []),
+    passed_on: Sequence[str] = (),
+    classify: bool = False,
 ) -> Examples:
     """Open a csv, parquet, npy or npz file, or a `module:loader_factory`.
 
@@ -133,37 +167,72 @@ def open_examples(
         fitted: the layout a posterior was fitted with; columns are found by its names, whatever their order.
         need_targets: refuse data without targets.
         keys: which entries of a loader's dict batches the network takes (`Network.accepted_keys`).
+        passed_on: columns of a table that are no inputs; every block brings their values as they are.
+        classify: where the target column of a table holds text, take its sorted values for the names of the classes.
     """
     path = Path(spec)
+    is_table = path.suffix.lower() in (".csv", ".parquet")
+    if passed_on and not is_table:
+        raise MCBNError(f"--key {','.join(passed_on)} names columns of a csv or parquet file; {spec} is none")
     if not path.exists() and FACTORY.fullmatch(spec):
         return _from_factory(spec, keys, need_targets)
     if not path.is_file():
         raise MCBNError(f"there is no file {path}" if not path.exists() else f"{path} is a folder, not a file")
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise MCBNError(f"{path} must end in {', '.join(SUFFIXES)}, or be a package.module:loader_factory")
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return _from_npz(path, target, fitted, need_targets)
-    table = StoredArray(path) if path.suffix == ".npy" else open_table(path)
+    table = open_table(path) if is_table else StoredArray(path)
     if isinstance(table, StoredArray) and len(table.shape) != 2:
         return _from_arrays(path, table, None, fitted, need_targets)
-    return _from_table(table, target, fitted, need_targets)
-
-
-def _from_table(table: Table, target: str | None, fitted: Layout, need_targets: bool) -> Examples:
-    targets = find_targets(table, target, fitted)
-    if need_targets and not targets:
+    columns = find_columns(table, target, fitted, passed_on)
+    if need_targets and not columns.targets:
         raise MCBNError(f"name the target column(s) of {table.path} by --target; it has {listing(table)}")
-    inputs = find_inputs(table, targets, fitted)
+    names = tuple(table.names[c] for c in columns.inputs) if table.names else None
+    classes = fitted.classes or (_class_names(table, columns.targets) if classify and is_table else None)
+    layout = Layout(names, len(columns.inputs), target or fitted.target, classes)
+    return Examples(str(path), layout, table.count, lambda: _read_table(table, columns, classes if is_table else None))
 
-    def read() -> Iterator[Pair]:
-        for _, numbers, _ in table.blocks([*inputs, *targets], rows_of_block(8 * (len(inputs) + len(targets)))):
-            x, y = numbers[:, : len(inputs)], numbers[:, len(inputs) :]  # (n, C), (n, D)
-            y = y[:, 0] if len(targets) == 1 else y
-            yield torch.from_numpy(x.copy()), torch.from_numpy(y.copy()) if targets else None
 
-    columns = tuple(table.names[c] for c in inputs) if table.names else None
-    layout = Layout(columns, len(inputs), target or fitted.target)
-    return Examples(str(table.path), layout, table.count, read)
+def _read_table(table: Table, columns: Columns, classes: tuple[str, ...] | None) -> Iterator[InputBlock]:
+    """Read inputs and targets block by block; where classes have names, the target is one of them."""
+    keys, inputs, targets = columns
+    numbers, texts = ([*inputs, *targets], []) if classes is None else (inputs, targets)
+    for block in table.blocks(numbers, rows_of_block(8 * (len(inputs) + len(targets))), [*keys, *texts]):
+        x, y = block.numbers[:, : len(inputs)], block.numbers[:, len(inputs) :]  # (n, C), (n, D)
+        if classes is not None and targets:
+            y = _class_numbers(table, block, targets[0], classes)
+        elif len(targets) == 1:
+            y = y[:, 0]
+        passed_on = {(table.names or ())[c]: block.keys[c] for c in keys}
+        yield InputBlock(torch.from_numpy(x.copy()), torch.from_numpy(y.copy()) if targets else None, passed_on)
+
+
+def _class_names(table: Table, targets: Sequence[int]) -> tuple[str, ...] | None:
+    """List the different texts of a single target column, sorted; None where all are numbers."""
+    if len(targets) != 1:
+        return None
+    names = {label for block in table.blocks([], MOST_ROWS, targets) for label in _labels(table, block, targets[0])}
+    return None if all(map(is_number, names)) else tuple(sorted(names))
+
+
+def _class_numbers(table: Table, block: Block, column: int, classes: tuple[str, ...]) -> Array:
+    """Return the place of each label among the classes, (n,); a label may be that place itself."""
+    places = {str(place): place for place in range(len(classes))} | {name: place for place, name in enumerate(classes)}
+    labels = _labels(table, block, column)
+    if unknown := [row for row, label in enumerate(labels) if label not in places]:
+        known = ", ".join(map(repr, classes[:20]))
+        where = f"{table.path}: row {block.first + unknown[0] + 1}, column {name_of(table.names, column)}"
+        raise MCBNError(f"{where}: {labels[unknown[0]]!r} is no class of the fit; they are {known}")
+    return np.array([places[label] for label in labels], dtype=np.int64)
+
+
+def _labels(table: Table, block: Block, column: int) -> list[str]:
+    labels = ["" if value is None else str(value).strip() for value in block.keys[column].tolist()]
+    if "" in labels:
+        where = f"row {block.first + labels.index('') + 1}, column {name_of(table.names, column)}"
+        raise MCBNError(f"{table.path}: {where} has no label; leave the row out")
+    return labels
 
 
 def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Examples:
@@ -189,23 +258,23 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
         raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
     size = rows_of_block(x.dtype.itemsize * x.width)
 
-    def read() -> Iterator[Pair]:
+    def read() -> Iterator[InputBlock]:
         targets: Iterable[Tensor | None] = repeat(None) if y is None else map(torch.from_numpy, y.arrays(size))
-        return zip(map(torch.from_numpy, x.arrays(size)), targets, strict=False)
+        return map(InputBlock, map(torch.from_numpy, x.arrays(size)), targets)
 
-    return Examples(str(path), Layout(None, width, fitted.target), lambda: len(x), read)
+    return Examples(str(path), Layout(None, width, fitted.target, fitted.classes), lambda: len(x), read)
 
 
 def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
     data = specs.make(spec, "--data")
 
-    def read() -> Iterator[Pair]:
+    def read() -> Iterator[InputBlock]:
         again = specs.make(spec, "--data") if isinstance(data, Iterator) else data  # a generator gives out once
         for batch in _as_batches(again, spec):
             x, y = batches.pick_inputs(batch, None, keys), None
             with nullcontext() if need_targets else suppress(MCBNError):
                 y = batches.pick_targets(batch, None)
-            yield x, y
+            yield InputBlock(x, y)
 
     return Examples(spec, Layout(), lambda: _examples(data), read, data)
 

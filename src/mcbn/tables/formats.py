@@ -5,9 +5,10 @@ A bad cell is named by row and column.
 
 import csv
 import importlib
+import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -16,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcbn.errors import MCBNError, one_line
+from mcbn.files import require_sane
 
 Array = NDArray[Any]
 Line = tuple[int, list[str]]  # its number in the file, its cells
 DELIMITERS = ",;\t"
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+MOST_CHARACTERS = 2**24  # of a line of csv
 
 
 class Block(NamedTuple):
@@ -37,13 +39,21 @@ def name_of(names: Sequence[str] | None, column: int) -> str:
 
 
 def require_finite(label: object, block: Array, first: int, names: Sequence[object]) -> None:
-    """Refuse NaN and infinity in rows (n, ...) from row `first` (from 0) on; names are of the columns where (n, C)."""
-    if block.dtype.kind == "f" and not np.isfinite(block).all():
-        row, *place = np.argwhere(~np.isfinite(block))[0].tolist()
-        fault = f" is not finite{f' at {place}' if place else ''}"
-        if block.ndim == 2:
-            fault = f", column {names[place[0]]} is {block[row, place[0]]}"
-        raise MCBNError(f"{label}: row {first + row + 1}{fault}; clean or impute it first")
+    """Refuse NaN, infinity and what becomes infinite in single precision.
+
+    Rows (n, ...) count from `first` (from 0) on; names are of the columns where (n, C).
+    """
+    with np.errstate(over="ignore"):
+        usable = np.isfinite(block.astype(np.float32, copy=False))
+    if block.dtype.kind != "f" or usable.all():
+        return
+    row, *place = np.argwhere(~usable)[0].tolist()
+    value = block[row, *place]
+    fault = f" is {'too large' if np.isfinite(value) else 'not finite'}{f' at {place}' if place else ''}"
+    if block.ndim == 2:
+        fault = f", column {names[place[0]]} is {value}"
+    limit = " (single precision ends at 3.4e38)" if np.isfinite(value) else ""
+    raise MCBNError(f"{label}: row {first + row + 1}{fault}{limit}; clean or impute it first")
 
 
 class CsvTable:
@@ -55,10 +65,10 @@ class CsvTable:
         if not cells:
             raise MCBNError(f"{path} is empty; it should hold rows of numbers")
         self.width = len(cells)
-        self.names = None if all(map(_is_number, cells)) else tuple(cell.strip() for cell in cells)
-        repeated = [name for name in self.names or () if (self.names or ()).count(name) > 1]
-        if repeated:
-            raise MCBNError(f"{path} has several columns named {repeated[0]!r}; give each its own name")
+        self.names = None if all(map(is_number, cells)) else tuple(cell.strip() for cell in cells)
+        (name, count), *_ = Counter(self.names or ("",)).most_common(1)
+        if count > 1:
+            raise MCBNError(f"{path} has several columns named {name!r}; give each its own name")
 
     def count(self) -> int:
         """Count line ends: the rows, or slightly more, as it would take reading them to know."""
@@ -76,7 +86,7 @@ class CsvTable:
         while block := list(islice(lines, size)):
             numbers = self._numbers(block, columns, first)
             require_finite(self.path, numbers, first, [name_of(self.names, c) for c in columns])
-            yield Block(first, numbers, {c: [cells[c] for _, cells in block] for c in keys})
+            yield Block(first, numbers, {c: np.array([cells[c] for _, cells in block], dtype=object) for c in keys})
             first += len(block)
 
     def _numbers(self, block: list[Line], columns: Sequence[int], first: int) -> Array:
@@ -89,25 +99,34 @@ class CsvTable:
             return np.array([[float(cells[c]) for c in columns] for _, cells in block], dtype=np.float64)
         except ValueError:
             texts = ((r, b[0], c, b[1][c]) for r, b in enumerate(block, first + 1) for c in columns)
-            row, line, c, cell = next(text for text in texts if not _is_number(text[-1]))
+            row, line, c, cell = next(text for text in texts if not is_number(text[-1]))
             place = f"row {row} (line {line}), column {name_of(self.names, c)}"
-            raise MCBNError(f"{self.path}: {place}: {cell!r} is not a number") from None
+            cure = f"; mend it, or leave the column out by --key {self.names[c]}" if self.names else ""
+            raise MCBNError(f"{self.path}: {place}: {cell[:80]!r} is not a number{cure}") from None
 
     def _lines(self) -> Iterator[Line]:
         """Yield lines that are not blank."""
         with self.path.open(encoding="utf-8-sig", newline="") as file:
             try:
-                delimiter = max(DELIMITERS, key=file.readline().count)
+                delimiter = max(DELIMITERS, key=file.readline(MOST_CHARACTERS).count)
                 file.seek(0)
-                reader = csv.reader(file, delimiter=delimiter)
+                reader = csv.reader(self._short_lines(file), delimiter=delimiter)
                 yield from ((reader.line_num, cells) for cells in reader if cells)
             except UnicodeDecodeError as error:
                 raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
             except csv.Error as error:
                 raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
 
+    def _short_lines(self, file: IO[str]) -> Iterator[str]:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), 1):
+            if len(line) > MOST_CHARACTERS:
+                most = f"has more than {MOST_CHARACTERS:,} characters"
+                raise MCBNError(f"{self.path}: line {number} {most}: no row of a table; write large arrays as npy")
+            yield line
 
-def _is_number(cell: str) -> bool:
+
+def is_number(cell: str) -> bool:
+    """Tell whether text is a number."""
     try:
         float(cell)
     except ValueError:
@@ -122,12 +141,12 @@ class ParquetTable:
         self.path = path
         self._arrow, parquet = pyarrow(path)
         try:
-            self._file = parquet.ParquetFile(path)
+            self._file = parquet.ParquetFile(self._arrow.OSFile(os.fsencode(path)))  # of any name, UTF-8 or not
         except self._arrow.ArrowInvalid as error:
             raise MCBNError(f"{path} is not a parquet file: {one_line(error)}") from error
         self._schema = self._file.schema_arrow
-        self.names: tuple[str, ...] | None = tuple(self._schema.names)
-        self.width = len(self._schema.names)
+        self.names: tuple[str, ...] = tuple(self._schema.names)
+        self.width = len(self.names)
 
     def count(self) -> int:
         """Read it from the file's footer."""
@@ -137,17 +156,19 @@ class ParquetTable:
         self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
     ) -> Iterator[Block]:
         """Yield blocks of `size` rows from start to stop: `columns` as numbers, `keys` as arrow arrays as they are."""
-        names = [self._schema.names[c] for c in columns]
+        names = [self.names[c] for c in columns]
         for name in names:
             self._require_numbers(name)
-        chosen = list(dict.fromkeys(self._schema.names[c] for c in (*columns, *keys)))
+        chosen = list(dict.fromkeys(self.names[c] for c in (*columns, *keys)))
         first = start
         for rows in self._slices(chosen, size, start, self.count() if stop is None else stop):
             arrays = [rows.column(name) for name in names]
             self._require_full(arrays, names, first)
-            numbers = np.stack([array.to_numpy(zero_copy_only=False).astype(np.float64) for array in arrays], 1)
+            numbers = np.empty((len(rows), len(arrays)))
+            for place, array in enumerate(arrays):
+                numbers[:, place] = array.to_numpy(zero_copy_only=False)
             require_finite(self.path, numbers, first, [repr(name) for name in names])
-            yield Block(first, numbers, {c: rows.column(self._schema.names[c]) for c in keys})
+            yield Block(first, numbers, {c: rows.column(self.names[c]) for c in keys})
             first += len(numbers)
 
     def _slices(self, names: Sequence[str], size: int, start: int, stop: int) -> Iterator[Any]:
@@ -175,7 +196,8 @@ class ParquetTable:
     def _require_numbers(self, name: str) -> None:
         types, kind = self._arrow.types, self._schema.field(name).type
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
-            raise MCBNError(f"{self.path}: row 1, column {name!r} is not a number: the column holds {kind}")
+            fault = f"column {name!r} is not a number: the column holds {kind}"
+            raise MCBNError(f"{self.path}: row 1, {fault}; --key {name} leaves it out")
 
     def _require_full(self, arrays: Sequence[Any], names: Sequence[str], first: int) -> None:
         for array, name in zip(arrays, names, strict=True):
@@ -198,15 +220,15 @@ def open_table(path: Path) -> CsvTable | ParquetTable:
 
 
 class StoredArray:
-    """An npy file, or one array of an npz file: its shape at once, its values in blocks; (N, C) is a table too."""
+    """An npy file, mapped from disk, or one array of an npz file, read whole; (N, C) is a table too."""
 
     names: tuple[str, ...] | None = None
 
     def __init__(self, path: Path, member: str | None = None) -> None:
-        self.path, self.member = path, member
+        self.path = path
         self.label = str(path) if member is None else f"{path}[{member}]"
-        with self._open() as file:
-            self.shape, self._fortran, self.dtype = self._header(file)
+        self._values = self._load(member)
+        self.shape, self.dtype = self._values.shape, self._values.dtype
         if self.dtype.kind not in "biuf":
             raise MCBNError(f"{self.label} holds {self.dtype}, not numbers")
         if not self.shape:
@@ -220,48 +242,29 @@ class StoredArray:
         """Return the number of rows."""
         return len(self)
 
-    def blocks(self, columns: Sequence[int], size: int) -> Iterator[Block]:
-        """Yield blocks of these columns of an array (N, C)."""
+    def blocks(self, columns: Sequence[int], size: int, keys: Sequence[int] = ()) -> Iterator[Block]:
+        """Yield blocks of these columns of an array (N, C), which has no columns of text."""
         return (Block(i * size, array[:, list(columns)], {}) for i, array in enumerate(self.arrays(size)))
 
     def arrays(self, size: int) -> Iterator[Array]:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity."""
-        for first, block in zip(range(0, len(self), size), self._raw_blocks(size), strict=True):
+        for first in range(0, len(self), size):
+            block = self._values[first : first + size]
             require_finite(self.label, block, first, range(1, self.width + 1))
-            yield block.astype(self.dtype.newbyteorder("="), copy=False)  # torch takes the machine's own byte order
+            yield np.array(block, self.dtype.newbyteorder("="), order="C")  # torch takes the machine's own byte order
 
-    def _raw_blocks(self, size: int) -> Iterator[Array]:
-        with self._open() as file:
-            if self._fortran:  # columns first: a row is all over the file
-                whole = np.lib.format.read_array(file, allow_pickle=False)
-                yield from (whole[i : i + size] for i in range(0, len(self), size))
-                return
-            self._header(file)
-            width = self.width * self.dtype.itemsize  # bytes
-            for first in range(0, len(self), size):
-                rows = min(size, len(self) - first)
-                content = file.read(rows * width)
-                if len(content) != rows * width:
-                    raise MCBNError(f"{self.label} is cut off: it ends before row {first + rows} of {len(self)}")
-                yield np.frombuffer(bytearray(content), dtype=self.dtype).reshape(rows, *self.shape[1:])
-
-    def _header(self, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    def _load(self, member: str | None) -> Array:
         try:
-            return HEADERS[np.lib.format.read_magic(file)](file)
-        except (ValueError, KeyError) as error:
-            raise MCBNError(f"{self.label} is not an array as numpy.save writes it: {error}") from error
-
-    @contextmanager
-    def _open(self) -> Iterator[IO[bytes]]:
-        try:
-            if self.member is None:
-                with self.path.open("rb") as file:
-                    yield file
-                return
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.member}.npy") as member:
-                yield member
-        except zipfile.BadZipFile as error:
-            raise MCBNError(f"{self.label} is damaged, or not a file as numpy.savez writes it: {error}") from error
+            if member is None:
+                return np.asanyarray(np.load(self.path, "r" if os.path.getsize(self.path) else None))
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{member}.npy") as file:
+                size = archive.getinfo(f"{member}.npy")
+                require_sane(self.label, size.compress_size, size.file_size)
+                return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        except MCBNError:
+            raise
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise MCBNError(f"{self.label} is damaged, or not an array of numbers that numpy wrote: {error}") from error
 
 
 Table = CsvTable | ParquetTable | StoredArray  # rows of numbers under columns that may have names

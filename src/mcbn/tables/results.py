@@ -1,57 +1,84 @@
 """Predictions written block by block: csv, parquet or npz."""
 
 import csv
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from mcbn.errors import MCBNError
+from mcbn.files import require_output
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction, central_interval
-from mcbn.tables.formats import Array, open_table, pyarrow
+from mcbn.tables.formats import Array, StoredArray, members, open_table, pyarrow
 
-Add = Callable[[Mapping[str, Array]], None]  # appends a block to a file, each array (n, ...)
-COLUMN_NAMES = {"probs": "prob"}  # one column a class: prob_0, prob_1, ...
+Add = Callable[[Mapping[str, Any]], None]  # appends a block to a file, each array (n, ...)
+REGRESSION = ("mean", "std", "low", "high")
+CLASSIFICATION = ("probs", "label", "entropy", "mutual_information")
+ROWS = 8192  # of old predictions read at a time
+PROBABILITY = "prob_"  # one column a class: prob_0, prob_1, ... or by name
 
 
-def arrays_of(pred: RegressionPrediction | ClassificationPrediction, coverage: float) -> dict[str, Array]:
-    """Name what a prediction says of each input, each (N, ...); of many blocks, so that it never warns about tau."""
+def arrays_of(
+    pred: RegressionPrediction | ClassificationPrediction,
+    coverage: float,
+    classes: Sequence[str] | None = None,
+    first: int = 0,
+) -> dict[str, Array]:
+    """Name what a prediction says of each input, each (N, ...); of many blocks, so that it never warns about tau.
+
+    Labels are names where classes have names. What is not finite is refused, by its row: `first` is that of the first.
+    """
     values: dict[str, Tensor]
     if isinstance(pred, RegressionPrediction):
         std = pred.variance.sqrt()  # whoever predicts has said if tau was never tuned
         low, high = central_interval(pred.mean, std, coverage)
         values = {"mean": pred.mean, "std": std, "low": low, "high": high}
     else:
-        values = {name: getattr(pred, name) for name in ("probs", "label", "entropy", "mutual_information")}
-    return {name: value.cpu().numpy() for name, value in values.items()}
-
-
-def as_columns(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Lay arrays (N,) or (N, D) out as columns (N,): a single output keeps its name, several are numbered from 0."""
-    columns: dict[str, Array] = {}
+        values = {name: getattr(pred, name) for name in CLASSIFICATION}
+    arrays: dict[str, Array] = {name: value.cpu().numpy() for name, value in values.items()}
     for name, array in arrays.items():
-        if array.ndim > 2:
+        if not np.isfinite(array).all():
+            row = first + int(np.argwhere(~np.isfinite(array))[0][0]) + 1
+            raise MCBNError(f"the network gives no finite {name} for row {row}: look at that input, and at its weights")
+    return arrays if classes is None else arrays | {"label": np.array(classes)[arrays["label"]]}
+
+
+def as_columns(arrays: Mapping[str, Any], classes: Sequence[str] | None = None) -> dict[str, Any]:
+    """Lay arrays (N,) or (N, D) out as columns (N,): a single output keeps its name, several are numbered from 0."""
+    columns: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if getattr(array, "ndim", 1) > 2:
             raise MCBNError(f"{name} has shape {array.shape} and does not fit a table; write to a .npz file")
-        name = COLUMN_NAMES.get(name, name)
-        if array.ndim == 1 or array.shape[1] == 1:
-            columns[name] = array.reshape(len(array))
+        if name == "probs":
+            names = classes or range(array.shape[1])
+            columns |= {f"{PROBABILITY}{k}": array[:, place] for place, k in enumerate(names)}
+        elif getattr(array, "ndim", 1) == 1 or array.shape[1] == 1:
+            columns[name] = array.reshape(len(array)) if isinstance(array, np.ndarray) else array
         else:
             columns |= {f"{name}_{number}": array[:, number] for number in range(array.shape[1])}
     return columns
 
 
+def require_free_names(keys: Iterable[str], *more: str) -> None:
+    """Refuse to pass on columns that are called like those of results."""
+    taken = re.compile(rf"({'|'.join((*REGRESSION, *CLASSIFICATION[1:]))})(_\d+)?|{PROBABILITY}.*")
+    for name in keys:
+        if taken.fullmatch(name) or name in more:
+            raise MCBNError(f"the key column {name!r} is called like a result; rename it")
+
+
 @contextmanager
-def write_csv(path: Path) -> Iterator[Add]:
+def write_csv(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]:
     """Write one row an input; numbers with all their digits."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
 
-        def add(arrays: Mapping[str, Array]) -> None:
-            columns = as_columns(arrays)
+        def add(arrays: Mapping[str, Any]) -> None:
+            columns = as_columns(arrays, classes)
             if not file.tell():
                 writer.writerow(columns)
             writer.writerows(zip(*(_digits(column) for column in columns.values()), strict=True))
@@ -59,21 +86,21 @@ def write_csv(path: Path) -> Iterator[Add]:
         yield add
 
 
-def _digits(column: Array) -> list[Any]:
+def _digits(column: Any) -> list[Any]:
     """Write numbers so that reading them back gives the same ones: 9 digits in single precision, 17 in double."""
     values: list[Any] = column.tolist()
-    return [f"{value:.9g}" for value in values] if column.dtype == np.float32 else values
+    return [f"{value:.9g}" for value in values] if getattr(column, "dtype", None) == np.float32 else values
 
 
 @contextmanager
-def write_parquet(path: Path) -> Iterator[Add]:
+def write_parquet(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]:
     """Write one row an input, through pyarrow; a block is a group of rows."""
     arrow, parquet = pyarrow(path)
     with ExitStack() as stack:
         writers: list[Any] = []  # one, once the first block tells the columns
 
-        def add(arrays: Mapping[str, Array]) -> None:
-            table = arrow.table(as_columns(arrays))
+        def add(arrays: Mapping[str, Any]) -> None:
+            table = arrow.table(as_columns(arrays, classes))
             if not writers:
                 writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
             writers[0].write_table(table)
@@ -82,78 +109,79 @@ def write_parquet(path: Path) -> Iterator[Add]:
 
 
 @contextmanager
-def write_npz(path: Path) -> Iterator[Add]:
-    """Write arrays of any shape. Values wait in files beside the result: an archive takes one array at a time."""
-    waiting: dict[str, tuple[IO[bytes], Array]] = {}  # file of the values, and an array of no rows
-    with ExitStack() as stack:
+def write_npz(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]:
+    """Write arrays of any shape, which wait in memory: an archive takes one array at a time."""
+    waiting: dict[str, list[Any]] = {}
 
-        def add(arrays: Mapping[str, Array]) -> None:
-            for name, array in arrays.items():
-                if name not in waiting:
-                    waiting[name] = stack.enter_context(path.with_name(f"{name}.part").open("w+b")), array[:0]
-                file, empty = waiting[name]
-                if array.shape[1:] != empty.shape[1:]:
-                    raise MCBNError(
-                        f"{name} changes its shape from {empty.shape[1:]} to {array.shape[1:]} between inputs"
-                    )
-                file.write(np.ascontiguousarray(array).tobytes())
+    def add(arrays: Mapping[str, Any]) -> None:
+        for name, array in arrays.items():
+            blocks = waiting.setdefault(name, [])
+            if blocks and array.shape[1:] != blocks[0].shape[1:]:
+                there, here = blocks[0].shape[1:], array.shape[1:]
+                raise MCBNError(f"{name} changes its shape from {there} to {here} between inputs")
+            blocks.append(array)
 
-        yield add
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, (file, empty) in waiting.items():
-                file.flush()
-                values = np.memmap(file, empty.dtype, "r").reshape(-1, *empty.shape[1:])
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, values, allow_pickle=False)
+    yield add
+    joined: dict[str, Any] = {name: np.concatenate(blocks) for name, blocks in waiting.items()}
+    np.savez(path, **joined)
 
 
-Writer = Callable[[Path], AbstractContextManager[Add]]
+Writer = Callable[[Path, Sequence[str] | None], AbstractContextManager[Add]]
 WRITERS: dict[str, Writer] = {".csv": write_csv, ".parquet": write_parquet, ".npz": write_npz}
 
 
-def require_writable(path: Path, suffixes: tuple[str, ...] = tuple(WRITERS)) -> Path:
-    """Refuse an output that cannot be written, before any work is done for it."""
-    if suffixes and path.suffix not in suffixes:
-        raise MCBNError(f"--out {path} must end in {', '.join(suffixes)}")
-    if path.is_dir():
-        raise MCBNError(f"--out {path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise MCBNError(f"cannot write {path}: the folder {path.parent} does not exist")
+def require_writable(path: Path, inputs: Mapping[str, Any], keys: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse an output that cannot be written, or must not be, before any work is done for it."""
+    if path.suffix not in WRITERS:
+        raise MCBNError(f"--out {path} must end in {', '.join(WRITERS)}")
+    if path.suffix == ".npz" and keys:
+        raise MCBNError(f"--out {path} holds arrays alone; write --key {','.join(keys)} to csv or parquet")
     if path.suffix == ".parquet":
         pyarrow(path)
-    return path
+    require_free_names(keys)
+    require_output(path, inputs, is_result, overwrite=overwrite)
 
 
-def read_predictions(path: Path) -> dict[str, Array]:
-    """Read what `mcbn predict` wrote: mean and std (N,), or probs (N, K) and mutual_information (N,)."""
-    if not path.is_file():
-        raise MCBNError(f"there is no file {path}")
+def is_result(path: Path) -> bool:
+    """Tell whether a file is what `mcbn predict` writes."""
+    with suppress(MCBNError):
+        names = set(_names(path))
+        singly = {name.removesuffix("_0") for name in names}
+        return set(REGRESSION) <= singly or set(CLASSIFICATION[1:]) <= names
+    return False
+
+
+def _names(path: Path) -> list[str]:
     if path.suffix not in WRITERS:
         raise MCBNError(f"{path} must end in {', '.join(WRITERS)}, as `mcbn predict` writes it")
-    columns = _read_npz(path) if path.suffix == ".npz" else _read_columns(path)
-    classes = [columns[f"prob_{k}"] for k in range(len(columns)) if f"prob_{k}" in columns]
+    return members(path) if path.suffix == ".npz" else list(open_table(path).names or ())
+
+
+def read_predictions(path: Path) -> tuple[dict[str, Array], tuple[str, ...] | None]:
+    """Read what `mcbn predict` wrote: mean and std (N,), or probs (N, K) and mutual_information (N,).
+
+    Beside it, the names of the classes, where they have names.
+    """
+    if not path.is_file():
+        raise MCBNError(f"there is no file {path}")
+    names = _names(path)
+    classes = [name for name in names if name.startswith(PROBABILITY)]
+    wanted = [*classes, "mutual_information"] if classes else ["probs", "mutual_information", "mean", "std"]
+    columns = _read(path, [name for name in wanted if name in names])
     if classes:
-        columns["probs"] = np.stack(classes, 1)
-    wanted = ("probs", "mutual_information") if "probs" in columns else ("mean", "std")
-    predicted = {name: columns[name] for name in wanted if name in columns}
-    if "probs" not in predicted and set(predicted) != {"mean", "std"}:
-        raise MCBNError(
-            f"{path} holds {', '.join(columns)}; one output's mean and std are needed, or prob_0, prob_1, ..."
-        )
-    return predicted
+        columns["probs"] = np.stack([columns.pop(name) for name in classes], 1)
+    if "probs" not in columns and set(columns) != {"mean", "std"}:
+        there = f"holds {', '.join(names)}" if names else "names no columns"
+        raise MCBNError(f"{path} {there}; one output's mean and std are needed, or prob_0, prob_1, ...")
+    texts = tuple(name.removeprefix(PROBABILITY) for name in classes)
+    return columns, None if not texts or texts == tuple(map(str, range(len(texts)))) else texts
 
 
-def _read_columns(path: Path) -> dict[str, Array]:
+def _read(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    if path.suffix == ".npz":
+        stored = {name: StoredArray(path, name) for name in names}
+        return {name: np.concatenate(list(array.arrays(ROWS))) for name, array in stored.items()}
     table = open_table(path)
-    if table.names is None:
-        raise MCBNError(f"{path} names no columns; a file of predictions begins with mean,std,... or prob_0,...")
-    values = np.concatenate([block.numbers for block in table.blocks(range(table.width), 8192)])
-    return dict(zip(table.names, values.T, strict=True))
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path) as file:
-            return dict(file)
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise MCBNError(f"{path} is not a file as `mcbn predict` writes it: {error}") from error
+    places = [(table.names or ()).index(name) for name in names]
+    values = np.concatenate([np.empty((0, len(names))), *(block.numbers for block in table.blocks(places, ROWS))])
+    return dict(zip(names, values.T, strict=True))

@@ -59,8 +59,13 @@ def find(spec: str, option: str, kind: str = "name") -> Any:
     return named
 
 
-def model(spec: str, weights: Path | None, device: torch.device) -> nn.Module:
-    """Make the network, give it its weights, and move it."""
+def model(spec: str, weights: Path | None, device: torch.device, *, own_weights: bool = False) -> nn.Module:
+    """Make the network, give it its weights, and move it; `own_weights` are those that its factory gave it."""
+    if weights is None and not own_weights:
+        raise MCBNError(
+            f"--model {spec} without --weights has random ones, unless the factory loads them; give --weights, or "
+            "--own-weights to take the network as the factory makes it"
+        )
     network = make(spec, "--model")
     if not isinstance(network, nn.Module):
         raise MCBNError(f"--model {spec} gives a {type(network).__name__}, not a torch.nn.Module")

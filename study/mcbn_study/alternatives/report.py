@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from mcbn import plots
 from mcbn.errors import MCBNError
@@ -12,7 +11,7 @@ from mcbn_study import journal
 from mcbn_study.estimates import Score
 from mcbn_study.journal import RECORDS, Record
 from mcbn_study.png import save_figure
-from mcbn_study.tables import MISSING, read_words, render, to_csv
+from mcbn_study.tables import MISSING, read_words, render
 
 Method = tuple[str, bool]  # its name, and whether tau was tuned on the validation images
 _WORDS = read_words(__package__)
@@ -109,11 +108,8 @@ def write(out: str | Path = "results/alternatives") -> list[Path]:
     if not any(r["kind"] == "score" for r in recorded):
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce alternatives`")
     results = Results(recorded)
-    header = ("method", "tempered", "seed", "data", "metric", "value")
-    written = [
-        write_text(out / "summary.csv", to_csv(header, _summary(results))),
-        write_text(out / "table.md", page(results)),
-    ]
+    text = render(__package__, "summary.csv.j2", results=results, metrics=METRICS, modes=MODES)
+    written = [write_text(out / "summary.csv", text), write_text(out / "table.md", page(results))]
     return [*written, draw(results, out / "severity.png")]
 
 
@@ -123,17 +119,6 @@ def page(results: Results) -> str:
     config = next(iter(results.scores.values()))["config"]
     words = {"names": NAMES, "metrics": METRICS, "verdict": verdict(results)}
     return render(__package__, results=results, n=n, config=config, **words)
-
-
-def _summary(results: Results) -> Iterator[Sequence[Any]]:
-    """Yield one row a method, seed, set of images and metric; seed "all" is an ensemble of all."""
-    for (method, seed, data), record in results.scores.items():
-        tempered = "" if method in MODES else str(method[1]).lower()
-        head = (method[0], tempered, "all" if seed is None else seed, data)
-        yield from ((*head, m, f"{record[m]:.8g}") for m in METRICS if record.get(m) is not None)
-    for name, record in results.costs.items():
-        head = (name, "", "all" if record["seed"] is None else record["seed"], "test")
-        yield from ((*head, m, f"{record[m]:.6g}") for m in ("milliseconds", "setup_seconds"))
 
 
 def verdict(results: Results) -> str:

@@ -16,7 +16,7 @@ from mcbn.errors import MCBNError
 from mcbn.layers import stochastic_layers
 from mcbn.model import MCBN
 from mcbn.network import Network
-from mcbn.prediction import entropy
+from mcbn.prediction import entropy, mutual_information
 from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.cifar10.train import Augmented, Choices, fresh_choices
 from mcbn_study.data.cifar import Images, require_labelled
@@ -52,7 +52,7 @@ def score(probs: Tensor, y: Tensor) -> dict[str, float]:
     values["auroc_entropy"] = error_auroc(total, wrong)
     values["auroc_max_probability"] = values["error_auroc"]
     if len(probs) > 1:
-        values["auroc_mutual_information"] = error_auroc(total - entropy(probs, 2).mean(0), wrong)
+        values["auroc_mutual_information"] = error_auroc(mutual_information(probs), wrong)
     return {name: value for name, value in values.items() if value is not None and "error" not in name}
 
 

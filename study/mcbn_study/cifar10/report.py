@@ -1,10 +1,10 @@
 """CIFAR-10 from its records alone: Table 2 beside the paper's, the sweep over M, fresh against shared batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mcbn import plots
 from mcbn.errors import MCBNError
@@ -14,9 +14,8 @@ from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest
 from mcbn_study.png import save_figure
-from mcbn_study.tables import read_words, render, to_csv
+from mcbn_study.tables import read_words, render
 
-COLUMNS = ("network", "method", "seed", "n_samples", "batch_size", "metric", "value")
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 _WORDS = read_words(__package__)
 SCORES = {name: Score(**words) for name, words in _WORDS["measured"].items()}
@@ -104,18 +103,8 @@ def page(studies: Sequence[Measurements]) -> str:
 
 def summary(recorded: Sequence[Record]) -> str:
     """Lay out every score as a CSV row; scores on validation images and standard errors have names of their own."""
-    return to_csv(COLUMNS, _summary_rows(*_latest(recorded)))
-
-
-def _summary_rows(rows: Iterable[Record], training: Iterable[Record]) -> Iterator[Sequence[Any]]:
-    for r in training:
-        for name in ("seconds", "milliseconds_per_step", "loss", "accuracy"):
-            yield r["network"], "training", r["seed"], None, None, name, f"{r[name]:.6g}"
-    for r in rows:
-        prefix = "validation_" if r["part"] == "validation" else ""
-        scores = r["scores"] | {f"{name}_standard_error": value for name, value in r["errors"].items()}
-        for name, value in scores.items():
-            yield *(r[column] for column in COLUMNS[:5]), prefix + name, f"{value:.8g}"
+    rows, training = _latest(recorded)
+    return render(__package__, "summary.csv.j2", rows=rows, training=training)
 
 
 def targets(study: Measurements) -> list[str]:

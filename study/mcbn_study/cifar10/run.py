@@ -1,7 +1,7 @@
 """The study: train a network a seed, measure it, append its records; what is there is not done again."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,9 @@ def run(
 
 
 def train_networks(
-    profile: CifarProfile,
-    folder: Path,
-    *,
-    seeds: Sequence[int],
-    dropout: float = 0.0,
-    device: str = "cpu",
-    watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
+    profile: CifarProfile, folder: Path, *, seeds: Sequence[int], dropout: float = 0.0, device: str = "cpu", **how: Any
 ) -> list[Path]:
-    """Train the networks that have no file yet, or go on with them, all at the same time; return the files."""
+    """Train the networks that have no file yet, or go on with them, all at the same time; how: as `train` takes it."""
     stem = f"resnet{profile.depth}{'-dropout' if dropout else ''}"
     paths = {seed: folder / f"{stem}-seed{seed}.safetensors" for seed in seeds}
     for path in filter(Path.exists, paths.values()):
@@ -75,9 +69,8 @@ def train_networks(
     left = [seed for seed, path in paths.items() if not path.exists()]
     unfinished = folder / "unfinished"
     if left:
-        how: dict[str, Any] = {"dropout": dropout, "device": device, "watch": watch}
-        files = [unfinished / paths[seed].name for seed in left]
-        for trainer in train(profile, profile.load().train, seeds=left, files=files, **how):
+        how |= {"dropout": dropout, "device": device, "files": [unfinished / paths[seed].name for seed in left]}
+        for trainer in train(profile, profile.load().train, seeds=left, **how):
             last = trainer.epochs[-1]
             facts = {"seed": trainer.seed, "dropout": dropout, "profile": profile.name, "training": profile.training}
             facts |= {"steps": last.steps, "loss": last.loss, "accuracy": last.accuracy, "seconds": last.seconds}

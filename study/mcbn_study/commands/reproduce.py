@@ -130,7 +130,7 @@ def _command_of(name: str, folder: str, words: str) -> None:
 _command_of("statistics", "statistics", "Draw the distributions of batch statistics on Yacht, test them for Gaussians.")
 _command_of("objective", "objective", "Measure how the gradients of Eq. (1) and Eq. (2) approach as N grows.")
 _command_of("toy", "regression", "Fit the toy problem of Figure 1; `tables` draws it.")
-_command_of("estimators", "estimators", "Score the scikit-learn estimator with its default parameters, embedded sets.")
+_command_of("estimators", "estimators", "Score the scikit-learn estimators beside the paper's MCBN and others.")
 
 
 @command("regularizer --datasets yacht", small=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mcbn.errors import MCBNError
-from mcbn.files import cache_folder, local_folder
+from mcbn.files import cache_folder, local_folder, require_sane
 from mcbn.progress import bar
 
 SETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sets.toml").read_text())
@@ -34,11 +34,13 @@ def unpack(archive: Path, place: Callable[[str], Path | None], required: Iterabl
 
     Nothing else of it touches the disk. A damaged archive, or one without a required member, raises MCBNError.
     """
-    missing = set(required)
+    missing, size = set(required), 0
     try:
         with tarfile.open(archive) as tar, bar(f"unpacking {archive.name}", len(missing) or None, "file") as tick:
             for member in tar:
                 if (path := place(member.name)) and (file := tar.extractfile(member)):
+                    size += member.size
+                    require_sane(archive, archive.stat().st_size, size)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with path.open("wb") as out:
                         shutil.copyfileobj(file, out)

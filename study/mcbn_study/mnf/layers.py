@@ -22,9 +22,10 @@ INITIAL_LOG_VAR = -9.0  # of a bias
 INITIAL_Z_LOG_VAR = math.log(0.1)
 MAX_STD = 0.5  # clips the std of weights and biases in passes (not in the KL), as the published scripts do
 JITTER = 1e-6
+Streams = Sequence[torch.Generator]  # one a network
 
 
-def initial(generators: Sequence[torch.Generator], *shape: int, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:
+def initial(generators: Streams, *shape: int, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:
     """Draw a parameter (S, *shape), network s from generators[s]: N(mean, scale^2 4 / (fan in + fan out)).
 
     The initialisation of Louizos and Welling's published code ("he2"; a vector has no fan out).
@@ -41,7 +42,7 @@ class FlowStep(nn.Module):
     (mu, a) = tanh((m z) W_1 + b_1) W_2 + b_2,   g = sigmoid(a).   As in the published code of Louizos and Welling 2017.
     """
 
-    def __init__(self, width: int, hidden: int, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, width: int, hidden: int, generators: Streams) -> None:
         super().__init__()
         S = len(generators)
         self.weight_in = initial(generators, width, hidden)
@@ -61,7 +62,7 @@ class FlowStep(nn.Module):
 class MaskedFlow(nn.Module):
     """F steps, each with masks of its own; the masks are drawn anew for every row of every pass."""
 
-    def __init__(self, width: int, *, hidden: int, n_steps: int = 2, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, width: int, *, hidden: int, n_steps: int = 2, generators: Streams) -> None:
         super().__init__()
         if min(width, hidden, n_steps) < 1:
             raise MCBNError(f"a flow needs width, hidden and n_steps of at least 1; got {width}, {hidden}, {n_steps}")
@@ -88,7 +89,7 @@ class MNFLinear(nn.Module):
         n_inputs: int,
         n_outputs: int,
         *,
-        generators: Sequence[torch.Generator],
+        generators: Streams,
         n_steps: int = 2,
         hidden_q: int = 50,
         hidden_r: int = 100,
@@ -183,7 +184,7 @@ class MNFLinear(nn.Module):
         return z
 
 
-def _row(generators: Sequence[torch.Generator], width: int, *, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:
+def _row(generators: Streams, width: int, *, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:
     """Draw a vector parameter, kept as (S, 1, width)."""
     return nn.Parameter(initial(generators, width, mean=mean, scale=scale).detach().unsqueeze(1))
 
@@ -196,7 +197,7 @@ def _as_mask(noise: Tensor) -> Tensor:
 class MNFNetwork(nn.Module):
     """Dense MNF layers with ReLU between: S networks (S, N, Q) -> (S, N, D), network s from generators[s]."""
 
-    def __init__(self, sizes: Sequence[int], *, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, sizes: Sequence[int], *, generators: Streams) -> None:
         super().__init__()
         self.sizes = list(sizes)
         if len(self.sizes) < 2:

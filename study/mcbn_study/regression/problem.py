@@ -72,11 +72,7 @@ class Problem:
 
 
 def make_problem(
-    data: Regression,
-    parts: Sequence[Part],
-    device: str | torch.device = "cpu",
-    *,
-    dtype: torch.dtype = torch.float32,
+    data: Regression, parts: Sequence[Part], device: str | torch.device = "cpu", *, dtype: torch.dtype = torch.float32
 ) -> Problem:
     """Standardise each part by its own training rows (population std) and stack them on the device."""
     units = [Standardized(nn.Identity(), data.x[part.train], data.y[part.train]) for part in parts]

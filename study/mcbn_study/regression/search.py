@@ -7,9 +7,9 @@ et al. 2018, Section 4.3, and published code.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,18 +30,6 @@ Criterion = Literal["mc", "plain"]
 CRITERIA: tuple[Criterion, ...] = ("mc", "plain")
 SHRINK = 0.75  # the stack is rebuilt once so small a part of it is still in training
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
-
-
-class Rules(NamedTuple):
-    """When validation happens and when training ends, counted in epochs and evaluations, and how it is computed."""
-
-    evaluate_every: int = 20
-    patience: int = 10
-    max_epochs: int = 2000
-    search_samples: int = 500
-    n_samples: int = 500
-    numerics: Numerics = EXACT
-    fresh_draws: bool = False
 
 
 @dataclass
@@ -83,19 +71,19 @@ class CrossValidation:
     def __init__(
         self,
         problem: Problem,
-        n_folds: int,
+        profile: Profile,
         configurations: Sequence[Configuration],
-        rules: Rules,
         *,
         hidden: int,
         family: Family,
+        numerics: Numerics = EXACT,
         winner: Sequence[int] | None = None,
     ) -> None:
-        self.problem, self.rules, self._winner = problem, rules, winner
-        self.F, self.B, self.C = n_folds, len(problem.streams) // n_folds, len(configurations)
+        self.problem, self.profile, self.numerics, self._winner = problem, profile, numerics, winner
+        self.F, self.B, self.C = profile.n_folds, len(problem.streams) // profile.n_folds, len(configurations)
         wanted = grid_networks(problem, configurations, family, hidden)
         order = ascending(problem, wanted)  # the place of each trained network in (B, F, C)
-        self.trainer = Trainer(problem, wanted[order], rules.numerics)
+        self.trainer = Trainer(problem, wanted[order], numerics)
         none = torch.full((self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
         counts = {name: torch.zeros_like(none, dtype=torch.int64) for name in ("epoch", "waited")}
         # The best evaluation of each (split, configuration), and the parameters it had: none yet
@@ -104,22 +92,22 @@ class CrossValidation:
             for name in CRITERIA
         }
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
-        self.stopped = torch.full((self.B, self.C), rules.max_epochs)
+        self.stopped = torch.full((self.B, self.C), profile.max_epochs)
         self._all, self._order = self.trainer.networks, order.to(problem.device)
         self._present = torch.arange(len(order), device=problem.device)  # of the trainer's, in the whole stack
         self._split, self._configuration = self._order // (self.F * self.C), self._order % self.C
 
     def run(self, on_evaluation: Callable[[int], object] = lambda epoch: None) -> Search:
         """Train until every configuration has stopped, telling `on_evaluation` of each epoch looked at."""
-        rules = self.rules
-        evaluator = Evaluator(self.problem, self._all.batch_size, rules.search_samples, rules.numerics)
-        while bool(self.running.any()) and self.trainer.epoch + rules.evaluate_every <= rules.max_epochs:
+        every, most = self.profile.evaluate_every, self.profile.max_epochs
+        evaluator = Evaluator(self.problem, self._all.batch_size, self.profile.selection_samples, self.numerics)
+        while bool(self.running.any()) and self.trainer.epoch + every <= most:
             running = torch.nonzero(self._is_running()).flatten()
             if len(running) <= SHRINK * len(self._present):
                 self.trainer.keep(running)
                 self._present = self._present[running]
-            self.trainer.advance(rules.evaluate_every)
-            if rules.fresh_draws:
+            self.trainer.advance(every)
+            if self.profile.fresh_draws:
                 evaluator.draw_anew(self.trainer.epoch)
             self._evaluate(evaluator, self.trainer.epoch)
             on_evaluation(self.trainer.epoch)
@@ -141,7 +129,7 @@ class CrossValidation:
             chosen = better[at]  # (networks,)
             for parameter, kept in _under(best, "value.").items():
                 kept[places[chosen]] = values[parameter][chosen]
-        waiting = torch.stack([best["waited"] >= self.rules.patience for best in self.best.values()]).all(0)
+        waiting = torch.stack([best["waited"] >= self.profile.patience for best in self.best.values()]).all(0)
         self.stopped[(self.running & waiting).cpu()] = epoch
         self.running &= ~waiting
 
@@ -167,7 +155,7 @@ class CrossValidation:
         """Return moments and targets of the validation rows, (B, F, n) in original units."""
         networks = self._all[places.flatten()]
         values = {name: value.flatten(0, 1) for name, value in values.items()}
-        evaluator = Evaluator(self.problem, networks.batch_size, self.rules.n_samples, self.rules.numerics)
+        evaluator = Evaluator(self.problem, networks.batch_size, self.profile.n_samples, self.numerics)
         if criterion == "mc":
             moments = evaluator.moments(values, networks)
         else:
@@ -267,15 +255,13 @@ def cross_validate(
     family: Family,
     *,
     winner: Sequence[int] | None = None,
-    **samples: int,
+    **samples: Any,
 ) -> Search:
-    """Run a cross-validation. samples: search_samples and n_samples of `Rules`, by default the profile's."""
+    """Run a cross-validation by the profile; samples: its selection_samples and n_samples, where others are wanted."""
     p, hidden = study.profile, describe(study.dataset).hidden_units
-    samples = {"search_samples": p.search_samples(study.dataset), "n_samples": p.n_samples} | samples
-    rules = Rules(
-        p.evaluate_every, p.patience, p.max_epochs, **samples, numerics=study.numerics, fresh_draws=p.fresh_draws
-    )
-    validation = CrossValidation(problem, p.n_folds, configurations, rules, hidden=hidden, family=family, winner=winner)
+    rules = replace(p, **({"selection_samples": p.search_samples(study.dataset)} | samples))
+    how: dict[str, Any] = {"hidden": hidden, "family": family, "numerics": study.numerics, "winner": winner}
+    validation = CrossValidation(problem, rules, configurations, **how)
     return validation.run(lambda epoch: study.progress.fraction(epoch / p.max_epochs))
 
 

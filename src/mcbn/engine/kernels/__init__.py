@@ -4,8 +4,8 @@ narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rect
 16 channels take five times what moving their values takes, and batch norm that differs from draw to draw is two passes
 over memory more. Products are TF32, as PyTorch's convolutions are by default.
 halved.cu: the largest of 2 x 2 pixels. PyTorch's pooling also writes where each was, which takes longer than the rest.
-probabilities.cu: class probabilities of many places, the pixels of a segmentation say: moments and entropies, which are
-a dozen passes over memory as operations of their own.
+probabilities.cu: class probabilities of many places, the pixels of a segmentation say: moments and divergences,
+which are a dozen passes over memory as operations of their own.
 
 Imported on a GPU alone; benchmarks/README.md has times.
 """
@@ -284,12 +284,12 @@ def _(info: Any, axes: Sequence[int | None], x: Tensor) -> tuple[Tensor, int]:
 
 
 class Sums(NamedTuple):
-    """Over draws: the first one's probabilities, sums of differences from them and of their squares, of entropies."""
+    """Over draws: the first one's probabilities, sums of differences from them, of their squares, of divergences."""
 
     pivot: Tensor  # (N, K, ...)
     sum: Tensor
     squares: Tensor
-    entropies: Tensor  # (N, ...)
+    divergences: Tensor  # (N, ...)
 
 
 def suits_probabilities(logits: Tensor, tau: Tensor) -> bool:
@@ -303,8 +303,8 @@ def suits_probabilities(logits: Tensor, tau: Tensor) -> bool:
     return compiles("probabilities", (("CLASSES", K),), logits.device.index)
 
 
-def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None) -> Sums:
-    """Add the draws of logits (t, N, K, ...) in place; None: begin with them."""
+def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None, least: float) -> Sums:
+    """Add the draws of logits (t, N, K, ...) in place; None: begin with them. least: of a divergence's pivot."""
     t, N, K, *size = logits.shape
     flat = logits.reshape(t, N, K, -1)  # a copy only where the pixels do not lie in steps of one length
     begin, pixels = sums is None, flat.shape[3]
@@ -312,6 +312,6 @@ def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None) -> Sums:
         pivot, total, squares = (logits.new_empty(N, K, *size) for _ in range(3))
         sums = Sums(pivot, total, squares, logits.new_empty(N, *size))
     blocks = -(-N * pixels // constants.PROBABILITIES_THREADS)
-    numbers = (t, N * pixels, pixels, *flat.stride(), int(begin), float(tau))
+    numbers = (t, N * pixels, pixels, *flat.stride(), int(begin), float(tau), least)
     launch("probabilities", {"CLASSES": K}, (blocks, constants.PROBABILITIES_THREADS), [flat, *sums], *numbers)
     return sums

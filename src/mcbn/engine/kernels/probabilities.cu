@@ -1,4 +1,5 @@
-// The CUDA kernel of `probabilities`: softmax of every draw's logits; its moments about the first draw, and entropies.
+// The CUDA kernel of `probabilities`: softmax of every draw's logits; its moments about the first draw, and
+// sums of divergences from it, q [(1 + r) log(1 + r) - r] with r = (p - q) / q and q the first draw, at least `least`.
 //
 // A thread takes one place, a pixel of an image: all classes of all draws.
 // Constants given at compilation: CLASSES.
@@ -6,15 +7,16 @@
 constexpr int K = CLASSES;
 
 // logits (draws, n, K, pixels) in steps of of_draw, of_image, of_class and of_pixel; pivot, sum and squares (n, K, pixels)
-// and entropies (n, pixels) are added to, or begun if begin is not 0. places = n pixels.
+// and divergences (n, pixels) are added to, or begun if begin is not 0. places = n pixels.
 extern "C" __global__ void probabilities(const float *__restrict__ logits, float *__restrict__ pivot,
                                          float *__restrict__ sum, float *__restrict__ squares,
-                                         float *__restrict__ entropies, int draws, int places, int pixels, int of_draw,
-                                         int of_image, int of_class, int of_pixel, int begin, double tau) {
+                                         float *__restrict__ divergences, int draws, int places, int pixels, int of_draw,
+                                         int of_image, int of_class, int of_pixel, int begin, double tau,
+                                         double least) {
     const int place = blockIdx.x * blockDim.x + threadIdx.x;
     if (place >= places) return;
     const int image = place / pixels, pixel = place % pixels, own = image * K * pixels + pixel;
-    float first[K], total[K] = {}, square[K] = {}, entropy = 0;
+    float first[K], total[K] = {}, square[K] = {}, divergence = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) first[k] = begin ? 0 : pivot[own + k * pixels];
     for (int t = 0; t < draws; t++) {
@@ -34,7 +36,8 @@ extern "C" __global__ void probabilities(const float *__restrict__ logits, float
             float away = p[k] - first[k];
             total[k] += away;
             square[k] += away * away;
-            if (p[k] != 0) entropy -= p[k] * logf(p[k]);
+            const float q = fmaxf(first[k], (float)least), r = (p[k] - q) / q;
+            divergence += p[k] != 0 ? q * ((1 + r) * log1pf(r) - r) : q;
         }
     }
 #pragma unroll
@@ -44,5 +47,5 @@ extern "C" __global__ void probabilities(const float *__restrict__ logits, float
         sum[at] = begin ? total[k] : sum[at] + total[k];
         squares[at] = begin ? square[k] : squares[at] + square[k];
     }
-    entropies[place] = begin ? entropy : entropies[place] + entropy;
+    divergences[place] = begin ? divergence : divergences[place] + divergence;
 }

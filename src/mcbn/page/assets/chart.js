@@ -27,13 +27,22 @@ const mcbn = (() => {
     return node;
   }
 
-  function ticks(low, high, count) {
-    const rough = (high - low) / Math.max(1, count);
+  /* Round values between low and high, with so many digits that each can be told from the next. */
+  function ticks(axis, count) {
+    const { min: low, max: high } = axis, rough = (high - low) / Math.max(1, count);
     const power = Math.pow(10, Math.floor(Math.log10(rough)));
     const step = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
-    return found;
+    const unit = axis.percent ? 100 : 1, largest = unit * Math.max(Math.abs(low), Math.abs(high));
+    if (largest >= 1e6 || largest < 1e-3) {
+      const digits = Math.max(0, Math.min(20, Math.ceil(Math.log10(largest / (step * unit)))));
+      return found.map((value) => [value, value === 0 ? "0" : (unit * value).toExponential(digits) + (axis.percent ? " %" : "")]);
+    }
+    let digits = 0;
+    for (let part = step * unit; digits < 15 && Math.abs(part - Math.round(part)) > 1e-6 * part; part *= 10) digits++;
+    const style = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    return found.map((value) => [value, (unit * value + 0).toLocaleString("en", style) + (axis.percent ? " %" : "")]);
   }
 
   function show(value, axis) {
@@ -97,7 +106,9 @@ const mcbn = (() => {
     function draw() {
       const width = Math.max(260, plot.clientWidth || 640);
       const height = spec.height || Math.round(Math.min(400, Math.max(250, width * 0.52)));
-      const pad = { left: 58, right: 26, top: 12, bottom: 44 };
+      const sides = { x: ticks(spec.x, width / 90), y: ticks(spec.y, height / 55) };
+      const longest = Math.max(...sides.y.map(([, text]) => text.length));
+      const pad = { left: Math.max(58, 28 + 7 * longest), right: 26, top: 12, bottom: 44 };
       svg.textContent = "";
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.setAttribute("aria-label", spec.alt + " Arrow keys read values.");
@@ -107,7 +118,7 @@ const mcbn = (() => {
         x: (v) => pad.left + ((v - x.min) / (x.max - x.min)) * (width - pad.left - pad.right),
         y: (v) => height - pad.bottom - ((v - y.min) / (y.max - y.min)) * (height - pad.top - pad.bottom),
       };
-      drawAxes();
+      drawAxes(sides);
       const clip = `clip-${Math.random().toString(36).slice(2)}`;
       const rect = { x: pad.left, y: pad.top, width: width - pad.left - pad.right, height: height - pad.top - pad.bottom };
       shape(shape(shape(svg, "defs"), "clipPath", { id: clip }), "rect", rect);
@@ -119,19 +130,19 @@ const mcbn = (() => {
       if (cursor !== null) point(cursor);
     }
 
-    function drawAxes() {
+    function drawAxes(sides) {
       const { width, height, pad } = scale;
-      for (const value of ticks(spec.y.min, spec.y.max, height / 55)) {
+      for (const [value, words] of sides.y) {
         const place = scale.y(value);
         shape(svg, "path", { d: `M${pad.left} ${place}H${width - pad.right}`, class: "grid" });
         const text = shape(svg, "text", { x: pad.left - 7, y: place + 4, "text-anchor": "end" });
-        text.textContent = show(value, spec.y);
+        text.textContent = words;
       }
-      for (const value of ticks(spec.x.min, spec.x.max, width / 90)) {
+      for (const [value, words] of sides.x) {
         const place = scale.x(value);
         shape(svg, "path", { d: `M${place} ${height - pad.bottom}v5`, class: "axis" });
         const text = shape(svg, "text", { x: place, y: height - pad.bottom + 18, "text-anchor": "middle" });
-        text.textContent = show(value, spec.x);
+        text.textContent = words;
       }
       shape(svg, "path", { d: `M${pad.left} ${height - pad.bottom}H${width - pad.right}`, class: "axis" });
       const label = shape(svg, "text", { x: (pad.left + width - pad.right) / 2, y: height - 6, "text-anchor": "middle" });
