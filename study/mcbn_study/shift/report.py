@@ -154,7 +154,7 @@ def centre_table(records: Sequence[Record]) -> Table:
             for (f, _), v in of.items()
         )
         rows.append((name, *cells))
-    facts = {"T": kept[0]["config"]["n_samples"] if kept else 0}
+    facts: dict[str, Any] = {"T": kept[0]["config"]["n_samples"] if kept else 0}
     facts |= {f: mean_cell([k * r[f] for r in plain], decimals=d) for f, k, d in (("accuracy", 100, 1), ("nll", 1, 3))}
     return table(_WORDS["centre"], rows, **facts)
 
