@@ -354,17 +354,18 @@ class Watch:
             )
 
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
-        (_, p_values), channels = null.layers(z, self.channels), list(self.channels.values())
-        u, moved = null.metric.standardize(z)[0], z[0] - null.metric.location  # (P,)
-        readings = []
-        for number, (name, C) in enumerate(self.channels.items()):
-            start = 2 * sum(channels[:number])
-            mean, log_var = moved[start : start + C], moved[start + C : start + 2 * C]
-            std = (0.5 * null.metric.location[start + C : start + 2 * C]).exp()
-            distance = float(u[start : start + 2 * C].square().mean())
-            width, offset = float((0.5 * log_var.median()).exp()), float((mean / std).square().mean().sqrt())
-            readings.append(LayerReading(name, distance, float(p_values[0, number]), width, offset))
-        return tuple(readings)
+        widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
+        moved, home = (torch.split(part, widths) for part in (z[0] - location, location))  # means, log variances, ...
+        of_layer = torch.split(null.metric.standardize(z)[0], [2 * C for C in self.channels.values()])
+        offsets = [(mean.square() / log_var.exp()).mean() for mean, log_var in zip(moved[::2], home[1::2], strict=True)]
+        columns = (
+            torch.stack([part.square().mean() for part in of_layer]),
+            null.layers(z, self.channels)[1][0],
+            torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp(),
+            torch.stack(offsets).sqrt(),
+        )
+        rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
+        return tuple(LayerReading(*row) for row in rows)
 
     def _step(self, x: Any) -> float:
         z, null = self.coordinates(x), self.null(self.batch_size)
