@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mcbn import batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
-from mcbn.batch_norm import layer_of
+from mcbn.batch_norm import as_draws_run, layer_of
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import drift
@@ -260,12 +260,13 @@ class MCBN(Generic[P]):
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics, (N, ...)."""
         network = self.network or self.copy_network()
-        return network.over(x, network.raw, torch.cat, self.inputs)
+        return network.over(x, as_draws_run(network.raw), torch.cat, self.inputs)
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are."""
         network, head = self.network or self.copy_network(), self.noise == "head"
-        return network.over(x, lambda inputs: moments.plain_mean(network, inputs, head=head), torch.cat, self.inputs)
+        run = as_draws_run(lambda inputs: moments.plain_mean(network, inputs, head=head))
+        return network.over(x, run, torch.cat, self.inputs)
 
     def tune(
         self,

@@ -31,8 +31,10 @@ from mcbn.engine import plan as plans
 from mcbn.engine.agree import Bound, agree, guessed_error
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
 from mcbn.engine.rewrite import Workspace
+from mcbn.engine.rows import are_independent
 from mcbn.engine.trace import ReplayTracer
 from mcbn.errors import MCBNError
+from mcbn.layers import settings_of
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 
@@ -84,7 +86,7 @@ class Engine:
         self._refuted = ""  # why no plan is used for this network any more
         self._warned = False
         self._own_code = OwnCode("a plan does not pay yet, or its kernels are being compiled", self.replay)
-        self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
+        self._independence: dict[Any, bool] = {}  # by shape of the inputs and sizes of blocks
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
         self._lock = ProcessLock()
 
@@ -105,7 +107,7 @@ class Engine:
 
     def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None, compile: bool) -> Iterator[Tensor]:
         """Yield samples by the plan; where it fails, by halves of the inputs or by the network's own code."""
-        key = batches.key_of(inputs), chunk_size, compile
+        key = self._key(inputs), chunk_size, compile
         try:
             for samples in self._passes(key, inputs, start, stop):
                 yield samples
@@ -218,7 +220,7 @@ class Engine:
 
     def plan(self, inputs: Any, chunk_size: int | None = None, *, compile: bool = False) -> Plan | OwnCode:
         """Look up how inputs of this shape run, or find out."""
-        key = batches.key_of(inputs), chunk_size, compile
+        key = self._key(inputs), chunk_size, compile
         plan = self.plans.get(key)
         if plan is None:
             with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
@@ -229,6 +231,10 @@ class Engine:
                     if plan is not self._own_code:
                         keep(self.plans, key, plan, constants.PLANS_KEPT)
         return plan
+
+    def _key(self, inputs: Any) -> Any:
+        """Identify all that a trace depends on."""
+        return batches.key_of(inputs), settings_of(self.network.module)
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | OwnCode:
         """Trace the network and keep the first plan that agrees with its own code."""
@@ -246,7 +252,7 @@ class Engine:
         except Exception as error:  # whatever a foreign network does while watched, its own code can still be run
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
-        history = self._history((batches.key_of(inputs), chunk_size, compile))
+        history = self._history((self._key(inputs), chunk_size, compile))
         if history.own_draws and not history.postponed and not plans.is_compiled(program):
             history.postponed = True
             return self._own_code
@@ -347,19 +353,17 @@ class Engine:
         if count <= 1:
             return [(inputs, plan)]
         blocks = [(block, self.plan(block, chunk_size, compile=compile)) for block in batches.cut(inputs, count)]
-        return blocks if self._independent(inputs, plan, blocks) else [(inputs, plan)]
+        return blocks if self.independent(inputs, *(block for block, _ in blocks), traced=True) else [(inputs, plan)]
 
-    def _independent(self, inputs: Any, plan: Plan, blocks: list[tuple[Any, Plan | OwnCode]]) -> bool:
-        """Check on the first draw that outputs do not depend on which inputs run beside them."""
-        key = batches.key_of(inputs)
-        independent = self._independence.get(key)
-        if independent is None:
-            with self._lock, torch.no_grad():
-                apart = torch.cat([of_block.prepare(block, Workspace())(0, 1)[0] for block, of_block in blocks])
-                independent = agree(apart, plan.prepare(inputs, Workspace())(0, 1)[0])
-                if any(bool((t != t[:1]).any()) for t in batches.tensors_of(inputs)):  # of equal inputs none can tell
-                    keep(self._independence, key, independent, constants.PLANS_KEPT)
-        return independent
+    def independent(self, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
+        """Tell whether inputs may run apart, in these blocks: by the structure of the network (`mcbn.engine.rows`)."""
+        key = self._key(inputs), tuple(map(batches.size_of, blocks)), traced
+        if key not in self._independence:
+            with self._lock:
+                ends = (blocks[0], blocks[-1]) if blocks else ()  # of all sizes there are
+                proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends, traced=traced)
+                keep(self._independence, key, proven, constants.PLANS_KEPT)
+        return self._independence[key]
 
     def _halved(self, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
         """Go on after running out of memory with a single draw: half of the inputs at a time."""
@@ -369,8 +373,13 @@ class Engine:
             raise MCBNError(
                 f"one draw of one input does not fit into memory (its widest result has {width:,} values): {error}"
             ) from error
-        halves = [self.outputs(half, stop, 1, start=start) for half in batches.cut(inputs, 2)]
-        for pieces in zip(*halves, strict=True):
+        if not self.independent(batches.cut(inputs, N // 2)[0]):
+            raise MCBNError(
+                f"one draw of {N} inputs does not fit into memory, and nothing shows that this network treats each of "
+                f"them by itself, so they are not cut into blocks; give fewer at a time ({error})"
+            ) from error
+        halves = batches.cut(inputs, 2)
+        for pieces in zip(*(self.outputs(half, stop, 1, start=start) for half in halves), strict=True):
             yield torch.cat(pieces, 1)
 
 

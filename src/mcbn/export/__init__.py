@@ -133,11 +133,17 @@ def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: 
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
     summary = summary_of(bayes.task, bayes.noise_precision, output)
+    apart = engine.independent(inputs)  # copies of the inputs, one a draw or output, share the batch axis
+    if not apart and (method == "linear" or (chunk is not None and chunk > 1)):
+        raise MCBNError(
+            "nothing shows that this network treats each input by itself, so draws cannot share a pass in a graph; "
+            'export with method="sample" and chunk_size=1'
+        )
     if method == "linear":
         return _linear(bayes, engine, inputs, T, output, summary)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
-    chunk = _chunk(T, program.width * len(output), chunk)
+    chunk = _chunk(T, program.width * len(output), chunk if apart else 1)
     return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
