@@ -22,6 +22,7 @@ from mcbn.batching import rows_of_draw
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",
     "ignore:mcbn. drawn batch statistics:UserWarning",
+    "ignore:mcbn. Frozen draws random numbers:UserWarning",
     "ignore:Using a non-tuple sequence:UserWarning",
 )
 N, M, T = 48, 8, 60
