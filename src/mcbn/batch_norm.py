@@ -301,6 +301,9 @@ def scale_and_shift(
 def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Apply scale and shift (C,) along axis 1 of x (N, C, ...), in the dtype of the statistics; x's dtype returns."""
     dtype = statistics_dtype(x)
+    if x.is_cuda and scale.dtype == dtype != x.dtype and scale.ndim == 1 and storage_of(scale):  # none under `vmap`
+        zero, one = torch.zeros_like(scale), torch.ones_like(scale)
+        return torch.batch_norm(x, scale, shift, zero, one, False, 0.0, 0.0, False)
     if x.ndim > 2:
         shape = (-1,) + (1,) * (x.ndim - 2)
         scale, shift = scale.view(shape), shift.view(shape)
