@@ -128,7 +128,8 @@ class MCBN(Generic[P]):
 
         Args:
             data: the training DataLoader (its dataset, transforms, collate_fn, workers and batch size are respected,
-                its order is not), a Dataset, tensors, or an iterable of batches, taken as they come.
+                its order is not), a Dataset, tensors, arrays, a table (pandas), a list of examples or of batches, or
+                another iterable of batches, taken as they come.
             n_samples: T. T * M may exceed N.
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
@@ -151,6 +152,7 @@ class MCBN(Generic[P]):
         if batch_size is None:
             warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
+        data, batch_size = self._read_list(data, batch_size, inputs)
         with torch.inference_mode(False):
             if posterior == "diagonal":
                 drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
@@ -177,6 +179,12 @@ class MCBN(Generic[P]):
         self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
         return self.adopt(network, fitted)
 
+    def _read_list(self, data: Any, batch_size: int | None, inputs: batches.Picker) -> tuple[Any, int | None]:
+        """Join a list of batches to the examples they hold, and note their size; a list of examples stays."""
+        if not isinstance(data, list) or not data or not self.copy_network().runs(data[0], inputs):
+            return data, batch_size
+        return batches.concatenate(data), batch_size or batches.size_of(data[0])
+
     def predict(
         self,
         x: Any,
@@ -194,7 +202,8 @@ class MCBN(Generic[P]):
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
         Args:
-            x: a tensor (N, ...), whatever the network takes, or a DataLoader or Dataset of batches.
+            x: a tensor (N, ...), an array or table, whatever the network takes, a list of examples or of batches, or a
+                DataLoader or Dataset.
             method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
                 through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
                 (`mcbn.linear`).

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mcbn import batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.export.predictors import RESULTS, LinearPredictor, SamplePredictor, Summary, summary_of
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
@@ -87,7 +87,7 @@ def to_onnx(
     """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
     path = Path(path)
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise MCBNError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
+        raise MissingExtraError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
     require_folder(path)
     if path.is_dir():
         raise MCBNError(f"cannot export to {path}: it is a folder; give the name of a file in it")
