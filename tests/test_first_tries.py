@@ -155,7 +155,7 @@ MISTAKES: dict[str, Try] = {
     "missing values": (
         fitted_rows,
         lambda b, x: b.predict(frame(x).where(frame(x) > 0)),
-        "the inputs hold 100 non-finite values (NaN or infinity) in a tensor of shape (40, 5); clean or impute them first",
+        "the inputs hold 100 non-finite values (NaN or infinity) in a tensor of shape (40, 5); clean or impute them",
     ),
     "a path": (fitted_rows, lambda b, x: b.predict("test.csv"), "give a tensor of numbers, made as in training: "),
     "a list of paths": (fitted_rows, lambda b, x: b.predict(["a.png", "b.png"]), "give a tensor of numbers, made as"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.metrics import worse_mean
+from mcbn.metrics import worse_mean, worse_probs
 from mcbn.outputs import flatten, is_matrix, match_shape, noise_variance, require_labels, split_head
 
 if TYPE_CHECKING:
@@ -299,9 +299,8 @@ def compare_means(pred: Any, plain: Tensor, y: Tensor) -> str:
     if isinstance(pred, RegressionPrediction):
         y = match_shape(y, plain)
         return worse_mean((pred.mean - y).square(), (plain - y).square(), "RMSE")
-    other, truth = pred.about(plain), y.to(pred.label)
-    wrong = worse_mean(pred.label != truth, other.label != truth, "error rate")
-    return wrong or worse_mean(-pred.log_prob(y), -other.log_prob(y), "negative log likelihood")
+    shape = pred.mutual_information.shape
+    return worse_probs(pred.probs, plain, y.reshape(shape).long() if y.numel() == math.prod(shape) else y)
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:

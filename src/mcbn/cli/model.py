@@ -248,7 +248,7 @@ def evaluate(
             raise MCBNError(f"{posterior} knows no noise precision tau; {cure}")
         with bar("evaluating", test.count(), "row") as tick:
             pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
-            if bayes.task == "classification":
+            if bayes.task != "regression":
                 scores = scoring.evaluate_classification(bayes, pairs, **options)
             else:
                 levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
