@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,16 @@ CENTRES = ("drawn", "running")
 READINGS = ("outputs", "noise")  # settings that are kept
 NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
+
+
+class Options(TypedDict, total=False):
+    """What the constructor takes by keyword, as its overloads by task repeat it."""
+
+    layers: Layers
+    inputs: batches.Picker
+    output: Output
+    outputs: str
+    noise: str
 
 
 class MCBN(Generic[P]):
@@ -74,16 +84,19 @@ class MCBN(Generic[P]):
 
     @overload
     def __init__(
-        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Any
+        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Unpack[Options]
     ) -> None: ...
 
     @overload
     def __init__(
-        self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Literal["classification"], **options: Any
+        self: "MCBN[ClassificationPrediction]",
+        model: nn.Module,
+        task: Literal["classification", "multilabel"],
+        **options: Unpack[Options],
     ) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Any) -> None: ...
+    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
 
     def __init__(
         self,
