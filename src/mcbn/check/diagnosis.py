@@ -232,7 +232,9 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         population = Averaged(posterior)
         first, compared = None, 0
         for x in _inputs(bayes, network, drawn):
-            first = x if first is None else first
+            if first is None:
+                first = x
+                network.run_copy(x)  # the first pass of a network just loaded is watched, which no mode may count
             population.add(network, x)
             compared += batches.size_of(x)
     if first is None:
