@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,7 +169,7 @@ def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None,
         model.predict(x, return_std=True)
         times.append((time.perf_counter(), time.process_time()))
     record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns, "epochs": model.n_iter_}
-    for name, start, stop in (("fit", *times[:2]), ("predict", *times[1:])):
+    for name, (start, stop) in zip(("fit", "predict"), pairwise(times), strict=True):
         record |= {f"{name}_seconds": stop[0] - start[0], f"{name}_cpu_seconds": stop[1] - start[1]}
     _append(out, record | {"load": os.getloadavg()[0]}, "cpu")
     return [json.dumps(record)]
