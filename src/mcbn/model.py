@@ -58,7 +58,8 @@ class MCBN(Generic[P]):
     gives predictive moments. The network itself is copied at `fit` and never modified.
 
     Args:
-        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through.
+        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through. A list of
+            networks gives an ensemble whose members each have draws (`mcbn.members.Members`), with the same verbs.
         task: "regression", "classification" (one label an input, or one a pixel; one unit is a binary logit), or
             "multilabel" (labels that do not exclude each other, a unit each).
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
@@ -81,6 +82,14 @@ class MCBN(Generic[P]):
         >>> prediction.mean.shape, prediction.epistemic.shape
         (torch.Size([5, 1]), torch.Size([5, 1]))
     """
+
+    def __new__(cls, model: Any = None, *arguments: Any, **options: Any) -> Any:
+        """Make an MCBN; of a list of networks, `mcbn.members.Members`, which has the same verbs."""
+        if not isinstance(model, list | tuple):
+            return super().__new__(cls)
+        from mcbn.members import Members
+
+        return Members(model, *arguments, **options)
 
     @overload
     def __init__(
@@ -438,12 +447,13 @@ class MCBN(Generic[P]):
         method: str = "sample",
         n_samples: int | None = None,
         chunk_size: int | None = None,
+        level: float | None = None,
     ) -> None:
         """Write the predictor as one ONNX file that runs without mcbn or torch, for any number of inputs.
 
         Outputs: mean, variance, epistemic (regression; variance = epistemic + 1/tau), or probs, entropy,
-        mutual_information (classification): the numbers of `predict`. `mcbn.export.to_torch_export` gives the same
-        as a `torch.export` program.
+        mutual_information (classification): the numbers of `predict`; after `calibrate` also low and high, or set.
+        `mcbn.export.to_torch_export` gives the same as a `torch.export` program.
 
         Args:
             path: the file; its folder exists.
@@ -453,10 +463,12 @@ class MCBN(Generic[P]):
             n_samples: use only the first draws.
             chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
                 Chosen from the size of the example where it is not given.
+            level: of calibrated intervals or sets; what `calibrate` was given where it is not, and none without.
         """
         from mcbn import export
 
-        export.to_onnx(self, path, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
+        how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size, "level": level}
+        export.to_onnx(self, path, example_x, **how)
 
     @property
     def posterior(self) -> Posterior:
@@ -491,13 +503,18 @@ class MCBN(Generic[P]):
 
     # Keeping and moving what was fitted, in PyTorch's words.
 
-    def save(self, path: str | Path) -> None:
-        """Write posterior, tau and settings as one safetensors file."""
-        saving.save(path, *self._packed())
+    def save(self, path: str | Path, **notes: str) -> None:
+        """Write posterior, tau, calibration and settings as one safetensors file; further text is kept beside them."""
+        tensors, metadata = self._packed()
+        saving.save(path, tensors, metadata | notes)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
         """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
+        if isinstance(model, list | tuple):
+            from mcbn.members import Members
+
+            return Members.load(path, model, inputs=inputs, output=output)  # type: ignore[return-value]
         tensors, settings = saving.read_tensors(path)
         drawn = saving.unpack(str(path), tensors, settings, model)
         with saving.damage_told(path):
