@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -190,7 +191,7 @@ def test_path_that_changes_between_batches_is_an_error() -> None:
             self.count += 1
             return self.b(self.a(x)) if self.count % 2 else self.a(x)
 
-    with pytest.raises(mcbn.MCBNError, match="'b' was called for 1 of 3 training batches"):
+    with pytest.raises(mcbn.MCBNError, match=r"'b' was called for [12] of 3 training batches"):
         mcbn.MCBN(Sometimes(), "regression").fit(torch.randn(50, 5), n_samples=3, batch_size=10)
 
 
@@ -232,3 +233,93 @@ def test_scripted_parts_run_and_scripted_batch_norm_is_refused() -> None:
     hidden = nn.Sequential(nn.BatchNorm1d(5), torch.jit.script(nn.BatchNorm1d(5)))
     with pytest.raises(mcbn.MCBNError, match="'1' is batch norm inside TorchScript"):
         mcbn.MCBN(hidden, "regression").fit(x, n_samples=3, batch_size=20)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+
+    @torch.jit.script
+    def scripted_norm(
+        x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, mean, var, weight, bias)
+
+
+def in_a_thread(bn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(bn, x).result()
+
+
+def without_torch_function(bn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        return F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+
+
+def tensors(bn: nn.Module) -> tuple[torch.Tensor, ...]:
+    return bn.weight, bn.bias, bn.running_mean, bn.running_var
+
+
+UNSEEN = {
+    "native": lambda bn, x: torch.native_batch_norm(x, *tensors(bn), False, 0.1, 1e-5)[0],
+    "native operator": lambda bn, x: torch.ops.aten.native_batch_norm(x, *tensors(bn), False, 0.1, 1e-5)[0],
+    "inference operator": lambda bn, x: torch.ops.aten._native_batch_norm_legit_no_training(x, *tensors(bn), 0.1, 1e-5)[
+        0
+    ],
+    "TorchScript": lambda bn, x: scripted_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias),
+    "thread": in_a_thread,
+    "no torch function": without_torch_function,
+    "arithmetic": lambda bn, x: (x - bn.running_mean) / (bn.running_var + bn.eps).sqrt() * bn.weight + bn.bias,
+    "scale and shift": lambda bn, x: torch.addcmul(
+        bn.bias - bn.running_mean * torch.rsqrt(bn.running_var), x, torch.rsqrt(bn.running_var)
+    ),
+}
+SEEN = {
+    "operator": lambda bn, x: torch.ops.aten.batch_norm(x, *tensors(bn), False, 0.1, 1e-5, True),
+    "overload": lambda bn, x: torch.ops.aten.batch_norm.default(x, *tensors(bn), False, 0.1, 1e-5, True),
+    "torch": lambda bn, x: torch.batch_norm(x, *tensors(bn), False, 0.1, 1e-5, True),
+}
+
+
+class Behind(nn.Module):
+    """A batch norm that is seen, and another that runs as it is told."""
+
+    def __init__(self, how: object) -> None:
+        super().__init__()
+        self.first, self.second, self.unused, self.how = *(nn.BatchNorm1d(5) for _ in range(3)), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.how(self.second, self.first(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", UNSEEN)
+def test_batch_norm_that_runs_unseen_is_named(how: str) -> None:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"mcbn: batch norm of '(second|the network)' runs .* adds no uncertainty"):
+        bayes = mcbn.MCBN(Behind(UNSEEN[how]), "regression").fit(x, n_samples=3, batch_size=8)
+    assert bayes.posterior.layers == ("first",)
+    chosen = mcbn.MCBN(Behind(UNSEEN[how]), "regression", layers=["first"])
+    assert chosen.fit(x, n_samples=3, batch_size=8).posterior.layers == ("first",)  # nothing to say: it was asked for
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_operators_of_batch_norm_are_recorded(how: str) -> None:
+    net = Behind(SEEN[how]).double()
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=2, batch_size=8)
+    h, samples = x[rows_of_draw(40, 8, 0, 1)], bayes.sample(x[rows_of_draw(40, 8, 0, 1)])
+    for _ in range(2):
+        h = (h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(samples[1], h)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_exported_programs_are_recorded() -> None:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    part = nn.Sequential(nn.BatchNorm1d(5), nn.Tanh()).double().eval()
+    program = torch.export.export(part, (x[:8],), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    bayes = mcbn.MCBN(nn.Sequential(nn.BatchNorm1d(5).double(), program), "regression").fit(
+        x, n_samples=3, batch_size=8
+    )
+    assert len(bayes.posterior.layers) == 2
+    assert (bayes.sample(x).std(0) > 0).all()

@@ -370,3 +370,34 @@ def test_bad_calls_are_refused() -> None:
         lilliefors(torch.zeros(3, 2))
     with pytest.raises(mcbn.MCBNError, match=r"values must be \(T, C\)"):
         ks_distance(torch.zeros(3), 0.0, 1.0)
+
+
+@pytest.mark.slow
+def test_shuffled_data_raise_no_alarm_of_spread_in_200_seeds() -> None:
+    """T = 16, heavy tails in every second, M tuned in every fourth; at a ratio of 1.25 alone, whatever T, many did."""
+    alarms = []
+    for seed in range(200):
+        heavy, tuned = seed % 2 == 1, seed % 4 == 2
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(442, 10, generator=generator) @ torch.randn(10, 10, generator=generator)
+        x = x.pow(3) if heavy else x
+        torch.manual_seed(seed)
+        network = settle(nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1)), x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bayes = mcbn.MCBN(network, "regression").fit(x, n_samples=16, batch_size=16, seed=seed)
+            if tuned:
+                bayes.tune((x, x[:, :1] + torch.randn(442, 1, generator=generator)), batch_sizes=[64, 256])
+            alarms += [text for text in bayes.check(x).warnings if text.startswith("spread")]
+    assert len(alarms) <= 1, alarms
+
+
+def test_sorted_data_still_raise_the_alarm_of_spread() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(442, 10) @ torch.randn(10, 10)
+    network = settle(nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1)), x)
+    ordered = x[x[:, 0].argsort()].split(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bayes = mcbn.MCBN(network, "regression").fit(iter(ordered), n_samples=16)
+    assert any(text.startswith("spread") for text in bayes.check(x).warnings)

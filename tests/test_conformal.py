@@ -115,6 +115,11 @@ def test_class_scores_are_those_of_the_papers(penalty: tuple[float, int]) -> Non
                 assert scores[n, k, pixel].item() == pytest.approx(naive, abs=1e-12)
 
 
+def test_the_least_probable_class_scores_exactly_one() -> None:
+    probs = torch.softmax(3 * torch.randn(500, 7, generator=torch.Generator().manual_seed(0)), 1)
+    assert (conformal.class_scores(probs).gather(1, probs.argmin(1, keepdim=True)) == 1).all()
+
+
 def mean_coverage(bayes: mcbn.MCBN, draw: Any, count: Any, n: int, **options: Any) -> tuple[float, float]:
     """Calibrate on new data again and again: mean share covered at 0.8 and its standard error."""
     x, y = draw(300, 99)
@@ -295,7 +300,7 @@ def test_baselines_calibrate_as_well() -> None:
         (noisy(18, 2), {"level": 0.95}, "level 0.95 needs at least 19 held-out examples, calibrate was given 18"),
         (noisy(0, 2), {}, "calibrate needs held-out examples with targets, got none"),
         (noisy(30, 2), {"level": 1.0}, "level must lie between 0 and 1, got 1.0"),
-        (noisy(30, 2), {"score": "aps"}, "score must be one of ['std', 'absolute', 'quantile'] for regression"),
+        (noisy(30, 2), {"score": "aps"}, "score must be one of"),
         (noisy(30, 2), {"groups": "class"}, 'groups="class" is for classification'),
         (noisy(30, 2), {"groups": torch.zeros(29, dtype=torch.long)}, "groups holds 29 numbers for 30 held-out"),
         (noisy(30, 2), {"groups": torch.zeros(30)}, "whole numbers, one an example; got (30,) torch.float32"),

@@ -288,7 +288,7 @@ class OnGpu(list):
         (20, 1, 2**23, 2**22, 2),  # outputs as large as what is handed on at once: just two side by side
         (9, 1, 2**22, 10, 5),  # 5 and 4, not 8 and 1
         (128, 128, 2**19, 320, 1),  # one pass holds them all
-        (32, 1, 2**27, 10, 1),  # too large for a graph
+        (32, 1, 2**29, 10, 1),  # too large for a graph
     ],
 )
 def test_passes_that_share_a_cuda_graph(T: int, chunk: int, width: int, outputs: int, group: int) -> None:
@@ -559,13 +559,14 @@ def test_who_asks_for_chunks_has_a_plan_at_once(ask: dict[str, Any], monkeypatch
     assert len(bayes.engine.plans) == 1
 
 
-def test_the_first_call_does_not_wait_for_kernels_the_second_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_calls_do_not_wait_for_kernels_later_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
     monkeypatch.setattr(plans, "is_compiled", lambda _: False)
     first = bayes.sample(x)
-    assert not bayes.engine.plans
-    check_equal(bayes.sample(x), first, 1e-5)
+    for _ in range(constants.CALLS_WITHOUT_KERNELS):
+        assert not bayes.engine.plans
+        check_equal(bayes.sample(x), first, 1e-5)
     assert len(bayes.engine.plans) == 1
     assert "own code" not in bayes.explain(x[:3])  # who asks how, waits
 

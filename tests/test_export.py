@@ -375,3 +375,54 @@ def test_served_as_documented_without_torch_or_mcbn(tmp_path: Path) -> None:
     assert "'task': 'classification'" in done.stdout
     results = {name: torch.from_numpy(value) for name, value in np.load(files[-1]).items()}
     assert_same(results, bayes.predict(x[:6]))
+
+
+@pytest.mark.parametrize("score", ["std", "absolute"])
+def test_calibrated_intervals_are_exported(tmp_path: Path, score: str) -> None:
+    bayes, x = fitted("regression")
+    y = bayes.plain(x) + torch.randn(bayes.plain(x).shape, generator=torch.Generator().manual_seed(0))
+    pred = bayes.calibrate((x, y), level=0.8, score=score).predict(x)
+    bayes.export(tmp_path / "net.onnx", x)
+    results = served(tmp_path / "net.onnx", x=x)
+    assert list(results) == ["mean", "variance", "epistemic", "low", "high"]
+    for edge, expected in zip(("low", "high"), pred.interval(0.8), strict=True):
+        torch.testing.assert_close(results[edge], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("score", "groups"), [("aps", None), ("raps", "class")])
+def test_calibrated_sets_are_exported(tmp_path: Path, score: str, groups: Any) -> None:
+    bayes, x = fitted("classification")
+    bayes.tau = 0.2
+    y = bayes.plain(x).argmax(1)
+    y[:3] = 1 - y[:3]
+    pred = bayes.calibrate((0.9 * x, y), score=score, groups=groups).predict(x)  # no x lies at the threshold
+    bayes.export(tmp_path / "net.onnx", x, level=0.7)
+    results = served(tmp_path / "net.onnx", x=x)
+    assert list(results) == ["probs", "entropy", "mutual_information", "set"]
+    assert torch.equal(results["set"], pred.set(0.7))
+    assert results["set"].any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [("classification", "sample"), pytest.param("regression", "linear", marks=pytest.mark.slow)],
+)
+def test_several_networks_are_one_file(tmp_path: Path, task: str, method: str) -> None:
+    (first, x), (second, _) = make("1d", dtype=torch.float64), make("1d", dtype=torch.float64)
+    scramble(second, 7)
+    settle(second, x)
+    bayes: Any = mcbn.MCBN([first, second], task).fit(x, n_samples=6, batch_size=8)
+    bayes.tau = 2.0
+    bayes.export(tmp_path / "both.onnx", x, method=method)
+    pred = bayes.predict(x, method=method)
+    assert pred.between.max() > 0
+    assert_same(served(tmp_path / "both.onnx", x=x), pred)
+
+
+def test_what_a_graph_cannot_promise_is_refused(tmp_path: Path) -> None:
+    bayes, x = fitted("regression")
+    with pytest.raises(mcbn.MCBNError, match="needs a calibration to promise it"):
+        bayes.export(tmp_path / "net.onnx", x, level=0.9)
+    bayes.calibrate((x, bayes.plain(x) + 1), score="quantile")
+    with pytest.raises(mcbn.MCBNError, match="one graph cannot hold this calibration"):
+        bayes.export(tmp_path / "net.onnx", x, level=0.5)

@@ -25,7 +25,7 @@ LOADED, CROSSED = 40, 22
 BODY_MEDIAN, BODY_NINETIETH = 5, 15
 STUDIES = (
     *("regression", "sensitivity", "statistics", "objective", "regularizer", "toy", "estimators", "posteriors"),
-    *("tables", "cifar10", "alternatives", "segmentation", "shift"),
+    *("tables", "cifar10", "alternatives", "segmentation", "coverage", "shift"),
 )
 
 USE = """

@@ -66,7 +66,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "single": (call(lambda b, x: fit(b, x[:1])), r"holds 1 example\(s\)"),
     "empty loader": (call(lambda b, x: b.fit(DataLoader(TensorDataset(x[:0]), batch_size=4))), r"holds 0 example"),
     "no batch": (call(lambda b, x: b.fit(iter([]))), "no batch at all"),
-    "not data": (call(lambda b, x: b.fit(3)), "takes a DataLoader, a Dataset or tensors; got a int"),
+    "not data": (call(lambda b, x: b.fit(3)), "takes a DataLoader, a Dataset, tensors, arrays or a table; got a int"),
     "n_samples": (call(lambda b, x: fit(b, x, n_samples=0)), "n_samples must be a whole number, at least 1; got 0"),
     "batch_size": (call(lambda b, x: fit(b, x, batch_size=0)), "batch_size must be"),
     "seed": (call(lambda b, x: fit(b, x, seed=-1)), "seed must be"),

@@ -1,5 +1,6 @@
 """Outputs of every kind: logits, probabilities, one unit, several labels, heads with a variance, correlated noise."""
 
+import html
 import math
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,9 @@ import mcbn
 from kinds import make, settle
 from mcbn import metrics
 from mcbn.baselines import DeepEnsemble, MCDropout
+from mcbn.page import write_page
 from mcbn.prediction import MultilabelPrediction
+from mcbn.tables import scoring
 
 Tried = tuple[mcbn.MCBN[Any], Tensor, Tensor]
 FIT: dict[str, Any] = {"n_samples": 12, "batch_size": 16}
@@ -427,6 +430,35 @@ def test_the_plain_labels_keep_the_disagreement_of_the_draws(method: str) -> Non
         torch.testing.assert_close(plain.probs, bayes.plain_mean(x))
         for field in ("variance", "mutual_information"):
             torch.testing.assert_close(getattr(plain, field), getattr(drawn, field), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_a_worse_mean_is_said_in_the_headline(task: str, tmp_path: Path) -> None:
+    """Targets are the network's own outputs: no other mean can be better."""
+    network, x = mlp(3 if task == "classification" else 1)
+    bayes = mcbn.MCBN(network, task).fit(x, n_samples=8, batch_size=4)
+    bayes.tau = 4.0
+    y = bayes.plain(x).argmax(1) if task == "classification" else bayes.plain(x) + 0.01 * torch.randn(48, 1)
+    name = "RMSE" if task == "regression" else "error rate"
+    words = f"the mean over the draws is worse than the plain network's: {name}"
+    advice = 'predict(x, mean="plain") keeps that of the network'
+    evaluate = scoring.evaluate_regression if task == "regression" else scoring.evaluate_classification
+    report = scoring.gather(bayes, evaluate(bayes, [(x, y)]), data="test", n_samples=None, tuned_on=None)
+    second = scoring.as_text(report).splitlines()[1]
+    assert second.startswith(f"! {words}")
+    assert advice in second
+    diagnosis = bayes.check((x, y))
+    assert str(diagnosis).splitlines()[1].startswith(f"! {words}")
+    assert "nothing speaks against" not in str(diagnosis)
+    page = write_page(tmp_path / "page.html", bayes, x, y).read_text()
+    assert f"But {html.escape(words, quote=False)}" in html.unescape(page)
+
+
+def test_a_better_mean_is_not_complained_of() -> None:
+    network, x = mlp(1)
+    bayes = mcbn.MCBN(network, "regression").fit(x, n_samples=8, batch_size=4)
+    assert bayes.check((x, bayes.predict(x).mean)).worse_mean == ""
+    assert bayes.check(x).worse_mean == ""  # no targets to compare by
 
 
 def test_another_mean_is_told(regression: tuple[mcbn.MCBN, Tensor]) -> None:

@@ -1,3 +1,4 @@
+import math
 import pickle
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def test_std_interval_and_samples_agree_with_the_fitted_mcbn():
     mean, std = model.predict(X, return_std=True)
     np.testing.assert_allclose(mean, pred.mean)
     np.testing.assert_allclose(std**2, pred.epistemic.numpy() + 1 / model.bayes_.tau)
-    low, high = model.predict_interval(X, coverage=0.5)
+    low, high = model.predict_interval(X, coverage=0.5, calibrated=False)
     np.testing.assert_allclose(high - mean, 0.6744897501960817 * std, rtol=1e-6)
     np.testing.assert_allclose(mean - low, high - mean, rtol=1e-6)
     drawn = model.sample_y(X[:5], 20_000)
@@ -376,3 +377,51 @@ def test_default_scores_on_the_papers_first_split(name):
     scores = metrics.rmse(mean, y[split.test]), metrics.crps_gaussian(mean, std**2, y[split.test]).mean()
     for score, bound, spread in zip(scores, BOUND[name], STD[name], strict=True):
         assert score < bound + 2 * spread
+
+
+def noisy_line(n, seed):
+    generator = np.random.default_rng(seed)
+    X = generator.uniform(-1, 1, (n, 2))
+    return X, X[:, 0] + (0.1 + np.abs(X[:, 1])) * generator.standard_normal(n)
+
+
+def test_intervals_are_cv_plus_over_the_folds():
+    X, y = noisy_line(60, 0)
+    model = MCBNRegressor(epochs=20, n_samples=10, n_folds=3, random_state=0).fit(X, y)
+    new = noisy_line(7, 1)[0]
+    low, high = model.predict_interval(new, 0.8)
+    lows, highs = [], []
+    for bayes in model.folds_:
+        pred = bayes.predict(torch.from_numpy(new))
+        for score in bayes.calibration.scores[0][:, 0].tolist():
+            lows.append((pred.mean - score * pred.std).numpy())
+            highs.append((pred.mean + score * pred.std).numpy())
+    assert len(lows) == 60
+    np.testing.assert_allclose(low, np.sort(lows, 0)[math.floor(0.2 * 61) - 1])
+    np.testing.assert_allclose(high, np.sort(highs, 0)[math.ceil(0.8 * 61) - 1])
+    gaussian = model.predict_interval(new, 0.8, calibrated=False)
+    assert not np.allclose(low, gaussian[0])
+    with pytest.raises(MCBNError, match=r"level 0\.99 needs at least 99 held-out examples"):
+        model.predict_interval(new, 0.99)
+
+
+def test_calibrated_intervals_and_sets_hold_about_what_they_promise():
+    X, y = noisy_line(200, 2)
+    new, target = noisy_line(2000, 3)
+    model = MCBNRegressor(epochs=40, n_samples=20, random_state=0).fit(X, y)
+    low, high = model.predict_interval(new, 0.8)
+    bound = 4 * (0.16 * (1 / 200 + 1 / 2000)) ** 0.5
+    assert abs(((low <= target) & (target <= high)).mean() - 0.8) < bound
+    classifier = MCBNClassifier(epochs=20, n_samples=20, random_state=0).fit(X, y > 0)
+    sets = classifier.predict_set(new, 0.8)
+    assert sets.shape == (2000, 2)
+    assert sets[np.arange(2000), (target > 0).astype(int)].mean() > 0.8 - bound
+    two = MCBNRegressor(epochs=5, n_samples=4, random_state=0).fit(X, np.column_stack([y, -y]))
+    assert two.predict_interval(new, 0.8)[0].shape == (2000, 2)
+
+
+def test_too_few_rows_for_folds_give_the_gaussian_interval():
+    X, y = noisy_line(3, 0)
+    model = MCBNRegressor(epochs=3, n_samples=4, random_state=0).fit(X, y)
+    assert model.folds_ == []
+    assert np.allclose(model.predict_interval(X, 0.9)[0], model.predict_interval(X, 0.9, calibrated=False)[0])

@@ -1,9 +1,12 @@
 """The command line: `python -m mcbn_benchmarks COMMAND`. Its `speed` is also `mcbn bench`."""
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,6 +149,30 @@ def trainer(
         for record in measure(device, only, seconds, share, Numerics(tf32=tf32, compiled=compile, fused=fused)):
             _append(out, record, device)
             yield json.dumps(record)
+
+
+@_command
+def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None, out: Out = None) -> Iterable[object]:
+    """Time fit and predict of the scikit-learn regressor, by its default parameters, in CPU and wall seconds."""
+    import numpy as np
+
+    from mcbn.sklearn import MCBNRegressor
+    from mcbn_study.machine import one_thread
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows, columns))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * random.normal(size=rows)
+    with one_thread("cpu"):
+        times = [(time.perf_counter(), time.process_time())]
+        model = MCBNRegressor(random_state=0, epochs=epochs).fit(x, y)
+        times.append((time.perf_counter(), time.process_time()))
+        model.predict(x, return_std=True)
+        times.append((time.perf_counter(), time.process_time()))
+    record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns, "epochs": model.n_iter_}
+    for name, (start, stop) in zip(("fit", "predict"), pairwise(times), strict=True):
+        record |= {f"{name}_seconds": stop[0] - start[0], f"{name}_cpu_seconds": stop[1] - start[1]}
+    _append(out, record | {"load": os.getloadavg()[0]}, "cpu")
+    return [json.dumps(record)]
 
 
 @_command

@@ -281,3 +281,13 @@ def test_folded_networks_give_the_same_numbers_without_batch_norm(case: cases.Ca
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
     with torch.no_grad():
         torch.testing.assert_close(folded(ready.query), ready.network(ready.query), rtol=1e-3, atol=1e-4)
+
+
+def test_the_estimator_is_timed_and_recorded(tmp_path: Path) -> None:
+    options = ["estimator", "--rows", "300", "--columns", "3", "--epochs", "2", "--out", str(tmp_path / "e.jsonl")]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "e.jsonl").read_text())
+    assert (record["n"], record["epochs"]) == (300, 2)
+    assert record["commit"]
+    assert record["fit_cpu_seconds"] > 0 < record["predict_seconds"]

@@ -8,9 +8,10 @@ layer, dropout and everything else stay as they are.
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +19,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mcbn.errors import MCBNError
-from mcbn.private_torch import is_view, storage_of
+from mcbn.private_torch import AnyBatchNorm, Dispatched, is_view, storage_of
 
+NATIVE = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls on; each with its positional arguments
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"),
+    **dict.fromkeys((torch.batch_norm, torch.ops.aten.batch_norm, torch.ops.aten.batch_norm.default), NATIVE),
 }
+STATISTICS = ("running_mean", "running_var")
 DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
 _running = threading.local()  # the mode active in this thread, for the hooks of `watch`
+_unwatched: WeakSet[nn.Module] = WeakSet()  # modules that ran in a thread without a mode
 
 
 class BatchNormCall(NamedTuple):
@@ -97,6 +101,16 @@ class BatchNormMode(TorchFunctionMode):
         return BatchNormCall(layer, name, arguments["input"], **kept, unchanged=unchanged, piece=piece)
 
 
+def as_draws_run(run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """Run a network under a mode, as draws do: attention then takes no shortcut of PyTorch's, which pads otherwise."""
+
+    def run_in_mode(inputs: Any) -> Tensor:
+        with BatchNormMode():
+            return run(inputs)
+
+    return run_in_mode
+
+
 def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
     """Say where in memory the rows of a view start, and where rows right after them would; None of other tensors."""
     storage = storage_of(x) if is_view(x) else 0
@@ -117,7 +131,9 @@ def watch(module: nn.Module) -> None:
 
 def _enter(name: str, module: nn.Module, args: Any) -> None:
     mode: BatchNormMode | None = getattr(_running, "mode", None)
-    if mode is not None:
+    if mode is None:
+        _unwatched.add(module)
+    else:
         mode.path.append(name)
         mode.entered.add(name)
 
@@ -135,11 +151,41 @@ class Survey(BatchNormMode):
     such calls see no batch and are left alone.
     """
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], module: nn.Module) -> None:
         super().__init__()
         self.layers: dict[str, bool] = {}  # layer -> has running statistics
         self.rows = max((t.shape[0] for t in inputs if t.ndim > 0), default=0)
         self.pieces: dict[str, int] = {}  # layer -> rows of the pieces of the batch that it normalises one by one
+        self.unseen: dict[str, str] = {}  # module -> how it normalises behind the back of this mode
+        self.module, self.watched = module, False
+        children = ((n, getattr(child, k, None)) for n, child in module.named_modules() for k in STATISTICS)
+        self.statistics = {storage_of(value): name for name, value in children if isinstance(value, Tensor)}
+
+    def run(self, network: Callable[[Any], Any], inputs: Any) -> None:
+        """Run a private network; see also what runs outside the functions that modes see, and in other threads."""
+        _unwatched.clear()
+        with torch.no_grad(), self, Dispatched(self._see):
+            network(inputs)
+        for name, child in self.module.named_modules():
+            if child in _unwatched and isinstance(child, AnyBatchNorm):
+                self.unseen[name] = "in another thread"
+
+    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        self.watched = func in BATCH_NORMS or func is F.instance_norm
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        finally:
+            self.watched = False
+
+    def _see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
+        """Note batch norm, and running statistics in use, outside a call that was seen."""
+        layer = self.path[-1] if self.path else ""
+        if not self.watched and "batch_norm" in operator.name():
+            self.unseen.setdefault(layer, f"by {operator}")
+        for value in () if self.watched else arguments.values():
+            name = self.statistics.get(storage_of(value), layer) if isinstance(value, Tensor) else layer
+            if name != layer:
+                self.unseen.setdefault(name, f"by arithmetic in {layer or 'the network'!r}")
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Note the caller."""
@@ -255,6 +301,9 @@ def scale_and_shift(
 def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Apply scale and shift (C,) along axis 1 of x (N, C, ...), in the dtype of the statistics; x's dtype returns."""
     dtype = statistics_dtype(x)
+    if x.is_cuda and scale.dtype == dtype != x.dtype and scale.ndim == 1 and storage_of(scale):  # none under `vmap`
+        zero, one = torch.zeros_like(scale), torch.ones_like(scale)
+        return torch.batch_norm(x, scale, shift, zero, one, False, 0.0, 0.0, False)
     if x.ndim > 2:
         shape = (-1,) + (1,) * (x.ndim - 2)
         scale, shift = scale.view(shape), shift.view(shape)

@@ -26,11 +26,28 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
+def as_tensor(leaf: Any) -> Any:
+    """Read an array or a table (anything with `to_numpy`, as pandas and polars have it) as a tensor; leave the rest."""
+    values = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+    if not isinstance(values, np.ndarray):
+        return leaf
+    if values.dtype.kind not in "biuf":
+        kinds = dict(getattr(leaf, "dtypes", {})) if getattr(leaf, "ndim", 0) == 2 else {}
+        text = [str(name) for name, kind in kinds.items() if getattr(kind, "kind", "O") not in "biuf"]
+        raise MCBNError(f"encode text as numbers first: {f'columns {text}' if text else 'values'} are {values.dtype}")
+    return torch.as_tensor(values if values.flags.writeable else values.copy())
+
+
+def is_table(data: Any) -> bool:
+    """Tell whether data are one array or table of numbers."""
+    return isinstance(data, Tensor | np.ndarray) or hasattr(data, "to_numpy")
+
+
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Apply a function to every tensor (or array) of a nest; keep the nest and what else it holds."""
+    """Apply a function to every tensor (array, table) of a nest; keep the nest and what else it holds."""
 
     def apply(leaf: Any) -> Any:
-        tensor = torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        tensor = as_tensor(leaf)
         return function(tensor) if isinstance(tensor, Tensor) else leaf
 
     return map_leaves(apply, tree)
@@ -187,10 +204,14 @@ def pick_targets(batch: Any, targets: Picker) -> Tensor:
         targets = 1
     if targets is None:
         raise MCBNError(f"no targets in {describe(batch)}; give batches (x, y), or pass targets=")
-    picked = pick(batch, targets, "targets")
-    if not isinstance(picked, Tensor | np.ndarray):
-        raise MCBNError(f"targets={targets!r} picks {describe(picked)} from {describe(batch)}, not a tensor")
-    return torch.as_tensor(picked)
+    picked = as_tensor(pick(batch, targets, "targets"))
+    try:
+        return torch.as_tensor(picked)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MCBNError(
+            f"give targets as numbers, such as sorted(set(y)).index of each label: targets={targets!r} picks "
+            f"{describe(picked)} from {describe(batch)}, not a tensor"
+        ) from error
 
 
 def pick(batch: Any, picker: Picker, argument: str) -> Any:

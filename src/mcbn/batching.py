@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils import data as loading
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -40,7 +39,8 @@ def read_source(data: Any) -> "Source | Stream":
     """Read any training data as examples by index, or as a stream of ready batches."""
     if isinstance(data, DataLoader):
         return _from_loader(data)
-    if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
+    if batches.is_table(data) or isinstance(data, tuple | Mapping):
+        data = batches.map_tensors(_same, data)
         sizes = {int(t.shape[0]) if t.ndim else 0 for t in batches.tensors_of(data)}
         if len(sizes) != 1:
             raise MCBNError(f"training tensors must share their first axis; got {batches.describe(data)}")
@@ -49,7 +49,7 @@ def read_source(data: Any) -> "Source | Stream":
         return Source(partial(fetch, data, loading.default_collate), range(len(data)))
     if isinstance(data, Iterable):
         return Stream(data)
-    raise MCBNError(f"fit takes a DataLoader, a Dataset or tensors; got {batches.describe(data)}")
+    raise MCBNError(f"fit takes a DataLoader, a Dataset, tensors, arrays or a table; got {batches.describe(data)}")
 
 
 def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":

@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from mcbn import metrics, noise
 from mcbn.baselines import ConstantUncertainty, Temperature
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.model import MCBN
 from mcbn.outputs import flatten, match_shape, require_labels
 
@@ -30,8 +29,7 @@ class Row(NamedTuple):
     milliseconds: float  # an input
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(NamedTuple):
     """A row a method, from the simplest on, the loss of every test point (methods, N), and the advice."""
 
     titles: Sequence[str]
@@ -77,6 +75,7 @@ def compare(
         >>> mcbn.compare(bayes, (x[:50], y[:50]), (x[50:], y[50:])).advice[:4]
         'Take'
     """
+    require_choice("task", bayes.task, ("regression", "classification"))
     methods = _methods(bayes, validation)
     for name, other in (others or {}).items():
         if other.task != bayes.task:

@@ -1,7 +1,6 @@
 """Promises that hold: intervals and sets calibrated on held-out data, by split conformal prediction.
 
-A score says how badly a prediction for x fits y; the threshold of a level is the k-th smallest of n held-out scores,
-k = ceil((n + 1) level), and C(x) holds every y that scores at most that. For any network, data and n
+C(x) holds every y that scores at most the k-th smallest of n held-out scores, k = ceil((n + 1) level). Then for any n
 
     level <= P(y in C(x)) < level + 1 / (n + 1)        (the upper end where no scores are equal)
 
@@ -9,9 +8,8 @@ over held-out examples and new one together, PROVIDED THAT they are exchangeable
 and `tune` (Vovk et al. 2005; Lei et al. 2018, arXiv 1604.04173). Where the data shift, the promise ends.
 
 Scores: "std" |y - mean| / std; "absolute" |y - mean|; "quantile" -log min(F(y), 1 - F(y)), F that of the T-component
-mixture (Chernozhukov et al. 2021, arXiv 1909.07889; in logarithms, where far y still differ). "aps": probability of
-the classes down to y, the most probable first (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+
-(Angelopoulos et al. 2021, arXiv 2009.14193).
+mixture (Chernozhukov et al. 2021, arXiv 1909.07889, in logarithms); "aps": probability of the classes down to y, the
+most probable first (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+ (arXiv 2009.14193).
 """
 
 import json
@@ -25,13 +23,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
 from mcbn import noise
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.outputs import flatten, match_shape, require_labels
 from mcbn.prediction import require_level
 
 SCORES = {"regression": ("std", "absolute", "quantile"), "classification": ("aps", "raps")}
 PIXELS = 256  # drawn from every image: they stand for all of it
-PENALTY = (0.01, 2)  # of "raps": weight of each class beyond the free ones
 BISECTIONS = 60
 TENSORS = ("scores", "uncertainty", "loss")
 Rows = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # scores (N, P, D), group, and what `reject` needs, (N,)
@@ -63,16 +60,8 @@ class Calibration:
         if group not in self.scores:
             raise MCBNError(f"no held-out example was of group {group}; there are {sorted(self.scores)}")
         scores, n = self.scores[group], self.counts[group]
+        require_enough(level, n, "" if self.by == "all" else f" of {self.by} {group}")
         k = math.ceil(round((n + 1) * level * len(scores) / n, 6))
-        if k > len(scores):
-            least, whose = (
-                math.ceil(round(level / (1 - level), 6)),
-                "" if self.by == "all" else f" of {self.by} {group}",
-            )
-            raise MCBNError(
-                f"level {level:g} needs at least {least} held-out examples{whose}, calibrate was given {n}: give it "
-                f"more, or ask for {n / (n + 1):.3g} at most"
-            )
         return scores[k - 1]
 
     def thresholds(self, level: float | None, like: Tensor, groups: Any = None) -> Tensor:
@@ -145,15 +134,18 @@ def calibrate(
     targets: Any = None,
     ignore_index: int | None = None,
     randomize: bool = False,
-    penalty: tuple[float, int] = PENALTY,
+    penalty: tuple[float, int] = (0.01, 2),
     seed: int = 0,
 ) -> Calibration:
     """Score held-out data under a fitted predictor; `MCBN.calibrate` documents the arguments."""
     by = "all" if groups is None else "class" if isinstance(groups, str) and groups == "class" else "group"
-    score = _require_score(predictor.task, score, by)
+    known = SCORES[require_choice("the task to calibrate", predictor.task, tuple(SCORES))]
+    score = require_choice("score", score or known[0], known)
+    if by == "class" and predictor.task != "classification":
+        raise MCBNError('groups="class" is for classification; give one group number an example')
+    penalty = penalty if score == "raps" else (0.0, 0)
     if score == "quantile" and predictor.noise != "constant":
         raise MCBNError(f'score="quantile" is for noise="constant", not {predictor.noise!r}; take score="std"')
-    penalty = penalty if score == "raps" else (0.0, 0)
     settings = Calibration(score, {}, {}, by, level, method, randomized=randomize, penalty=penalty)
     numbers = require_groups(groups, None, data) if by == "group" else None
     options: dict[str, Any] = {"n_samples": n_samples, "return_samples": score == "quantile"}
@@ -171,15 +163,6 @@ def calibrate(
     for number in calibration.scores if level is not None else ():
         calibration.threshold(require_level(level), number)  # refuse now what would be refused later
     return calibration
-
-
-def _require_score(task: str, score: str | None, by: str) -> str:
-    known = SCORES.get(task, ())
-    if not known or score not in (None, *known):
-        raise MCBNError(f"score must be one of {list(known)} for {task}, got {score!r}")
-    if by == "class" and task != "classification":
-        raise MCBNError('groups="class" is for classification; give one group number an example')
-    return score or known[0]
 
 
 def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
@@ -247,12 +230,14 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
 def class_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
     """Score every class k: sum_{j: p_j >= p_k} p_j - u p_k + weight (rank_k - free)+, shaped as probs (N, K, ...).
 
-    u is 0, or the random share (N, 1, ...) that makes coverage exact.
+    u is 0, or the random share (N, 1, ...) that makes coverage exact. The sum is 1 less what is ranked below, so that
+    the last class scores exactly 1 and rounding decides nothing at a threshold of 1.
     """
-    ordered, order = probs.sort(dim=1, descending=True, stable=True)
+    ordered, order = probs.topk(probs.shape[1], 1)  # all, sorted: ONNX knows no stable sort
+    below = ordered.flip(1).cumsum(1).flip(1) - ordered
     weight, free = penalty
     rank = torch.arange(1, probs.shape[1] + 1, device=probs.device).reshape(1, -1, *(1,) * (probs.ndim - 2))
-    scores = ordered.cumsum(1) + weight * (rank - free).clamp(min=0).to(probs)
+    scores = 1 - below + weight * (rank - free).clamp(min=0).to(probs)
     return torch.zeros_like(probs).scatter(1, order, scores if share is None else scores - share * ordered)
 
 
@@ -289,6 +274,44 @@ def mixture_interval(samples: Tensor, tau: Tensor, threshold: Tensor) -> tuple[T
         return outside.to(threshold.dtype)
 
     return edge(-1, most, least - reach), edge(1, least, most + reach)
+
+
+def cross_interval(predictions: Sequence[Any], level: float) -> tuple[Tensor, Tensor]:
+    """Return (low, high) by CV+ of predictions of the same inputs, each by a network calibrated on a fold unseen by it.
+
+    low: the floor(alpha (n + 1))-th smallest of mean_k - s_i std_k over all n scores s_i, k the fold of i, alpha = 1 -
+    level; high is its mirror. P(y inside) >= 1 - 2 alpha, in practice about 1 - alpha (Barber et al. 2021, 1905.02928).
+    """
+    N = len(predictions[0].mean)
+    scores = [pred.calibration.scores[0].T.to(pred.mean) for pred in predictions]  # (D, n_k) each
+    centres, stds = ([getattr(p, name).reshape(N, -1, 1) for p in predictions] for name in ("mean", "std"))
+    edges = [[c + sign * s * std for c, s, std in zip(centres, scores, stds, strict=True)] for sign in (-1, 1)]
+    low, high = (torch.cat(edge, 2) for edge in edges)  # (N, D, n)
+    n, shape = low.shape[2], predictions[0].mean.shape
+    require_enough(require_level(level), n)
+    k = math.floor(round((1 - level) * (n + 1), 6))
+    return low.kthvalue(k, 2).values.reshape(shape), high.kthvalue(n + 1 - k, 2).values.reshape(shape)
+
+
+def cross_set(predictions: Sequence[Any], level: float) -> Tensor:
+    """Return which classes (N, K) score among the lowest of all held-out scores, as `cross_interval` does."""
+    below, n = torch.zeros_like(predictions[0].probs), 0
+    for pred in predictions:
+        scores = pred.calibration.scores[0][:, 0]  # (n_k,)
+        below += torch.searchsorted(scores, class_scores(pred.probs).double())
+        n += len(scores)
+    inside = below < require_level(level) * (n + 1)
+    return inside.scatter(1, sum(pred.probs for pred in predictions).argmax(1, keepdim=True), True)
+
+
+def require_enough(level: float, n: int, whose: str = "") -> None:
+    """Refuse a level for which ceil((n + 1) level) exceeds n."""
+    least = math.ceil(round(level / (1 - level), 6))
+    if n < least:
+        raise MCBNError(
+            f"level {level:g} needs at least {least} held-out examples{whose}, calibrate was given {n}: give it more, "
+            f"or ask for {n / (n + 1):.3g} at most"
+        )
 
 
 def require_groups(groups: Any, count: int | None, data: Any = None) -> Tensor:

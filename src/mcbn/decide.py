@@ -31,20 +31,15 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
     """Choose the largest threshold whose kept inputs are wrong with probability `risk` at most.
 
     P(P(wrong | uncertainty < threshold) <= risk) >= 1 - delta, over n held-out examples drawn as new inputs are. Of 20
-    thresholds, at ranks of the held-out uncertainties, those pass whose Clopper-Pearson upper bound of the error rate
-    at confidence 1 - delta / 20 is at most `risk`, P(Binomial(kept, risk) <= errors) <= delta / 20: Bonferroni's
-    correction, so that all hold at once (learn then test, Angelopoulos et al. 2021, arXiv 2110.01052). Given the
-    threshold, which is one of the held-out uncertainties, those below it are independent: the binomial is exact.
+    thresholds, at ranks of the held-out uncertainties, those pass whose Clopper-Pearson bound of the error rate at
+    confidence 1 - delta / 20 is at most `risk`, P(Binomial(kept, risk) <= errors) <= delta / 20: Bonferroni's
+    correction, so that all hold at once (learn then test, Angelopoulos et al. 2021, arXiv 2110.01052). Given a
+    threshold that is one of the uncertainties, those below it are independent: the binomial is exact.
 
-    Args:
-        uncertainty: of held-out examples, (n,).
-        wrong: whether the prediction is, (n,), bool or 0/1.
-        risk: the error rate to promise, between 0 and 1.
-        delta: probability that the promise fails.
+    uncertainty and wrong (n,), of held-out examples; risk and delta between 0 and 1.
 
-    >>> decision = threshold(torch.arange(1000.0), torch.arange(1000) >= 900, risk=0.05)
-    >>> decision.kept, decision.errors
-    (900, 0)
+    >>> threshold(torch.arange(1000.0), torch.arange(1000) >= 900, risk=0.05)
+    Decision(threshold=900.0, kept=900, errors=0)
     """
     uncertainty, wrong = torch.as_tensor(uncertainty).double(), torch.as_tensor(wrong).bool()
     if uncertainty.ndim != 1 or uncertainty.shape != wrong.shape or len(wrong) == 0 or bool(uncertainty.isnan().any()):
@@ -110,7 +105,7 @@ def bald(samples: Tensor) -> Tensor:
 
 
 class ChosenInputs(NamedTuple):
-    """Inputs to label, in the order they were chosen, (k,), and what all up to each tell about the draws in nats."""
+    """Inputs to label, in the order of choice, (k,), and what all up to each tell about the draws in nats."""
 
     indices: Tensor
     information: Tensor
@@ -121,13 +116,7 @@ def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: i
 
     I(y_1..k; omega) = H(y_1..k) - sum_i 1/T sum_t H(y_i | omega_t), p(y_1..k) = 1/T sum_t prod_i p_t(y_i). Plain BALD
     takes near copies of one informative input; here a copy counts for the little it adds. The joint entropy is exact
-    while there are at most `n_configurations` of labels, then estimated from so many drawn ones (arXiv 1906.08158).
-
-    Args:
-        samples: raw outputs (T, N, K), one set of draws for all inputs: `bayes.sample(x)`.
-        k: how many, at most N.
-        n_configurations: of the labels of the chosen inputs.
-        seed: of the configurations that are drawn.
+    up to `n_configurations` of labels, then estimated from so many drawn by `seed` (arXiv 1906.08158).
 
     >>> labels = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 1, 1]])  # of three draws for three inputs
     >>> batch_bald(10.0 * torch.nn.functional.one_hot(labels), 2).indices.tolist()  # not 0 and its copy 1

@@ -7,6 +7,10 @@ class MCBNError(ValueError):
     """Something the caller can mend: the message says what was wrong, what came, and what to do."""
 
 
+class MissingExtraError(MCBNError, ImportError):
+    """A package that an extra brings is not installed."""
+
+
 def require_choice(name: str, value: str, known: Sequence[str], where: str = "") -> str:
     """Refuse an argument that is not one of the known words."""
     if value not in known:

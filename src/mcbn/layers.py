@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from mcbn.network import Network, bare_modules, bare_name
 from mcbn.private_torch import AnyBatchNorm
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
+LONGEST_SETTING = 1000  # as text: longer ones are tables
+_settings: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # of networks: where their settings are
 LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
@@ -39,25 +42,49 @@ def candidates(module: nn.Module) -> list[str]:
 
 def _calls(module: nn.Module) -> bool:
     """Tell whether a module's class, or an object it holds, mentions batch_norm in its code."""
+    return any("batch_norm" in code.co_names for code in _codes(module))
+
+
+def _codes(module: nn.Module) -> dict[CodeType, dict[str, Any]]:
+    """Find the code that a module's class and the objects it holds can reach by name, each with its global names."""
     owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
-    classes = {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
-    functions = [f for cls in classes for f in vars(cls).values() if isinstance(f, FunctionType)]
-    functions += [v for v in owners if isinstance(v, FunctionType)]
-    return any(_mentions(f.__code__, f.__globals__, set()) for f in functions)
+    functions = [f for cls in _classes(*owners) for f in vars(cls).values()] + owners
+    waiting = [(f.__code__, f.__globals__) for f in functions if isinstance(f, FunctionType)]
+    codes: dict[CodeType, dict[str, Any]] = {}
+    while waiting:
+        code, names = waiting.pop()
+        if code not in codes:
+            codes[code] = names
+            called = (inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType))
+            waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
+            waiting += [(f.__code__, f.__globals__) for f in called if isinstance(f, FunctionType)]
+    return codes
 
 
-def _mentions(code: CodeType, names: dict[str, Any], seen: set[CodeType]) -> bool:
-    """Follow a function's code, and the functions it names, to a mention of batch_norm."""
-    if code in seen:
-        return False
-    seen.add(code)
-    if "batch_norm" in code.co_names:
-        return True
-    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    if any(_mentions(const, names, seen) for const in inner):
-        return True
-    called = (inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType))
-    return any(_mentions(f.__code__, f.__globals__, seen) for f in called if isinstance(f, FunctionType))
+def _classes(*owners: Any) -> set[type]:
+    """Find the classes of objects, the libraries' apart."""
+    return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
+
+
+def settings_of(module: nn.Module) -> Any:
+    """Return the plain values outside a network that its code names: globals, attributes of objects there, of classes.
+
+    A plan holds for as long as they are what they were when it was found.
+    """
+    if module not in _settings:
+        spaces = [(vars(cls), tuple(vars(cls))) for child in module.modules() for cls in _classes(child)]
+        for code, names in [pair for child in module.modules() for pair in _codes(child).items()]:
+            objects = (names[n] for n in code.co_names if n in names and not isinstance(names[n], FunctionType | type))
+            held = [vars(value) for value in objects if hasattr(value, "__dict__")]
+            spaces += [(space, code.co_names) for space in (names, *held)]
+        named = {(id(space), n): (space, n) for space, ns in spaces for n in ns if n in space and _is_setting(space[n])}
+        _settings[module] = list(named.values())
+    values = [space.get(name) for space, name in _settings[module]]
+    return batches.outline(values) if values else ()
+
+
+def _is_setting(value: Any) -> bool:
+    return batches.is_plain(value) and not batches.tensors_of(value) and len(str(value)) < LONGEST_SETTING
 
 
 def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]:
@@ -110,8 +137,8 @@ def deaf(module: nn.Module, survey: Survey) -> list[str]:
 def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str]:
     """Run the network once as it is to see which layers call batch norm, and choose among them."""
     refuse_scripted(network.module)
-    with torch.no_grad(), Survey(batches.tensors_of(x)) as survey:
-        network.run_copy(x)
+    survey = Survey(batches.tensors_of(x), network.module)
+    survey.run(network.run_copy, x)
     names = [*survey.layers, *deaf(network.module, survey)]
     if not names:
         raise MCBNError(
@@ -120,6 +147,13 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
         )
     chosen = choose(layers, names, network.module)
     _refuse_unusable(network.module, survey, chosen)
+    for name, how in survey.unseen.items() if layers is None else ():
+        warnings.warn(
+            f"mcbn: batch norm of {name or 'the network'!r} runs {how}, where it cannot be set, so it keeps its "
+            "running statistics and adds no uncertainty; call torch.nn.functional.batch_norm there, in the thread that "
+            "runs the network, or choose the layers you mean with layers=",
+            stacklevel=4,
+        )
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:
             warnings.warn(

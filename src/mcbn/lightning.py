@@ -5,14 +5,14 @@ from typing import Any
 import torch
 
 from mcbn import batches
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.model import MCBN
 from mcbn.network import Output
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise MCBNError("mcbn.lightning needs lightning: pip install 'mcbn[lightning]'") from error
+    raise MissingExtraError("mcbn.lightning needs lightning: pip install 'mcbn[lightning]'") from error
 
 __all__ = ["MCBNCallback"]
 

@@ -140,7 +140,9 @@ class Linearizer:
         """Expand the output of each of N prepared inputs on its own in the statistics of the first T draws."""
         inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t.detach(), inputs)
         expansion = self.expansion(inputs, n_samples)
-        blocks = [expansion.differentiate(block)[1] for block in _blocks(inputs, expansion.deviations.shape[1])]
+        cut = _blocks(inputs, expansion.deviations.shape[1])
+        cut = cut if len(cut) > 1 and expansion.engine.independent(inputs, *cut) else [inputs]
+        blocks = [expansion.differentiate(block)[1] for block in cut]
         jacobian = blocks[0] if len(blocks) == 1 else torch.cat(blocks)  # (N, D, S)
         K, dtype = expansion.chosen.n_samples, jacobian.dtype
         with torch.no_grad():

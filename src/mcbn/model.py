@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from mcbn import batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
-from mcbn.batch_norm import layer_of
+from mcbn.batch_norm import as_draws_run, layer_of
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import drift
@@ -41,6 +41,16 @@ NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 
 
+class Options(TypedDict, total=False):
+    """What the constructor takes by keyword, as its overloads by task repeat it."""
+
+    layers: Layers
+    inputs: batches.Picker
+    output: Output
+    outputs: str
+    noise: str
+
+
 class MCBN(Generic[P]):
     """Monte Carlo batch normalisation of a trained network (Teye et al. 2018, Algorithm 1).
 
@@ -48,7 +58,8 @@ class MCBN(Generic[P]):
     gives predictive moments. The network itself is copied at `fit` and never modified.
 
     Args:
-        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through.
+        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through. A list of
+            networks gives an ensemble whose members each have draws (`mcbn.members.Members`), with the same verbs.
         task: "regression", "classification" (one label an input, or one a pixel; one unit is a binary logit), or
             "multilabel" (labels that do not exclude each other, a unit each).
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
@@ -72,18 +83,29 @@ class MCBN(Generic[P]):
         (torch.Size([5, 1]), torch.Size([5, 1]))
     """
 
+    def __new__(cls, model: Any = None, *arguments: Any, **options: Any) -> Any:
+        """Make an MCBN; of a list of networks, `mcbn.members.Members`, which has the same verbs."""
+        if not isinstance(model, list | tuple):
+            return super().__new__(cls)
+        from mcbn.members import Members
+
+        return Members(model, *arguments, **options)
+
     @overload
     def __init__(
-        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Any
+        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Unpack[Options]
     ) -> None: ...
 
     @overload
     def __init__(
-        self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Literal["classification"], **options: Any
+        self: "MCBN[ClassificationPrediction]",
+        model: nn.Module,
+        task: Literal["classification", "multilabel"],
+        **options: Unpack[Options],
     ) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Any) -> None: ...
+    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
 
     def __init__(
         self,
@@ -128,7 +150,8 @@ class MCBN(Generic[P]):
 
         Args:
             data: the training DataLoader (its dataset, transforms, collate_fn, workers and batch size are respected,
-                its order is not), a Dataset, tensors, or an iterable of batches, taken as they come.
+                its order is not), a Dataset, tensors, arrays, a table (pandas), a list of examples or of batches, or
+                another iterable of batches, taken as they come.
             n_samples: T. T * M may exceed N.
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
@@ -151,6 +174,7 @@ class MCBN(Generic[P]):
         if batch_size is None:
             warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
+        data, batch_size = self._read_list(data, batch_size, inputs)
         with torch.inference_mode(False):
             if posterior == "diagonal":
                 drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
@@ -177,6 +201,12 @@ class MCBN(Generic[P]):
         self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
         return self.adopt(network, fitted)
 
+    def _read_list(self, data: Any, batch_size: int | None, inputs: batches.Picker) -> tuple[Any, int | None]:
+        """Join a list of batches to the examples they hold, and note their size; a list of examples stays."""
+        if not isinstance(data, list) or not data or not self.copy_network().runs(data[0], inputs):
+            return data, batch_size
+        return batches.concatenate(data), batch_size or batches.size_of(data[0])
+
     def predict(
         self,
         x: Any,
@@ -194,7 +224,8 @@ class MCBN(Generic[P]):
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
         Args:
-            x: a tensor (N, ...), whatever the network takes, or a DataLoader or Dataset of batches.
+            x: a tensor (N, ...), an array or table, whatever the network takes, a list of examples or of batches, or a
+                DataLoader or Dataset.
             method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
                 through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
                 (`mcbn.linear`).
@@ -260,12 +291,13 @@ class MCBN(Generic[P]):
     def plain(self, x: Any) -> Tensor:
         """Return what the network says in eval mode with its own running statistics, (N, ...)."""
         network = self.network or self.copy_network()
-        return network.over(x, network.raw, torch.cat, self.inputs)
+        return network.over(x, as_draws_run(network.raw), torch.cat, self.inputs)
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are."""
         network, head = self.network or self.copy_network(), self.noise == "head"
-        return network.over(x, lambda inputs: moments.plain_mean(network, inputs, head=head), torch.cat, self.inputs)
+        run = as_draws_run(lambda inputs: moments.plain_mean(network, inputs, head=head))
+        return network.over(x, run, torch.cat, self.inputs)
 
     def tune(
         self,
@@ -415,12 +447,13 @@ class MCBN(Generic[P]):
         method: str = "sample",
         n_samples: int | None = None,
         chunk_size: int | None = None,
+        level: float | None = None,
     ) -> None:
         """Write the predictor as one ONNX file that runs without mcbn or torch, for any number of inputs.
 
         Outputs: mean, variance, epistemic (regression; variance = epistemic + 1/tau), or probs, entropy,
-        mutual_information (classification): the numbers of `predict`. `mcbn.export.to_torch_export` gives the same
-        as a `torch.export` program.
+        mutual_information (classification): the numbers of `predict`; after `calibrate` also low and high, or set.
+        `mcbn.export.to_torch_export` gives the same as a `torch.export` program.
 
         Args:
             path: the file; its folder exists.
@@ -430,10 +463,12 @@ class MCBN(Generic[P]):
             n_samples: use only the first draws.
             chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
                 Chosen from the size of the example where it is not given.
+            level: of calibrated intervals or sets; what `calibrate` was given where it is not, and none without.
         """
         from mcbn import export
 
-        export.to_onnx(self, path, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
+        how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size, "level": level}
+        export.to_onnx(self, path, example_x, **how)
 
     @property
     def posterior(self) -> Posterior:
@@ -468,13 +503,18 @@ class MCBN(Generic[P]):
 
     # Keeping and moving what was fitted, in PyTorch's words.
 
-    def save(self, path: str | Path) -> None:
-        """Write posterior, tau and settings as one safetensors file."""
-        saving.save(path, *self._packed())
+    def save(self, path: str | Path, **notes: str) -> None:
+        """Write posterior, tau, calibration and settings as one safetensors file; further text is kept beside them."""
+        tensors, metadata = self._packed()
+        saving.save(path, tensors, metadata | notes)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
         """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
+        if isinstance(model, list | tuple):
+            from mcbn.members import Members
+
+            return Members.load(path, model, inputs=inputs, output=output)  # type: ignore[return-value]
         tensors, settings = saving.read_tensors(path)
         drawn = saving.unpack(str(path), tensors, settings, model)
         with saving.damage_told(path):

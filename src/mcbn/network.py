@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mcbn import batches
 from mcbn.batching import DEFAULT_BATCH_SIZE
@@ -20,6 +20,15 @@ from mcbn.outputs import Ending, OutputReading, recognise
 from mcbn.randomness import Undisturbed, isolated_random, iterate
 
 OUTPUT_KEYS = ("out", "logits")
+SCALED = "turn whole numbers into floats scaled as in training, such as x / 255 for images,"
+CURES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    ("", lambda x: x),
+    ("add the axis of inputs, x[None]", lambda x: x[None]),
+    ("put channels before height and width, x.permute(0, 3, 1, 2)", lambda x: x.movedim(3, 1)),
+    ("add the axis of inputs and put channels first, x.permute(2, 0, 1)[None]", lambda x: x.movedim(2, 0)[None]),
+    ("add the axis of features, x[:, None]", lambda x: x[:, None]),
+    ("put inputs on the first axis, x.T", lambda x: x.mT),
+)
 R = TypeVar("R")
 Output = str | int | Callable[[Any], Tensor] | None
 
@@ -182,13 +191,35 @@ class Network:
             return result if home == self.device else result.to(home)  # type: ignore[no-any-return]
 
         if not is_stream(x):
-            return run_batch(x)
+            return run_batch(self.gather(x, inputs))
         keys = self.accepted_keys()
         return join([run_batch(batches.pick_inputs(batch, inputs, keys)) for batch in iterate(as_loader(x))])
 
     def undisturbed(self, seed: int | None = None) -> AbstractContextManager[None]:
         """Leave the global generators as they are while a network runs that draws from them."""
         return isolated_random(seed) if self.draws_random else nullcontext()
+
+    def gather(self, data: Any, inputs: batches.Picker = None) -> Any:
+        """Make one batch of inputs of a list of batches or of examples; leave alone what forward takes as it is."""
+        entries = [batches.tensors_of(entry) for entry in data] if isinstance(data, list) else []
+        several = len({entry[0].shape[1:] for entry in entries if entry}) > 1 or len(self.accepted_keys()[1]) > 1
+        if not entries or (several and self._takes(*data)):
+            return data
+        whole = self.runs(data[0], inputs)
+        try:
+            joined = batches.concatenate(data) if whole else default_collate(data)
+        except (TypeError, RuntimeError) as error:
+            raise MCBNError(f"give tensors of one shape, made as in training; got {batches.describe(data)}") from error
+        return batches.pick_inputs(joined, inputs, self.accepted_keys())
+
+    def runs(self, batch: Any, inputs: batches.Picker = None) -> bool:
+        """Tell whether the network runs on a batch as it is: what comes in a list may be batches or examples."""
+        try:
+            with torch.no_grad(), isolated_random():
+                self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys())))
+        except Exception:  # whatever a foreign network says of what it does not take
+            return False
+        return True
 
     def run_copy(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs: the network may change them in place."""
@@ -227,7 +258,7 @@ class Network:
         if self.reading is None or self.reading.kind != "auto":
             return
         try:
-            with torch.no_grad(), Ending() as mode:
+            with torch.no_grad(), isolated_random(), Ending() as mode:
                 result = self.call_module(batches.copied(inputs))
                 output = pick_output(result, self.output)
         except (RuntimeError, ValueError):  # whoever runs it next is told, or runs it with the statistics of a draw
@@ -255,10 +286,27 @@ class Network:
             raise
         except Exception as error:
             raise NotRunError(
-                f"{type(self.module).__name__} could not run on what it was given, {batches.describe(inputs)} "
-                f"({type(error).__name__}: {error}); if that is not what it takes, pass inputs= "
-                "(a key, an index, a list of them, or a function of the batch)"
+                f"{self._cure(inputs)}{type(self.module).__name__} could not run on what it was given, "
+                f"{batches.describe(inputs)} ({type(error).__name__}: {error}); if that is not what it takes, pass "
+                "inputs= (a key, an index, a list of them, or a function of the batch)"
             ) from error
+
+    def _cure(self, inputs: Any) -> str:
+        """Name the first of the usual cures that lets the network run; empty where none does."""
+        first = inputs[0] if isinstance(inputs, tuple | list) and inputs else inputs
+        if first is not inputs and self.runs([first]):
+            return "give the inputs alone, without the targets: "
+        if isinstance(inputs, Mapping):
+            return next((f"pass inputs={key!r}: " for key, value in inputs.items() if self.runs([value])), "")
+        if not isinstance(inputs, Tensor):
+            return "" if batches.tensors_of(inputs) else "give a tensor of numbers, made as in training: "
+        scaled = "" if inputs.is_floating_point() else SCALED
+        x = inputs if inputs.is_floating_point() else inputs.to(self.dtype or torch.float32)
+        for words, change in CURES:
+            with suppress(Exception):
+                if (words or scaled) and self.runs([change(x)]):
+                    return f"{' and '.join(filter(None, (scaled, words)))}: "
+        return ""
 
     def call_module(self, inputs: Any) -> Any:
         """Call with one value, or spread a tuple or dict that fits the signature of forward."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from mcbn import batches
+from mcbn.engine.agree import agree
 from mcbn.errors import MCBNError, require_choice
 from mcbn.metrics import crps_gaussian
 from mcbn.network import as_loader, is_stream
@@ -56,7 +57,7 @@ def require_tau(value: float | Tensor) -> Tensor:
     """Check a tau that was set, and keep it as a tensor, (), (D,), or (D, D) for a precision matrix."""
     tau = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
     if tau.ndim == 2 and tau.shape[0] == tau.shape[1] and bool(torch.isfinite(tau).all()):
-        valid = torch.allclose(tau, tau.T) and bool((torch.linalg.eigvalsh(tau) > 0).all())
+        valid = agree(tau, tau.T) and bool((torch.linalg.eigvalsh(tau) > 0).all())
     else:
         valid = tau.ndim < 2 and bool((tau > 0).all())
     if not valid:

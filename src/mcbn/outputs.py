@@ -174,7 +174,7 @@ def match_shape(y: Tensor, mean: Tensor) -> Tensor:
     if y.shape[:1] == mean.shape[:1] and _without_ones(y) == _without_ones(mean):
         y = y.reshape(mean.shape)
     if y.shape != mean.shape:
-        hint = "; axes are in another order" if sorted(y.shape) == sorted(mean.shape) else ""
+        hint = "; axes are in another order" if sorted(y.shape) == sorted(mean.shape) else "; give one an output"
         raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}{hint}")
     return y.to(mean)
 
@@ -192,8 +192,9 @@ def require_labels(y: Tensor, probs: Tensor) -> Tensor:
     if y.shape == (*expected, 1):
         y = y.squeeze(-1)
     if y.is_floating_point() or y.shape != expected:
+        cure = "pass y.argmax(1): " if y.shape == probs.shape else ""
         raise MCBNError(
-            f"labels must be whole numbers of shape {tuple(expected)}; got {tuple(y.shape)}, {str(y.dtype)[6:]}"
+            f"{cure}labels must be whole numbers of shape {tuple(expected)}; got {tuple(y.shape)}, {str(y.dtype)[6:]}"
         )
     if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
         raise MCBNError(

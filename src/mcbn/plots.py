@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -140,7 +140,7 @@ def new_figure(width: float, height: float, *, dpi: int = 150) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MCBNError("plots need matplotlib: pip install 'mcbn[plots]'") from error
+        raise MissingExtraError("plots need matplotlib: pip install 'mcbn[plots]'") from error
     return Figure(figsize=(width, height), layout="constrained", dpi=dpi)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError
-from mcbn.metrics import worse_mean
+from mcbn.metrics import worse_mean, worse_probs
 from mcbn.outputs import flatten, is_matrix, match_shape, noise_variance, require_labels, split_head
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class RegressionPrediction(_Prediction):
     calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
     head_variance: Tensor | None = None  # (N, ...), 1/T sum_t sigma_t^2 that the network gives itself
     shift: Tensor | None = None  # (N, ...), of the mean from that of the draws
+    between: Tensor | None = None  # of several networks: variance of their means, part of the variance over all draws
 
     @property
     def aleatoric(self) -> Tensor:
@@ -139,6 +140,11 @@ class RegressionPrediction(_Prediction):
         """Square root of the total variance."""
         warn_if_untuned(self.tau, "std")
         return self.variance.sqrt()
+
+    @property
+    def within(self) -> Tensor:
+        """Of several networks: their epistemic variance on average; epistemic = within + between."""
+        return self.epistemic if self.between is None else self.epistemic - self.between
 
     @property
     def standard_error(self) -> Tensor:
@@ -225,6 +231,7 @@ class ClassificationPrediction(_Prediction):
     samples: Tensor | None = None  # raw outputs, (T, N, ...)
     novelty: "Novelty | None" = None  # of each input, where predict was given a watch
     calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
+    between: Tensor | None = None  # of several networks: variance of their means, part of the variance over all draws
 
     @property
     def label(self) -> Tensor:
@@ -245,6 +252,11 @@ class ClassificationPrediction(_Prediction):
     def std(self) -> Tensor:
         """Standard deviation of the probabilities over the draws, (N, K, ...)."""
         return self.variance.sqrt()
+
+    @property
+    def within(self) -> Tensor:
+        """Of several networks: variance of the probabilities within each on average; variance = within + between."""
+        return self.variance if self.between is None else self.variance - self.between
 
     @property
     def standard_error(self) -> Tensor:
@@ -293,15 +305,18 @@ class MultilabelPrediction(ClassificationPrediction):
         both = torch.stack([1 - self.probs, self.probs], 1)  # (N, 2, K, ...)
         return both.gather(1, require_labels(y, both).unsqueeze(1)).squeeze(1).log()
 
+    def set(self, *_: Any, **__: Any) -> Tensor:
+        """Refuse: a set is of classes that exclude each other."""
+        raise MCBNError("labels that do not exclude each other have no set of one true class; choose by probs")
+
 
 def compare_means(pred: Any, plain: Tensor, y: Tensor) -> str:
     """Say where the mean or the probabilities of a prediction are worse than the plain network's (N, ...), else ""."""
     if isinstance(pred, RegressionPrediction):
         y = match_shape(y, plain)
         return worse_mean((pred.mean - y).square(), (plain - y).square(), "RMSE")
-    other, truth = pred.about(plain), y.to(pred.label)
-    wrong = worse_mean(pred.label != truth, other.label != truth, "error rate")
-    return wrong or worse_mean(-pred.log_prob(y), -other.log_prob(y), "negative log likelihood")
+    shape = pred.mutual_information.shape
+    return worse_probs(pred.probs, plain, y.reshape(shape).long() if y.numel() == math.prod(shape) else y)
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from mcbn import metrics
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, MissingExtraError
 
 try:
     from torchmetrics import Metric
 except ImportError as error:
-    raise MCBNError("mcbn.torchmetrics needs torchmetrics: pip install 'mcbn[torchmetrics]'") from error
+    raise MissingExtraError("mcbn.torchmetrics needs torchmetrics: pip install 'mcbn[torchmetrics]'") from error
 
 __all__ = ["PLL", "GaussianCRPS", "NormalizedCRPS", "NormalizedPLL"]
 

@@ -165,8 +165,14 @@ def read(path: str | Path) -> list[Record]:
     """
     path = Path(path)
     whole, _, tail = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
-    records = [_parse_line(path, number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
-    last = _parse(tail)
+    records, last = [], _parse(tail)
+    for number, line in ((number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()):
+        if (record := _parse(line)) is None:
+            raise MCBNError(
+                f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r};"
+                " restore the file or remove that line and run again what it held"
+            )
+        records.append(record)
     if tail and last is None:
         warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
     return records if last is None else [*records, last]
@@ -206,16 +212,6 @@ def _mend_end(file: BinaryIO) -> None:
         file.truncate(file.tell() - len(tail))
     else:
         file.write(b"\n")
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> Record:
-    record = _parse(line)
-    if record is None:
-        raise MCBNError(
-            f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r};"
-            " restore the file or remove that line and run again what it held"
-        )
-    return record
 
 
 def _parse(line: bytes) -> Record | None:

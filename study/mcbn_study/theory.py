@@ -105,21 +105,19 @@ class Prior:
 
     def of(self, layer: str, like: Tensor) -> list[Tensor]:
         """Return mean, mean_std, std, std_std for one layer, each (C,) as `like`."""
-        return [_of_layer(field.name, getattr(self, field.name), layer, like) for field in fields(self)]
-
-
-def _of_layer(name: str, value: Value, layer: str, like: Tensor) -> Tensor:
-    if isinstance(value, Mapping):
-        if layer not in value:
-            raise MCBNError(f"prior: {name} names layers {list(value)}, but not {layer!r}; give it a value too")
-        value = value[layer]
-    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    if tensor.ndim and tensor.shape != like.shape:
-        raise MCBNError(
-            f"prior: {name} has shape {tuple(tensor.shape)} for layer {layer!r} of {len(like)} units; "
-            f"give a number, or shape ({len(like)},)"
-        )
-    return tensor.expand_as(like)
+        values = []
+        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
+            if isinstance(value, Mapping) and layer not in value:
+                raise MCBNError(f"prior: {name} names layers {list(value)}, but not {layer!r}; give it a value too")
+            value = value[layer] if isinstance(value, Mapping) else value
+            tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+            if tensor.ndim and tensor.shape != like.shape:
+                raise MCBNError(
+                    f"prior: {name} has shape {tuple(tensor.shape)} for layer {layer!r} of {len(like)} units; give a "
+                    f"number, or shape ({len(like)},)"
+                )
+            values.append(tensor.expand_as(like))
+        return values
 
 
 def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p: TensorLike) -> Tensor:
@@ -224,7 +222,7 @@ class LiveNetwork(Network):
         for module in self.module.modules():
             module.training = False
         watch(self.module)
-        self.output = output
+        self.output, self.reading = output, None
         self._look()
 
 

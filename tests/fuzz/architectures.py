@@ -157,7 +157,7 @@ def block(r: random.Random, C: int, dims: int) -> nn.Module:
         lambda: Block(shuffled),
         lambda: Block(halves, nn.Sequential(layer(r, C // 2, C // 2, dims), norm(r, C // 2, dims))),
         lambda: Block(in_place, inner()),
-        lambda: Block(gated, alone()),
+        lambda: Block(gated, CONVS[dims](C, C, 1) if dims else nn.Linear(C, C)),
         lambda: Block(strided),
         lambda: Block(neighbours, alone()),
         lambda: Block(attended, nn.MultiheadAttention(C, 2, batch_first=True)),

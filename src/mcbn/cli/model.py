@@ -9,6 +9,7 @@ import torch
 import typer
 from torch import Tensor
 
+import mcbn
 from mcbn import batches, saving
 from mcbn.cli import session
 from mcbn.cli.session import FAILURE, Data, Debug, Device, Fitted, Key, Overwrite, OwnWeights, Target, Weights
@@ -38,6 +39,7 @@ def fit(
     samples: Annotated[int, typer.Option(help="T, number of draws")] = 100,
     posterior: Annotated[str, typer.Option(help="sample, gaussian, layerwise or diagonal")] = "sample",
     tune: Annotated[str | None, typer.Option(help="held-out data to tune tau on, the noise or temperature")] = None,
+    calibrate: Annotated[str | None, typer.Option(help="further held-out data: intervals, sets keep promises")] = None,
     layers: Annotated[str | None, typer.Option(help="stochastic layers: k, the first k; or names a,b")] = None,
     target: Target = None,
     key: Key = None,
@@ -61,22 +63,24 @@ def fit(
     augmentation included: take a loader_factory for that.
     """
     with session.session():
-        sources = {"--data": data, "--tune": tune, "--weights": weights}
+        sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": weights}
         require_output(out, sources, saving.is_posterior, overwrite=overwrite)
         network = specs.model(model, weights, specs.device(device), own_weights=own_weights)
         bayes: MCBN[Any] = MCBN(network, task, layers=_read_layers(layers))
         named = Layout(classes=tuple(session.split_names(classes)) or None)
         keys, classify = session.split_names(key), bayes.task == "classification"
         train = open_examples(data, target=target, fitted=named, passed_on=keys, classify=classify)
-        held_out = Fitted(bayes, train.layout, None).open(tune, target) if tune else None
+        opened = Fitted(bayes, train.layout, None)
+        held_out, last = (opened.open(name, target) if name else None for name in (tune, calibrate))
         _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
         constant = session.tune(bayes, held_out) if held_out else None
-        tau = bayes.noise_precision.tolist()
-        settings = bayes.settings() | {"table": train.layout.to_json()}
-        if constant is not None:  # tau of the constant twin, beside what `MCBN.save` writes
-            settings["constant_tau"] = json.dumps(constant.tolist())
-        saving.save(out, *saving.pack(bayes.posterior, bayes.model, settings))
-        hint = "no noise precision yet: give held-out data by --tune"
+        if last:
+            bayes.calibrate(session.loader(last))
+        notes = {"table": train.layout.to_json()}
+        if constant is not None:
+            notes["constant_tau"] = json.dumps(constant.tolist())
+        bayes.save(out, **notes)
+        tau, hint = bayes.noise_precision.tolist(), "no noise precision yet: give held-out data by --tune"
         typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
 
 
@@ -122,7 +126,9 @@ def predict(
     out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write; for many files a folder")],
     weights: Weights = None,
     own_weights: OwnWeights = False,
-    coverage: Annotated[float, typer.Option(help="regression: share of targets low to high should hold")] = 0.95,
+    coverage: Annotated[float, typer.Option(help="share of targets that low to high, or the set, should hold")] = 0.95,
+    risk: Annotated[float | None, typer.Option(help="mark what to ask a human, so that errors stay below")] = None,
+    tolerance: Annotated[float | None, typer.Option(help="regression, with --risk: how far off is an error")] = None,
     method: Method = "sample",
     samples: Samples = None,
     target: Target = None,
@@ -143,9 +149,11 @@ def predict(
       mcbn predict --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out pred.csv
 
     Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification writes prob_0,
-    prob_1, ..., label, entropy, mutual_information. An npz file holds them as arrays, probabilities as probs; outputs
-    of any shape go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes
-    columns of a csv or parquet file on, before the results. The file appears whole or not at all.
+    prob_1, ..., label, entropy, mutual_information. After `mcbn fit --calibrate` low and high keep their promise,
+    classification writes set_0, set_1, ..., and --risk adds ask_human: the share of errors among the other rows stays
+    below the risk, with probability 0.9. An npz file holds them as arrays, probabilities as probs; outputs of any shape
+    go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes columns of a csv
+    or parquet file on, before the results. The file appears whole or not at all.
 
     \b
     Many files, here or on a cluster, into a folder of parquet files:
@@ -170,11 +178,12 @@ def predict(
             return _predict_many(Path(data), bayes, out, cluster, **options)
         inputs = fitted.open(data, target, need_targets=False, passed_on=keys)
         warn_if_untuned(bayes.noise_precision)
-        rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples))
+        rejection = {} if risk is None else {"risk": risk, "tolerance": tolerance}
+        rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples), **rejection)
         typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 
 
-def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any], Any]) -> int:
+def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any], Any], **rejection: Any) -> int:
     """Predict block by block into a file that appears whole or not at all; return the number of rows."""
     rows, classes = 0, inputs.layout.classes
     with (
@@ -183,7 +192,10 @@ def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any]
         bar("predicting", inputs.count(), "row") as tick,
     ):
         for x, _, keys in inputs.blocks():
-            arrays = results.arrays_of(predict(x), coverage, classes, rows)
+            pred = predict(x)
+            arrays = results.arrays_of(pred, coverage, classes, rows)
+            if rejection:
+                arrays["ask_human"] = pred.reject(**rejection).cpu().numpy()
             add({**keys, **arrays})
             done = len(next(iter(arrays.values())))
             rows += done
@@ -221,6 +233,7 @@ def evaluate(
     weights: Weights = None,
     own_weights: OwnWeights = False,
     tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="with --tune: which alternative to take")] = False,
     coverage: Annotated[float | None, typer.Option(help="regression: one more interval to check")] = None,
     method: Method = "sample",
     samples: Samples = None,
@@ -242,13 +255,18 @@ def evaluate(
     with session.session():
         fitted = session.load(posterior, model, weights, device, own_weights)
         bayes, test = fitted.bayes, fitted.open(data, target)
+        if compare:
+            if tune is None:
+                raise MCBNError("--compare needs validation data by --tune, for what each alternative has to tune")
+            validation = session.loader(fitted.open(tune, target))
+            return typer.echo(mcbn.compare(bayes, validation, session.loader(test), level=coverage or 0.95))
         constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
         if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
             cure = "give validation data by --tune, here or to mcbn fit"
             raise MCBNError(f"{posterior} knows no noise precision tau; {cure}")
         with bar("evaluating", test.count(), "row") as tick:
             pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
-            if bayes.task == "classification":
+            if bayes.task != "regression":
                 scores = scoring.evaluate_classification(bayes, pairs, **options)
             else:
                 levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}

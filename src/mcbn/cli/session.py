@@ -166,12 +166,17 @@ def counted(blocks: Iterable[InputBlock], tick: Tick) -> Iterator[Any]:
         tick(len(x) if isinstance(x, Tensor) else 1 if y is None else len(y))
 
 
+def loader(held_out: Examples) -> DataLoader[Any]:
+    """Give inputs and targets of held-out data in batches."""
+    if isinstance(held_out.loader, DataLoader):
+        return held_out.loader
+    blocks: Any = [(block.x, block.y) for block in held_out.blocks()]
+    return DataLoader(blocks, batch_size=None)
+
+
 def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
     """Tune tau on validation data; for regression return the constant twin's, tuned there too, (D,)."""
-    data = held_out.loader
-    if not isinstance(data, DataLoader):
-        blocks: Any = [(block.x, block.y) for block in held_out.blocks()]
-        data = DataLoader(blocks, batch_size=None)
+    data = loader(held_out)
     total = None if isinstance(data.dataset, IterableDataset) else len(data)
     with bar("tuning", total, "batch") as tick, counting(bayes, tick):
         bayes.tune(data)

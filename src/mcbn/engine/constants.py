@@ -8,8 +8,10 @@ of the widest intermediate result of a pass, all its inputs together.
 
 DRAWS_BEFORE_PLAN = 32  # of a shape, those asked for counted in, from which a plan is prepared; it costs about as many
 GROWN_RANGE = 2  # inputs so many times larger than those a plan was compared on: it is compared again
-EXACT_INPUTS = 8  # at most, by which rounding is measured
-EXACT_WIDTH = 2**17  # of all of them, but two at least: double precision is slow
+EXACT_INPUTS = 8  # at most, by which rounding is measured; of fewer inputs several draws
+CPU_EXACT_WIDTH = 2**17  # of all of them, but two at least: double precision is slow
+GPU_EXACT_WIDTH = 2**23
+CALLS_WITHOUT_KERNELS = 3  # by the network's own code while kernels are compiled (4 s, ResNet-32); the next one waits
 
 # ---------------------------------------------------------------- plans: draws in one pass
 
@@ -23,7 +25,7 @@ FOLD_FROM = 1000  # inputs of stacked draws from which products with folded weig
 
 # ---------------------------------------------------------------- plans: CUDA graphs
 
-GPU_GRAPH = 2**26  # width of a pass up to which launching kernels costs more than running them; not measured
+GPU_GRAPH = 2**28  # width of a pass up to which a graph pays: ResNet-50, N = 256, 409 -> 399 ms, fp16 279 -> 260
 GPU_GATHER = 2**22  # outputs handed on at once: who reads them launches kernels too; ResNet-50, N = 256: 484 -> 441 ms
 GPU_PASSES = 8  # at most in one graph; not measured
 SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the H200 idle; three were not measured

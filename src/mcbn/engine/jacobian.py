@@ -26,9 +26,11 @@ from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift, stati
 from mcbn.engine import rewrite
 from mcbn.engine.agree import GRADIENTS, agree
 from mcbn.engine.graph import as_code, facts
+from mcbn.engine.rows import are_independent
 from mcbn.engine.run import ProcessLock, keep
 from mcbn.engine.trace import ReplayTracer, UntraceableError, batch_norm
 from mcbn.errors import MCBNError
+from mcbn.layers import settings_of
 from mcbn.network import Network
 
 MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
@@ -75,11 +77,11 @@ class Differentiator:
         self.points: dict[str, Point] = {}
         self.methods: dict[Any, Method | None] = {}  # by shape of the inputs; None: seen once
         self._lock = ProcessLock()
-        self._one_by_one = False  # inputs were seen not to reach each other's outputs
+        self._one_by_one = False  # inputs never reach each other's outputs
 
     def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
-        key = batches.key_of(inputs)
+        key = batches.key_of(inputs), settings_of(self.network.module)
         with self._lock:
             method = self.methods.get(key, self.plain)
             if key not in self.methods:
@@ -143,14 +145,17 @@ class Differentiator:
 
     def _trace(self, inputs: Any) -> tuple[ReplayTracer, Callable[[Any], list[Tensor]]]:
         """Trace the pass at the centre; return also what lists the tensors of inputs, copies where it changes them."""
-        mean = {name: centre for name, (centre, _) in self.centres.items()}
-        var = {name: std**2 for name, (_, std) in self.centres.items()}
-        tracer = ReplayTracer(mean, var)
+        tracer = ReplayTracer(*self._draw())
         with torch.no_grad():
             tracer.trace(self.network, inputs)
         if tracer.changes_inputs:
             return tracer, lambda inputs: [t.clone() for t in batches.tensors_of(inputs)]
         return tracer, batches.tensors_of
+
+    def _draw(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return means and variances at the centre."""
+        means = {name: centre for name, (centre, _) in self.centres.items()}
+        return means, {name: std**2 for name, (_, std) in self.centres.items()}
 
     def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
         """Take one backward pass an output."""
@@ -159,7 +164,7 @@ class Differentiator:
             output, leaves = run(inputs, N)
             flat = _outputs(output, N)  # (N, D)
             try:
-                self._require_one_by_one(flat, leaves)
+                self._require_one_by_one(inputs, flat, leaves)
                 rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
             except torch.OutOfMemoryError:
                 raise
@@ -168,8 +173,8 @@ class Differentiator:
             jacobian = torch.stack(rows, 1) if len(rows) > 1 else rows[0].unsqueeze(1)
         return output.detach().to(jacobian.dtype), jacobian
 
-    def _require_one_by_one(self, flat: Tensor, leaves: Leaves) -> None:
-        """Refuse, on the first inputs, a network whose outputs (N, D) depend on the statistics of other inputs."""
+    def _require_one_by_one(self, inputs: Any, flat: Tensor, leaves: Leaves) -> None:
+        """Refuse a network whose outputs (N, D) depend on the statistics of other inputs; once where that is proven."""
         N, D = flat.shape
         if self._one_by_one or N < 2 or not leaves:
             return
@@ -181,7 +186,7 @@ class Differentiator:
                 "the output of an input depends on the inputs beside it, so it has no gradient by its own statistics "
                 "alone; use method='sample'"
             )
-        self._one_by_one = True
+        self._one_by_one = are_independent(self.network, self._draw(), inputs)
 
     def _gradient(self, flat: Tensor, d: int, leaves: Leaves) -> Tensor:
         """Differentiate output d of every input, (N, S)."""

@@ -28,11 +28,13 @@ from mcbn import batches
 from mcbn.batch_norm import Replay
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn.engine.agree import Bound, agree, guessed_error
+from mcbn.engine.agree import TF32_DIGIT, Bound, agree, guessed_error, is_tf32
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
 from mcbn.engine.rewrite import Workspace
+from mcbn.engine.rows import are_independent
 from mcbn.engine.trace import ReplayTracer
 from mcbn.errors import MCBNError
+from mcbn.layers import settings_of
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 
@@ -59,11 +61,12 @@ class History:
     """What inputs of one shape have been through."""
 
     own_draws: int = 0  # asked for before there was a plan
-    postponed: bool = False  # a plan whose kernels were being compiled: the next call waits for them
+    postponed: int = 0  # calls while the kernels of a plan were being compiled
     calls: int = 0  # of the plan
     largest: float = 0.0  # value of an input that the plan was compared on
     bound: Bound | None = None  # within which the plan agrees
     width: int = 0  # of its widest result
+    digit: float = 0.0  # to which its convolutions may round
 
     def is_due(self, largest: float) -> bool:
         """Count a call, and tell whether the plan is to be compared on its inputs, whose largest value is this."""
@@ -84,7 +87,7 @@ class Engine:
         self._refuted = ""  # why no plan is used for this network any more
         self._warned = False
         self._own_code = OwnCode("a plan does not pay yet, or its kernels are being compiled", self.replay)
-        self._independence: dict[Any, bool] = {}  # by shape of the inputs: may they be cut into blocks
+        self._independence: dict[Any, bool] = {}  # by shape of the inputs and sizes of blocks
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
         self._lock = ProcessLock()
 
@@ -105,7 +108,7 @@ class Engine:
 
     def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None, compile: bool) -> Iterator[Tensor]:
         """Yield samples by the plan; where it fails, by halves of the inputs or by the network's own code."""
-        key = batches.key_of(inputs), chunk_size, compile
+        key = self._key(inputs), chunk_size, compile
         try:
             for samples in self._passes(key, inputs, start, stop):
                 yield samples
@@ -163,7 +166,7 @@ class Engine:
             return
         own_draws = {t: self.replay(inputs, t) for t in self._references()} | {start + number: own}
         measure = partial(self._rounding, inputs, history.width)
-        history.bound = self._bound({start + number: samples[number]}, own_draws, measure)
+        history.bound = self._bound({start + number: samples[number]}, own_draws, measure, history.digit)
         if history.bound is None:
             raise RefutedError(f"on call {history.calls} it gave other numbers than the network itself")
 
@@ -218,7 +221,7 @@ class Engine:
 
     def plan(self, inputs: Any, chunk_size: int | None = None, *, compile: bool = False) -> Plan | OwnCode:
         """Look up how inputs of this shape run, or find out."""
-        key = batches.key_of(inputs), chunk_size, compile
+        key = self._key(inputs), chunk_size, compile
         plan = self.plans.get(key)
         if plan is None:
             with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
@@ -229,6 +232,10 @@ class Engine:
                     if plan is not self._own_code:
                         keep(self.plans, key, plan, constants.PLANS_KEPT)
         return plan
+
+    def _key(self, inputs: Any) -> Any:
+        """Identify all that a trace depends on."""
+        return batches.key_of(inputs), settings_of(self.network.module)
 
     def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | OwnCode:
         """Trace the network and keep the first plan that agrees with its own code."""
@@ -246,9 +253,9 @@ class Engine:
         except Exception as error:  # whatever a foreign network does while watched, its own code can still be run
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
-        history = self._history((batches.key_of(inputs), chunk_size, compile))
-        if history.own_draws and not history.postponed and not plans.is_compiled(program):
-            history.postponed = True
+        history = self._history((self._key(inputs), chunk_size, compile))
+        if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and not plans.is_compiled(program):
+            history.postponed += 1
             return self._own_code
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
@@ -259,11 +266,13 @@ class Engine:
     def _proven(self, choices: list[Plan], inputs: Any, first: Tensor, history: History) -> Plan | None:
         """Return the first plan that agrees with the network's own code, whose first sample is known."""
         own = {0: first} | {t: self.replay(inputs, t) for t in self._references() if t}
-        measure = cache(partial(self._rounding, inputs, choices[0].program.width))
+        program = choices[0].program
+        measure = cache(partial(self._rounding, inputs, program.width))
+        history.digit = TF32_DIGIT if program.convolutional and is_tf32(first) else 0.0
         for plan in choices:
-            history.bound = self._bound(self._samples(plan, inputs), own, measure)
+            history.bound = self._bound(self._samples(plan, inputs), own, measure, history.digit)
             if history.bound is not None:
-                history.largest, history.width = _largest(inputs), plan.program.width
+                history.largest, history.width = _largest(inputs), program.width
                 return plan
         return None
 
@@ -285,15 +294,16 @@ class Engine:
         return samples
 
     def _bound(
-        self, samples: Mapping[int, Tensor], own: Mapping[int, Tensor], measure: Callable[[], Tensor]
+        self, samples: Mapping[int, Tensor], own: Mapping[int, Tensor], measure: Callable[[], Tensor], digit: float
     ) -> Bound | None:
         """Find the bound within which samples are those of the network's own code; measure rounding if need be."""
         draws = torch.stack([*own.values()])
         if not samples or not draws.numel():
             return None
+        values, expected = torch.stack([*samples.values()]), torch.stack([own[t] for t in samples])
         for error in (lambda: None, measure):
-            bound = Bound.of(draws, error(), coarse=self._is_coarse())
-            if all(agree(sample, own[t], tolerance=bound.tolerance) for t, sample in samples.items()):
+            bound = Bound.of(draws, error(), coarse=self._is_coarse(), digit=digit)
+            if agree(values, expected, tolerance=bound.tolerance):
                 return bound
         return None
 
@@ -302,23 +312,28 @@ class Engine:
 
         width: of the widest result of a pass; few inputs are enough where it is large.
         """
-        sizes = {t.shape[0] if t.ndim else 0 for t in batches.tensors_of(inputs)}
+        tensors = batches.tensors_of(inputs)
+        sizes = {t.shape[0] if t.ndim else 0 for t in tensors}
+        few = constants.EXACT_INPUTS
         if len(sizes) == 1:
-            most = min(constants.EXACT_INPUTS, max(2, constants.EXACT_WIDTH * max(sizes) // max(width, 1)))
-            inputs = batches.map_tensors(lambda t: t[:most], inputs)
-        own = self.replay(inputs, 0)
+            wide = constants.GPU_EXACT_WIDTH if tensors[0].is_cuda else constants.CPU_EXACT_WIDTH
+            few = min(*sizes, few, max(2, wide * max(sizes) // max(width, 1)))
+            inputs = batches.map_tensors(lambda t: t[:few], inputs)
+        own = torch.stack([self.replay(inputs, t) for t in self._references()[: constants.EXACT_INPUTS // few]])
         if own.dtype != torch.float64:
             with suppress(Exception):  # weights or operations that cannot be had in double precision
-                return own - self._exact(inputs)
-        return guessed_error(own.unsqueeze(0), coarse=self._is_coarse())
+                return (own - self._exact(inputs, len(own))).flatten(0, 1)
+        return guessed_error(own, coarse=self._is_coarse())
 
-    def _exact(self, inputs: Any) -> Tensor:
-        """Run draw 0 through the network in double precision."""
-        statistics = [{name: value.double() for name, value in each.items()} for each in self.posterior.draw(0)]
-        network = self.network.to(None, torch.float64)
-        device = next(iter(statistics[0].values())).device.type
-        with torch.autocast(device, enabled=False), Replay(*statistics):
-            return network.run_copy(batches.move(inputs, None, torch.float64))
+    def _exact(self, inputs: Any, count: int) -> Tensor:
+        """Run the first draws by which a plan is judged through the network in double precision, (count, N, ...)."""
+        network, samples = self.network.to(None, torch.float64), []
+        for t in self._references()[:count]:
+            statistics = [{name: value.double() for name, value in each.items()} for each in self.posterior.draw(t)]
+            device = next(iter(statistics[0].values())).device.type
+            with torch.autocast(device, enabled=False), Replay(*statistics):
+                samples.append(network.run_copy(batches.move(inputs, None, torch.float64)))
+        return torch.stack(samples)
 
     def _is_coarse(self) -> bool:
         """Tell whether the network computes in half precision, whatever its outputs are."""
@@ -347,19 +362,17 @@ class Engine:
         if count <= 1:
             return [(inputs, plan)]
         blocks = [(block, self.plan(block, chunk_size, compile=compile)) for block in batches.cut(inputs, count)]
-        return blocks if self._independent(inputs, plan, blocks) else [(inputs, plan)]
+        return blocks if self.independent(inputs, *(block for block, _ in blocks), traced=True) else [(inputs, plan)]
 
-    def _independent(self, inputs: Any, plan: Plan, blocks: list[tuple[Any, Plan | OwnCode]]) -> bool:
-        """Check on the first draw that outputs do not depend on which inputs run beside them."""
-        key = batches.key_of(inputs)
-        independent = self._independence.get(key)
-        if independent is None:
-            with self._lock, torch.no_grad():
-                apart = torch.cat([of_block.prepare(block, Workspace())(0, 1)[0] for block, of_block in blocks])
-                independent = agree(apart, plan.prepare(inputs, Workspace())(0, 1)[0])
-                if any(bool((t != t[:1]).any()) for t in batches.tensors_of(inputs)):  # of equal inputs none can tell
-                    keep(self._independence, key, independent, constants.PLANS_KEPT)
-        return independent
+    def independent(self, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
+        """Tell whether inputs may run apart, in these blocks: by the structure of the network (`mcbn.engine.rows`)."""
+        key = self._key(inputs), tuple(map(batches.size_of, blocks)), traced
+        if key not in self._independence:
+            with self._lock:
+                ends = (blocks[0], blocks[-1]) if blocks else ()  # of all sizes there are
+                proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends, traced=traced)
+                keep(self._independence, key, proven, constants.PLANS_KEPT)
+        return self._independence[key]
 
     def _halved(self, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
         """Go on after running out of memory with a single draw: half of the inputs at a time."""
@@ -369,8 +382,13 @@ class Engine:
             raise MCBNError(
                 f"one draw of one input does not fit into memory (its widest result has {width:,} values): {error}"
             ) from error
-        halves = [self.outputs(half, stop, 1, start=start) for half in batches.cut(inputs, 2)]
-        for pieces in zip(*halves, strict=True):
+        if not self.independent(batches.cut(inputs, N // 2)[0]):
+            raise MCBNError(
+                f"one draw of {N} inputs does not fit into memory, and nothing shows that this network treats each of "
+                f"them by itself, so they are not cut into blocks; give fewer at a time ({error})"
+            ) from error
+        halves = batches.cut(inputs, 2)
+        for pieces in zip(*(self.outputs(half, stop, 1, start=start) for half in halves), strict=True):
             yield torch.cat(pieces, 1)
 
 

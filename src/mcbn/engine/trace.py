@@ -29,15 +29,10 @@ from mcbn.randomness import get_state
 
 METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
 CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
-# What may be asked of a tensor: for inputs of one shape and layout the answer is always the same
-PROPERTIES = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "names"}
-PROPERTIES |= {"is_quantized", "is_mkldnn", "is_mps", "is_xpu", "is_meta", "is_nested", "itemsize", "nbytes", "grad"}
-PROPERTIES |= {"grad_fn", "is_sparse", "is_sparse_csr"}
-QUESTIONS = {"size", "dim", "ndimension", "numel", "nelement", "__len__", "stride", "storage_offset", "is_contiguous"}
-QUESTIONS |= {"is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "is_same_size", "type"}
-QUESTIONS |= {"is_inference", "is_conj", "is_neg", "has_names", "result_type"}
+# What a tensor says of its memory without an operator: the dispatcher does not see it
+BY_MEMORY = {"tolist", "__repr__", "__str__", "data_ptr", "_version", "__reduce_ex__", "storage_type", "__set__"}
+BY_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_"}
 LEFT_ALIGNED = "_nested_tensor_from_mask_left_aligned"  # chooses a fast path of attention that any mode switches off
-BY_MEMORY = {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_"}  # not by values
 NAMESPACES = ("aten", "prims", "mcbn")  # whose operators' schemas say all that they do
 INDEX, MASKS = torch.ops.aten.index.Tensor, (torch.bool, torch.uint8)
 SIZED_BY_VALUES = ("aten::_pack_padded_sequence",)  # beside those that torch tags
@@ -181,19 +176,19 @@ class Tracer(BatchNormMode):
     def _write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Append one operation that gave a result, and note its facts."""
         name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = func.__self__.__name__  # of the property
         if name in BY_MEMORY:
-            self._refuse(f"{name} reads memory as it lies")
-        operands = tensors_in((args, kwargs))
+            self._refuse(f"{name} looks at values, or at memory as it lies")
         if not tensors_in(result) and name != "__setitem__":
-            asked = func.__self__.__name__ in PROPERTIES if name == "__get__" else name in (*QUESTIONS, LEFT_ALIGNED)
-            if not isinstance(result, METADATA) or self.changed or (operands and not asked):
-                self._refuse(f"{name} looks at values, or gives no tensor")
+            if not isinstance(result, METADATA) or self.changed:
+                self._refuse(f"{name} gives no tensor")
             return  # a size, a dtype: the same for every draw
         called, passed = NAMED.get(func, func), args
-        if name == "__get__":
-            called, passed = getattr, (*args, func.__self__.__name__)
+        if name != getattr(func, "__name__", ""):
+            called, passed = getattr, (*args, name)
         node = self.graph.call_function(called, self._arguments(passed), self._arguments(kwargs))
-        memory = {storage_of(t): facts(self._node(t)).memory for t in operands}
+        memory = {storage_of(t): facts(self._node(t)).memory for t in tensors_in((args, kwargs))}
         seen = Facts(changes=self._changes(memory))
         if isinstance(result, Tensor):
             self._remember(result, node, seen, memory)

@@ -22,8 +22,17 @@ from torch import Tensor, nn
 from mcbn import batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
-from mcbn.errors import MCBNError
-from mcbn.export.predictors import RESULTS, LinearPredictor, SamplePredictor, Summary, summary_of
+from mcbn.errors import MCBNError, MissingExtraError
+from mcbn.export.predictors import (
+    PROMISED,
+    RESULTS,
+    LinearPredictor,
+    PooledPredictor,
+    PromisingPredictor,
+    SamplePredictor,
+    Summary,
+    summary_of,
+)
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
@@ -47,10 +56,12 @@ def to_torch_export(
     method: str = "sample",
     n_samples: int | None = None,
     chunk_size: int | None = None,
+    level: float | None = None,
 ) -> torch.export.ExportedProgram:
     """Return the predictor as a `torch.export` program: `program.module()(x)` gives a dict of results, for any batch.
 
-    Its keys are mean, variance, epistemic, or probs, entropy, mutual_information. Arguments as for `MCBN.export`.
+    Its keys are mean, variance, epistemic, or probs, entropy, mutual_information; with a calibration low and high, or
+    set. Arguments as for `MCBN.export`.
     """
     if bayes.noise == "head":
         raise MCBNError('a network with noise="head" is not exported; export one that gives means alone')
@@ -67,11 +78,11 @@ def to_torch_export(
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
         with _quiet(), _told(engine, method):
-            predictor = _predictor(bayes, engine, inputs, method, T, chunk_size)
+            predictor = _whole(bayes, inputs, method, T, chunk_size, _level(bayes, level))
             batch = torch.export.Dim("batch")
             axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) else None, inputs)
             program = torch.export.export(predictor, (inputs,), dynamic_shapes=(axes,), strict=False)
-        _compare(program.module()(inputs), expected, "the exported program")
+        _compare(program.module()(inputs), expected, "the exported program", _level(bayes, level))
     return program
 
 
@@ -83,21 +94,24 @@ def to_onnx(
     method: str = "sample",
     n_samples: int | None = None,
     chunk_size: int | None = None,
+    level: float | None = None,
 ) -> None:
     """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
     path = Path(path)
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise MCBNError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
+        raise MissingExtraError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
     require_folder(path)
     if path.is_dir():
         raise MCBNError(f"cannot export to {path}: it is a folder; give the name of a file in it")
-    program = to_torch_export(bayes, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size)
+    how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size}
+    program, level = to_torch_export(bayes, example_x, level=level, **how), _level(bayes, level)
     engine, T = bayes.engine_for(n_samples, chunk_size)
     inputs = engine.network.prepare(example_x)
     names = input_names(inputs)
-    content = _convert(program, names, RESULTS[bayes.task], _metadata(bayes, method, T))
+    outputs = RESULTS[bayes.task] + (() if level is None else PROMISED[bayes.task])
+    content = _convert(program, names, outputs, _metadata(bayes, method, T) | {"level": json.dumps(level)})
     results = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
-    _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it")
+    _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -107,7 +121,7 @@ def input_names(inputs: Any) -> list[str]:
     if isinstance(inputs, Tensor):
         return ["x"]
     if isinstance(inputs, Mapping) and all(isinstance(value, Tensor) for value in inputs.values()):
-        taken = [name for names in RESULTS.values() for name in names]
+        taken = [name for names in (*RESULTS.values(), *PROMISED.values()) for name in names]
         return [f"input_{key}" if key in taken else str(key) for key in inputs]
     return [f"x{number}" for number, _ in enumerate(batches.tensors_of(inputs))]
 
@@ -126,6 +140,36 @@ def _metadata(bayes: "MCBN[Any]", method: str, T: int) -> dict[str, str]:
     }
 
 
+def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
+    """Choose the level of the intervals or sets to export; None where there is no calibration."""
+    calibration = bayes.calibration
+    if calibration is None:
+        if level is not None:
+            raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
+        return None
+    if calibration.score == "quantile" or calibration.by == "group" or calibration.randomized:
+        if level is None:
+            return None
+        raise MCBNError(
+            "one graph cannot hold this calibration: it needs all draws (quantile), group numbers or random numbers at "
+            'every call; calibrate with score "std", "absolute", "aps" or "raps", or export without level='
+        )
+    return calibration.level if level is None else level
+
+
+def _whole(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None, level: float | None) -> nn.Module:
+    """Put all there is together: one network or several, and what is promised of them."""
+    members = getattr(bayes, "members", [bayes])
+    predictors = [_predictor(m, m.engine_for(T, chunk)[0], inputs, method, T, chunk) for m in members]
+    whole: nn.Module = predictors[0] if len(predictors) == 1 else PooledPredictor(predictors)
+    if level is None or bayes.calibration is None:
+        return whole
+    prediction = bayes.predict(inputs, method=method, n_samples=T)
+    like = prediction.mean if bayes.task == "regression" else prediction.probs
+    calibration = prediction.calibration
+    return PromisingPredictor(whole, calibration.score, calibration.thresholds(level, like), calibration.penalty)
+
+
 def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: int, chunk: int | None) -> nn.Module:
     """Put network, draws and moments together."""
     with Gather(engine.posterior) as mode:
@@ -133,11 +177,17 @@ def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: 
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
     summary = summary_of(bayes.task, bayes.noise_precision, output)
+    apart = engine.independent(inputs)  # copies of the inputs, one a draw or output, share the batch axis
+    if not apart and (method == "linear" or (chunk is not None and chunk > 1)):
+        raise MCBNError(
+            "nothing shows that this network treats each input by itself, so draws cannot share a pass in a graph; "
+            'export with method="sample" and chunk_size=1'
+        )
     if method == "linear":
         return _linear(bayes, engine, inputs, T, output, summary)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
-    chunk = _chunk(T, program.width * len(output), chunk)
+    chunk = _chunk(T, program.width * len(output), chunk if apart else 1)
     return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
@@ -210,18 +260,26 @@ def _place(error: Exception) -> str:
     return f" (line {frames[-1].lineno} of {frames[-1].filename}, `{frames[-1].line}`)" if frames else ""
 
 
-def _compare(results: Mapping[str, Tensor], prediction: Any, what: str) -> None:
+def _compare(results: Mapping[str, Tensor], prediction: Any, what: str, level: float | None = None) -> None:
     """Refuse a graph whose numbers are not those of `predict`."""
     for name, value in results.items():
-        expected = getattr(prediction, name)
-        scale = None
-        if name == "mutual_information":  # of draws that hardly differ, what rounding leaves of their differences
-            scale = expected.max() + 1e-3 * prediction.entropy.max()
-        if not agree(value, expected, EXPORTED, scale=scale):
+        if not _same(name, value, prediction, level):
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
                 "which inputs run beside them may still work with chunk_size=1"
             )
+
+
+def _same(name: str, value: Tensor, prediction: Any, level: float | None) -> bool:
+    """Tell whether a result is that of `predict`; of a class at the very threshold of a set rounding decides."""
+    if name == "set":
+        return int((value != prediction.set(level)).sum()) <= max(1, value.numel() // 100)
+    if name in ("low", "high"):
+        return agree(value, prediction.interval(level)[name == "high"], EXPORTED)
+    expected, scale = getattr(prediction, name), None
+    if name == "mutual_information":  # of draws that hardly differ, what rounding leaves of their differences
+        scale = expected.max() + 1e-3 * prediction.entropy.max()
+    return agree(value, expected, EXPORTED, scale=scale)
 
 
 def _convert(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
+from mcbn.conformal import class_scores
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.linear import Expansion, Linearised
@@ -19,6 +20,7 @@ RESULTS = {
     "classification": ("probs", "entropy", "mutual_information"),
     "multilabel": ("probs", "entropy", "mutual_information"),
 }
+PROMISED = {"regression": ("low", "high"), "classification": ("set",)}  # with a calibration
 State = tuple[Tensor, ...]
 
 
@@ -210,3 +212,45 @@ class LinearPredictor(nn.Module):
         outputs = self.program.each(*self.program.tile(values, K), *(spread_rows(row, N) for row in self.chosen))
         mean = as_float(outputs.unflatten(0, (K, -1))).mean(0)
         return mean - torch.matmul(jacobian, self.offset).reshape(mean.shape)
+
+
+class PooledPredictor(nn.Module):
+    """Several networks: moments over the draws of all, from those of each."""
+
+    def __init__(self, predictors: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.predictors = nn.ModuleList(predictors)
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Map inputs of N rows to the named results."""
+        results = [predictor(inputs) for predictor in self.predictors]
+        pooled = {name: torch.stack([result[name] for result in results]).mean(0) for name in results[0]}
+        if "probs" in pooled:
+            probs, several = pooled["probs"], pooled["probs"].ndim == pooled["entropy"].ndim  # labels, not classes
+            entropy = _entropy(torch.stack([1 - probs, probs], 1) if several else probs, 1)
+            expected = pooled["entropy"] - pooled["mutual_information"]
+            return pooled | {"entropy": entropy, "mutual_information": (entropy - expected).clamp(min=0)}
+        between = torch.stack([(result["mean"] - pooled["mean"]).square() for result in results]).mean(0)
+        return pooled | {name: pooled[name] + between for name in ("variance", "epistemic")}
+
+
+class PromisingPredictor(nn.Module):
+    """A predictor with the calibrated interval or set of one level beside its moments (`mcbn.conformal`)."""
+
+    threshold: Tensor
+
+    def __init__(self, predictor: nn.Module, score: str, threshold: Tensor, penalty: tuple[float, int]) -> None:
+        super().__init__()
+        self.predictor, self.score, self.penalty = predictor, score, penalty
+        self.register_buffer("threshold", threshold)
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Map inputs of N rows to the named results."""
+        results: dict[str, Tensor] = self.predictor(inputs)
+        if "probs" in results:
+            scores = class_scores(results["probs"], self.penalty)
+            top = results["probs"].argmax(1, keepdim=True)
+            return results | {"set": (scores <= self.threshold).scatter(1, top, True)}
+        mean, scale = results["mean"], results["variance"].sqrt() if self.score == "std" else 1.0
+        half = self.threshold * scale
+        return results | {"low": mean - half, "high": mean + half}

@@ -65,6 +65,8 @@ def write_page(
         raise MCBNError("y must hold one target an input; got a single number")
     if isinstance(x, Tensor) and x.ndim == 2:
         examples.feature_names(x, names)  # refuse wrong names before anything runs
+    if bayes.task == "multilabel":
+        raise MCBNError("a page shows one label an input; score several by mcbn.metrics, such as nll(pred.probs, y)")
     if bayes.task == "regression":
         spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
         content = _regression(spread, x, units, names)
@@ -130,6 +132,7 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
         "tenths": scores.tenths(spread.std, spread.error),
         "gain": scores.mean_error(constant - crps),
         "fault": scores.fault(inside, np.full_like(inside, 0.95), ("too narrow", "too wide")),
+        "worse_mean": scores.worse_mean(spread),
         "charts": charts.regression_charts(spread, units),
         "scores": scores.regression_scores(spread),
         "examples": examples.regression_examples(spread, x, names),
@@ -149,6 +152,7 @@ def _classification(
         "tenths": scores.tenths(ours.entropy, ours.error),
         "gain": scores.mean_error(ours.log_prob - plain.log_prob) if plain else None,
         "fault": scores.fault(ours.right, ours.confidence, ("too sure of itself", "less sure than it could be")),
+        "worse_mean": scores.worse_votes(ours, plain),
         "charts": charts.class_charts(ours, plain),
         "scores": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
         "examples": examples.class_examples(ours, x, names, classes),

@@ -149,6 +149,22 @@ def regression_scores(spread: Spread) -> list[Score]:
     return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
+def worse_mean(spread: Spread) -> str:
+    """Say that the mean over the draws is worse than the plain network's; empty where it is not, or not known."""
+    if spread.plain is None:
+        return ""
+    ours, plain = (torch.from_numpy((mean - spread.y) ** 2) for mean in (spread.mean, spread.plain))
+    return metrics.worse_mean(ours, plain, "RMSE")
+
+
+def worse_votes(ours: Votes, plain: Votes | None) -> str:
+    """Say that the labels of the draws, or else their likelihood, are worse than the plain network's."""
+    if plain is None:
+        return ""
+    wrong = metrics.worse_mean(torch.from_numpy(ours.error), torch.from_numpy(plain.error), "error rate")
+    return wrong or metrics.worse_mean(torch.from_numpy(-ours.log_prob), torch.from_numpy(-plain.log_prob), "NLL")
+
+
 def crps(spread: Spread) -> tuple[Vector, Vector]:
     """CRPS of MCBN and of its constant twin, (N,) each."""
     mean, y = torch.from_numpy(spread.mean), torch.from_numpy(spread.y)

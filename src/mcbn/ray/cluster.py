@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from mcbn.errors import MCBNError, one_line
+from mcbn.errors import MCBNError, MissingExtraError, one_line
 from mcbn.model import MCBN
 
 CONNECT_SECONDS = 10.0
@@ -23,7 +23,7 @@ def require_ray(module: str = "ray") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MCBNError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
+        raise MissingExtraError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mcbn import batches, saving
-from mcbn.errors import MCBNError, one_line
+from mcbn.errors import MCBNError, MissingExtraError, one_line
 from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
@@ -219,7 +219,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MCBNError("images need Pillow: pip install 'mcbn[ray]'") from error
+        raise MissingExtraError("images need Pillow: pip install 'mcbn[ray]'") from error
     return Image
 
 

@@ -3,9 +3,9 @@
 try:
     import sklearn as _sklearn  # type: ignore[import-untyped]  # noqa: F401
 except ImportError as error:
-    from mcbn.errors import MCBNError
+    from mcbn.errors import MissingExtraError
 
-    raise MCBNError("mcbn.sklearn needs scikit-learn: pip install 'mcbn[sklearn]'") from error
+    raise MissingExtraError("mcbn.sklearn needs scikit-learn: pip install 'mcbn[sklearn]'") from error
 
 from mcbn.sklearn.estimators import MCBNClassifier, MCBNRegressor
 

@@ -1,6 +1,6 @@
 """The two estimators: parameters, validation of input and prediction behind scikit-learn's interface."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -19,12 +19,14 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mcbn.batches import require_int
+from mcbn.conformal import cross_interval, cross_set
 from mcbn.errors import MCBNError
 from mcbn.prediction import join
 from mcbn.sklearn.rows import Rows, distinct
 from mcbn.sklearn.training import train
 
 BLOCK = 8192  # rows predicted at a time
+VALUES = 2**23  # edges of intervals held at once: one a row and held-out row
 LEAST = {"n_samples": 1, "patience": 1, "batch_size": 2, "epochs": 1, "hidden": 1, "n_folds": 2}
 Array = NDArray[np.float64]
 
@@ -50,6 +52,7 @@ PARAMETERS = """
     Attributes
     ----------
     bayes_ : the fitted `mcbn.MCBN`; its `tau` is the tuned noise precision (classes: inverse temperature).
+    folds_ : those of the held-out parts, each calibrated on the rows it has not seen: what intervals and sets rest on.
     n_iter_ : epochs of training.
     n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
 """
@@ -93,7 +96,7 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         if rows.size < 2:
             raise MCBNError("training needs 2 rows of positive weight; got 1 sample")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.bayes_, self.n_iter_ = train(rows, n_outputs, self, seed)
+        self.bayes_, self.n_iter_, self.folds_ = train(rows, n_outputs, self, seed)
         return self
 
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -117,6 +120,19 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
     def _prediction(self, X: ArrayLike) -> Any:
         with torch.no_grad():
             return join([self.bayes_.predict(block) for block in self._blocks(X)])
+
+    def _has_folds(self) -> bool:
+        check_is_fitted(self)
+        return bool(self.folds_)
+
+    def _fold_predictions(self, X: ArrayLike) -> Iterator[list[Any]]:
+        """Predict a few rows at a time with the network of every fold: what comes next is as wide as all scores."""
+        calibrations: list[Any] = [bayes.calibration for bayes in self.folds_]
+        n = sum(len(calibration.scores[0]) for calibration in calibrations)
+        for block in self._blocks(X):
+            for some in torch.split(block, max(1, VALUES // n)):
+                with torch.no_grad():
+                    yield [bayes.predict(some) for bayes in self.folds_]
 
 
 def _weights(sample_weight: ArrayLike | None, x: Array) -> Array:
@@ -159,9 +175,17 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
         prediction = self._prediction(X)
         return (prediction.mean.numpy(), prediction.std.numpy()) if return_std else prediction.mean.numpy()
 
-    def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> tuple[Array, Array]:
-        """Predict (low, high), the central interval of the predictive Gaussian, each shaped as `predict`."""
-        low, high = self._prediction(X).interval(coverage)
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95, calibrated: bool = True) -> tuple[Array, Array]:
+        """Predict (low, high), each shaped as `predict`: CV+ over the folds, which needs no rows of its own.
+
+        Of exchangeable rows at least 1 - 2 (1 - coverage) lie inside, in practice about `coverage`
+        (`mcbn.conformal.cross_interval`). calibrated=False: the central interval of the predictive Gaussian.
+        """
+        if not (calibrated and self._has_folds()):
+            low, high = self._prediction(X).interval(coverage)
+            return low.numpy(), high.numpy()
+        pairs = [cross_interval(folds, coverage) for folds in self._fold_predictions(X)]
+        low, high = (torch.cat(edges) for edges in zip(*pairs, strict=True))
         return low.numpy(), high.numpy()
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
@@ -227,3 +251,11 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
     def predict_proba(self, X: ArrayLike) -> Array:
         """Predict the probability of each of `classes_`, (N, K), averaged over the draws."""
         return np.asarray(self._prediction(X).probs.numpy(), dtype=np.float64)
+
+    def predict_set(self, X: ArrayLike, coverage: float = 0.95) -> NDArray[np.bool_]:
+        """Tell which of `classes_` to expect, (N, K): the true one is among them as `MCBNRegressor.predict_interval`
+        promises, by cross-conformal prediction over the folds (`mcbn.conformal.cross_set`).
+        """
+        if not self._has_folds():
+            return np.asarray(self._prediction(X).set(coverage).numpy())
+        return torch.cat([cross_set(folds, coverage) for folds in self._fold_predictions(X)]).numpy()

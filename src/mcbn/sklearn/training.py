@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
 from mcbn import stacked
+from mcbn.conformal import Calibration, class_scores
 from mcbn.model import MCBN
 from mcbn.networks import BN_EPSILON, RegressionMLP, Standardized, StandardizedInputs
 from mcbn.noise import inverse_temperature, tau_by_crps
@@ -35,7 +36,7 @@ MOST_DECAY = 0.98  # of the average, from epoch to epoch
 CHECK_EVERY = 5  # epochs
 
 
-def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> tuple[MCBN[Any], int]:
+def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> tuple[MCBN[Any], int, list[MCBN[Any]]]:
     """Train, choose epochs and tau on held-out rows, and draw the batch statistics of the network of all rows.
 
     Args:
@@ -45,13 +46,14 @@ def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> t
         seed: of all that is drawn.
 
     Returns:
-        The fitted MCBN with its tau, and the epochs its network was trained for.
+        The fitted MCBN with its tau, the epochs its network was trained for, and the MCBN of every fold, calibrated on
+        the rows it has not seen; none where all rows were on both sides.
     """
     run = _Run(rows, n_outputs, settings, seed)
     values, epochs = run.train()
     bayes = run.bayes(len(run.splits), rows, values)
     bayes.tau = run.tau(values)
-    return bayes, epochs
+    return bayes, epochs, run.calibrated(bayes.tau)
 
 
 class Stack:
@@ -198,16 +200,30 @@ class _Run:
 
         Logits are never sharpened: rows that are all classified rightly would drive tau to infinity.
         """
-        fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
+        self.fitted = fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
         held_out = [held.take(held.repeated().numpy()) for _, held in self.splits]
-        y = torch.cat([held.y for held in held_out])
+        y = [held.y.reshape(len(held.y), -1) for held in held_out]  # (n, D)
         if self.classify:
-            logits = [bayes.sample(held.x) for bayes, held in zip(fitted, held_out, strict=True)]
-            return inverse_temperature(torch.cat(logits, 1), y).clamp(max=1)
+            logits = [bayes.sample(held.x) for bayes, held in zip(fitted, held_out, strict=True)]  # (T, n, K)
+            tau = inverse_temperature(torch.cat(logits, 1), torch.cat(y)[:, 0]).clamp(max=1)
+            every = (class_scores((tau * each).softmax(2).mean(0)) for each in logits)
+            self.scores = [scores.gather(1, labels) for scores, labels in zip(every, y, strict=True)]
+            return tau
         predictions = [bayes.predict(held.x) for bayes, held in zip(fitted, held_out, strict=True)]
-        mean, epistemic = (torch.cat([getattr(p, name) for p in predictions]) for name in ("mean", "epistemic"))
-        tau = tau_by_crps(*(value.reshape(len(y), -1) for value in (mean, epistemic, y)))  # (D,)
+        moments = [tuple(m.reshape(len(m), -1) for m in (pred.mean, pred.epistemic)) for pred in predictions]
+        mean, epistemic = (torch.cat(column) for column in zip(*moments, strict=True))
+        tau = tau_by_crps(mean, epistemic, torch.cat(y))  # (D,)
+        pairs = zip(moments, y, strict=True)
+        self.scores = [(target - mean).abs() / (variance + 1 / tau).sqrt() for (mean, variance), target in pairs]
         return tau.reshape(()) if tau.numel() == 1 else tau
+
+    def calibrated(self, tau: float | Tensor) -> list[MCBN[Any]]:
+        """Calibrate the network of every fold by the scores of the rows it has not seen, as `tau` left them."""
+        for bayes, scores in zip(self.fitted, self.scores, strict=True):
+            bayes.tau, score = tau, "aps" if self.classify else "std"
+            ordered, T = scores.double().cpu().sort(0).values, bayes.posterior.n_samples
+            bayes.calibration = Calibration(score, {0: ordered}, {0: len(ordered)}, n_samples=T)
+        return self.fitted if len(self.splits) > 1 else []
 
 
 def _row_numbers(rows: Rows, seed: int, count: int) -> Iterator[Tensor]:

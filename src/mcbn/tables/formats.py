@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcbn.errors import MCBNError, one_line
+from mcbn.errors import MCBNError, MissingExtraError, one_line
 from mcbn.files import require_sane
 
 Array = NDArray[Any]
@@ -211,7 +211,7 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise MCBNError(f"{path.name} needs pyarrow: pip install 'mcbn[parquet]', or use csv or npz") from error
+        raise MissingExtraError(f"{path.name} needs pyarrow: pip install 'mcbn[parquet]', or use csv or npz") from error
 
 
 def open_table(path: Path) -> CsvTable | ParquetTable:

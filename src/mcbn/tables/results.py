@@ -20,6 +20,7 @@ REGRESSION = ("mean", "std", "low", "high")
 CLASSIFICATION = ("probs", "label", "entropy", "mutual_information")
 ROWS = 8192  # of old predictions read at a time
 PROBABILITY = "prob_"  # one column a class: prob_0, prob_1, ... or by name
+PREFIXES = {"probs": PROBABILITY, "set": "set_"}
 
 
 def arrays_of(
@@ -35,10 +36,12 @@ def arrays_of(
     values: dict[str, Tensor]
     if isinstance(pred, RegressionPrediction):
         std = pred.variance.sqrt()  # whoever predicts has said if tau was never tuned
-        low, high = central_interval(pred.mean, std, coverage)
+        calibrated = pred.calibration is not None
+        low, high = pred.interval(coverage) if calibrated else central_interval(pred.mean, std, coverage)
         values = {"mean": pred.mean, "std": std, "low": low, "high": high}
     else:
         values = {name: getattr(pred, name) for name in CLASSIFICATION}
+        values |= {} if pred.calibration is None else {"set": pred.set(coverage)}
     arrays: dict[str, Array] = {name: value.cpu().numpy() for name, value in values.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
@@ -53,9 +56,9 @@ def as_columns(arrays: Mapping[str, Any], classes: Sequence[str] | None = None) 
     for name, array in arrays.items():
         if getattr(array, "ndim", 1) > 2:
             raise MCBNError(f"{name} has shape {array.shape} and does not fit a table; write to a .npz file")
-        if name == "probs":
+        if name in PREFIXES:
             names = classes or range(array.shape[1])
-            columns |= {f"{PROBABILITY}{k}": array[:, place] for place, k in enumerate(names)}
+            columns |= {f"{PREFIXES[name]}{k}": array[:, place] for place, k in enumerate(names)}
         elif getattr(array, "ndim", 1) == 1 or array.shape[1] == 1:
             columns[name] = array.reshape(len(array)) if isinstance(array, np.ndarray) else array
         else:

@@ -23,7 +23,7 @@ Scores = dict[str, float | None]
 Report = dict[str, Any]  # scores and what they were made with, as JSON has them
 NAMES = {"accuracy": "accuracy", "brier": "Brier score", "error_auroc": "AUROC of errors"}  # the others: capitals
 HIGHER_IS_BETTER = ("pll", "accuracy", "error_auroc")
-TWINS = {"regression": "constant twin", "classification": "plain network"}
+TWINS = {"regression": "constant twin", "classification": "plain network", "multilabel": "plain network"}
 ITSELF = "the scored data itself, so it is the best constant there"
 
 
@@ -57,7 +57,8 @@ def evaluate_regression(
         Scores of MCBN and of the constant twin, how far the first are on the way from the twin to the optimum in
         percent, the share of targets inside each interval, and the twin's tau.
     """
-    mean, variance, pll, y = _gather(_regression_rows(bayes, x, y, options) for x, y in pairs)  # (N, ...), pll (N,)
+    rows = (_regression_rows(bayes, x, y, options) for x, y in pairs)
+    mean, variance, pll, y, plain = _gather(rows)  # (N, ...), pll (N,)
     tau = (noise.constant_tau(mean, y) if constant is None else constant).to(mean)  # (D,)
     spread = tau.reshape(-1, *(1,) * (mean.ndim - 2)) if mean.ndim > 1 else tau.reshape(())
     crps = metrics.crps_gaussian(mean, variance, y)
@@ -66,6 +67,7 @@ def evaluate_regression(
     rmse = metrics.rmse(mean, y).item()
     return {
         "n_points": len(y),
+        "worse_mean": metrics.worse_mean((mean - y).square(), (plain - y).square(), "RMSE") or None,
         "mcbn": {"rmse": rmse, "crps": crps.mean().item(), "pll": pll.mean().item()},
         "constant": {"rmse": rmse, "crps": constant_crps.mean().item(), "pll": constant_pll.mean().item()},
         "normalized_percent": {
@@ -80,7 +82,7 @@ def evaluate_regression(
 def _regression_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
     pred = bayes.predict(x, **options)
     y = match_shape(y, pred.mean)
-    return pred.mean, pred.variance, pred.log_prob(y), y
+    return pred.mean, pred.variance, pred.log_prob(y), y, bayes.plain_mean(x)
 
 
 def _covered(mean: Tensor, variance: Tensor, y: Tensor, level: float) -> float:
@@ -101,14 +103,15 @@ def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | Non
 def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> Report:
     """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
     probs, plain, y = _gather(_classification_rows(bayes, x, y, options) for x, y in pairs)
-    return {"n_points": len(y), "mcbn": _class_scores(probs, y), "plain": _class_scores(plain, y)}
+    scores = {"mcbn": _class_scores(probs, y), "plain": _class_scores(plain, y)}
+    return {"n_points": len(y), "worse_mean": metrics.worse_probs(probs, plain, y) or None, **scores}
 
 
 def _classification_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    pred = bayes.predict(x, **options)
-    with torch.no_grad():
-        plain = bayes.plain_mean(x)
-    return pred.probs, plain, require_labels(y, pred.probs)
+    probs, plain = bayes.predict(x, **options).probs, bayes.plain_mean(x)
+    if bayes.task == "multilabel":  # each label is a class of its own
+        probs, plain = (torch.stack([1 - p, p], 1) for p in (probs, plain))
+    return probs, plain, require_labels(y, probs)
 
 
 def _class_scores(probs: Tensor, y: Tensor) -> Scores:
@@ -149,7 +152,8 @@ def as_text(report: Report) -> str:
     """Lay the scores out as a table."""
     twin, percent = report.get("constant") or report["plain"], report.get("normalized_percent", {})
     head = f"{report['task']} on {report['n_points']} points of {report['data']}, "
-    lines = [head + f"T = {report['n_samples']}, M = {report['batch_size']}, tau = {number(report['tau'])}", ""]
+    lines = [head + f"T = {report['n_samples']}, M = {report['batch_size']}, tau = {number(report['tau'])}"]
+    lines += [f"! {report['worse_mean']}", ""] if report.get("worse_mean") else [""]
     lines.append(f"{'':36}{'MCBN':>12}{TWINS[report['task']]:>16}" + (f"{'normalised %':>16}" if percent else ""))
     for key, score in report["mcbn"].items():
         title = f"{NAMES.get(key, key.upper())} ({'higher' if key in HIGHER_IS_BETTER else 'lower'} is better)"

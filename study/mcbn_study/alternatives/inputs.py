@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.files import local_folder, replacing
 from mcbn_study.cifar10.train import load_network, network_facts
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
@@ -108,7 +108,7 @@ def digits(*, n: int, seed: int) -> Bytes:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
-        raise MCBNError("handwritten digits come with scikit-learn; pip install 'mcbn[sklearn]'") from error
+        raise MissingExtraError("handwritten digits come with scikit-learn; pip install 'mcbn[sklearn]'") from error
     small = load_digits().images * (255 / 16)  # (1797, 8, 8)
     chosen = np.random.default_rng(seed).permutation(len(small))[:n]
     large = small[chosen].repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)

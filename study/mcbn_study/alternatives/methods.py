@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mcbn import noise
 from mcbn.baselines import DeepEnsemble, MCDropout
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn.randomness import isolated_random
@@ -135,7 +135,7 @@ def require_laplace() -> Any:
         with warnings.catch_warnings(action="ignore"):  # its back ends use deprecated parts of torch
             from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MCBNError(
+        raise MissingExtraError(
             f"last-layer Laplace needs laplace-torch ({error}); pip install 'mcbn[laplace]', or leave `laplace` out of "
             "the methods"
         ) from error

@@ -114,9 +114,10 @@ class Evaluation:
         for part in self.images:
             scored, seconds = timed(self._plain, part)
             yield self._row("plain", part, None, scored, seconds)
-        logits, seconds = timed(self._sample, self.profile.batch_size, self.profile.n_draws)
+        x, M = self.images["test"].x, self.profile.batch_size
+        logits, seconds = timed(lambda: _sample_all(self._fit(M, self.profile.n_draws), x))
         for scored in curve(logits, self.images["test"].y, self.profile.n_samples):
-            yield self._row("mcbn", "test", self.profile.batch_size, scored, seconds)  # seconds of all draws
+            yield self._row("mcbn", "test", M, scored, seconds)  # seconds of all draws
         yield from self._sweep()
         yield from self._queries(logits)
 
@@ -143,7 +144,7 @@ class Evaluation:
         x, y = (tensor[:N] for tensor in self.images["test"])
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
-        shared, shared_seconds = timed(self._sample, M - 1, self.profile.n_draws, N)
+        shared, shared_seconds = timed(lambda: _sample_all(self._fit(M - 1, self.profile.n_draws), x))
         gap, error = difference(fresh, shared, y)
         scores = score(torch.softmax(fresh.double(), 2), y) | {"pll_minus_shared": gap}
         yield self._row("mcbn_per_query", "query", M, Scored(T, 1, scores, {"pll_minus_shared": error}), seconds)
@@ -151,10 +152,6 @@ class Evaluation:
         yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
         (scored,) = curve(logits[:, :N], y, [T])
         yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
-
-    def _sample(self, batch_size: int, n_samples: int, n: int | None = None) -> Tensor:
-        """Fit, and return logits (T, N, K) of the first n test images."""
-        return _sample_all(self._fit(batch_size, n_samples), self.images["test"].x[:n])
 
     def _fit(self, batch_size: int, n_samples: int) -> MCBN[Any]:
         with exact():

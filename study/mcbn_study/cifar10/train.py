@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mcbn import batches
 from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
@@ -41,10 +42,6 @@ class Choices(NamedTuple):
     top: Tensor
     left: Tensor
     flip: Tensor
-
-    def to(self, device: torch.device | str) -> "Choices":
-        """Move to a device."""
-        return Choices(*(tensor.to(device) for tensor in self))
 
 
 def pad(images: Tensor, padding: int = PADDING) -> Tensor:
@@ -116,7 +113,7 @@ class Augmented(Dataset[Tensor]):
 
     def batch(self, chosen: Choices) -> Tensor:
         """Return the chosen images, cropped, flipped and standardised, (B, 3, 32, 32)."""
-        return self.prepare(crop(self.padded, chosen.to(self.padded.device)))
+        return self.prepare(crop(self.padded, batches.move(chosen, self.padded.device, None)))
 
 
 class Epoch(NamedTuple):
@@ -201,7 +198,7 @@ class ResNetTrainer:
         for parameter in network.parameters():  # momenta exist from the start, so that a capture knows them
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.state = checkpoints.training_state(self.network, self.optimizer)
-        self.choices = self._choose(0).to(device)  # (S, M) each
+        self.choices: Choices = batches.move(self._choose(0), torch.device(device), None)  # (S, M) each
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the epoch
         self.sums = torch.zeros(2, device=device)  # of loss and accuracy over the steps of an epoch
 

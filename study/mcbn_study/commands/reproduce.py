@@ -141,6 +141,24 @@ def regularizer(datasets: Names = None, out: Results = Path("results/regularizer
     regularizer.run(out, datasets=datasets or regularizer.DATASETS)
 
 
+@command("coverage --datasets boston,yacht", small=True)
+def coverage(
+    datasets: Names = None,
+    out: Results = Path("results/coverage"),
+    cifar: Annotated[bool, typer.Option("--cifar", help="CIFAR-10 instead, on the networks of `cifar10`")] = False,
+    networks: Annotated[Path, typer.Option(help="of --cifar")] = Path("results/cifar10/networks"),
+    device: Device = "auto",
+) -> Lines:
+    """Count whether calibrated intervals, sets and refusals keep what they promise."""
+    from mcbn_study.coverage import run as coverage
+
+    if cifar:
+        coverage.run_cifar(networks, out, device=device)
+    else:
+        coverage.run(out, datasets=datasets or ())
+    return [coverage.report(out)]
+
+
 @command("posteriors --datasets yacht")
 def posteriors(
     datasets: Names = None,

@@ -1,9 +1,8 @@
 """Tables of the families of q(omega) from their records: scores, CRPS relative to sampled draws, costs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
@@ -12,7 +11,7 @@ from mcbn_study import journal
 from mcbn_study.estimates import Estimate, cell, estimate, mean_cell
 from mcbn_study.journal import RECORDS, Record
 from mcbn_study.regression.summary import METRICS, runs, score
-from mcbn_study.tables import read_words, render, to_csv
+from mcbn_study.tables import read_words, render
 
 _WORDS = read_words(__package__)
 FAMILIES: dict[str, str] = _WORDS["families"]
@@ -30,9 +29,10 @@ def write(out: str | Path = "results/posteriors") -> list[Path]:
     written = []
     if recorded:
         by_family = collect(recorded)
-        header = ("dataset", "family", "metric", "n", "mean", "standard_error")
+        ordered = [(d, f) for d in NAMES for f in FAMILIES if (d, f) in by_family]
+        rows = [(key, _estimates(by_family[key], by_family.get((key[0], "sample"), []))) for key in ordered]
         written.append(write_text(out / "table.md", page(by_family)))
-        written.append(write_text(out / "table.csv", to_csv(header, _estimates(by_family), digits=10)))
+        written.append(write_text(out / "table.csv", render(__package__, "table.csv.j2", rows=rows)))
     if images:
         written.append(write_text(out / "cifar.md", cifar_page(images)))
     return written
@@ -46,14 +46,10 @@ def collect(recorded: Iterable[Record]) -> Runs:
     return {key: sorted(group, key=lambda r: (r["split"], r["seed"])) for key, group in by_family.items()}
 
 
-def _estimates(by_family: Runs) -> Iterator[Sequence[Any]]:
-    """Yield mean and standard error of every score and cost, and of CRPS relative to `sample` in percent."""
-    for dataset, family in ((d, f) for d in NAMES for f in FAMILIES if (d, f) in by_family):
-        group, reference = by_family[dataset, family], by_family.get((dataset, "sample"), [])
-        estimates = {m: estimate(v) for m in [*METRICS, *_COSTS] if (v := _values(group, m))}
-        if _paired(group, reference):
-            estimates["crps_relative"] = relative(group, reference)
-        yield from ((dataset, family, metric, e.n, e.mean, e.standard_error) for metric, e in estimates.items())
+def _estimates(group: Sequence[Record], reference: Sequence[Record]) -> dict[str, Estimate]:
+    """Return mean and standard error of every score and cost, and of CRPS relative to `sample` in percent."""
+    estimates = {m: estimate(v) for m in [*METRICS, *_COSTS] if (v := _values(group, m))}
+    return estimates | ({"crps_relative": relative(group, reference)} if _paired(group, reference) else {})
 
 
 def page(by_family: Runs) -> str:

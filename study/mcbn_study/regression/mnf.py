@@ -37,7 +37,7 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     rows = [data.split(data.describe(dataset).n, s).train for s in splits]
     cut = len(rows[0]) * 8 // 10
     problem = _problem(dataset, [(train[:cut], train[cut:]) for train in rows], device)
-    keys = [_key(dataset, s, SEARCH, 0) for s in splits]
+    keys = [(data.NAMES.index(dataset), s, SEARCH, 0) for s in splits]
     training = _stack(problem, keys, profile.max_epochs)
     judged = [(*key, stack.VALIDATION) for key in keys]
     passes = 0 if profile.published_mnf else VALIDATION_PASSES
@@ -60,7 +60,7 @@ def train_and_draw(
     """
     runs = [(s, seed) for s in splits for seed in seeds]
     problem = _problem(dataset, [data.split(data.describe(dataset).n, s) for s, _ in runs], device)
-    keys = [_key(dataset, s, TEST, seed) for s, seed in runs]
+    keys = [(data.NAMES.index(dataset), s, TEST, seed) for s, seed in runs]
     training = _stack(problem, keys, max(epochs))
     stack.train_for(training, [count for count in epochs for _ in seeds])
     return _samples(training.network, problem, keys, n_samples)
@@ -95,7 +95,3 @@ def _samples(network: MNFNetwork, problem: Problem, keys: Keys, n_samples: int) 
 def _problem(dataset: str, rows: Sequence[tuple[Tensor, Tensor]], device: str) -> Problem:
     """Standardise by each network's own training rows; rows (training, new) of each."""
     return make_problem(data.load(dataset), [Part(*each, 0) for each in rows], device)
-
-
-def _key(dataset: str, split: int, phase: int, seed: int) -> tuple[int, ...]:
-    return data.NAMES.index(dataset), split, phase, seed

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.saving import read_tensors, write_tensors
 from mcbn_study import checkpoints
@@ -41,10 +42,6 @@ class Views(NamedTuple):
     window: Tensor  # (M, 2, 3), affine map from the view to the image, both spanning -1 to 1
     gain: Tensor  # (M, 3), of the channels
 
-    def to(self, device: torch.device | str) -> "Views":
-        """Move to a device."""
-        return Views(*(tensor.to(device, non_blocking=True) for tensor in self))
-
 
 def draw_views(rows: Tensor, generator: torch.Generator) -> Views:
     """Draw one view of each of the images: zoom in log ZOOM, place uniform, flip with probability 1/2."""
@@ -62,6 +59,7 @@ def draw_views(rows: Tensor, generator: torch.Generator) -> Views:
 
 def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
     """Return the views as inputs of the network (M, 3, H, W) and their labels (M, H, W); labels stay whole."""
+    views = batches.move(views, scenes.x.device, None)
     x, y = scenes.x[views.rows], scenes.y[views.rows]
     grid = F.affine_grid(views.window, list(x.shape), align_corners=False)
     seen = F.grid_sample(x.float(), grid, padding_mode="reflection", align_corners=False)
@@ -96,7 +94,7 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
     generator = torch.Generator().manual_seed(seed)
     for _ in range(n_samples):
         rows = torch.randperm(len(scenes), generator=generator)[:batch_size]
-        yield show(scenes, draw_views(rows, generator).to(scenes.x.device))[0]
+        yield show(scenes, draw_views(rows, generator))[0]
 
 
 @dataclass
@@ -203,8 +201,7 @@ def precision(device: str) -> AbstractContextManager[Any]:
 def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
     """Take the steps of one epoch; return the mean loss."""
     run.network.train()
-    drawn = epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch)
-    views = [view.to(device) for view in drawn]
+    views = list(epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch))
     steps, total = len(views), torch.zeros((), device=device)
     for number, view in enumerate(views):
         done, steps_in_all = run.epoch * steps + number, profile.epochs * steps

@@ -18,6 +18,8 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from math import isqrt
+from pathlib import Path
+from shutil import which
 from typing import Any, NamedTuple
 
 import torch
@@ -38,9 +40,8 @@ def available() -> bool:
     """Tell whether kernels can be compiled and run here."""
     if not torch.cuda.is_available() or torch.version.hip is not None or not private_torch.compiles_kernels():
         return False
-    from torch.utils.cpp_extension import CUDA_HOME  # slow to import
-
-    return CUDA_HOME is not None and torch.cuda.get_device_capability() >= (8, 0)
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or which("nvcc")  # as PyTorch looks for one
+    return bool(toolkit or Path("/usr/local/cuda").exists()) and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def source(name: str, package: str = __name__) -> str:

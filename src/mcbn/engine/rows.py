@@ -1,0 +1,150 @@
+"""Do inputs influence each other? Found out operator by operator, whatever the values of the inputs.
+
+A pass of a few inputs is watched at the dispatcher. Of every value it is known along which axis the inputs lie
+(`Place`). Each operator runs twice more on made-up operands: as they are, and with the inputs in reverse and half of
+them replaced. An operator that treats inputs one by one gives the others the same results, in reverse, along some axis;
+where there is no such axis it mixes them, and so does all that reads its result. If the output has one row an input,
+each is a function of that input alone. That it is the same function for more inputs is seen by comparing the operators
+and their settings. So one look at the structure holds for all values: no operator is trusted, and none is unknown.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mcbn import batches
+from mcbn.batch_norm import Replay
+from mcbn.engine.trace import ReplayTracer, tensors_in
+from mcbn.network import Network
+from mcbn.private_torch import Dispatched, written_by
+
+FEW = 7  # inputs that are followed: no usual size of another axis
+SIZED = {"view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "native_group_norm", "arange"}
+SIZED |= {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # told how many there are
+MOST_NUMBERS = 64  # of a tensor that are settings: larger ones are tables
+Draw = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # means and variances
+
+
+class Place(NamedTuple):
+    """Where inputs lie in a value: of p N k places along an axis, place (i N + n) k + j is input n's."""
+
+    axis: int
+    p: int = 1
+    k: int = 1
+
+
+MIXED = Place(-1)
+
+
+def are_independent(network: Network, draw: Draw, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
+    """Tell whether every output is a function of one input alone, and the same one where blocks of inputs run apart.
+
+    traced: it is known that the steps do not depend on values.
+    """
+    N = batches.size_of(inputs)
+    few = batches.map_tensors(lambda t: t[torch.arange(FEW) % N] if N and t.ndim and len(t) == N else t, inputs)
+    watches = [Follower(some, follow=some is few) for some in (few, inputs, *blocks)]
+    try:
+        with torch.no_grad():
+            if not traced:
+                ReplayTracer(*draw).trace(network, few)
+            for watch, some in zip(watches, (few, inputs, *blocks), strict=True):
+                with Replay(*draw), Dispatched(watch.see):
+                    output = network.run_copy(some)
+                watch.apart &= watch.places.get(output) == Place(0)
+    except Exception:  # values are looked at, or there is no memory: nothing is proven
+        return False
+    return watches[0].apart and all(watch.steps == watches[0].steps for watch in watches)
+
+
+class Follower:
+    """Notes the operators of one pass, and follows its inputs through them."""
+
+    def __init__(self, inputs: Any, *, follow: bool) -> None:
+        self.follow, self.apart = follow, True
+        self.steps: list[Any] = []  # operators with their settings, sizes apart
+        self.places: Any = WeakTensorKeyDictionary()  # of values that inputs have a part in
+        for tensor in batches.tensors_of(inputs):
+            if tensor.ndim and len(tensor) == FEW:
+                self.places[tensor] = Place(0)
+
+    def see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
+        """Take a step; find out where the inputs lie in the results."""
+        name = operator.name().split("::")[1].split(".")[0]
+        settings = [] if name in SIZED else [value for value in arguments.values() if not tensors_in(value)]
+        if name == "lift_fresh" and result.numel() <= MOST_NUMBERS:  # made of numbers just now
+            settings.append(result.tolist())
+        self.steps.append((operator, str(settings)))
+        known = {id(t): (t, self.places[t]) for t in tensors_in(arguments) if t in self.places} if self.follow else {}
+        if not known:
+            return
+        written = [id(t) for key in written_by(operator) for t in tensors_in(arguments[key])]
+        clear = not any(place == MIXED for _, place in known.values()) and known.keys() >= {*written}
+        found = self._tried(operator, arguments, known) if clear else [MIXED]
+        for tensor, place in zip(results := tensors_in(result), found * (len(results) // len(found)), strict=True):
+            self.places[tensor] = place
+        self.apart &= not written or (clear and all(known[key][1] == found[0] for key in written))  # views are not told
+
+    def _tried(self, operator: Any, arguments: dict[str, Any], known: dict[int, tuple[Tensor, Place]]) -> list[Place]:
+        """Run an operator on made-up operands and on others; return where the inputs lie in each result."""
+        made_up = {key: values_like(t) for key, (t, _) in known.items()}
+        others = {key: reversed_half(made_up[key], place) for key, (_, place) in known.items()}
+        try:
+            first, second = (tensors_in(operator(**_with(arguments, values))) for values in (made_up, others))
+        except Exception:  # made-up values are nothing that it takes
+            return [MIXED]
+        alike = [place for t, place in known.values() if t.shape == first[0].shape] if first else []
+        return [_place(a, b, alike) for a, b in zip(first, second, strict=True)] or [MIXED]
+
+
+def values_like(tensor: Tensor, seed: float = 0.0) -> Tensor:
+    """Make up floating values, positive and of no pattern; whole numbers may be indices, and stay as they are."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device) + seed
+    return torch.empty_like(tensor).copy_(((numbers * 12.9898).sin() * 43758.5453 % 1 + 0.5).view(tensor.shape))
+
+
+def reversed_half(tensor: Tensor, place: Place) -> Tensor:
+    """Put inputs in reverse and replace the first half of them then."""
+    turned = _by_input(tensor, place).flip(place.axis + 1)
+    half = turned.narrow(place.axis + 1, 0, FEW // 2)
+    other = ~half if half.dtype == torch.bool else turned.narrow(place.axis + 1, FEW - FEW // 2, FEW // 2)
+    half.copy_(values_like(half, 0.7) if half.is_floating_point() else other.clone())
+    return turned.reshape(tensor.shape)
+
+
+def _by_input(tensor: Tensor, place: Place) -> Tensor:
+    """Give the inputs an axis of their own, behind one for p and before one for k."""
+    return tensor.reshape(*tensor.shape[: place.axis], place.p, FEW, place.k, *tensor.shape[place.axis + 1 :])
+
+
+def _with(arguments: Any, values: Mapping[int, Tensor]) -> Any:
+    """Put other tensors in the place of some."""
+    if isinstance(arguments, Tensor):
+        return values.get(id(arguments), arguments)
+    if isinstance(arguments, dict):
+        return {key: _with(value, values) for key, value in arguments.items()}
+    return [_with(value, values) for value in arguments] if isinstance(arguments, list | tuple) else arguments
+
+
+def _place(first: Tensor, second: Tensor, alike: list[Place]) -> Place:
+    """Find the axis along which the inputs that stayed have the same results, in reverse."""
+    if _same(first, second) and alike:  # nothing was to be seen: a comparison, zeros of some shape
+        return alike[0]
+    for axis, size in enumerate(first.shape):
+        for p in (p for p in range(1, size // FEW + 1) if size % (p * FEW) == 0):
+            place = Place(axis, p, size // (p * FEW))
+            results = _by_input(first, place), _by_input(second, place).flip(axis + 1)
+            if _same(*(t.narrow(axis + 1, 0, FEW - FEW // 2) for t in results)) and not _same(*results):
+                return place
+    return MIXED
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    digits = math.sqrt(torch.finfo(a.dtype).eps) if a.is_floating_point() else 0
+    return torch.allclose(a, b, rtol=digits, atol=digits, equal_nan=True)

@@ -1,0 +1,173 @@
+"""Several networks, each with draws: `mcbn.MCBN([net_a, net_b], task)`."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from mcbn import noise, prediction, saving
+from mcbn.baselines.predictor import Predictor
+from mcbn.conformal import Calibration
+from mcbn.errors import MCBNError
+from mcbn.files import require_folder
+from mcbn.model import MCBN
+
+FORMAT = "mcbn members"
+
+
+class Members(Predictor):
+    """An ensemble whose S members each have T draws of batch-norm statistics, draw t from the same training batch.
+
+    mean = 1/S sum_s mean_s; epistemic = within + between, within = 1/S sum_s epistemic_s, between = 1/S sum_s
+    (mean_s - mean)^2: moments over all S T draws. `pred.within` and `pred.between` keep them apart (of classes: those
+    of the probabilities). Verbs and arguments are those of `mcbn.MCBN`; n_samples is T of each member, one tau serves
+    all, and what is not here is the first member's. Members may differ in all but the shape of their output.
+
+    >>> networks = [nn.Sequential(nn.Linear(3, H), nn.BatchNorm1d(H, momentum=None), nn.Linear(H, 1)) for H in (4, 8)]
+    >>> x = torch.randn(64, 3)
+    >>> _ = [network(x) for network in networks]
+    >>> pred = MCBN(networks, "regression").fit(x, n_samples=10, batch_size=16).predict(x[:5])
+    >>> bool(torch.allclose(pred.epistemic, pred.within + pred.between)), pred.n_samples
+    (True, 20)
+    """
+
+    def __init__(self, models: Sequence[nn.Module], task: str, **options: Any) -> None:
+        if not models:
+            raise MCBNError("give at least one network; got an empty list")
+        self.members: list[MCBN[Any]] = [MCBN(model, task, **options) for model in models]
+        super().__init__(task, inputs=options.get("inputs"), outputs=options.get("outputs", "auto"))
+        self.noise = self.members[0].noise
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "members":  # not made yet, as while being copied
+            raise AttributeError(name)
+        return getattr(self.members[0], name)
+
+    def fit(self, data: Any, **options: Any) -> Self:
+        """Draw the statistics of every member, as `mcbn.MCBN.fit` does."""
+        for member in self.members:
+            member.fit(data, **options)
+        self.inputs, self.calibration = self.members[0].inputs, None
+        self.n_samples = self.posterior.n_samples
+        return self
+
+    def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
+        """Yield outputs for prepared inputs, all draws of one member after those of the other."""
+        for member in self.members:
+            yield from member.draws(member.engine.network.prepare(inputs), n_samples)
+
+    def predict(self, x: Any, *, method: str = "sample", **options: Any) -> Any:
+        """Pool what the members predict; arguments as for `mcbn.MCBN.predict`."""
+
+        def predict_batch(inputs: Any) -> Any:
+            return pool([member.predict(inputs, method=method, **options) for member in self.members])
+
+        pred: Any = self.engine.network.over(x, predict_batch, prediction.join, self.inputs)
+        if self.calibration is None:
+            return pred
+        how = (method, pred.n_samples, options.get("mean", "drawn"))
+        return replace(pred, calibration=self.calibration.for_prediction(*how))
+
+    def plain_mean(self, x: Any) -> Tensor:
+        """Return the average of the members' own means (N, ...) or class probabilities (N, K, ...), without draws."""
+        return torch.stack([member.plain_mean(x) for member in self.members]).mean(0)
+
+    def plain(self, x: Any) -> Tensor:
+        """Return `plain_mean` as a network gives it, (N, ...): of classes the logarithm."""
+        return self.plain_mean(x) if self.task == "regression" else self.plain_mean(x).log()
+
+    def tune(self, data: Any, *, batch_sizes: Any = None, **options: Any) -> Self:
+        """Set tau, and with `batch_sizes` one M for all members, as `mcbn.MCBN.tune` does."""
+        if batch_sizes is None:
+            return super().tune(data, **options)
+        score, drawn = noise.require_score(self.task, options.pop("score", None), self.noise), self.posterior
+        options["n_samples"] = self._count(options.get("n_samples"))
+        twins = {M: self._at(M) for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)}
+        tuned = {M: noise.tune(twin, data, score=score, **options) for M, twin in twins.items()}
+        M = noise.best(tuned, score)
+        self.members, self.tau = twins[M].members, tuned[M].tau
+        return self
+
+    def _at(self, M: int) -> Self:
+        twin = copy.copy(self)
+        twin.members = [m.with_posterior(m.posterior.at_batch_size(M)) for m in self.members]
+        return twin
+
+    @property
+    def noise_precision(self) -> Tensor:
+        """The tau that all members share."""
+        return self.members[0].noise_precision
+
+    @noise_precision.setter
+    def noise_precision(self, value: Tensor) -> None:
+        for member in self.members:
+            member.noise_precision = value
+
+    def to(self, *place: Any, **options: Any) -> Self:
+        """Move every member, as `mcbn.MCBN.to` does."""
+        self.members = [member.to(*place, **options) for member in self.members]
+        return self
+
+    def export(self, path: str | Path, example_x: Any, **options: Any) -> None:
+        """Write one ONNX file of all members, as `mcbn.MCBN.export` does."""
+        from mcbn import export
+
+        export.to_onnx(self, path, example_x, **options)  # type: ignore[arg-type]
+
+    def save(self, path: str | Path) -> None:
+        """Write posteriors, tau and calibration as one safetensors file."""
+        require_folder(Path(path))
+        tensors, text = self.calibration.pack() if self.calibration else ({}, {})
+        for number, member in enumerate(self.members):
+            tensors |= {f"{number}.{name}": tensor for name, tensor in member.state_dict().items()}
+        text |= {"format": FORMAT, "task": self.task, "members": str(len(self.members))}
+        saving.write_tensors(path, tensors, text)
+
+    @classmethod
+    def load(cls, path: str | Path, models: Sequence[nn.Module], **options: Any) -> Self:
+        """Read what `save` wrote for these networks, in the same order."""
+        tensors, text = saving.read_tensors(path)
+        if text.get("format") != FORMAT or text["members"] != str(len(models)):
+            there = f"{text.get('members', 'one')} network(s)"
+            raise MCBNError(f"{path} holds the draws of {there}, but {len(models)} were given; pass the same networks")
+        several = cls(models, text["task"], **options)
+        for number, member in enumerate(several.members):
+            start = f"{number}."
+            member.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
+        several.n_samples = several.posterior.n_samples
+        several.calibration = Calibration.unpack(tensors, text) if "calibration" in text else None
+        return several
+
+    def __repr__(self) -> str:
+        return f"Members({self.members!r})"
+
+
+def pool(predictions: Sequence[Any]) -> Any:
+    """Join predictions for the same inputs by different networks: moments over the draws of all of them."""
+    first, S = predictions[0], len(predictions)
+    name, spread = ("mean", "epistemic") if hasattr(first, "mean") else ("probs", "variance")
+    shapes = [tuple(getattr(pred, name).shape) for pred in predictions]
+    if len(set(shapes)) > 1:
+        raise MCBNError(f"members must give outputs of one shape; got {', '.join(map(str, shapes))}")
+    centres = torch.stack([getattr(pred, name) for pred in predictions])  # (S, N, ...)
+    between = centres.var(0, correction=0)
+    pooled: dict[str, Any] = {name: centres.mean(0), "between": between}
+    pooled[spread] = sum(getattr(pred, spread) for pred in predictions) / S + between
+    pooled["n_samples"] = sum(pred.n_samples for pred in predictions)
+    pooled["samples"] = None if first.samples is None else torch.cat([pred.samples for pred in predictions])
+    if name == "probs":
+        whole, expected = replace(first, **pooled), sum(pred.expected_entropy for pred in predictions) / S
+        return replace(whole, mutual_information=(whole.entropy - expected).clamp(min=0))
+    if first.epistemic_covariance is not None:
+        offsets = (centres - centres.mean(0)).flatten(2)  # (S, N, D)
+        covariance = sum(p.epistemic_covariance for p in predictions) / S
+        pooled["epistemic_covariance"] = covariance + torch.einsum("sni,snj->nij", offsets, offsets) / S
+    for name in ("head_variance", "shift"):
+        if getattr(first, name) is not None:
+            pooled[name] = sum(getattr(pred, name) for pred in predictions) / S
+    again = None if first.draws is None else lambda: (chunk for pred in predictions for chunk in pred.draws())
+    return replace(first, draws=again, **pooled)

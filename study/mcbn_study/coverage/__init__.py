@@ -1,0 +1,1 @@
+"""Whether calibrated intervals, sets and refusals keep what they promise."""

@@ -1,0 +1,180 @@
+"""Is what `calibrate` promises what one counts? Intervals on the regression sets, sets and refusals on CIFAR-10.
+
+Regression: of the training rows of a split a quarter calibrates (100 to 1000 rows), a tenth tunes tau, the rest trains
+five networks side by side, one a seed. MCBN's intervals ("std" scores) stand beside split conformal prediction around
+the plain network (|y - f(x)|, one width for all), on the same rows. CIFAR-10: the test images are cut into halves again
+and again, one calibrates, on the other one counts.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import update_bn
+
+from mcbn import MCBN, data, decide, metrics, stacked
+from mcbn.baselines import DeepEnsemble, Temperature
+from mcbn.conformal import Calibration, class_scores
+from mcbn.files import write_text
+from mcbn.networks import Standardized
+from mcbn_study.journal import RECORDS, Journal, Record, latest, read
+from mcbn_study.tables import render
+
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+SETTINGS = {"splits": [1, 2, 3, 4, 5], "seeds": [1, 2, 3, 4, 5], "steps": 10_000, "batch_size": 64, "n_samples": 100}
+SETS = {"aps": ((0.0, 0), "all"), "raps": ((0.01, 2), "all"), "aps by class": ((0.0, 0), "class")}  # penalty, groups
+ENSEMBLES = ("ensemble", "mcbn of each")
+HALVES, RESAMPLINGS, RISK, DELTA = 100, 1000, 0.02, 0.1
+BAND = 2.576  # standard errors: 99 of 100 kept promises stay inside
+
+
+def run(out: str | Path = "results/coverage", *, datasets: Sequence[str] = (), **changes: Any) -> Path:
+    """Train, calibrate and count what is not on record yet."""
+    settings: dict[str, Any] = SETTINGS | changes
+    journal = Journal(out, settings)
+    for dataset, split in product(datasets or data.NAMES, settings["splits"]):
+        if not journal.has(kind="coverage", dataset=dataset, split=split):
+            journal.add(measure(dataset, split, settings))
+    return journal.path
+
+
+def measure(dataset: str, split: int, settings: dict[str, Any]) -> Iterator[Record]:
+    """Measure the networks of one split, each by itself and all as an ensemble."""
+    started = time.perf_counter()
+    x, y = (values.float() for values in data.load(dataset))
+    train, test = data.split(len(x), split)
+    rows = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(split))]
+    n, n_tuning = min(1000, max(100, len(rows) // 4)), len(rows) // 10
+    tuning, held, new = ((x[part], y[part]) for part in (rows[n : n + n_tuning], rows[:n], test))
+    inputs, targets = x[rows[n + n_tuning :]], y[rows[n + n_tuning :]]
+    hidden = (100, 100) if dataset == "protein" else (50, 50)  # Teye et al. 2018, Section 4.3
+    networks = train_networks(inputs, targets, hidden, settings)
+    how = {"n_samples": settings["n_samples"], "batch_size": min(settings["batch_size"], len(inputs) // 2)}
+    place = {"dataset": dataset, "split": split, "n_calibration": n, "n_test": len(test)}
+    for seed, network in networks.items():
+        bayes = MCBN(network, "regression").fit(inputs, seed=seed, **how)
+        yield {"kind": "coverage", **place, "seed": seed, "methods": count_intervals(bayes, tuning, held, new)}
+    members: Any = list(networks.values())
+    several: list[Any] = [DeepEnsemble(members, "regression"), MCBN(members, "regression").fit(inputs, **how)]
+    for name, ensemble in zip(ENSEMBLES, several, strict=True):
+        pred = ensemble.tune(tuning).predict(new[0])
+        crps = metrics.crps_gaussian(pred.mean, pred.variance, new[1]).mean().item()
+        seconds = round(time.perf_counter() - started, 3)
+        yield {"kind": "ensemble", **place, "method": name, "crps": crps, "seconds": seconds}
+
+
+def count_intervals(bayes: Any, tuning: Any, held: Any, new: Any) -> dict[str, dict[str, list[float]]]:
+    """Return share inside and mean width at every level: before calibration, after, and around the plain network."""
+    x, y = new
+    plain = Temperature(bayes.model, "regression").tune(tuning).calibrate(held, score="absolute").predict(x)
+    pred = bayes.tune(tuning).calibrate(held).predict(x)
+    counted = {}
+    for name, source, calibrated in (("before", pred, False), ("after", pred, True), ("plain", plain, True)):
+        pairs = [source.interval(level, calibrated=calibrated) for level in LEVELS]
+        inside = [((low <= y) & (y <= high)).double().mean().item() for low, high in pairs]
+        counted[name] = {"inside": inside, "width": [(high - low).double().mean().item() for low, high in pairs]}
+    return counted
+
+
+def train_networks(x: Tensor, y: Tensor, hidden: Sequence[int], settings: dict[str, Any]) -> dict[int, Standardized]:
+    """Train a network a seed as `mcbn.sklearn` does, side by side, in original units."""
+    from mcbn.sklearn.training import MOST_DECAY, Stack
+
+    inputs, targets = Standardized(torch.nn.Identity(), x, y).standardize(x, y)
+    seeds, M = settings["seeds"], min(settings["batch_size"], len(x) // 2)
+    stack = Stack(stacked.initial_values(x.shape[1], hidden, seeds=seeds), weight_decay=3e-4, learning_rate=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(settings["steps"]):
+        index = torch.randint(len(x), (len(seeds), M), generator=generator)
+        stack.step(inputs[index], targets.reshape(len(y), -1)[index])
+        if step % max(1, len(x) // M) == 0:
+            stack.update_average(MOST_DECAY)
+    batches = torch.split(inputs[torch.randperm(len(x), generator=generator)], M)[: len(x) // M]
+    networks = {seed: stacked.network(stack.average, s, x.shape[1]) for s, seed in enumerate(seeds)}
+    for network in networks.values():
+        update_bn(batches, network)
+    return {seed: Standardized(network, x, y).eval() for seed, network in networks.items()}
+
+
+def run_cifar(
+    networks: str | Path, out: str | Path, *, device: str = "cpu", n_samples: int = 128, images: Any = None
+) -> Path:
+    """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
+    from mcbn_study.alternatives import methods
+    from mcbn_study.alternatives.inputs import load_networks
+    from mcbn_study.alternatives.run import probabilities, require_split, score, tasks, temperature
+
+    journal = Journal(out, {"halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}, device)
+    trained, images = load_networks(networks, device), require_split(images)
+    for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], (), n_samples, 32):
+        key = {"kind": "sets", "method": method, "seed": seed}
+        if not journal.has(**key):
+            sampler = methods.make(method, material)
+            tau = temperature(sampler(material.validation.x), material.validation.y)
+            probs, y = probabilities(sampler(images.test.x), tau).cpu(), images.test.y.cpu()
+            sets = {name: count_sets(probs, y, *how) for name, how in SETS.items()}
+            journal.add([{**key, **score(probs, y), "sets": sets, "risk": count_risk(probs, y)}])
+    return journal.path
+
+
+def count_sets(probs: Tensor, y: Tensor, penalty: tuple[float, int], by: str) -> dict[str, float]:
+    """Return mean coverage, that of the worst class, and mean size of 90 % sets, over halves of the test images."""
+    scores, totals = class_scores(probs, penalty).gather(1, y[:, None]), torch.zeros(3, dtype=torch.float64)
+    for number in range(HALVES):
+        held, new = torch.randperm(len(y), generator=torch.Generator().manual_seed(number)).chunk(2)
+        groups = y[held] if by == "class" else torch.zeros_like(held)
+        ordered = {int(g): scores[held][groups == g].sort(0).values for g in torch.unique(groups)}
+        counts = {g: len(some) for g, some in ordered.items()}
+        sets = Calibration("aps", ordered, counts, by, penalty=penalty).set(probs[new], 0.9)
+        inside = sets.gather(1, y[new][:, None])[:, 0].double()
+        worst = min(inside[y[new] == k].mean() for k in range(probs.shape[1]))
+        totals += torch.stack([inside.mean(), worst, sets.sum(1).double().mean()])
+    return dict(zip(("inside", "worst_class", "size"), (totals / HALVES).tolist(), strict=True))
+
+
+def count_risk(probs: Tensor, y: Tensor) -> dict[str, float]:
+    """Return how often the promised risk was exceeded, and the mean share kept.
+
+    Held-out images are drawn with replacement, so that the test images are the population itself.
+    """
+    (top, label), exceeded, kept = probs.max(1), 0, 0.0
+    for number in range(RESAMPLINGS):
+        held = torch.randint(len(y), (len(y) // 2,), generator=torch.Generator().manual_seed(number))
+        chosen = decide.threshold(1 - top[held], label[held] != y[held], risk=RISK, delta=DELTA)
+        keep = 1 - top < chosen.threshold
+        exceeded += bool(keep.any()) and (label != y)[keep].double().mean().item() > RISK
+        kept += keep.double().mean().item()
+    return {"exceeded": exceeded / RESAMPLINGS, "kept": kept / RESAMPLINGS}
+
+
+def report(out: str | Path = "results/coverage") -> Path:
+    """Write table.md from the records."""
+    records = read(Path(out) / RECORDS)
+    runs = latest([r for r in records if r["kind"] == "coverage"], ("dataset", "split", "seed"))
+    ensembles = latest([r for r in records if r["kind"] == "ensemble"], ("dataset", "split", "method"))
+    sets = latest([r for r in records if r["kind"] == "sets"], ("method", "seed"))
+    names = list(dict.fromkeys(r["dataset"] for r in runs))
+    rows = [summarize(*([r for r in some if r["dataset"] == name] for some in (runs, ensembles))) for name in names]
+    return write_text(Path(out) / "table.md", render(__package__, rows=rows, sets=sets, levels=LEVELS))
+
+
+def summarize(runs: Sequence[Record], ensembles: Sequence[Record]) -> Record:
+    """Average the runs of one data set; `kept` tells of each level whether the share inside is near the promise.
+
+    Near: within 2.58 standard errors of [level, level + 1 / (n + 1)]. The share of one split varies by
+    level (1 - level) (1 / n + 1 / n_test); seeds of a split share its rows and count as one.
+    """
+    n, n_test, splits = runs[0]["n_calibration"], runs[0]["n_test"], len({r["split"] for r in runs})
+    row: Record = {"dataset": runs[0]["dataset"], "runs": len(runs), "n": n, "kept": []}
+    for method, what in product(("before", "after", "plain"), ("inside", "width")):
+        columns = zip(*(r["methods"][method][what] for r in runs), strict=True)
+        row[f"{method}_{what}"] = [fmean(column) for column in columns]
+    for level, share in zip(LEVELS, row["after_inside"], strict=True):
+        error = BAND * (level * (1 - level) * (1 / n + 1 / n_test) / splits) ** 0.5
+        row["kept"].append(level - error <= share <= level + 1 / (n + 1) + error)
+    return row | {"crps": [fmean(r["crps"] for r in ensembles if r["method"] == m) for m in ENSEMBLES]}

@@ -1,0 +1,103 @@
+"""The study of coverage: what it counts, what it calls near a promise, its records and its table."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mcbn import conformal
+from mcbn_study.cifar10.profile import Split
+from mcbn_study.cifar10.train import save_network
+from mcbn_study.coverage import run as coverage
+from mcbn_study.data.cifar import Images
+from mcbn_study.networks import CifarResNet
+
+SMALL = {"splits": [1], "seeds": [1, 2], "steps": 20, "n_samples": 8}
+
+
+def test_records_table_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = coverage.run(tmp_path, datasets=["boston"], **SMALL)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["kind"] for r in records] == ["coverage", "coverage", "ensemble", "ensemble"]
+    for record in records[:2]:
+        for counted in record["methods"].values():
+            assert counted["inside"] == sorted(counted["inside"])
+            assert counted["width"] == sorted(counted["width"])
+    monkeypatch.setattr(coverage, "measure", None)  # nothing is measured again
+    coverage.run(tmp_path, datasets=["boston"], **SMALL)
+    page = coverage.report(tmp_path).read_text()
+    row = next(line for line in page.splitlines() if "boston" in line)
+    assert [cell.strip() for cell in row.split("|")][2:4] == ["2", "101"]
+    assert "CIFAR-10" not in page
+
+
+def one_run(inside: list[float], split: int) -> dict[str, Any]:
+    counted = {"inside": inside, "width": [1.0] * 5}
+    methods = dict.fromkeys(("before", "after", "plain"), counted)
+    return {"dataset": "boston", "split": split, "n_calibration": 100, "n_test": 50, "methods": methods}
+
+
+def test_shares_far_from_the_promise_are_marked() -> None:
+    ensembles = [{"method": name, "crps": 1.0} for name in coverage.ENSEMBLES]
+    near = [0.53, 0.8, 0.9, 0.95, 0.99]
+    assert coverage.summarize([one_run(near, s) for s in range(5)], ensembles)["kept"] == [True] * 5
+    far = [0.62, 0.8, 0.83, 0.95, 0.99]
+    assert coverage.summarize([one_run(far, s) for s in range(5)], ensembles)["kept"] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert coverage.summarize([one_run(far, 1)] * 5, ensembles)["kept"][0]  # seeds of one split count as one
+
+
+def labelled(n: int = 400, K: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    probs = (2 * torch.randn(n, K, generator=generator, dtype=torch.float64)).softmax(1)
+    return probs, torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+
+def test_sets_and_risks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "HALVES", 20)
+    monkeypatch.setattr(coverage, "RESAMPLINGS", 50)
+    monkeypatch.setattr(coverage, "RISK", 0.2)
+    probs, y = labelled()
+    plain = coverage.count_sets(probs, y, (0.0, 0), "all")
+    by_class = coverage.count_sets(probs, y, (0.0, 0), "class")
+    assert 0.88 < plain["inside"] < 0.96
+    assert by_class["worst_class"] > plain["worst_class"] - 0.02
+    assert 1 <= plain["size"] <= 4
+    everything = conformal.class_scores(probs).gather(1, y[:, None]).double()
+    assert 0 < everything.mean() <= 1
+    risk = coverage.count_risk(probs, y)
+    assert risk["exceeded"] <= 0.1
+    assert 0 < risk["kept"] < 1
+
+
+def test_sets_of_images_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HALVES": 2, "RESAMPLINGS": 2}.items():
+        monkeypatch.setattr(coverage, name, value)
+    generator = torch.Generator().manual_seed(1)
+    split = Split(*(Images(torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8), labels(n)) for n in (48, 20, 500)))
+    for seed in (1, 2):
+        network = CifarResNet(8, seed=seed)
+        with torch.no_grad():
+            network.train()(torch.randn(32, 3, 32, 32, generator=generator))
+        save_network(network.eval(), tmp_path / "networks" / f"resnet8-{seed}.safetensors", {"seed": seed})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = coverage.run_cifar(tmp_path / "networks", tmp_path, n_samples=2, images=split)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(r["method"], r["seed"]) for r in records] == [
+        *(("plain", 1), ("mcbn", 1), ("plain", 2), ("mcbn", 2), ("ensemble", None))
+    ]
+    page = coverage.report(tmp_path).read_text()
+    assert page.count("aps by class") == 5
+
+
+def labels(n: int) -> torch.Tensor:
+    return torch.arange(n) % 10

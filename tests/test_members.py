@@ -1,0 +1,150 @@
+"""Several networks as one: moments over all draws, variance within and between, the verbs of one network."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import mcbn
+from untouched import untouched
+
+T = 12
+
+
+def networks(outputs: int = 3) -> list[nn.Module]:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.ReLU(), nn.Linear(6, outputs))
+    second = nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9, momentum=None), nn.Tanh(), nn.Linear(9, outputs))
+    for network in (first, second):
+        network.double()(data()[0])
+        network.eval()
+    return [first, second]
+
+
+def data(task: str = "regression", n: int = 60) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return x, y if task == "regression" else y.argmax(1)
+
+
+def several(task: str = "regression", **options: Any) -> Any:
+    return mcbn.MCBN(networks(), task).fit(data()[0], n_samples=T, batch_size=16, **options)
+
+
+def singles(task: str = "regression") -> list[mcbn.MCBN]:
+    return [mcbn.MCBN(network, task).fit(data()[0], n_samples=T, batch_size=16) for network in networks()]
+
+
+def test_moments_are_those_over_all_draws_of_all_members() -> None:
+    x = data()[0]
+    samples = torch.cat([bayes.sample(x) for bayes in singles()])  # (S T, N, D)
+    bayes = several()
+    pred = bayes.predict(x, covariance=True)
+    assert torch.equal(bayes.sample(x), samples)
+    assert pred.n_samples == 2 * T
+    torch.testing.assert_close(pred.mean, samples.mean(0))
+    torch.testing.assert_close(pred.epistemic, samples.var(0, correction=0))
+    offsets = samples - samples.mean(0)
+    torch.testing.assert_close(pred.epistemic_covariance, torch.einsum("tni,tnj->nij", offsets, offsets) / (2 * T))
+    bayes.tau = 2.0
+    y = data()[1]
+    wanted = mcbn.metrics.pll(samples, y, 2.0)
+    torch.testing.assert_close(bayes.predict(x).log_prob(y), wanted)
+
+
+def test_variance_splits_into_within_and_between() -> None:
+    x = data()[0]
+    means = torch.stack([bayes.predict(x).mean for bayes in singles()])
+    within = torch.stack([bayes.predict(x).epistemic for bayes in singles()]).mean(0)
+    pred = several().predict(x)
+    torch.testing.assert_close(pred.between, (means - means.mean(0)).square().mean(0))
+    torch.testing.assert_close(pred.within, within)
+    one = singles()[0].predict(x)
+    assert one.between is None
+    assert torch.equal(one.within, one.epistemic)
+
+
+def test_classes_average_the_probabilities_of_all_draws() -> None:
+    x = data()[0]
+    probs = torch.cat([bayes.sample(x) for bayes in singles("classification")]).softmax(2)
+    pred = several("classification").predict(x)
+    torch.testing.assert_close(pred.probs, probs.mean(0))
+    torch.testing.assert_close(pred.variance, probs.var(0, correction=0))
+    torch.testing.assert_close(pred.expected_entropy, torch.special.entr(probs).sum(2).mean(0))
+    torch.testing.assert_close(pred.within + pred.between, pred.variance)
+    plain = torch.stack([bayes.plain(x).softmax(1) for bayes in singles("classification")]).mean(0)
+    torch.testing.assert_close(several("classification").plain(x).softmax(1), plain)
+
+
+def test_members_share_seeds() -> None:
+    first, second = several().members
+    assert first.posterior.seed == second.posterior.seed
+    assert not torch.equal(several(seed=1).predict(data()[0]).mean, several().predict(data()[0]).mean)
+
+
+def test_linear_pools_the_linear_predictions() -> None:
+    x = data()[0]
+    pred = several().predict(x, method="linear")
+    means = torch.stack([bayes.predict(x, method="linear").mean for bayes in singles()])
+    torch.testing.assert_close(pred.mean, means.mean(0))
+    torch.testing.assert_close(pred.between, means.var(0, correction=0))
+
+
+def test_loader_equals_tensor_and_nothing_is_touched() -> None:
+    x, y = data()
+    nets = networks()
+    with untouched(nets[0]), untouched(nets[1]):
+        bayes = mcbn.MCBN(nets, "regression").fit(x, n_samples=T, batch_size=16)
+        whole = bayes.tune((x, y)).predict(x)
+    batched = bayes.predict(DataLoader(TensorDataset(x, y), batch_size=25))
+    torch.testing.assert_close(batched.mean, whole.mean)
+    torch.testing.assert_close(batched.between, whole.between)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_tune_calibrate_save_and_load(task: str, tmp_path: Path) -> None:
+    x, y = data(task)
+    bayes = several(task).tune((x, y), batch_sizes=[4, 16, 64])
+    assert {member.posterior.batch_size for member in bayes.members} <= {4, 16, 64}
+    assert torch.equal(bayes.noise_precision, bayes.members[1].noise_precision)
+    again = several(task).tune((x, y), batch_sizes=[bayes.posterior.batch_size])
+    assert float(mcbn_loss(bayes, x, y)) <= float(mcbn_loss(several(task).tune((x, y)), x, y)) + 1e-9
+    assert again.posterior.batch_size in (16, bayes.posterior.batch_size)
+    bayes.calibrate((x, y), level=0.5)
+    bayes.save(tmp_path / "both.mcbn")
+    loaded: Any = mcbn.MCBN.load(tmp_path / "both.mcbn", networks())
+    here, there = bayes.predict(x), loaded.predict(x)
+    if task == "regression":
+        assert torch.equal(here.interval()[0], there.interval()[0])
+    else:
+        assert torch.equal(here.set(), there.set())
+    with pytest.raises(mcbn.MCBNError, match=r"holds the draws of 2 network\(s\), but 1 were given"):
+        mcbn.MCBN.load(tmp_path / "both.mcbn", networks()[:1])
+    bayes.tau = 3.0
+    assert bayes.calibration is None
+
+
+def mcbn_loss(bayes: Any, x: Tensor, y: Tensor) -> Tensor:
+    pred = bayes.predict(x)
+    if y.ndim == 1:
+        return -pred.log_prob(y).mean()
+    scores = mcbn.metrics.crps_gaussian(pred.mean, pred.variance, y).mean(0)
+    return scores.sum()
+
+
+def test_mistakes() -> None:
+    other = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 2)).double()
+    other(data()[0])
+    bayes = mcbn.MCBN([networks()[0], other.eval()], "regression").fit(data()[0], n_samples=3, batch_size=8)
+    with pytest.raises(mcbn.MCBNError, match=r"members must give outputs of one shape; got \(60, 3\), \(60, 2\)"):
+        bayes.predict(data()[0])
+    with pytest.raises(mcbn.MCBNError, match="at least one network; got an empty list"):
+        mcbn.MCBN([], "regression")
+    with pytest.raises(mcbn.MCBNError, match=r"model must be a torch\.nn\.Module"):
+        mcbn.MCBN([3], "regression")
+    with pytest.raises(mcbn.MCBNError, match="not fitted yet"):
+        mcbn.MCBN(networks(), "regression").predict(data()[0])
