@@ -18,6 +18,11 @@ _WORDS = read_words(__package__)
 NAMES: dict[str, str] = _WORDS["methods"]
 START, END = "<!-- shift -->", "<!-- /shift -->"
 LEVEL, RATE = 0.99, 0.01
+KEYS = (
+    *("kind", "network", "seed", "what", "M", "corruption", "severity", "method", "pair"),
+    *("data", "centre", "drift"),
+)
+REPAIRS = ("repair", "ensemble")
 CENTRES, SCORES = ("drawn", "running"), ("accuracy", "nll", "ece")
 BASELINES = ("softmax", "entropy", "energy", "mahalanobis", "knn")
 Aim = tuple[str, str, str, bool]  # what, asked, measured, reached
@@ -28,12 +33,23 @@ def write(out: Path, page: Path | None = None) -> list[Path]:
     records = read(out / RECORDS)
     if not records:
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce shift`")
-    tables = [to_markdown(made) for make in TABLES if (made := make(records)).rows]
+    tables = [to_markdown(made) for make in TABLES if (made := make(comparable(records))).rows]
     written = [write_text(out / "table.md", "\n".join(["# Shifts", "", *tables]))]
     if page is not None and START in (text := page.read_text("utf-8")):
         before, after = text.split(START)[0], text.split(END)[1]
         written.append(write_text(page, f"{before}{START}\n{chr(10).join(tables)}{END}{after}"))
     return written
+
+
+def comparable(records: Iterable[Record]) -> list[Record]:
+    """Keep the last record of everything, and of repairs the corruptions that every network and method has."""
+    newest = {tuple(str(record.get(key)) for key in KEYS): record for record in records}.values()
+    tried: dict[Any, dict[Any, set[str]]] = {}
+    for r in (r for r in newest if r["kind"] in REPAIRS):
+        runs = tried.setdefault((r["network"], r["severity"]), {})
+        runs.setdefault((r["method"], r["seed"]), set()).add(r["corruption"])
+    common = {condition: set.intersection(*runs.values()) for condition, runs in tried.items()}
+    return [r for r in newest if r["kind"] not in REPAIRS or r["corruption"] in common[r["network"], r["severity"]]]
 
 
 def _values(records: Iterable[Record], field: str, by: str, **wanted: Any) -> list[float]:
@@ -78,9 +94,7 @@ def novelty_table(records: Sequence[Record]) -> Table:
     """AUROC of each set, and the mean of the foreign ones."""
     kept = [r for r in records if r["kind"] in ("novelty", "near") and "foreign" not in r["network"]]
     far = [r for r in kept if r["kind"] == "novelty"]
-    sets: list[tuple[str, list[Record]]] = [
-        (name, [r for r in kept if r["data"] == name]) for name in _each(kept, "data")
-    ]
+    sets = [(name, [r for r in kept if r["data"] == name]) for name in _each(kept, "data")]
     methods = _each(kept, "method")
     rows = [
         (name, *(mean_cell(_values(some, "auroc", "seed", method=m), decimals=3) for m in methods))
@@ -92,9 +106,10 @@ def novelty_table(records: Sequence[Record]) -> Table:
 
 def repair_table(records: Sequence[Record]) -> Table:
     """Accuracy / NLL / ECE of each method at each severity, and over all."""
-    kept = [r for r in records if r["kind"] in ("repair", "ensemble")]
-    severities = sorted(_each(kept, "severity"))
-    groups = {f"severity {s}" if s else "clean": [s] for s in severities} | {"1 to 5": [s for s in severities if s]}
+    kept = [r for r in records if r["kind"] in REPAIRS]
+    severities = sorted({r["severity"] for r in kept if r["kind"] == "repair"})
+    groups = {f"severity {s}" if s else "clean": [s] for s in severities}
+    groups |= {"all": severities[1:]} if len(severities) > 2 else {}
     rows = []
     for network in _each(kept, "network"):
         of = [r for r in kept if r["network"] == network]
@@ -102,7 +117,8 @@ def repair_table(records: Sequence[Record]) -> Table:
             cells = (_three([r for r in of if r["method"] == method and r["severity"] in g]) for g in groups.values())
             rows.append((network, NAMES[method], *cells))
     n, tent = (kept[0]["n"], kept[0]["config"]["n_tent"]) if kept else (0, 0)
-    return table(_WORDS["repair"], rows, list(groups), n=n, tent=tent)
+    kinds = sorted({r["corruption"] for r in kept if r["kind"] == "repair" and r["severity"]})
+    return table(_WORDS["repair"], rows, list(groups), n=n, tent=tent, kinds=", ".join(kinds).replace("_", " "))
 
 
 def _three(records: Sequence[Record]) -> str:
@@ -120,11 +136,9 @@ def few_table(records: Sequence[Record]) -> Table:
     for network in _each(kept, "network"):
         for severity in sorted(middle):
             of = [r for r in kept if (r["network"], r["severity"]) == (network, severity)]
-            methods = ("mcbn", "adapt 256", "adapt 32", "adapt pair")
-            columns = [(m, "accuracy") for m in methods] + [
-                ("adapt pair", f"pair_{when}") for when in ("before", "after")
-            ]
-            cells = (mean_cell(_values(of, field, "seed", method=m), scale=100, decimals=1) for m, field in columns)
+            columns = [("accuracy", m) for m in ("mcbn", "adapt 256", "adapt 32", "adapt pair")]
+            columns += [("pair_before", "adapt pair"), ("pair_after", "adapt pair")]
+            cells = (mean_cell(_values(of, field, "seed", method=m), scale=100, decimals=1) for field, m in columns)
             rows.append((network, f"severity {severity}" if severity else "clean", *cells))
     return table(_WORDS["few"], rows)
 
