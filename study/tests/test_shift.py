@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mcbn
 from cifar import images, trained
+from mcbn.field import watch
 from mcbn_study.cifar10.train import save_network
 from mcbn_study.journal import read
 from mcbn_study.shift import corruptions, report
@@ -156,6 +157,7 @@ def test_blend_of_one_is_training_batch_norm_and_tent_begins_with_it() -> None:
 
 TINY = dataclasses.replace(
     QUICK,
+    kinds=("contrast",),
     batch_size=4,
     n_reference=1100,
     alarm_sizes=(2,),
@@ -169,9 +171,11 @@ TINY = dataclasses.replace(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics")
-def test_study_measures_records_once_and_reports(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        save_network(trained(), tmp_path / "nets" / f"resnet8-seed{seed}.safetensors", {"seed": seed})
+def test_study_measures_records_once_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "FITTING", 30)
+    monkeypatch.setattr(watch, "MOST_HELD_OUT", 99)
+    monkeypatch.setattr(study, "NEAR_SEEDS", (1,))
+    save_network(trained(), tmp_path / "nets" / "resnet8-seed1.safetensors", {"seed": 1})
     train, validation, test = (images(n, seed) for n, seed in ((60, 1), (20, 2), (1500, 3)))
     inputs = Inputs(train, validation, test, {"other": images(20, 9).x}, None)
     options: dict[str, Any] = {"networks": tmp_path / "nets", "datasets": ["concrete"]}
