@@ -3,6 +3,7 @@
 It may not grow with T: statistics kept where they were made hold apart the memory of the passes between them.
 """
 
+import importlib
 import json
 import resource
 import subprocess
@@ -23,12 +24,9 @@ CASES = (("resnet18", 224, 32), ("efficientnet_b0", 96, 16), ("unet", 96, 16))  
 def _network(name: str) -> nn.Module:
     with standing_in():
         if name == "unet":
-            import segmentation_models_pytorch as smp
-
-            return smp.Unet("resnet18", encoder_weights=None, classes=5).eval()  # type: ignore[no-any-return]
-        import timm
-
-        return timm.create_model(name, num_classes=10).eval()  # type: ignore[no-any-return]
+            unet = importlib.import_module("segmentation_models_pytorch").Unet
+            return unet("resnet18", encoder_weights=None, classes=5).eval()  # type: ignore[no-any-return]
+        return importlib.import_module("timm").create_model(name, num_classes=10).eval()  # type: ignore[no-any-return]
 
 
 def _fit(network: nn.Module, x: torch.Tensor, M: int, T: int) -> None:
