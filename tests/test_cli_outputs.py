@@ -152,3 +152,11 @@ def test_an_export_gives_the_numbers_of_predict() -> None:
         np.testing.assert_allclose(variance.reshape(-1) ** 0.5, file["std"].reshape(-1), rtol=1e-4)
     assert_refused(invoke(*EXPORT, "--out", "net.onnx"), "--overwrite")
     assert_refused(invoke(*EXPORT, "--out", "net.pb"), "must end in .onnx")
+
+
+@pytest.mark.parametrize("arguments", [("demo", "--splits", "1", "--epochs", "1"), ("report", "results")])
+def test_folders_of_something_else_are_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "toy.png").write_text("mine")
+    (tmp_path / "index.html").write_text("my page")
+    assert_refused(invoke(*arguments, "--out", str(tmp_path)), "is not empty", "name another folder")
+    assert (tmp_path / "toy.png").read_text() == "mine"
