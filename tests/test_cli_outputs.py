@@ -70,12 +70,12 @@ def test_inputs_and_files_of_another_kind_are_never_replaced(
 )
 def test_an_old_result_is_replaced_where_that_is_asked_for(arguments: tuple[str, ...], out: str) -> None:
     assert invoke(*arguments, "--out", out).exit_code == 0
-    first = Path(out).stat()
+    first = Path(out).stat().st_ino, Path(out).read_bytes()
     assert_refused(invoke(*arguments, "--out", out), "is there already", "--overwrite")
-    assert Path(out).stat() == first
+    assert (Path(out).stat().st_ino, Path(out).read_bytes()) == first
     done = invoke(*arguments, "--out", out, "--overwrite")
     assert done.exit_code == 0, done.output
-    assert Path(out).stat() != first
+    assert Path(out).stat().st_ino != first[0]
 
 
 def test_a_network_without_weights_is_refused_unless_asked_for() -> None:
@@ -152,3 +152,11 @@ def test_an_export_gives_the_numbers_of_predict() -> None:
         np.testing.assert_allclose(variance.reshape(-1) ** 0.5, file["std"].reshape(-1), rtol=1e-4)
     assert_refused(invoke(*EXPORT, "--out", "net.onnx"), "--overwrite")
     assert_refused(invoke(*EXPORT, "--out", "net.pb"), "must end in .onnx")
+
+
+@pytest.mark.parametrize("arguments", [("demo", "--splits", "1", "--epochs", "1"), ("report", "results")])
+def test_folders_of_something_else_are_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "toy.png").write_text("mine")
+    (tmp_path / "index.html").write_text("my page")
+    assert_refused(invoke(*arguments, "--out", str(tmp_path)), "is not empty", "name another folder")
+    assert (tmp_path / "toy.png").read_text() == "mine"

@@ -208,6 +208,20 @@ def test_images_by_pixel_and_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None
 def test_sets_are_never_empty_and_hold_the_label() -> None:
     pred = fitted("classification", 4).calibrate(classes(99, 2)).predict(classes(50, 3)[0])
     assert covers(pred.set(0.05), pred.label).all()
+    scores = conformal.set_scores(pred.probs)
+    assert (scores.gather(1, pred.label[:, None]) == 0).all()
+    others = torch.ones_like(scores, dtype=torch.bool).scatter(1, pred.label[:, None], False)
+    assert torch.equal(scores[others], conformal.class_scores(pred.probs)[others])
+
+
+def test_sure_inputs_do_not_use_up_the_share_that_may_be_missed() -> None:
+    bayes, held, (x, y) = fitted("classification", 4), classes(2000, 2), classes(2000, 3)
+    bayes.tau = 4.0  # too sure of itself
+    right = (bayes.predict(held[0]).label == held[1]).double().mean().item()
+    pred = bayes.calibrate(held).predict(x)
+    assert torch.equal(pred.set(right - 0.05).sum(1), torch.ones(2000, dtype=torch.long))
+    share = covers(pred.set(right + 0.1), y).double().mean().item()
+    assert abs(share - right - 0.1) < 4 * (2 * 0.2 / 2000) ** 0.5
 
 
 def test_without_calibration_the_old_interval_and_the_smallest_set() -> None:

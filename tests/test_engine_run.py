@@ -5,6 +5,7 @@ import gc
 import linecache
 import pickle
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ from drawn import check_equal, fit, loop
 from kinds import KINDS, make, settle
 from mcbn import batches
 from mcbn.engine import agree as agreement
-from mcbn.engine import constants
+from mcbn.engine import constants, run
 from mcbn.engine import plan as plans
 from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
@@ -562,8 +563,16 @@ def test_who_asks_for_chunks_has_a_plan_at_once(ask: dict[str, Any], monkeypatch
 def test_the_first_calls_do_not_wait_for_kernels_later_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
-    monkeypatch.setattr(plans, "is_compiled", lambda _: False)
+    build, asked = plans.build, list[int]()
+
+    def with_kernels(*args: Any, **options: Any) -> plans.Program:
+        program = build(*args, **options)
+        return replace(program, narrow=program.each)
+
+    monkeypatch.setattr(run, "build", with_kernels)
+    monkeypatch.setattr(plans, "is_compiled", lambda _: bool(asked.append(1)))
     first = bayes.sample(x)
+    assert not asked  # whether they are there: that begins to compile them
     for _ in range(constants.CALLS_WITHOUT_KERNELS):
         assert not bayes.engine.plans
         check_equal(bayes.sample(x), first, 1e-5)

@@ -258,3 +258,15 @@ def test_a_template_that_lacks_its_content_is_refused():
 )
 def test_numbers_keep_four_digits(value, shown):
     assert templates.number(value) == shown
+
+
+@pytest.mark.parametrize(("width", "word"), [(0.5, "too narrow"), (1.0, ""), (3.0, "too wide")])
+def test_the_headline_says_what_is_wrong_with_the_intervals(width: float, word: str, tmp_path: Path) -> None:
+    y = torch.randn(400, generator=torch.Generator().manual_seed(0)).numpy()
+    predicted = {"mean": np.zeros(400), "std": np.full(400, width)}
+    text = write_prediction_page(tmp_path / "page.html", predicted, y).read_text()
+    headline = re.search(r'(?s)class="headline">(.*?)</p>', text)
+    assert headline
+    assert ("The intervals are" in headline[1]) is bool(word)
+    assert word in headline[1]
+    assert "write_page" not in text

@@ -203,7 +203,10 @@ def test_early_stopping_ends_before_the_last_epoch_and_can_be_turned_off():
     assert MCBNRegressor(random_state=0, epochs=20, early_stopping=False).fit(X, y).n_iter_ == 20
 
 
-@pytest.mark.parametrize(("n", "asked", "expected"), [(599, None, 32), (600, None, 64), (600, 16, 16), (20, None, 8)])
+@pytest.mark.parametrize(
+    ("n", "asked", "expected"),
+    [(599, None, 32), (600, None, 64), (600, 16, 16), (20, None, 8), (20_000, None, 256)],
+)
 def test_batch_size_follows_the_rows_unless_given(n, asked, expected):
     model = MCBNRegressor(random_state=0, epochs=1, n_samples=2, batch_size=asked).fit(*line(n))
     assert model.bayes_.posterior.batch_size == expected
@@ -425,3 +428,16 @@ def test_too_few_rows_for_folds_give_the_gaussian_interval():
     model = MCBNRegressor(epochs=3, n_samples=4, random_state=0).fit(X, y)
     assert model.folds_ == []
     assert np.allclose(model.predict_interval(X, 0.9)[0], model.predict_interval(X, 0.9, calibrated=False)[0])
+
+
+def test_many_rows_hold_out_one_part(monkeypatch):
+    held = []
+
+    def stack(values, **options):
+        held.append(len(values["weights"]))
+        return Stack(values, **options)
+
+    monkeypatch.setattr("mcbn.sklearn.training.Stack", stack)
+    for n in (500, 20_000):
+        MCBNRegressor(random_state=0, epochs=1, n_samples=2, hidden=4).fit(*line(n))
+    assert held == [6, 2]  # networks, that of all rows among them

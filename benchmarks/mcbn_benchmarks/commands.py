@@ -176,6 +176,16 @@ def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None,
 
 
 @_command
+def memory(out: Out = None, only: Only = "") -> Iterable[object]:
+    """Measure the peak memory of `fit` at few and many draws against a plain loop; needs timm and smp."""
+    from mcbn_benchmarks.memory import measure
+
+    for record in measure(only):
+        _append(out, record, "cpu")
+        yield json.dumps(record)
+
+
+@_command
 def ray(
     rows: int = 200_000,
     samples: Annotated[int, typer.Option(help="T")] = 500,

@@ -99,6 +99,11 @@ def zoo(root: Path) -> str:
     return readme_matrix(latest(Journal(root / "results" / "zoo").records))
 
 
+def shift(root: Path) -> str:
+    """Show every table of the study of shifts."""
+    return (root / "results" / "shift" / "table.md").read_text().removeprefix("# Shifts")
+
+
 def _printed(snippet: str, root: Path) -> str:
     """Show what a snippet of the documentation prints; tests run it."""
     return f"```text\n{(root / 'docs' / 'snippets' / f'{snippet}.txt').read_text()}```"
@@ -109,6 +114,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "cifar10": cifar10,
     "speed": speed,
     "zoo": zoo,
+    "shift": shift,
     "classification_output": partial(_printed, "classification"),
     "regression_output": partial(_printed, "regression"),
 }

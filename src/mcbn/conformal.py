@@ -9,7 +9,8 @@ and `tune` (Vovk et al. 2005; Lei et al. 2018, arXiv 1604.04173). Where the data
 
 Scores: "std" |y - mean| / std; "absolute" |y - mean|; "quantile" -log min(F(y), 1 - F(y)), F that of the T-component
 mixture (Chernozhukov et al. 2021, arXiv 1909.07889, in logarithms); "aps": probability of the classes down to y, the
-most probable first (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+ (arXiv 2009.14193).
+most probable first (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+ (arXiv 2009.14193). The
+most probable class scores 0 in both, so that no set is empty.
 """
 
 import json
@@ -91,10 +92,7 @@ class Calibration:
     def set(self, probs: Tensor, level: float | None, groups: Any = None, seed: int = 0) -> Tensor:
         """Return which classes belong to the set, boolean, shaped as the probabilities (N, K, ...)."""
         share = draw_shares(probs, seed) if self.randomized else None
-        inside = class_scores(probs, self.penalty, share) <= self.thresholds(level, probs, groups)
-        if self.randomized:
-            return inside
-        return inside.scatter(1, probs.argmax(1, keepdim=True), True)  # never empty, which only covers more
+        return set_scores(probs, self.penalty, share) <= self.thresholds(level, probs, groups)
 
     def for_prediction(self, method: str, n_samples: int, mean: str = "drawn") -> "Calibration":
         """Return itself, or a copy that refuses: scores of one way to predict promise nothing of another."""
@@ -206,7 +204,7 @@ def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     valid = ~ignored.reshape(labels.shape).to(labels.device)
     kept = flatten(valid, 1).any(1)  # (N,)
     share = draw_shares(probs, seed) if settings.randomized else None
-    scores = class_scores(probs, settings.penalty, share).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
+    scores = set_scores(probs, settings.penalty, share).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
     group = labels[kept] if settings.by == "class" else group.to(kept.device)[kept]
     top, label = probs.max(1)
     ranked = (None, None) if dense else (1 - top[kept], (label != labels)[kept].to(probs.dtype))
@@ -225,6 +223,15 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
         chosen = torch.multinomial(mask.cpu(), PIXELS, replacement=True, generator=generator)  # (N, P)
         scores = scores.gather(2, chosen.to(scores.device).unsqueeze(1).expand(-1, D, -1))
     return scores.transpose(1, 2)
+
+
+def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
+    """Score every class as `class_scores` does, but the most probable one 0, unless shares are random, (N, K, ...).
+
+    Differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed.
+    """
+    scores = class_scores(probs, penalty, share)
+    return scores if share is not None else scores.scatter(1, probs.argmax(1, keepdim=True), 0.0)
 
 
 def class_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
@@ -298,10 +305,9 @@ def cross_set(predictions: Sequence[Any], level: float) -> Tensor:
     below, n = torch.zeros_like(predictions[0].probs), 0
     for pred in predictions:
         scores = pred.calibration.scores[0][:, 0]  # (n_k,)
-        below += torch.searchsorted(scores, class_scores(pred.probs).double())
+        below += torch.searchsorted(scores, set_scores(pred.probs).double())
         n += len(scores)
-    inside = below < require_level(level) * (n + 1)
-    return inside.scatter(1, sum(pred.probs for pred in predictions).argmax(1, keepdim=True), True)
+    return below < require_level(level) * (n + 1)
 
 
 def require_enough(level: float, n: int, whose: str = "") -> None:

@@ -106,6 +106,13 @@ def require_output(
     return path
 
 
+def require_own_folder(path: Path, page: str) -> None:
+    """Refuse a folder that holds something, unless one of it is the page that a command left there before."""
+    left = (path / page).read_bytes() if (path / page).is_file() else b""
+    if path.is_dir() and any(path.iterdir()) and b"mcbn" not in left:
+        raise MCBNError(f"--out {path} is not empty and holds no {page} of mcbn's; name another folder")
+
+
 def require_sane(archive: object, packed: int, unpacked: int) -> None:
     """Refuse an archive that grows beyond all proportion: a small file must not fill memory or disk."""
     if unpacked > max(LEAST_SUSPECT, MOST_RATIO * packed):

@@ -17,6 +17,7 @@ from mcbn.cli import model, session
 from mcbn.cli.report import report
 from mcbn.cli.session import Debug
 from mcbn.errors import MCBNError
+from mcbn.files import require_own_folder
 
 
 def show_version(asked: bool) -> None:
@@ -52,6 +53,7 @@ def demo(
     from mcbn import demo
 
     with session.session():
+        require_own_folder(out, "report.html")
         demo.run(out, splits=splits, epochs=epochs, seed=seed)
 
 

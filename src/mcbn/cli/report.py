@@ -10,7 +10,7 @@ from mcbn import plugins
 from mcbn.cli import session
 from mcbn.cli.session import Data, Debug, Device, Fitted, Key, Overwrite, OwnWeights, Target, Weights
 from mcbn.errors import MCBNError
-from mcbn.files import printable, require_output
+from mcbn.files import printable, require_output, require_own_folder
 from mcbn.tables import Layout, open_examples
 from mcbn.tables import results as outputs
 
@@ -76,6 +76,7 @@ def report(
             page = _of_predictions(path, predictions, data, examples, wording)
         else:
             _refuse_alone({**of_network, "--data": data})
+            require_own_folder(out or Path("site"), "index.html")
             page = plugins.find(plugins.REPORTS, "site")(results or Path("results"), out or Path("site"))
         typer.echo(page)
 

@@ -7,13 +7,13 @@ A faster way is used only where it agrees with the network's own code. Of sample
 and the root mean square of n of them relative to it at most TYPICAL + (1 - TYPICAL) / sqrt(n).
 
 spread: the standard deviation of the output over draws, root mean square over inputs: what the user asked for. T draws
-know it to 1 / sqrt(2 T), 7 % at T = 100, so a typical error of a quarter of a percent is nothing. rounding: how far the
+know it to 1 / sqrt(2 T), 7 % at T = 100, so a typical error of an eighth of a percent is nothing. rounding: how far the
 network's own pass is from the same pass in double precision, root mean square over a few inputs. A rounding is never
 less than one digit of the output's size, nor than what the typical output of this network has in units of its spread:
 of few inputs one output's own may be small by chance. All are of one output: 500 for the 1 of outputs (1,000,000, 1) is
-refused. Two right ways are typically one rounding apart, and the largest of a million differences is 7 (ResNet-50,
-whose bfloat16 is 0.9 spreads from the truth: 1.05, and 5 of 16,000); so three typically and twelve at most are neither
-refused by chance nor more than the network's own precision takes.
+refused. Right plans of ResNet-50 and a UNet in half precision are typically 1.1 roundings away, the largest of 16,000
+differences 5, of 360,000 8 and growing; their own rounding is 0.1 (float16) to 1 (bfloat16) of the spread. So three
+typically and 24 at most neither refuse by chance nor take more than the network's own precision takes.
 
 In single precision the first term alone is enough, and rounding is measured only where it is not. So a plan that is
 wrong (another layer's statistics, a value overwritten too early: parts in ten of the spread) is refused in every
@@ -30,8 +30,8 @@ from torch import Tensor
 from mcbn.batches import tf32
 
 FRACTION = 0.01  # of the spread
-TIMES = 12  # roundings
-TYPICAL = 0.25  # of what one value may be apart, for many of them
+TIMES = 24  # roundings
+TYPICAL = 1 / 8  # of what one value may be apart, for many of them
 TF32_DIGIT = 2**-11  # convolutions of a GPU may round so, by PyTorch's default, whether or not they do at some size
 SMALLEST = 1e-6  # of the largest output: what is smaller has no scale of its own
 TINY = 1e-300  # where all outputs are zero

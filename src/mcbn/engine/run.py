@@ -254,9 +254,10 @@ class Engine:
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
         history = self._history((self._key(inputs), chunk_size, compile))
-        if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and not plans.is_compiled(program):
-            history.postponed += 1
-            return self._own_code
+        if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and program.narrow is not None:
+            history.postponed += 1  # who predicts once does not share the processor with the compiler either
+            if history.postponed == 1 or not plans.is_compiled(program):
+                return self._own_code
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
         choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, compile=compile, outputs=outputs)

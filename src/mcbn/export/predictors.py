@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
-from mcbn.conformal import class_scores
+from mcbn.conformal import set_scores
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.linear import Expansion, Linearised
@@ -248,9 +248,7 @@ class PromisingPredictor(nn.Module):
         """Map inputs of N rows to the named results."""
         results: dict[str, Tensor] = self.predictor(inputs)
         if "probs" in results:
-            scores = class_scores(results["probs"], self.penalty)
-            top = results["probs"].argmax(1, keepdim=True)
-            return results | {"set": (scores <= self.threshold).scatter(1, top, True)}
+            return results | {"set": set_scores(results["probs"], self.penalty) <= self.threshold}
         mean, scale = results["mean"], results["variance"].sqrt() if self.score == "std" else 1.0
         half = self.threshold * scale
         return results | {"low": mean - half, "high": mean + half}

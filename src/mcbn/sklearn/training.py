@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
 from mcbn import stacked
-from mcbn.conformal import Calibration, class_scores
+from mcbn.conformal import Calibration, set_scores
 from mcbn.model import MCBN
 from mcbn.networks import BN_EPSILON, RegressionMLP, Standardized, StandardizedInputs
 from mcbn.noise import inverse_temperature, tau_by_crps
@@ -206,7 +206,7 @@ class _Run:
         if self.classify:
             logits = [bayes.sample(held.x) for bayes, held in zip(fitted, held_out, strict=True)]  # (T, n, K)
             tau = inverse_temperature(torch.cat(logits, 1), torch.cat(y)[:, 0]).clamp(max=1)
-            every = (class_scores((tau * each).softmax(2).mean(0)) for each in logits)
+            every = (set_scores((tau * each).softmax(2).mean(0)) for each in logits)
             self.scores = [scores.gather(1, labels) for scores, labels in zip(every, y, strict=True)]
             return tau
         predictions = [bayes.predict(held.x) for bayes, held in zip(fitted, held_out, strict=True)]
