@@ -124,7 +124,7 @@ class Engine:
         """Yield samples of as many draws as go through at once, fewer where memory runs out."""
         history = self._history(key)
         pays = self._pays(key, history, stop - start)
-        blocks = self._blocks(inputs, *key[1:]) if pays else [(inputs, self._own_code)]
+        blocks = self._blocks(inputs, *key[1:], self.plans.get(key)) if pays else [(inputs, self._own_code)]
         workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
         samplers = [plan.prepare(block, workspace) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
@@ -351,9 +351,11 @@ class Engine:
             self._scaled = layers, held, omega
         return self._scaled[2]
 
-    def _blocks(self, inputs: Any, chunk_size: int | None, compile: bool) -> list[tuple[Any, Plan | OwnCode]]:
+    def _blocks(
+        self, inputs: Any, chunk_size: int | None, compile: bool, plan: Plan | OwnCode | None = None
+    ) -> list[tuple[Any, Plan | OwnCode]]:
         """Cut many inputs into blocks whose values fit the cache, where that changes nothing but the speed."""
-        plan = self.plan(inputs, chunk_size, compile=compile)
+        plan = plan or self.plan(inputs, chunk_size, compile=compile)
         tensors = batches.tensors_of(inputs)
         if isinstance(plan, OwnCode) or any(t.is_cuda for t in tensors):
             return [(inputs, plan)]
