@@ -84,7 +84,9 @@ def settings_of(module: nn.Module) -> Any:
     """
     if module not in _settings:
         children = list(module.modules())
-        spaces = [(vars(cls), tuple(vars(cls))) for child in children for cls in _classes(child)]
+        spaces: list[tuple[Any, tuple[str, ...]]] = [
+            (vars(cls), tuple(vars(cls))) for child in children for cls in _classes(child)
+        ]
         for code, names in [pair for child in children for pair in _codes(child).items()]:
             objects = [vars(value) for value in map(names.get, code.co_names) if _holds(value)]
             spaces += [(space, code.co_names) for space in (names, *objects)]

@@ -142,7 +142,7 @@ def _place(first: Tensor, second: Tensor, alike: list[Place], likely: Iterable[P
     for place in (*likely, *divided):
         if place.axis < first.ndim and place.p * FEW * place.k == first.shape[place.axis]:
             results = _by_input(first, place), _by_input(second, place).flip(place.axis + 1)
-            pairs = zip(*(t.split((FEW - FEW // 2, FEW // 2), place.axis + 1) for t in results), strict=True)
+            pairs = zip(*(t.tensor_split([FEW - FEW // 2], place.axis + 1) for t in results), strict=True)
             stayed, replaced = (_same(*pair) for pair in pairs)
             if stayed and not replaced:
                 return place
