@@ -16,7 +16,7 @@ def test_demo_writes_figures_and_report_and_prints_the_table(tmp_path: Path) -> 
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["report.html", "toy.png", "uncertainty_error.png"]
     for row in ("boston", "concrete"):
         line = next(text for text in printed.splitlines() if text.startswith(row))
-        assert line.count("+-") == 7
+        assert line.count("+-") == 8
     assert "seconds; figures:" in printed
     assert str(tmp_path / "new" / "report.html") in printed.splitlines()[-1]
 

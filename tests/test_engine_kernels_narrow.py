@@ -151,7 +151,7 @@ def test_engine_takes_the_kernels_and_says_so(monkeypatch) -> None:
     for parameter in network.parameters():
         parameter.data = narrow.rounded(parameter.data)
     bayes, plain = (fit(network, x, n_samples=3) for _ in range(2))
-    # some sizes cuDNN does not round to TF32, nor does a CPU: then the kernels are less exact than the network
+    # how much the network itself rounds is another question: no CPU rounds to TF32
     monkeypatch.setattr(Engine, "_rounding", lambda self, inputs, _: 1e-3 * self.replay(inputs, 0))
     monkeypatch.setattr(plans, "runs_kernels", lambda _: False)
     wanted = plain.sample(x[:2])

@@ -491,8 +491,8 @@ def test_comparing_again_costs_nothing_over_many_calls(monkeypatch: pytest.Monke
     numbers = replays(bayes, monkeypatch)
     for call in range(999):
         bayes.sample(x[:2] * (1 + 0.001 * call))
-    assert len(numbers) == 9  # calls 2, 4, ..., 512
-    assert len({*numbers}) > 1  # not one draw again and again
+    assert 9 * 4 <= len(numbers) <= 9 * 5  # calls 2, 4, ..., 512: the draws a plan is judged by, and one that changes
+    assert len({*numbers}) == 5
 
 
 def test_a_plan_that_raises_on_later_inputs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,3 +270,19 @@ def test_the_headline_says_what_is_wrong_with_the_intervals(width: float, word: 
     assert ("The intervals are" in headline[1]) is bool(word)
     assert word in headline[1]
     assert "write_page" not in text
+
+
+def test_page_counts_calibrated_intervals_by_group(fitted, tmp_path: Path):
+    bayes, x, y = fitted
+    calibrated = bayes.with_posterior(bayes.posterior).calibrate((x[200:300], y[200:300]))
+    groups = ["left" if value < 0 else "right" for value in x[300:, 0].tolist()]
+    page = write_page(tmp_path / "page.html", calibrated, x[300:], y[300:], groups=groups).read_text()
+    low, high = calibrated.predict(x[300:]).interval(0.95)
+    target = y[300:].reshape(low.shape)
+    inside = ((low <= target) & (target <= high)).double().flatten()
+    spread = evidence.spread(calibrated, x[300:], y[300:])
+    assert spread.inside.tolist() == inside.tolist()
+    assert "most uncertain fifth by uncertainty" in page
+    assert ">left</td>" in page
+    with pytest.raises(mcbn.MCBNError, match="groups holds 1 names for"):
+        write_page(tmp_path / "page.html", bayes, x[300:], y[300:], groups=["a"])

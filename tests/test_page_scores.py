@@ -1,6 +1,7 @@
 """Curves of a report against plain evaluations of what they say they are."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,3 +125,13 @@ def test_thinning_keeps_the_order_and_depends_on_the_seed():
 def test_a_promise_is_broken_beyond_two_percent_and_beyond_chance(share: float, n: int, word: str) -> None:
     held = (np.arange(n) < round(share * n)).astype(float)
     assert scores.fault(held, np.full(n, 0.95), ("short", "beyond")) == word
+
+
+def test_coverage_is_counted_by_group_of_uncertainty_and_of_inputs():
+    uncertainty, inside = np.arange(10.0), np.array([1.0, 1, 1, 1, 1, 0, 1, 0, 0, 0])
+    votes = SimpleNamespace(inside=inside, inputs=np.arange(10))
+    rows = scores.coverage_by_group(votes, uncertainty, ["a"] * 4 + ["b"] * 6)
+    assert [points for _, points, _ in rows] == [2, 2, 2, 2, 2, 4, 6]
+    assert [share for _, _, share in rows] == [1, 1, 0.5, 0.5, 0, 1, pytest.approx(2 / 6)]
+    assert [name for name, _, _ in rows][-2:] == ["a", "b"]
+    assert len(scores.coverage_by_group(votes, uncertainty, None)) == 5

@@ -25,4 +25,4 @@ scaled = Temperature(net, "classification").tune((x_val, y_val)).calibrate((x_va
 print(f"digits in a set of the plain network, temperature tuned: {scaled.predict(x).set().sum(1).float().mean():.2f}")
 
 chosen = mcbn.decide.batch_bald(bayes.sample(x[:100]), k=5)
-print(f"labels of {len(chosen.indices)} inputs would tell {chosen.information[-1]:.1f} nats about the draws")
+print(f"labels of {len(chosen.indices)} inputs would tell {chosen.information[-1]:.2f} nats about the draws")

@@ -9,6 +9,7 @@ layer, dropout and everything else stay as they are.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Self
 from weakref import WeakSet
@@ -156,36 +157,30 @@ class Survey(BatchNormMode):
         self.layers: dict[str, bool] = {}  # layer -> has running statistics
         self.rows = max((t.shape[0] for t in inputs if t.ndim > 0), default=0)
         self.pieces: dict[str, int] = {}  # layer -> rows of the pieces of the batch that it normalises one by one
-        self.unseen: dict[str, str] = {}  # module -> how it normalises behind the back of this mode
         self.module, self.watched = module, False
         children = ((n, getattr(child, k, None)) for n, child in module.named_modules() for k in STATISTICS)
         self.statistics = {storage_of(value): name for name, value in children if isinstance(value, Tensor)}
 
-    def run(self, network: Callable[[Any], Any], inputs: Any) -> None:
-        """Run a private network; see also what runs outside the functions that modes see, and in other threads."""
+    def unseen(self, network: Callable[[Any], Any], inputs: Any) -> dict[str, str]:
+        """Run a private network once more; return module -> how it normalises where this mode does not see it."""
+        self.hidden: dict[str, str] = {}
         _unwatched.clear()
-        with torch.no_grad(), self, Dispatched(self._see):
+        with suppress(Exception), torch.no_grad(), self, Dispatched(self._see):
             network(inputs)
-        for name, child in self.module.named_modules():
-            if child in _unwatched and isinstance(child, AnyBatchNorm):
-                self.unseen[name] = "in another thread"
-
-    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
-        self.watched = func in BATCH_NORMS or func is F.instance_norm
-        try:
-            return super().__torch_function__(func, types, args, kwargs)
-        finally:
-            self.watched = False
+        children = [(name, child) for name, child in self.module.named_modules() if isinstance(child, AnyBatchNorm)]
+        return self.hidden | {name: "in another thread" for name, child in children if child in _unwatched}
 
     def _see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
         """Note batch norm, and running statistics in use, outside a call that was seen."""
-        layer = self.path[-1] if self.path else ""
-        if not self.watched and "batch_norm" in operator.name():
-            self.unseen.setdefault(layer, f"by {operator}")
-        for value in () if self.watched else arguments.values():
-            name = self.statistics.get(storage_of(value), layer) if isinstance(value, Tensor) else layer
-            if name != layer:
-                self.unseen.setdefault(name, f"by arithmetic in {layer or 'the network'!r}")
+        if self.watched:
+            return
+        layer, x = self.path[-1] if self.path else "", arguments.get("input")
+        alone = isinstance(x, Tensor) and x.shape[0] == 1 < self.rows  # instance norm
+        if "batch_norm" in operator.name() and not alone:
+            self.hidden.setdefault(layer, f"by {operator}")
+        used = {self.statistics.get(storage_of(t), layer) for t in arguments.values() if isinstance(t, Tensor)}
+        for name in used - {layer}:
+            self.hidden.setdefault(name, f"by arithmetic in {layer or 'the network'!r}")
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Note the caller."""
@@ -193,7 +188,10 @@ class Survey(BatchNormMode):
             self.pieces[call.layer] = max(call.x.shape[0], self.pieces.get(call.layer, 0))
         if not (self.rows > 1 and call.training and call.x.shape[0] == 1):
             self.layers.setdefault(call.layer, call.running_mean is not None)
-        return call.unchanged()
+        self.watched = True
+        output = call.unchanged()
+        self.watched = False
+        return output
 
 
 class Record(BatchNormMode):

@@ -114,9 +114,10 @@ class ChosenInputs(NamedTuple):
 def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: int = 0) -> ChosenInputs:
     """Choose k inputs whose labels together tell most about the draws, one after another (Kirsch et al. 2019).
 
-    I(y_1..k; omega) = H(y_1..k) - sum_i 1/T sum_t H(y_i | omega_t), p(y_1..k) = 1/T sum_t prod_i p_t(y_i). Plain BALD
-    takes near copies of one informative input; here a copy counts for the little it adds. The joint entropy is exact
-    up to `n_configurations` of labels, then estimated from so many drawn by `seed` (arXiv 1906.08158).
+    I(y_1..k; omega) = sum_b I(y_b; omega | y_1..b-1), I(y; omega | c) = H(1/T sum_t w_ct p_t) - 1/T sum_t w_ct H(p_t)
+    averaged over labels c of those chosen before, w_ct = p_t(c) / p(c). Plain BALD takes near copies of one informative
+    input; here a copy counts for the little it adds. All labels c count, or `n_configurations` drawn by `seed` (arXiv
+    1906.08158; differs: information is added up, whose error does not grow with what is known already).
 
     >>> labels = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 1, 1]])  # of three draws for three inputs
     >>> batch_bald(10.0 * torch.nn.functional.one_hot(labels), 2).indices.tolist()  # not 0 and its copy 1
@@ -126,43 +127,43 @@ def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: i
     T, N, _ = probs.shape
     if require_int("k", k, 1) > N:
         raise MCBNError(f"k={k} inputs asked of {N}")
-    expected = _entropy(probs).mean(0)  # (N,)
-    joint, weights = probs.new_ones(1, T), probs.new_ones(1)
+    entropies = _entropy(probs)  # (T, N)
+    joint, drawn, total = probs.new_ones(1, T), False, probs.new_zeros(())  # p_t(c), (C, T)
     indices: list[int] = []
     values: list[Tensor] = []
     for _ in range(k):
-        information = _joint_entropies(joint, weights, probs) - expected - expected[indices].sum()  # (N,)
-        information[indices] = -math.inf
-        indices.append(int(information.argmax()))
-        values.append(information[indices[-1]])
-        if joint.shape[0] * probs.shape[2] <= n_configurations and bool((weights == 1).all()):
-            joint = (joint.unsqueeze(1) * probs[:, indices[-1]].T).flatten(0, 1)  # (C K, T)
-            weights = joint.new_ones(len(joint))
+        gains = _gains(joint, joint.new_ones(len(joint)) if drawn else joint.sum(1), probs, entropies)
+        gains[indices] = -math.inf
+        indices.append(int(gains.argmax()))
+        total = total + gains[indices[-1]]
+        values.append(total)
+        drawn = drawn or len(joint) * probs.shape[2] > n_configurations
+        if drawn:
+            joint = _drawn(probs[:, indices], n_configurations, seed)
         else:
-            joint, weights = _drawn(probs[:, indices], n_configurations, seed)
+            joint = (joint.unsqueeze(1) * probs[:, indices[-1]].T).flatten(0, 1)  # (C K, T)
     return ChosenInputs(torch.tensor(indices, device=samples.device), torch.stack(values))
 
 
-def _drawn(probs: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw labels of the chosen inputs (T, b, K): their probability under every draw (C, T), and 1 / (C p)."""
+def _drawn(probs: Tensor, count: int, seed: int) -> Tensor:
+    """Draw labels of the chosen inputs (T, b, K) and return their probability under every draw, (C, T)."""
     T, b, K = probs.shape
     rows = probs[torch.arange(count) % T].reshape(-1, K).cpu()  # (C b, K)
     labels = torch.multinomial(rows, 1, generator=torch.Generator().manual_seed(seed)).reshape(count, b)
     joint = probs.new_ones(count, T)
     for i in range(b):
         joint = joint * probs[:, i].T[labels[:, i].to(probs.device)]
-    return joint, 1 / (count * joint.mean(1))
+    return joint
 
 
-def _joint_entropies(joint: Tensor, weights: Tensor, probs: Tensor) -> Tensor:
-    """Entropy of the chosen labels and that of each input together, (N,)."""
-    T, _, K = probs.shape
-    size = max(1, MOST_VALUES // (len(joint) * K))
-    entropies = []
-    for block in torch.split(probs, size, 1):
-        p = (joint @ block.flatten(1) / T).reshape(len(joint), -1, K)  # (C, n, K)
-        entropies.append((weights[:, None] * _entropy(p)).sum(0))
-    return torch.cat(entropies)
+def _gains(joint: Tensor, weights: Tensor, probs: Tensor, entropies: Tensor) -> Tensor:
+    """Return I(y; omega | c) of every input, (N,), averaged over the c by their weights."""
+    given = joint / joint.sum(1, keepdim=True).clamp(min=torch.finfo(joint.dtype).tiny)  # p(omega_t | c), (C, T)
+    gains, size = [], max(1, MOST_VALUES // (len(joint) * probs.shape[2]))
+    for block, entropy in zip(torch.split(probs, size, 1), torch.split(entropies, size, 1), strict=True):
+        p = (given @ block.flatten(1)).reshape(len(joint), -1, probs.shape[2])  # (C, n, K)
+        gains.append(weights @ (_entropy(p) - given @ entropy) / weights.sum())
+    return torch.cat(gains)
 
 
 def _probs(samples: Tensor) -> Tensor:

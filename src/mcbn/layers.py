@@ -4,7 +4,8 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
+from functools import partial
+from types import CellType, CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from mcbn.private_torch import AnyBatchNorm
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 LONGEST_SETTING = 1000  # as text: longer ones are tables
 _settings: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # of networks: where their settings are
+CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
 LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
@@ -47,9 +49,7 @@ def _calls(module: nn.Module) -> bool:
 
 def _codes(module: nn.Module) -> dict[CodeType, dict[str, Any]]:
     """Find the code that a module's class and the objects it holds can reach by name, each with its global names."""
-    owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
-    functions = [f for cls in _classes(*owners) for f in vars(cls).values()] + owners
-    waiting = [(f.__code__, f.__globals__) for f in functions if isinstance(f, FunctionType)]
+    waiting = [(f.__code__, f.__globals__) for f in _functions(module)]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
         code, names = waiting.pop()
@@ -61,30 +61,52 @@ def _codes(module: nn.Module) -> dict[CodeType, dict[str, Any]]:
     return codes
 
 
+def _functions(module: nn.Module) -> list[FunctionType]:
+    """List the functions of a module's class and of the objects it holds, and functions that these close over."""
+    owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
+    held = [*(f for cls in _classes(*owners) for f in vars(cls).values()), *owners]
+    functions = [f for f in held if isinstance(f, FunctionType)]
+    for function in functions:  # grows on the way
+        inner = (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
+        functions += [f for f in inner if isinstance(f, FunctionType) and f not in functions]
+    return functions
+
+
 def _classes(*owners: Any) -> set[type]:
     """Find the classes of objects, the libraries' apart."""
     return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
 
 
 def settings_of(module: nn.Module) -> Any:
-    """Return the plain values outside a network that its code names: globals, attributes of objects there, of classes.
+    """Return the plain values outside a network that its code names: globals, attributes of objects, closures.
 
     A plan holds for as long as they are what they were when it was found.
     """
     if module not in _settings:
-        spaces = [(vars(cls), tuple(vars(cls))) for child in module.modules() for cls in _classes(child)]
-        for code, names in [pair for child in module.modules() for pair in _codes(child).items()]:
-            objects = (names[n] for n in code.co_names if n in names and not isinstance(names[n], FunctionType | type))
-            held = [vars(value) for value in objects if hasattr(value, "__dict__")]
-            spaces += [(space, code.co_names) for space in (names, *held)]
-        named = {(id(space), n): (space, n) for space, ns in spaces for n in ns if n in space and _is_setting(space[n])}
-        _settings[module] = list(named.values())
-    values = [space.get(name) for space, name in _settings[module]]
+        children = list(module.modules())
+        spaces: list[tuple[Any, tuple[str, ...]]] = [
+            (vars(cls), tuple(vars(cls))) for child in children for cls in _classes(child)
+        ]
+        for code, names in [pair for child in children for pair in _codes(child).items()]:
+            objects = [vars(value) for value in map(names.get, code.co_names) if _holds(value)]
+            spaces += [(space, code.co_names) for space in (names, *objects)]
+        cells = [c for child in children for f in _functions(child) for c in f.__closure__ or () if c != CellType()]
+        spaces += [(vars(o), tuple(vars(o))) for o in (cell.cell_contents for cell in cells) if _holds(o)]
+        named = {(id(space), n): partial(space.get, n) for space, ns in spaces for n in ns if _is_setting(space.get(n))}
+        closed = [partial(getattr, cell, "cell_contents") for cell in cells if _is_setting(cell.cell_contents)]
+        _settings[module] = [*named.values(), *closed]
+    values = [value() for value in _settings[module]]
     return batches.outline(values) if values else ()
 
 
+def _holds(value: Any) -> bool:
+    """Tell an object with attributes from functions, classes, tensors and networks."""
+    return hasattr(value, "__dict__") and not isinstance(value, FunctionType | type | Tensor | nn.Module)
+
+
 def _is_setting(value: Any) -> bool:
-    return batches.is_plain(value) and not batches.tensors_of(value) and len(str(value)) < LONGEST_SETTING
+    plain = value is not None and batches.is_plain(value) and not batches.tensors_of(value)
+    return plain and len(str(value)) < LONGEST_SETTING
 
 
 def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]:
@@ -138,7 +160,8 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     """Run the network once as it is to see which layers call batch norm, and choose among them."""
     refuse_scripted(network.module)
     survey = Survey(batches.tensors_of(x), network.module)
-    survey.run(network.run_copy, x)
+    with torch.no_grad(), survey:
+        network.run_copy(x)
     names = [*survey.layers, *deaf(network.module, survey)]
     if not names:
         raise MCBNError(
@@ -147,7 +170,9 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
         )
     chosen = choose(layers, names, network.module)
     _refuse_unusable(network.module, survey, chosen)
-    for name, how in survey.unseen.items() if layers is None else ():
+    names_used = {name for child in network.module.modules() for code in _codes(child) for name in code.co_names}
+    watchable = layers is None and not names_used & CONTROL
+    for name, how in survey.unseen(network.run_copy, x).items() if watchable else ():
         warnings.warn(
             f"mcbn: batch norm of {name or 'the network'!r} runs {how}, where it cannot be set, so it keeps its "
             "running statistics and adds no uncertainty; call torch.nn.functional.batch_norm there, in the thread that "

@@ -22,7 +22,7 @@ precision whose rounding leaves the spread visible, and one as exact as the netw
 
 import math
 from functools import reduce
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,11 +44,11 @@ class Precision(NamedTuple):
     single: float
     coarse: float  # half precision, and single precision whose products a GPU rounds to TF32
 
-    def at(self, values: Tensor, *, coarse: bool = False) -> float:
-        """Return the one that holds for such values; coarse: they come from others of fewer digits."""
+    def at(self, values: Tensor) -> float:
+        """Return the one that holds for such values."""
         if values.dtype == torch.float64:
             return self.double
-        return self.single if values.dtype == torch.float32 and not coarse and not is_tf32(values) else self.coarse
+        return self.single if values.dtype == torch.float32 and not is_tf32(values) else self.coarse
 
 
 # A rounding, of the output's size, where nothing more exact can be had: double precision, weights that cannot be cast.
@@ -65,41 +65,24 @@ MEANS = Precision(1e-4, 1e-4, 0.02)
 VARIANCES = Precision(1e-3, 1e-3, 0.04)  # of a standard deviation and of its square: twice the means' in TF32
 
 
-class Bound(NamedTuple):
-    """How far two right ways may be apart, output by output: shapes that broadcast to a sample's, (N, ...)."""
+def tolerance(own: Tensor, error: Tensor | None = None, *, digit: float = 0.0) -> Tensor:
+    """Work out how far samples may be from those of the network's own code, (t, N, ...): broadcasts to (N, ...).
 
-    tolerance: Tensor
-    scale: Tensor  # size of the outputs it was found for
-
-    @classmethod
-    def of(cls, own: Tensor, error: Tensor | None = None, *, coarse: bool = False, digit: float = 0.0) -> Self:
-        """Work the bound out from samples (t, N, ...) of the network's own code.
-
-        error: of its pass against double precision, (n, ...) for a few inputs; None: as if it were exact. coarse: the
-        network computes in fewer digits than its outputs have; digit: the last of them, relative.
-        """
-        size, most = own.abs().amax(0), MOST_ROUNDING.at(own, coarse=coarse)
-        variance = _wide(own).var(0) if len(own) > 1 else torch.zeros_like(size)
-        bounds = []
-        for axis in _axes(size):
-            scale, spread = _largest(size, axis), _mean(variance, axis).sqrt()
-            rounding = max(digit, torch.finfo(own.dtype).eps) * scale
-            if error is not None:
-                measured, unit = _mean(_wide(error).square(), axis).sqrt(), torch.maximum(spread, rounding)
-                typical = (measured / unit.clamp(min=TINY)).median() * unit
-                rounding = torch.maximum(rounding, torch.maximum(measured, typical).minimum(most * scale))
-            bounds.append(cls(FRACTION * spread + TIMES * rounding, scale))
-        return cls(*(reduce(torch.minimum, tensors) for tensors in zip(*bounds, strict=True)))
-
-    def at(self, own: Tensor) -> Tensor:
-        """Return the tolerance for another sample (N, ...): less where its outputs are smaller, never more."""
-        scale = reduce(torch.minimum, [_largest(own.abs(), axis) for axis in _axes(own)])
-        return self.tolerance * (scale / self.scale.clamp(min=TINY)).clamp(max=1)
-
-
-def guessed_error(own: Tensor, *, coarse: bool = False) -> Tensor:
-    """Return what stands for the error of a network that cannot run in double precision, as large as `own[0]`."""
-    return ROUNDING.at(own, coarse=coarse) * own.abs().amax(0)
+    error: of its pass against double precision, (n, ...) for a few inputs; None: as if it were exact. digit: the last
+    one it may compute in, relative, where its outputs have more.
+    """
+    size, most = own.abs().amax(0), MOST_ROUNDING.at(own)
+    variance = _wide(own).var(0) if len(own) > 1 else torch.zeros_like(size)
+    by_axis = []
+    for axis in {1, max(1, size.ndim - 1)}:  # outputs lie along the second, or the last where channels come last
+        scale, spread = _largest(size, axis), _mean(variance, axis).sqrt()
+        rounding = max(digit, torch.finfo(own.dtype).eps) * scale
+        if error is not None:
+            measured, unit = _mean(_wide(error).square(), axis).sqrt(), torch.maximum(spread, rounding)
+            typical = (measured / unit.clamp(min=TINY)).median() * unit
+            rounding = torch.maximum(rounding, torch.maximum(measured, typical).minimum(most * scale))
+        by_axis.append(FRACTION * spread + TIMES * rounding)
+    return reduce(torch.minimum, by_axis)
 
 
 def agree(
@@ -112,7 +95,7 @@ def agree(
 ) -> bool:
     """Tell whether values hold the expected numbers: |values - expected| <= tolerance, everywhere.
 
-    tolerance: of a `Bound`, which typical differences must stay well below; else the precision times a scale: one
+    tolerance: that of samples, which typical differences must stay well below; else the precision times a scale: one
     number or one a value, the largest expected value of each output (axis 1) where it is not given. Nothing agrees with
     nothing: without values there is no evidence.
     """
@@ -130,11 +113,6 @@ def agree(
 def is_tf32(values: Tensor) -> bool:
     """Tell whether products of such values may be rounded to TF32: then two ways of one are not as near."""
     return values.is_cuda and tf32()[0] and values.dtype == torch.float32
-
-
-def _axes(sample: Tensor) -> tuple[int, ...]:
-    """Return the axes of (N, ...) that may tell outputs apart: the second, or the last where channels come last."""
-    return (1, sample.ndim - 1) if sample.ndim > 2 else (1,)
 
 
 def _largest(sizes: Tensor, axis: int) -> Tensor:

@@ -84,10 +84,11 @@ class Program:
         sizes = [c for norm in self.norms for c in (norm.channels, norm.channels)]
         weights = (norm.folded_weight for norm in self.norms if norm.folded_weight is not None)
         lower = omega.to(next(weights, omega).dtype)  # of all at once: a kernel for each costs more than its work
-        pieces, lower_pieces = iter(torch.split(omega, sizes, -1)), iter(torch.split(lower, sizes, -1))
-        for norm in self.norms:
-            scale, shift = next(pieces), next(pieces)  # (C,)
-            lower_scale, lower_shift = next(lower_pieces), next(lower_pieces)
+        pieces = torch.split(omega, sizes, -1)
+        lower_pieces = pieces if lower is omega else torch.split(lower, sizes, -1)
+        for place, norm in enumerate(self.norms):
+            scale, shift = pieces[2 * place : 2 * place + 2]  # (C,)
+            lower_scale, lower_shift = lower_pieces[2 * place : 2 * place + 2]
             weight = norm.folded_weight
             if weight is not None:
                 if norm.folded_bias is not None:

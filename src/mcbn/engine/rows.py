@@ -9,7 +9,7 @@ and their settings. So one look at the structure holds for all values: no operat
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +22,10 @@ from mcbn.engine.trace import ReplayTracer, tensors_in
 from mcbn.network import Network
 from mcbn.private_torch import Dispatched, written_by
 
-FEW = 7  # inputs that are followed: no usual size of another axis
+FEW = 5  # inputs that are followed: few usual sizes of other axes are multiples of it
 SIZED = {"view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "native_group_norm", "arange"}
 SIZED |= {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # told how many there are
+BY_SIZE = {"renorm"}  # mix inputs where their values are large
 MOST_NUMBERS = 64  # of a tensor that are settings: larger ones are tables
 Draw = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # means and variances
 
@@ -84,6 +85,7 @@ class Follower:
             return
         written = [id(t) for key in written_by(operator) for t in tensors_in(arguments[key])]
         clear = not any(place == MIXED for _, place in known.values()) and known.keys() >= {*written}
+        clear = clear and name.removesuffix("_") not in BY_SIZE
         found = self._tried(operator, arguments, known) if clear else [MIXED]
         for tensor, place in zip(results := tensors_in(result), found * (len(results) // len(found)), strict=True):
             self.places[tensor] = place
@@ -97,16 +99,17 @@ class Follower:
             first, second = (tensors_in(operator(**_with(arguments, values))) for values in (made_up, others))
         except Exception:  # made-up values are nothing that it takes
             return [MIXED]
+        places = dict.fromkeys(place for _, place in known.values())
         alike = [place for t, place in known.values() if t.shape == first[0].shape] if first else []
-        return [_place(a, b, alike) for a, b in zip(first, second, strict=True)] or [MIXED]
+        return [_place(a, b, alike, places) for a, b in zip(first, second, strict=True)] or [MIXED]
 
 
-def values_like(tensor: Tensor, seed: float = 0.0) -> Tensor:
-    """Make up floating values, positive and of no pattern; whole numbers may be indices, and stay as they are."""
+def values_like(tensor: Tensor, seed: int = 0) -> Tensor:
+    """Make up floating values, positive ones; whole numbers may be indices, and stay as they are."""
     if not tensor.is_floating_point():
         return tensor.clone()
-    numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device) + seed
-    return torch.empty_like(tensor).copy_(((numbers * 12.9898).sin() * 43758.5453 % 1 + 0.5).view(tensor.shape))
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    return torch.empty_like(tensor).uniform_(0.5, 1.5, generator=generator)
 
 
 def reversed_half(tensor: Tensor, place: Place) -> Tensor:
@@ -114,7 +117,7 @@ def reversed_half(tensor: Tensor, place: Place) -> Tensor:
     turned = _by_input(tensor, place).flip(place.axis + 1)
     half = turned.narrow(place.axis + 1, 0, FEW // 2)
     other = ~half if half.dtype == torch.bool else turned.narrow(place.axis + 1, FEW - FEW // 2, FEW // 2)
-    half.copy_(values_like(half, 0.7) if half.is_floating_point() else other.clone())
+    half.copy_(values_like(half, 1) if half.is_floating_point() else other.clone())
     return turned.reshape(tensor.shape)
 
 
@@ -132,19 +135,21 @@ def _with(arguments: Any, values: Mapping[int, Tensor]) -> Any:
     return [_with(value, values) for value in arguments] if isinstance(arguments, list | tuple) else arguments
 
 
-def _place(first: Tensor, second: Tensor, alike: list[Place]) -> Place:
-    """Find the axis along which the inputs that stayed have the same results, in reverse."""
-    if _same(first, second) and alike:  # nothing was to be seen: a comparison, zeros of some shape
-        return alike[0]
-    for axis, size in enumerate(first.shape):
-        for p in (p for p in range(1, size // FEW + 1) if size % (p * FEW) == 0):
-            place = Place(axis, p, size // (p * FEW))
-            results = _by_input(first, place), _by_input(second, place).flip(axis + 1)
-            if _same(*(t.narrow(axis + 1, 0, FEW - FEW // 2) for t in results)) and not _same(*results):
+def _place(first: Tensor, second: Tensor, alike: list[Place], likely: Iterable[Place]) -> Place:
+    """Find the axis along which the inputs that stayed have the same results, in reverse, and the others have not."""
+    axes = [(axis, size) for axis, size in enumerate(first.shape) if size % FEW == 0]
+    divided = (Place(axis, p, size // (p * FEW)) for axis, size in axes for p in range(1, size // FEW + 1))
+    for place in (*likely, *divided):
+        if place.axis < first.ndim and place.p * FEW * place.k == first.shape[place.axis]:
+            results = _by_input(first, place), _by_input(second, place).flip(place.axis + 1)
+            pairs = zip(*(t.tensor_split([FEW - FEW // 2], place.axis + 1) for t in results), strict=True)
+            stayed, replaced = (_same(*pair) for pair in pairs)
+            if stayed and not replaced:
                 return place
-    return MIXED
+    unseen = alike and _same(first, second)  # a comparison, zeros of some shape
+    return alike[0] if unseen else MIXED
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     digits = math.sqrt(torch.finfo(a.dtype).eps) if a.is_floating_point() else 0
-    return torch.allclose(a, b, rtol=digits, atol=digits, equal_nan=True)
+    return torch.equal(a, b) or torch.allclose(a, b, rtol=digits, atol=digits, equal_nan=True)

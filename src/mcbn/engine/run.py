@@ -28,7 +28,7 @@ from mcbn import batches
 from mcbn.batch_norm import Replay
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn.engine.agree import TF32_DIGIT, Bound, agree, guessed_error, is_tf32
+from mcbn.engine.agree import ROUNDING, TF32_DIGIT, agree, is_tf32, tolerance
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
 from mcbn.engine.rewrite import Workspace
 from mcbn.engine.rows import are_independent
@@ -64,7 +64,6 @@ class History:
     postponed: int = 0  # calls while the kernels of a plan were being compiled
     calls: int = 0  # of the plan
     largest: float = 0.0  # value of an input that the plan was compared on
-    bound: Bound | None = None  # within which the plan agrees
     width: int = 0  # of its widest result
     digit: float = 0.0  # to which its convolutions may round
 
@@ -124,7 +123,7 @@ class Engine:
         """Yield samples of as many draws as go through at once, fewer where memory runs out."""
         history = self._history(key)
         pays = self._pays(key, history, stop - start)
-        blocks = self._blocks(inputs, *key[1:]) if pays else [(inputs, self._own_code)]
+        blocks = self._blocks(inputs, *key[1:], self.plans.get(key)) if pays else [(inputs, self._own_code)]
         workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
         samplers = [plan.prepare(block, workspace) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
@@ -160,14 +159,11 @@ class Engine:
     def _compare_again(self, history: History, inputs: Any, samples: Tensor, start: int) -> None:
         """Compare one of the samples (t, N, ...) with the network's own code; `RefutedError` where they differ."""
         number = history.calls % len(samples)
-        own = self.replay(inputs, start + number)
-        known = history.bound is not None and agree(samples[number], own, tolerance=history.bound.at(own))
-        if known or not bool(own.isfinite().all()):  # of what overflows nothing can be learnt
-            return
-        own_draws = {t: self.replay(inputs, t) for t in self._references()} | {start + number: own}
+        t = start + number
+        own = {t: self.replay(inputs, t) for t in {*self._references(), t}}
+        finite = all(bool(sample.isfinite().all()) for sample in own.values())  # of what overflows nothing is learnt
         measure = partial(self._rounding, inputs, history.width)
-        history.bound = self._bound({start + number: samples[number]}, own_draws, measure, history.digit)
-        if history.bound is None:
+        if finite and not self._agrees({t: samples[number]}, own, measure, history.digit):
             raise RefutedError(f"on call {history.calls} it gave other numbers than the network itself")
 
     def _replaced(self, key: Any, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
@@ -270,12 +266,9 @@ class Engine:
         program = choices[0].program
         measure = cache(partial(self._rounding, inputs, program.width))
         history.digit = TF32_DIGIT if program.convolutional and is_tf32(first) else 0.0
-        for plan in choices:
-            history.bound = self._bound(self._samples(plan, inputs), own, measure, history.digit)
-            if history.bound is not None:
-                history.largest, history.width = _largest(inputs), program.width
-                return plan
-        return None
+        history.largest, history.width = _largest(inputs), program.width
+        proven = (p for p in choices if self._agrees(self._samples(p, inputs), own, measure, history.digit))
+        return next(proven, None)
 
     def _references(self) -> list[int]:
         """Return the draws by which a plan is judged: of few outputs, two alone say little about their spread."""
@@ -294,19 +287,16 @@ class Engine:
             return {}
         return samples
 
-    def _bound(
+    def _agrees(
         self, samples: Mapping[int, Tensor], own: Mapping[int, Tensor], measure: Callable[[], Tensor], digit: float
-    ) -> Bound | None:
-        """Find the bound within which samples are those of the network's own code; measure rounding if need be."""
+    ) -> bool:
+        """Tell whether samples are those of the network's own code; measure its rounding if need be."""
         draws = torch.stack([*own.values()])
         if not samples or not draws.numel():
-            return None
+            return False
         values, expected = torch.stack([*samples.values()]), torch.stack([own[t] for t in samples])
-        for error in (lambda: None, measure):
-            bound = Bound.of(draws, error(), coarse=self._is_coarse(), digit=digit)
-            if agree(values, expected, tolerance=bound.tolerance):
-                return bound
-        return None
+        bounds = (tolerance(draws, error(), digit=digit) for error in (lambda: None, measure))
+        return any(agree(values, expected, tolerance=bound) for bound in bounds)
 
     def _rounding(self, inputs: Any, width: int) -> Tensor:
         """Measure how far the network's own pass is from double precision, (n, ...) for the first inputs.
@@ -316,7 +306,7 @@ class Engine:
         tensors = batches.tensors_of(inputs)
         sizes = {t.shape[0] if t.ndim else 0 for t in tensors}
         few = constants.EXACT_INPUTS
-        if len(sizes) == 1:
+        if len(sizes) == 1 and 0 not in sizes:
             wide = constants.GPU_EXACT_WIDTH if tensors[0].is_cuda else constants.CPU_EXACT_WIDTH
             few = min(*sizes, few, max(2, wide * max(sizes) // max(width, 1)))
             inputs = batches.map_tensors(lambda t: t[:few], inputs)
@@ -324,7 +314,7 @@ class Engine:
         if own.dtype != torch.float64:
             with suppress(Exception):  # weights or operations that cannot be had in double precision
                 return (own - self._exact(inputs, len(own))).flatten(0, 1)
-        return guessed_error(own, coarse=self._is_coarse())
+        return ROUNDING.at(own) * own.abs().amax(0)
 
     def _exact(self, inputs: Any, count: int) -> Tensor:
         """Run the first draws by which a plan is judged through the network in double precision, (count, N, ...)."""
@@ -336,12 +326,6 @@ class Engine:
                 samples.append(network.run_copy(batches.move(inputs, None, torch.float64)))
         return torch.stack(samples)
 
-    def _is_coarse(self) -> bool:
-        """Tell whether the network computes in half precision, whatever its outputs are."""
-        kinds = {parameter.dtype for parameter in self.network.module.parameters()}
-        autocast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-        return autocast or bool(kinds & {torch.float16, torch.bfloat16})
-
     def _omega(self, program: Program) -> Tensor:
         """Return scale and shift of every draw, (T, S): the same tensor for all shapes that meet the same layers."""
         layers = [(norm.name, norm.eps, id(norm.weight), id(norm.bias)) for norm in program.norms]
@@ -351,9 +335,11 @@ class Engine:
             self._scaled = layers, held, omega
         return self._scaled[2]
 
-    def _blocks(self, inputs: Any, chunk_size: int | None, compile: bool) -> list[tuple[Any, Plan | OwnCode]]:
+    def _blocks(
+        self, inputs: Any, chunk_size: int | None, compile: bool, plan: Plan | OwnCode | None = None
+    ) -> list[tuple[Any, Plan | OwnCode]]:
         """Cut many inputs into blocks whose values fit the cache, where that changes nothing but the speed."""
-        plan = self.plan(inputs, chunk_size, compile=compile)
+        plan = plan or self.plan(inputs, chunk_size, compile=compile)
         tensors = batches.tensors_of(inputs)
         if isinstance(plan, OwnCode) or any(t.is_cuda for t in tensors):
             return [(inputs, plan)]

@@ -23,6 +23,7 @@ from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
 from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters, reached
 from mcbn.errors import MCBNError
+from mcbn.layers import settings_of
 from mcbn.network import Network
 from mcbn.private_torch import Dispatched, gives_tensors, storage_of, written_by
 from mcbn.randomness import get_state
@@ -382,7 +383,7 @@ def attributes_of(module: nn.Module) -> list[Any]:
 
 
 def state_of(module: nn.Module) -> list[Any]:
-    """List the plain values that modules, and objects they hold, keep as attributes."""
+    """List the plain values that modules, and objects they hold, keep as attributes, and what they read elsewhere."""
     held = [value for child in module.modules() for value in attributes_of(child)]
     leaves = [value for value in held if isinstance(value, batches.PLAIN)]
     for value in held:
@@ -390,7 +391,7 @@ def state_of(module: nn.Module) -> list[Any]:
             batches.map_leaves(leaves.append, value)
         elif hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type)):
             leaves += vars(value).values()
-    return [value for value in leaves if isinstance(value, batches.PLAIN)]
+    return [*(value for value in leaves if isinstance(value, batches.PLAIN)), settings_of(module)]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:

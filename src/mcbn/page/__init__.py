@@ -13,7 +13,6 @@ from mcbn.model import MCBN
 from mcbn.page import charts, evidence, examples, scores
 from mcbn.page.evidence import Spread, Votes
 from mcbn.page.templates import render, save
-from mcbn.plots import Z95
 
 __all__ = ["write_page", "write_prediction_page"]
 
@@ -32,6 +31,7 @@ def write_page(
     units: str = "target units",
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Path:
     """Predict held-out data and write one self-contained, interactive HTML file about it.
@@ -55,6 +55,7 @@ def write_page(
         units: of the target.
         names: one name a column of x.
         classes: one name a class.
+        groups: one name an input: the page then counts the coverage of each group by itself.
         seed: of the training examples that the checks take.
 
     Returns:
@@ -63,17 +64,19 @@ def write_page(
     y = torch.as_tensor(y)
     if y.ndim == 0:
         raise MCBNError("y must hold one target an input; got a single number")
+    if groups is not None and len(groups) != len(y):
+        raise MCBNError(f"groups holds {len(groups)} names for {len(y)} inputs; give one an input")
     if isinstance(x, Tensor) and x.ndim == 2:
         examples.feature_names(x, names)  # refuse wrong names before anything runs
     if bayes.task == "multilabel":
         raise MCBNError("a page shows one label an input; score several by mcbn.metrics, such as nll(pred.probs, y)")
     if bayes.task == "regression":
         spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
-        content = _regression(spread, x, units, names)
+        content = _regression(spread, x, units, names, groups)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
         labels = _label_names(classes, ours, plain)
-        content = _classification(ours, plain, x, names, labels)
+        content = _classification(ours, plain, x, names, labels, groups)
         if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
             content |= examples.map_examples(bayes, ours, x, y, ignore_index, labels)
     diagnosis = None if train is None else evidence.check_draws(bayes, x, train, seed)
@@ -121,9 +124,10 @@ def write_prediction_page(
     return save(Path(path), render(title=title, n_inputs=len(y), posterior=None, **content))
 
 
-def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
+def _regression(
+    spread: Spread, x: Any, units: str, names: Sequence[str] | None, groups: Sequence[str] | None = None
+) -> dict[str, Any]:
     crps, constant = scores.crps(spread)
-    inside = np.asarray(spread.error <= Z95 * spread.std, dtype=np.float64)
     return {
         "template": "regression.html.j2",
         "spread": spread,
@@ -131,16 +135,22 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
         "population": len(spread.error),
         "tenths": scores.tenths(spread.std, spread.error),
         "gain": scores.mean_error(constant - crps),
-        "fault": scores.fault(inside, np.full_like(inside, 0.95), ("too narrow", "too wide")),
+        "fault": scores.fault(spread.inside, np.full_like(spread.inside, 0.95), ("too narrow", "too wide")),
         "worse_mean": scores.worse_mean(spread),
         "charts": charts.regression_charts(spread, units),
         "scores": scores.regression_scores(spread),
+        "groups": scores.coverage_by_group(spread, spread.std, groups),
         "examples": examples.regression_examples(spread, x, names),
     }
 
 
 def _classification(
-    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str]
+    ours: Votes,
+    plain: Votes | None,
+    x: Any,
+    names: Sequence[str] | None,
+    classes: Sequence[str],
+    groups: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     rows = scores.class_scores(ours, plain)
     return {
@@ -155,6 +165,7 @@ def _classification(
         "worse_mean": scores.worse_votes(ours, plain),
         "charts": charts.class_charts(ours, plain),
         "scores": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
+        "groups": scores.coverage_by_group(ours, ours.entropy, groups),
         "examples": examples.class_examples(ours, x, names, classes),
     }
 

@@ -19,10 +19,11 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import constant_tau
 from mcbn.outputs import match_shape, require_labels
-from mcbn.prediction import entropy
+from mcbn.prediction import central_interval, entropy, smallest_set
 from mcbn.progress import bar, counting
 
 Vector: TypeAlias = NDArray[np.float64]
+LEVEL, LEAST = 0.95, 19  # of the intervals and sets on the page, and the held-out examples a calibration needs for it
 ROWS = 512  # inputs predicted at a time, at most
 VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
 VALUES_CHECKED = 2**24  # of all training inputs that the checks run
@@ -42,6 +43,7 @@ class Spread:
     constant_std: float  # of the twin with the same means and one variance
     constant_source: str  # where the constant comes from
     inputs: NDArray[np.int64]  # number of the input that each point belongs to
+    inside: Vector  # 1 where the target is in the 95 % interval, calibrated where it is
 
     @cached_property
     def error(self) -> Vector:
@@ -67,6 +69,7 @@ class Votes:
     brier: Vector  # sum_k (p_k - 1[y = k])^2
     mass_above: Vector  # probability of the classes ranked above the true one
     inputs: NDArray[np.int64]  # number of the input that each point belongs to
+    inside: Vector  # 1 where the true class is in the 95 % set, calibrated where it is
     population: int  # points there are; more than N where so many were drawn from them
 
     @cached_property
@@ -84,14 +87,17 @@ def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, const
     """Predict held-out regression data block by block."""
     tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
     blocks = [_regress(bayes, x_block, y_block, tuned) for x_block, y_block in _blocks(x, y)]
-    mean, epistemic, variance, target, plain, log_prob = (_vector(values) for values in zip(*blocks, strict=True))
+    mean, epistemic, variance, target, plain, inside, log_prob = (
+        _vector(column) for column in zip(*blocks, strict=True)
+    )
     constant = _constant(constant_std, mean, target, bayes, validation)
     inputs = np.repeat(np.arange(len(y)), len(mean) // len(y))
-    return Spread(mean, np.sqrt(variance), target, epistemic, log_prob if tuned else None, plain, *constant, inputs)
+    likelihood = log_prob if tuned else None
+    return Spread(mean, np.sqrt(variance), target, epistemic, likelihood, plain, *constant, inputs, inside)
 
 
 def _regress(bayes: MCBN[Any], x: Any, y: Tensor, tuned: bool) -> tuple[Tensor, ...]:
-    """Return mean, epistemic and total variance, target, plain output, and log likelihood (y where untuned)."""
+    """Return mean, epistemic and total variance, target, plain output, whether in the interval, and log likelihood."""
     pred = bayes.predict(x)
     if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
         raise MCBNError(
@@ -99,7 +105,16 @@ def _regress(bayes: MCBN[Any], x: Any, y: Tensor, tuned: bool) -> tuple[Tensor, 
             " returns one of them and write a page for each"
         )
     y = match_shape(y, pred.mean)
-    return pred.mean, pred.epistemic, pred.variance, y, bayes.plain_mean(x), pred.log_prob(y) if tuned else y
+    std = pred.variance.sqrt()
+    low, high = pred.interval(LEVEL) if _promises(pred) else central_interval(pred.mean, std, LEVEL)
+    inside = ((low <= y) & (y <= high)).to(y)
+    return pred.mean, pred.epistemic, pred.variance, y, bayes.plain_mean(x), inside, pred.log_prob(y) if tuned else y
+
+
+def _promises(pred: Any) -> bool:
+    """Tell whether a prediction is calibrated for the level, whatever group an input belongs to."""
+    calibration = pred.calibration
+    return calibration is not None and calibration.by != "group" and min(calibration.counts.values()) >= LEAST
 
 
 def _constant(
@@ -126,7 +141,9 @@ def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None =
     centre, width, target = (_vector([values]) for values in (mean, std, y))
     log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
     constant = _constant(constant_std, centre, target)
-    return Spread(centre, width, target, None, log_prob, None, *constant, np.arange(len(target)))
+    low, high = central_interval(mean, std, LEVEL)
+    inside = _vector([((low <= y) & (y <= high)).double()])
+    return Spread(centre, width, target, None, log_prob, None, *constant, np.arange(len(target)), inside)
 
 
 def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
@@ -140,7 +157,8 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
         block = slice(first, first + len(y_block))
         pred = bayes.predict(x_block)
         labels = torch.where(valid[block], y_block, 0)
-        ours.append(_vote(pred.probs, labels, kept[block], first, pred.mutual_information))
+        sets = pred.set(LEVEL, calibrated=_promises(pred))
+        ours.append(_vote(pred.probs, labels, kept[block], first, pred.mutual_information, sets))
         plain.append(_vote(bayes.plain_mean(x_block), labels, kept[block], first))
         first += len(y_block)
     return _gather(ours, population), _gather(plain, population)
@@ -152,12 +170,19 @@ def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Vot
 
 
 def _vote(
-    probs: Tensor, y: Tensor, kept: Tensor, first: int, information: Tensor | None = None
+    probs: Tensor,
+    y: Tensor,
+    kept: Tensor,
+    first: int,
+    information: Tensor | None = None,
+    sets: Tensor | None = None,
 ) -> dict[str, Tensor | None]:
+    sets = smallest_set(probs, LEVEL) if sets is None else sets
     y, K = require_labels(y, probs), probs.shape[1]
     kept = kept.reshape(y.shape)
     number = (first + torch.arange(len(y))).reshape(-1, *(1,) * (y.ndim - 1)).expand_as(y)[kept]
     flat = probs.movedim(1, -1)[kept.to(probs.device)].double().cpu()  # (points, K)
+    inside = sets.gather(1, y.unsqueeze(1)).squeeze(1)[kept.to(probs.device)]  # (points,)
     y = y.cpu()[kept.cpu()]  # (points,)
     chosen = flat.gather(1, y[:, None])  # (points, 1)
     return {
@@ -170,6 +195,7 @@ def _vote(
         "brier": (flat - torch.nn.functional.one_hot(y, K)).square().sum(1),
         "mass_above": flat.where(flat > chosen, 0).sum(1),
         "inputs": number,
+        "inside": inside.double(),
     }
 
 

@@ -4,6 +4,7 @@ Symbols: N points; `uncertainty` ranks them (std or entropy), `loss` is what wen
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from mcbn.errors import MCBNError
 from mcbn.page.evidence import Spread, Vector, Votes
 
 LEVELS = np.linspace(0, 1, 101)
+FIFTHS = ("least uncertain", "second", "third", "fourth", "most uncertain")
+GroupRow = tuple[str, int, float]  # name, points, share inside
 
 
 class Curve(NamedTuple):
@@ -63,6 +66,17 @@ def risk_coverage(uncertainty: Vector, loss: Vector) -> Curve:
     """Mean loss over the most certain k of N points, against k / N (`mcbn.metrics.risk_coverage`)."""
     curve = metrics.risk_coverage(np.ascontiguousarray(uncertainty), np.ascontiguousarray(loss))
     return Curve(*(values.numpy() for values in curve))
+
+
+def coverage_by_group(evidence: Spread | Votes, uncertainty: Vector, groups: Sequence[str] | None) -> list[GroupRow]:
+    """Share of points inside their 95 % interval or set in five groups of uncertainty, and in groups of inputs."""
+    fifth = np.empty(len(uncertainty), dtype=np.int64)
+    fifth[np.argsort(uncertainty, kind="stable")] = np.arange(len(uncertainty)) * 5 // len(uncertainty)
+    masks = {f"{name} fifth by uncertainty": fifth == k for k, name in enumerate(FIFTHS)}
+    if groups is not None:
+        names = np.asarray([str(name) for name in groups])[evidence.inputs]
+        masks |= {name: names == name for name in sorted(set(names.tolist()))}
+    return [(name, int(mask.sum()), float(evidence.inside[mask].mean())) for name, mask in masks.items() if mask.any()]
 
 
 def interval_coverage(error: Vector, std: Vector) -> Curve:
@@ -145,7 +159,7 @@ def regression_scores(spread: Spread) -> list[Score]:
         n_each = len(y) // len(spread.log_prob)  # maps: an input's joint likelihood is shared evenly by its points
         log_prob = np.repeat(spread.log_prob / n_each, n_each)
         rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
-    ours, twin = (float(interval_coverage(spread.error, std).y[95]) for std in (spread.std, spread.constant_stds))
+    ours, twin = float(spread.inside.mean()), float(interval_coverage(spread.error, spread.constant_stds).y[95])
     return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
