@@ -389,7 +389,7 @@ class MCBN(Generic[P]):
     ) -> "Watch":
         """Watch for inputs that are not like the reference: batches, streams, single inputs (`mcbn.field`).
 
-        A third of the reference fits the distance, the rest is held out and cut into batches without a common input,
+        A quarter of the reference fits the distance, the rest is held out and cut into batches without a common input,
         so that p-values are exact; `false_alarms` = alpha takes 1 / alpha - 1 of them.
 
         Args:

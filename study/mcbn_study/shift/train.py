@@ -20,7 +20,6 @@ from mcbn_study.networks import standardize
 from mcbn_study.shift.profile import Inputs, ShiftProfile
 
 AT_ONCE = 1000  # images of one plain pass
-CHOICE = 0  # seed of the network by which a setting is chosen; the others are measured
 
 
 class Features(NamedTuple):
