@@ -123,7 +123,7 @@ class Engine:
         """Yield samples of as many draws as go through at once, fewer where memory runs out."""
         history = self._history(key)
         pays = self._pays(key, history, stop - start)
-        blocks = self._blocks(inputs, *key[1:], self.plans.get(key)) if pays else [(inputs, self._own_code)]
+        blocks = self._blocks(inputs, key[1], key[2], self.plans.get(key)) if pays else [(inputs, self._own_code)]
         workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
         samplers = [plan.prepare(block, workspace) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
