@@ -23,6 +23,10 @@ test: $(READY)      ## the whole suite, slow tests too, on two cores, with cover
 quick: $(READY)     ## the unit suite without slow tests, on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
+fuzz: $(READY)      ## try to break it: 2,000 random networks, 10,000 damaged files, kills; one line each in the record
+	for what in "networks --count 2000" "files --count 10000" "kills --count 50"; do \
+	  PYTHONPATH=tests $(BIN)/python -m fuzz $$what --out benchmarks/results/fuzz.jsonl || exit 1; done
+
 check: $(READY)     ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -114,6 +114,21 @@ def moving_in_place(net: nn.Module, x: Tensor) -> Tensor:
     return x + net.level.mul_(0.5).add_(x.mean())
 
 
+def counting() -> Any:
+    calls = 0
+
+    def closure(net: nn.Module, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * (1 + (calls > 10**6))
+
+    return closure
+
+
+def controlled(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,))
+
+
 FROZEN = {
     "TorchScript number": lambda net, x: x * (2 if level(x) > 0 else 1),
     "TorchScript in place": lambda net, x: clip_(x.clone()),
@@ -140,6 +155,7 @@ FROZEN = {
     "as_strided": lambda net, x: torch.as_strided(x, x.shape, x.stride()) * 1,
     "counter": counted,
     "counter in a list": counted_in_a_list,
+    "closure": counting(),
     "state": moving,
     "state in place": moving_in_place,
     "data": data_changed,
@@ -152,7 +168,7 @@ FROZEN = {
     "bounds": lambda net, x: F.hardtanh(x, -float(x.std()), float(x.std())),
     "size by a tensor": lambda net, x: x * torch.full((2,), 1.0).expand(x.abs().max().long() + 1, 2).shape[0],
 }
-STATEFUL = ("counter", "counter in a list", "state", "state in place")
+STATEFUL = ("counter", "counter in a list", "state", "state in place", "closure")
 
 
 class Frozen(nn.Module):
@@ -264,6 +280,15 @@ def cached(net: nn.Module, x: Tensor) -> Tensor:
 def test_what_depends_on_shapes_alone_keeps_its_plan(how: Any) -> None:
     bayes = MCBN(Frozen(how).double().eval(), "regression").fit(data(), n_samples=T, batch_size=M)
     assert "own code" not in bayes.explain(queries()[0])
+
+
+@pytest.mark.slow
+def test_control_flow_of_torch_runs_by_its_own_code() -> None:
+    net, q = Frozen(controlled).double().eval(), queries()[1]
+    bayes = MCBN(net, "regression").fit(data(), n_samples=3, batch_size=M)
+    draws = [algorithm.record(net, batch) for batch in batches_of(data())[:3]]
+    check_equal(bayes.sample(q), torch.stack([algorithm.replay(net, draw, q) for draw in draws]).detach(), 1e-9)
+    assert "own code" in bayes.explain(q)
 
 
 def test_attention_with_padding_is_the_same_in_plain_and_draws() -> None:

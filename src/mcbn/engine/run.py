@@ -123,7 +123,7 @@ class Engine:
         """Yield samples of as many draws as go through at once, fewer where memory runs out."""
         history = self._history(key)
         pays = self._pays(key, history, stop - start)
-        blocks = self._blocks(inputs, *key[1:], self.plans.get(key)) if pays else [(inputs, self._own_code)]
+        blocks = self._blocks(inputs, key[1], key[2], self.plans.get(key)) if pays else [(inputs, self._own_code)]
         workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
         samplers = [plan.prepare(block, workspace) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
@@ -354,12 +354,13 @@ class Engine:
     def independent(self, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
         """Tell whether inputs may run apart, in these blocks: by the structure of the network (`mcbn.engine.rows`)."""
         key = self._key(inputs), tuple(map(batches.size_of, blocks)), traced
-        if key not in self._independence:
+        proven = self._independence.get(key)
+        if proven is None:
             with self._lock:
                 ends = (blocks[0], blocks[-1]) if blocks else ()  # of all sizes there are
                 proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends, traced=traced)
                 keep(self._independence, key, proven, constants.PLANS_KEPT)
-        return self._independence[key]
+        return proven
 
     def _halved(self, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
         """Go on after running out of memory with a single draw: half of the inputs at a time."""
