@@ -31,6 +31,7 @@ def test_snippet_runs(name, code, capsys):
     }
     assert expected[name] in printed
     if name == "scikit-learn":
-        covered, accuracy = (float(number) for number in re.findall(r": (\S+)", printed))
+        covered, accuracy, rare = (float(number) for number in re.findall(r": (\S+)", printed))
         assert covered > 0.7
         assert accuracy > 0.8
+        assert rare > 0.8

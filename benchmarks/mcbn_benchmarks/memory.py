@@ -25,7 +25,7 @@ def _network(name: str) -> nn.Module:
     with standing_in():
         if name == "unet":
             unet = importlib.import_module("segmentation_models_pytorch").Unet
-            return unet("resnet18", encoder_weights=None, classes=5).eval()  # type: ignore[no-any-return]
+            return unet("tu-resnet18", encoder_weights=None, classes=5).eval()  # type: ignore[no-any-return]
         return importlib.import_module("timm").create_model(name, num_classes=10).eval()  # type: ignore[no-any-return]
 
 

@@ -318,7 +318,7 @@ class MCBN(Generic[P]):
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
             score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll"
-                of classes, and of noise="full", the covariance of the errors less the draws' own. More than 2^24
+                of classes, and of noise="full", the covariance of the errors less the draws' own. More than 2^23
                 samples, of many images, are not kept: tau is then tuned on points chosen at random.
             targets: what of a batch is the target, where it is not the second element or a usual key.
             n_samples: use only the first draws.

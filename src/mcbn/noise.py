@@ -23,7 +23,7 @@ from mcbn.randomness import iterate
 TASKS = ("regression", "classification", "multilabel")
 NOISES = ("constant", "head", "full")
 SCORES = ("crps", "pll")
-BUDGET = 2**24  # numbers kept while tuning, of a random choice of points where there are more
+BUDGET = 2**23  # numbers kept while tuning, of a random choice of points where there are more
 MOST_TEMPERATURE = math.log(100.0)  # of a classifier, either way
 Loss = Callable[[Tensor], Tensor]  # of log tau
 
@@ -124,7 +124,7 @@ def tune(
     samples = samples.transpose(0, 1)  # (T, n, D), (T, n, 2 D) of a head, or (T, n, K)
     if predictor.task != "regression":
         bound = torch.tensor(MOST_TEMPERATURE, dtype=samples.dtype, device=samples.device)
-        return _tuned(_softmax(samples, y), -bound, bound, steps=40, bounded=False)
+        return _tuned(_softmax(samples, y), -bound, bound, steps=30, bounded=False)
     outputs, log_variance = split_head(samples, 2) if head else (samples, torch.zeros_like(samples))
     residual = (outputs.double().mean(0) - y.double()) / log_variance.double().exp().mean(0).sqrt()
     return _tuned(_mixture(outputs, y, log_variance), *_log_tau_bounds(residual))

@@ -173,7 +173,7 @@ class Diagnosis:
     def _of_spread(self) -> Iterator[str]:
         """Judge the first layer to run: there the analytic spread holds for random batches of any data.
 
-        Of heavy tails few draws see little: standard deviations that spread less than their analytic value are no alarm.
+        Few draws see little of heavy tails: standard deviations that spread less than they should are no alarm.
         """
         first, (low, high) = self.layers[0], _spread_limits(self.n_samples)
         if max(first.mean_spread, first.std_spread) > high or first.mean_spread < low:

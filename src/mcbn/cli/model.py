@@ -149,7 +149,7 @@ def predict(
       mcbn predict --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out pred.csv
 
     Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification writes prob_0,
-    prob_1, ..., label, entropy, mutual_information. After `mcbn fit --calibrate` low and high keep their promise,
+    prob_1, ..., label, entropy, mutual_information. After a fit with calibration data low and high keep their promise,
     classification writes set_0, set_1, ..., and --risk adds ask_human: the share of errors among the other rows stays
     below the risk, with probability 0.9. An npz file holds them as arrays, probabilities as probs; outputs of any shape
     go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes columns of a csv

@@ -68,7 +68,8 @@ def as_columns(arrays: Mapping[str, Any], classes: Sequence[str] | None = None) 
 
 def require_free_names(keys: Iterable[str], *more: str) -> None:
     """Refuse to pass on columns that are called like those of results."""
-    taken = re.compile(rf"({'|'.join((*REGRESSION, *CLASSIFICATION[1:]))})(_\d+)?|{PROBABILITY}.*")
+    names, prefixes = "|".join((*REGRESSION, *CLASSIFICATION[1:])), "|".join(PREFIXES.values())
+    taken = re.compile(rf"({names})(_\d+)?|({prefixes}).*|ask_human")
     for name in keys:
         if taken.fullmatch(name) or name in more:
             raise MCBNError(f"the key column {name!r} is called like a result; rename it")
