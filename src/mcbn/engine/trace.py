@@ -5,8 +5,8 @@ can be noted as they happen (`mcbn.engine.graph`), and what the mode cannot see 
 dispatcher shows every operator, whoever calls it, and only those whose schema says that they are functions of their
 operands are written down. What is computed out of sight shows itself in a second pass, on other values.
 `torch.fx.symbolic_trace` has no values to look at; `make_fx` and `torch.export` take operations apart into smaller
-ones and prove far more than is needed. A ResNet-32 takes 0.04 s here (warm, both passes), 0.73 by `make_fx`, 6.8 by `torch.export`;
-a program must pay for itself within one call of `predict`.
+ones and prove far more than is needed. A ResNet-32 takes 0.04 s here (warm, both passes), 0.73 by `make_fx`, 6.8 by
+`torch.export`; a program must pay for itself within one call of `predict`.
 """
 
 import operator
