@@ -165,15 +165,15 @@ def test_the_commands_name_the_extra_without_ray(folder, without_ray):
     assert (result.exit_code, "pip install 'mcbn[ray]'" in result.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("name", ["regression", "sensitivity"])
-def test_the_study_goes_to_the_cluster_that_is_named(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "module"), [("regression", "regression.run"), ("sensitivity", "sensitivity")])
+def test_the_study_goes_to_the_cluster_that_is_named(name, module, tmp_path, monkeypatch):
     asked: dict[str, object] = {}
 
     def run(profile: object, out: Path, **options: object) -> CellJournal:
         asked.update(options, out=out)
         return CellJournal(tmp_path, {})
 
-    monkeypatch.setattr(f"mcbn_study.{name}.run.run", run)
+    monkeypatch.setattr(f"mcbn_study.{module}.run", run)
     command = f"reproduce {name} --profile quick --datasets yacht --engine ray --address head:6379 --out there"
     assert CliRunner().invoke(app, command.split()).exit_code == 0
     assert (asked["engine"], asked["address"]) == ("ray", "head:6379")
