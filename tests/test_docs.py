@@ -33,6 +33,9 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    shown = re.sub("<[^>]+>", "", (tmp_path / "site" / "quickstart" / "regression" / "index.html").read_text())
+    assert "pred = bayes.predict(x)" in shown
+    assert "--8" not in shown
     page = (tmp_path / "site" / "guide" / "errors" / "index.html").read_text()
     assert "variance must not be negative" in page
     assert not re.findall(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)

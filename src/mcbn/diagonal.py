@@ -102,7 +102,7 @@ def observe(
 
     Returns the factorised Gaussian, and for the drift check the statistics of some batches.
     """
-    keys, chosen = network.accepted_keys(), frozenset[str]()
+    keys, chosen = network.accepted_keys, frozenset[str]()
     populations: dict[str, Population] = {}
     kept: list[Observe] = []
     first: Any = None

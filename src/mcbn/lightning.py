@@ -70,7 +70,7 @@ class MCBNCallback(Callback):
         if self.bayes is None:
             raise MCBNError("MCBNCallback has not been fitted: run Trainer.fit with it, or set callback.bayes")
         bayes, options = self.bayes, self.of_predict
-        keys = bayes.engine.network.accepted_keys()
+        keys = bayes.engine.network.accepted_keys
 
         def predict_step(batch: Any, *_: Any, **__: Any) -> Any:
             picked = batches.pick_inputs(batch, bayes.inputs, keys)

@@ -5,6 +5,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
@@ -192,7 +193,7 @@ class Network:
 
         if not is_stream(x):
             return run_batch(self.gather(x, inputs))
-        keys = self.accepted_keys()
+        keys = self.accepted_keys
         return join([run_batch(batches.pick_inputs(batch, inputs, keys)) for batch in iterate(as_loader(x))])
 
     def undisturbed(self, seed: int | None = None) -> AbstractContextManager[None]:
@@ -202,7 +203,7 @@ class Network:
     def gather(self, data: Any, inputs: batches.Picker = None) -> Any:
         """Make one batch of inputs of a list of batches or of examples; leave alone what forward takes as it is."""
         entries = [batches.tensors_of(entry) for entry in data] if isinstance(data, list) else []
-        several = len({entry[0].shape[1:] for entry in entries if entry}) > 1 or len(self.accepted_keys()[1]) > 1
+        several = len({entry[0].shape[1:] for entry in entries if entry}) > 1 or len(self.accepted_keys[1]) > 1
         if not entries or (several and self._takes(*data)):
             return data
         whole = self.runs(data[0], inputs)
@@ -210,13 +211,13 @@ class Network:
             joined = batches.concatenate(data) if whole else default_collate(data)
         except (TypeError, RuntimeError) as error:
             raise MCBNError(f"give tensors of one shape, made as in training; got {batches.describe(data)}") from error
-        return batches.pick_inputs(joined, inputs, self.accepted_keys())
+        return batches.pick_inputs(joined, inputs, self.accepted_keys)
 
     def runs(self, batch: Any, inputs: batches.Picker = None) -> bool:
         """Tell whether the network runs on a batch as it is: what comes in a list may be batches or examples."""
         try:
             with torch.no_grad(), isolated_random():
-                self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys())))
+                self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys)))
         except Exception:  # whatever a foreign network says of what it does not take
             return False
         return True
@@ -323,6 +324,7 @@ class Network:
             return False
         return True
 
+    @cached_property
     def accepted_keys(self) -> tuple[list[str], list[str]]:
         """Return the argument names of forward: all that can be given by name, and those that must be."""
         parameters = inspect.signature(self.module.forward).parameters.values()

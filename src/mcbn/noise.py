@@ -140,7 +140,7 @@ def _tuned(loss: Loss, low: Tensor, high: Tensor, *, steps: int = 80, bounded: b
 
 def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and targets of every batch of held-out data."""
-    keys = predictor.network.accepted_keys()
+    keys = predictor.network.accepted_keys
     for batch in iterate(as_loader(data)) if is_stream(data) else [data]:
         yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
 

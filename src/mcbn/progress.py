@@ -42,7 +42,7 @@ def counting(bayes: Any, tick: Tick) -> Iterator[None]:
         bayes: the `MCBN`; its `inputs` are back in place afterwards.
         tick: called with 1 for every batch.
     """
-    before, names = bayes.inputs, (bayes.network or Network(bayes.model)).accepted_keys()
+    before, names = bayes.inputs, (bayes.network or Network(bayes.model)).accepted_keys
 
     def pick_and_tick(batch: Any) -> Any:
         tick(1)

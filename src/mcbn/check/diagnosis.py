@@ -260,7 +260,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
 
 def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
     """Say where the mean over the draws is worse than the plain network's on examples that come with targets."""
-    keys, M = bayes.engine.network.accepted_keys(), MEAN_EXAMPLES
+    keys, M = bayes.engine.network.accepted_keys, MEAN_EXAMPLES
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="mcbn:")
@@ -291,7 +291,7 @@ def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:
 
 def _inputs(bayes: "MCBN[Any]", network: Network, drawn: TrainingBatches) -> Iterator[Any]:
     """Yield prepared inputs, all rows cut to about the size of a batch."""
-    keys = network.accepted_keys()
+    keys = network.accepted_keys
     for batch in drawn.batches:
         x = network.prepare(batches.pick_inputs(batch, bayes.inputs, keys))
         N, M = batches.size_of(x), bayes.posterior.batch_size

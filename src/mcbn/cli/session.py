@@ -139,7 +139,7 @@ class Fitted(NamedTuple):
         self, data: str, target: str | None, *, need_targets: bool = True, passed_on: Sequence[str] = ()
     ) -> Examples:
         """Open data for this network; columns are found by the names of the fit."""
-        names = (self.bayes.network or Network(self.bayes.model)).accepted_keys()
+        names = (self.bayes.network or Network(self.bayes.model)).accepted_keys
         options: dict[str, Any] = {"need_targets": need_targets, "keys": names, "passed_on": passed_on}
         return open_examples(data, target=target, fitted=self.layout, **options)
 

@@ -46,7 +46,7 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
 
     A draw is joint: one batch sets all layers, each seeing inputs already normalised by that batch (Algorithm 1).
     """
-    keys = network.accepted_keys()
+    keys = network.accepted_keys
     picked = (pick_inputs(batch, inputs, keys) for batch in drawn.batches)
     first = next(picked, None)
     if first is None:

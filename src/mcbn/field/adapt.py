@@ -125,7 +125,7 @@ def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | f
     """Return a twin with the posterior moved: `MCBN.adapt` says how."""
     _require_strength(strength)
     network, earlier = bayes.engine.network, bayes.adaptation
-    pool = gather(unlabelled, bayes.inputs, network.accepted_keys())
+    pool = gather(unlabelled, bayes.inputs, network.accepted_keys)
     if earlier is not None:
         pool, bayes = batches.concatenate([earlier.pool, pool]), bayes.with_posterior(earlier.base)
     if batches.size_of(pool) < 2:

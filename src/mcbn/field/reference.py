@@ -34,7 +34,7 @@ class Reference:
     """
 
     def __init__(self, data: Any, network: Network, picker: batches.Picker, *, run: int = 1, seed: int = 0) -> None:
-        self.keys, self.picker, self.run, self.seed = network.accepted_keys(), picker, run, seed
+        self.keys, self.picker, self.run, self.seed = network.accepted_keys, picker, run, seed
         self.source, self.undisturbed = _by_row(data), Undisturbed()
         self.n_inputs = len(self.source.population)
         if self.n_inputs < 2:
