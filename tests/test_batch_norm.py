@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import mcbn
 from kinds import KINDS, make, norms_in_training
@@ -323,3 +323,29 @@ def test_exported_programs_are_recorded() -> None:
     )
     assert len(bayes.posterior.layers) == 2
     assert (bayes.sample(x).std(0) > 0).all()
+
+
+class Branched(nn.Module):
+    """Two paths, one for inputs above zero on average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up, self.down = (nn.BatchNorm1d(5, momentum=None) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x) if bool(self.first(x).mean() > 0.5) else self.down(x)
+
+
+def test_layers_on_a_path_that_draws_did_not_take_are_named() -> None:
+    net, x = Branched(), torch.randn(64, 5)
+    for layer in (net.first, net.up, net.down):
+        layer(x)
+    bayes = mcbn.MCBN(net.eval(), "regression").fit(x, n_samples=4, batch_size=16)
+    assert bayes.posterior.layers == ("first", "down")
+    with pytest.raises(mcbn.MCBNError, match="layer 'up' was not called when the posterior was drawn"):
+        bayes.sample(x + 3)
+    assert bayes.sample(x).isfinite().all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the other layers are not of this path
+        some = mcbn.MCBN(net, "regression", layers=["first"]).fit(x, n_samples=4, batch_size=16)
+    assert some.sample(x + 3).isfinite().all()

@@ -174,7 +174,7 @@ def test_snapshot_shares_nothing_and_is_in_eval_throughout() -> None:
             return self
 
     model = Stubborn(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).train()
-    frozen = snapshot(model)
+    frozen, _ = snapshot(model)
     assert not any(module.training for module in frozen.modules())
     assert not any(p.requires_grad for p in frozen.parameters())
     theirs = {t.data_ptr() for t in model.state_dict().values()}

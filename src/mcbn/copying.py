@@ -1,7 +1,6 @@
 """Private copies of networks and inputs with all they lead to: attributes, items, closures, methods, hooks.
 
-`copy.deepcopy` keeps functions as they are, so a hook or a lambda that closes over a network would go on writing into
-the user's. `private_copy` closes it over the copy; `shared` tells what of the user's a copy leads to all the same.
+`copy.deepcopy` keeps functions as they are, which go on writing into the user's network that they close over.
 """
 
 import copy
@@ -11,7 +10,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from functools import _lru_cache_wrapper, partial
+from functools import _lru_cache_wrapper, lru_cache, partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -33,7 +32,7 @@ def reachable(root: Any) -> list[tuple[str, Any]]:
     for label, value in reached:  # which grows
         inside = gc.get_referents(value) if not isinstance(value, CONTAINERS) or len(value) < MANY else []
         for name, inner in [*((label, inner) for inner in inside), *_beyond(value)]:
-            if id(inner) not in seen and (isinstance(inner, STRUCTURE) or not _is_library(type(inner))):
+            if id(inner) not in seen and (isinstance(inner, STRUCTURE) or not _is_library(type(inner))):  # type: ignore[arg-type]
                 seen.add(id(inner))
                 reached += [] if isinstance(inner, dict) and "__builtins__" in inner else [(name, inner)]
     return reached
@@ -65,6 +64,7 @@ def _globals(function: FunctionType) -> list[tuple[str, Any]]:
     return [(name, function.__globals__[name]) for name in names & function.__globals__.keys()]
 
 
+@lru_cache(1024)
 def _is_library(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", "") or ""
     return kind.__module__ == "builtins" or issubclass(kind, type) or any(folder in file for folder in LIBRARIES)

@@ -172,7 +172,9 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     _refuse_unusable(network.module, survey, chosen)
     names_used = {name for child in network.module.modules() for code in _codes(child) for name in code.co_names}
     watchable = layers is None and not names_used & CONTROL
-    for name, how in survey.unseen(network.run_copy, x).items() if watchable else ():
+    with network.undisturbed():
+        unseen = survey.unseen(network.run_copy, x) if watchable else {}
+    for name, how in unseen.items():
         warnings.warn(
             f"mcbn: batch norm of {name or 'the network'!r} runs {how}, where it cannot be set, so it keeps its "
             "running statistics and adds no uncertainty; call torch.nn.functional.batch_norm there, in the thread that "
@@ -186,7 +188,9 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
                 "of whatever batch it is given",
                 stacklevel=4,
             )
-    return frozenset(chosen)
+    network.left_alone = survey.calls.keys() - survey.layers.keys() if layers is None else None
+    others = [n for n, child in bare_modules(network.module) if layers is None and isinstance(child, AnyBatchNorm)]
+    return frozenset((*chosen, *others))  # others: on a path that this pass did not take
 
 
 def _refuse_unusable(module: nn.Module, survey: Survey, chosen: Sequence[str]) -> None:

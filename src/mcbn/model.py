@@ -605,10 +605,7 @@ class MCBN(Generic[P]):
         changed = self._engine.posterior
         if changed.version() != self._engine.version:  # in place, by the user
             if changed.gaussian is not None:
-                raise MCBNError(
-                    "a Gaussian posterior was changed in place, which changes its draws or its moments but not both; "
-                    "assign another: bayes.posterior = Posterior.from_gaussian(...)"
-                )
+                raise MCBNError("a Gaussian posterior was changed in place, draws or moments alone; assign another")
             self.adopt(self._engine.network, changed.require_valid("the posterior, changed in place,"))
         return self._engine
 

@@ -73,8 +73,8 @@ def refuse_sharded(model: nn.Module) -> None:
         )
 
 
-def snapshot(model: nn.Module) -> nn.Module:
-    """Copy a network, parameters and buffers included, frozen and in eval mode throughout."""
+def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
+    """Copy a network, frozen and in eval mode throughout; return also what of the user's the copy still leads to."""
     refuse_sharded(model)
     model = unwrap(model)
     try:
@@ -84,7 +84,8 @@ def snapshot(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); mcbn runs a private copy so "
             "that yours is never touched: keep what cannot be copied (open files, locks, generators) out of it"
         ) from error
-    refuse_own(model, frozen)
+    common = shared(model, frozen)
+    refuse_own(model, common)
     for parent in list(frozen.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, "_orig_mod"):
@@ -95,14 +96,14 @@ def snapshot(model: nn.Module) -> nn.Module:
             parameter.requires_grad_(False)
     for module in frozen.modules():
         module.training = False  # also where a network overrides train() and keeps parts of it in train mode
-    return frozen
+    return frozen, common
 
 
-def refuse_own(model: nn.Module, frozen: nn.Module) -> None:
+def refuse_own(model: nn.Module, common: list[tuple[str, Any]]) -> None:
     """Refuse a network whose copy still leads to modules, parameters or buffers of the original."""
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     names = {id(value): name or "network" for name, value in named}
-    for label, value in shared(model, frozen):
+    for label, value in common:
         if id(value) in names:
             raise MCBNError(
                 f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'}), "
@@ -142,10 +143,10 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, output: Output = None, reading: OutputReading | None = None) -> None:
-        self.module = snapshot(model)
+        self.module, self._of_user = snapshot(model)
         self.output, self.reading = output, reading
-        self._of_user = shared(unwrap(model), self.module)  # that a pass might change
-        self._proven = self.draws_random = False  # whether one pass showed that it leaves what is the user's alone
+        self.proven = self.draws_random = False  # whether one pass showed that it leaves what is the user's alone
+        self.left_alone: set[str] | None = None  # who calls batch norm and is not stochastic, where all others are
         self._look()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
@@ -183,7 +184,7 @@ class Network:
         def run_batch(batch: Any) -> R:
             home = next((t.device for t in batches.tensors_of(batch)), self.device)
             prepared = self.prepare(batch)
-            if not self._proven:
+            if not self.proven:
                 with suppress(NotRunError):  # as it is; draws may
                     self._prove(prepared)
             with self.undisturbed():
@@ -224,15 +225,11 @@ class Network:
 
     def run_copy(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs: the network may change them in place."""
-        if self._proven:
+        if self.proven:
             return self(batches.copied(inputs))
         self._prove(inputs)
         with self.undisturbed():
             return self(batches.copied(inputs))
-
-    def expect_random(self) -> None:
-        """Take it for granted that the network draws random numbers."""
-        self._proven = self.draws_random = True
 
     def _prove(self, inputs: Any) -> None:
         """Run for the first time: refuse a network that changes what is the user's, warn of one that draws."""
@@ -252,7 +249,7 @@ class Network:
                 "draw gets noise of its own, and the global generators are put back after each call",
                 stacklevel=2,
             )
-        self._proven, self.draws_random = True, undisturbed.draws
+        self.proven, self.draws_random = True, undisturbed.draws
 
     def settle(self, inputs: Any) -> None:
         """Find out on the first prepared inputs whether the network gives logits or probabilities."""

@@ -1,7 +1,6 @@
 """The global random generators: left alone where nothing draws from them, else borrowed and given back.
 
-Other threads draw from them too: put back, a generator repeats what they drew meanwhile; seeded, it gives all of them
-the same. So code of the user's that draws nothing never has them set, and what draws runs from a state of its own.
+Other threads draw from them too, and a generator that is put back repeats what they drew meanwhile.
 """
 
 import random

@@ -42,7 +42,11 @@ def check(seed: int, device: str = "cpu") -> str:
         shapes = [r.choice([1, 2, 3, 5, 8, 17, 33]) for _ in range(2)]  # so that plans are used again
         with mock.patch.object(constants, "DRAWS_BEFORE_PLAN", r.choice([0, 0, 0, constants.DRAWS_BEFORE_PLAN])):
             for call in range(r.randint(3, 6)):
-                oracle.compare_call(bayes, inputs(r, made, generator, data, r.choice(shapes)), r, call)
+                try:
+                    oracle.compare_call(bayes, inputs(r, made, generator, data, r.choice(shapes)), r, call)
+                except mcbn.MCBNError as error:
+                    if "another path" not in str(error):  # as some networks do, by the values of their inputs
+                        raise
     assert all(torch.equal(a, b) for a, b in zip(contents(network), before, strict=True)), "the network was changed"
     assert generators() == state, "the global generators were moved"
     return "right"
@@ -112,7 +116,7 @@ class Oracle:
                 own, exact = (self._samples(net, draws, y) for net, y in self._both(x))
                 found = self._call(bayes, kind, x, options)
                 for one, by_own, by_exact in zip(found, reduced(kind, own), reduced(kind, exact), strict=True):
-                    compare(what, one, by_own, by_exact, exact.abs().max())
+                    compare(what, one, by_own, by_exact, exact.abs().max(), x.dtype)
         assert torch.equal(x, kept), f"{what}: the inputs were changed"
 
     def _call(self, bayes: Any, kind: str, x: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -152,13 +156,16 @@ def reduced(kind: str, samples: Tensor) -> tuple[Tensor, ...]:
     return (samples,) if kind != "predict" else (values.mean(0), values.std(0, correction=0))
 
 
-def compare(what: str, found: Tensor, own: Tensor, exact: Tensor, scale: Tensor | None = None) -> None:
+def compare(
+    what: str, found: Tensor, own: Tensor, exact: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None
+) -> None:
     """Require what was found to be what the network's own code gives, up to what rounding does to that."""
     assert found.shape == own.shape, f"{what}: shape {tuple(found.shape)} instead of {tuple(own.shape)}"
     if not bool(torch.isfinite(own).all()):
         return
     scale = exact.abs().max() if scale is None else scale
-    rounding = torch.finfo(own.dtype).eps * scale.double() * 100
+    digits = torch.finfo(dtype or own.dtype).eps
+    rounding = digits * scale.double() * (1000 if digits < 1e-5 else 2)
     error = (own.double() - exact.double()).abs().max()
     difference = (found.double() - own.double()).abs().max()
     limit = OWN_ERRORS * error + rounding

@@ -53,7 +53,7 @@ class MCDropout(Predictor):
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed = batches.require_int("seed", seed, 0)
         self.network, self.calibration = self.copy_network(self.model, self.output), None
-        self.network.expect_random()
+        self.network.proven = self.network.draws_random = True
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

@@ -212,8 +212,15 @@ class Engine:
 
     def replay(self, inputs: Any, t: int) -> Tensor:
         """Run draw t through the network's own code, on a copy: the network may change its inputs in place."""
-        with Replay(*self.posterior.draw(t)):
-            return self.network.run_copy(inputs)
+        with Replay(*self.posterior.draw(t)) as mode:
+            output = self.network.run_copy(inputs)
+        alone = self.network.left_alone
+        if alone is not None and (strange := mode.calls.keys() - mode.chosen - alone):
+            raise MCBNError(
+                f"layer {min(strange)!r} was not called when the posterior was drawn; the network takes another path "
+                "for these inputs: fit and predict on inputs of one kind, or leave it out with layers="
+            )
+        return output
 
     def plan(self, inputs: Any, chunk_size: int | None = None, *, compile: bool = False) -> Plan | OwnCode:
         """Look up how inputs of this shape run, or find out."""
