@@ -71,10 +71,7 @@ def iterate(source: Iterable[R], seed: int | None = None) -> Iterator[R]:
 
 
 class Undisturbed:
-    """Calls functions that may draw from the global generators, and leaves these as they were.
-
-    Once one is seen to draw, it is called again, and all after it are called, from a seed.
-    """
+    """Calls functions that may draw from the global generators, and leaves these as they were: from a seed if one drew."""
 
     def __init__(self) -> None:
         self.draws = False
