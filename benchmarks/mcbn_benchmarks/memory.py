@@ -18,7 +18,7 @@ from mcbn import MCBN, algorithm
 from mcbn_benchmarks.zoo.standin import standing_in
 
 FEW, MANY = 5, 100  # draws
-CASES = (("resnet18", 224, 32), ("efficientnet_b0", 96, 16), ("unet", 96, 16))  # network, pixels, M
+CASES = (("resnet18", 224, 32), ("efficientnet_b0", 96, 16), ("unet", 48, 8))  # network, pixels, M
 
 
 def _network(name: str) -> nn.Module:
