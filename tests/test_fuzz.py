@@ -4,8 +4,8 @@ import pytest
 
 from fuzz import files, kills, networks
 
-FILES = [2968]  # a header without a task
-NETWORKS = [263, 511]  # branches that are not taken in every pass
+FILES = [1447, 2968]  # headers without a task, with a setting that is not JSON
+NETWORKS = [263, 511, 695, 1723]  # branches that are not taken in every pass
 
 
 @pytest.mark.parametrize("seed", [*range(16), *NETWORKS])

@@ -524,7 +524,8 @@ class MCBN(Generic[P]):
         chosen["output"] = stored["output"] if output is None else output
         chosen |= {name: settings[name] for name in READINGS if name in settings}
         bayes: Any = cls(model, task, **chosen)
-        return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
+        with saving.damage_told(path):
+            return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.

@@ -71,7 +71,7 @@ def iterate(source: Iterable[R], seed: int | None = None) -> Iterator[R]:
 
 
 class Undisturbed:
-    """Calls functions that may draw from the global generators, and leaves these as they were: from a seed if one drew."""
+    """Calls functions that may draw from the global generators, from a seed once one did; these stay as they were."""
 
     def __init__(self) -> None:
         self.draws = False
