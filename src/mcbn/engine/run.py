@@ -88,6 +88,7 @@ class Engine:
         self._own_code = OwnCode("a plan does not pay yet, or its kernels are being compiled", self.replay)
         self._independence: dict[Any, bool] = {}  # by shape of the inputs and sizes of blocks
         self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
+        self.plans_at_once = False  # from the first draw on: results then do not depend on the calls before
         self._lock = ProcessLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -144,7 +145,7 @@ class Engine:
 
     def _pays(self, key: Any, history: History, draws: int) -> bool:
         """Tell whether so many more draws of a shape are worth a plan; who asks for chunks or compiled code has one."""
-        if key in self.plans or key[1] is not None or key[2]:
+        if self.plans_at_once or key in self.plans or key[1] is not None or key[2]:
             return True
         history.own_draws += draws
         return history.own_draws >= constants.DRAWS_BEFORE_PLAN

@@ -94,7 +94,8 @@ def finished(job: Job, part: Part) -> Outcome | None:
 
 
 def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
-    """Predict a part batch by batch into its file."""
+    """Predict a part batch by batch into its file; what was predicted before, in this process, changes no bit."""
+    bayes.engine.plans_at_once = True
     started, predicting, source = time.perf_counter(), 0.0, part.source()
     classes = job.reader.layout.classes
     tables: list[Any] = []

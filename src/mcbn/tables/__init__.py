@@ -107,7 +107,8 @@ def _find_inputs(table: Table, others: Set[int], fitted: Layout, places: Mapping
     if places and fitted.columns:
         lacking = [name for name in fitted.columns if name not in places]
         if lacking:
-            raise MCBNError(f"{table.path} lacks the input column(s) {', '.join(map(repr, lacking))} of the fit")
+            lacks = f"lacks the input column(s) {', '.join(map(repr, lacking))}"
+            raise MCBNError(f"{table.path} {lacks}, named by columns= or at the fit; it has {listing(table)}")
         return [places[name] for name in fitted.columns]
     inputs = [c for c in range(table.width) if c not in others]
     if fitted.width is not None and len(inputs) != fitted.width:
