@@ -212,7 +212,9 @@ def test_a_ray_data_set_keeps_its_keys(cluster, tmp_path):
     records = [{"id": i, "height": h, "age": a, "weight": w} for i, (a, h, w) in zip(ids, x.tolist(), strict=True)]
     data = ray.data.from_items(records, override_num_blocks=7)
     options: dict[str, Any] = {"key": "id", "batch_size": 64, "part_rows": 128}
-    with pytest.raises(MCBNError, match=r"lacks the input column\(s\) 'salary', named by columns= or at the fit; it has"):
+    with pytest.raises(
+        MCBNError, match=r"lacks the input column\(s\) 'salary', named by columns= or at the fit; it has"
+    ):
         mcbn.ray.predict(data, BAYES, out=tmp_path / "out", columns=["age", "salary"], **options)
     with pytest.raises(MCBNError, match="key="):
         mcbn.ray.predict(data, BAYES, out=tmp_path / "out")

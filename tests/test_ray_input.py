@@ -149,7 +149,9 @@ def test_the_command_says_in_one_line_what_is_wrong(folder):
     (folder / "in").mkdir()
     (folder / "in" / "x.csv").write_text("age,weight\n1,2\n")
     where = ("--data", "in", "--out", "fresh")
-    assert "lacks the input column(s) 'height', named by columns= or at the fit; it has" in refused("--model", f"{MODULE}:make", *where)
+    assert "lacks the input column(s) 'height', named by columns= or at the fit; it has" in refused(
+        "--model", f"{MODULE}:make", *where
+    )
     other = ("--posterior", "net.mcbn", "--model", f"{MODULE}:classes", "--weights", "classes.pt", *where)
     result = CliRunner().invoke(app, ["predict", *other])
     assert result.exit_code == 2
