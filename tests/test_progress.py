@@ -4,6 +4,7 @@ import io
 import sys
 
 import pytest
+from torch.utils.data import DataLoader
 
 import mcbn
 from kinds import make
@@ -48,7 +49,7 @@ def test_counted_batches_leave_the_model_as_it_was() -> None:
     network, x = make("1d")
     bayes, counts = mcbn.MCBN(network, "regression", inputs="here"), []
     with progress.counting(bayes, counts.append):
-        bayes.fit([{"here": row} for row in x], n_samples=3, batch_size=4)
+        bayes.fit(DataLoader([{"here": row} for row in x], batch_size=4), n_samples=3)  # type: ignore[arg-type]
     assert counts == [1, 1, 1]
     with pytest.raises(mcbn.MCBNError), progress.counting(bayes, counts.append):
         bayes.fit(x, n_samples=3, batch_size=4)

@@ -46,7 +46,7 @@ def read_costs(folder: Path) -> list[Cost]:
         for record in read(folder / f"{device}.jsonl"):
             timed = record["method"] == "mcbn" and record["milliseconds"] and record["n_samples"] > 1
             place = record["case"], device
-            if timed and record["n"] >= latest.get(place, {"n": 0})["n"]:
+            if timed and " " not in record["case"] and record["n"] >= latest.get(place, {"n": 0})["n"]:
                 latest[place] = record
     if not latest:
         raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")

@@ -516,15 +516,15 @@ class MCBN(Generic[P]):
 
             return Members.load(path, model, inputs=inputs, output=output)  # type: ignore[return-value]
         tensors, settings = saving.read_tensors(path)
-        drawn = saving.unpack(str(path), tensors, settings, model)
         with saving.damage_told(path):
+            drawn = saving.unpack(str(path), tensors, settings, model)
             stored = {name: json.loads(settings.get(name, "null")) for name in ("inputs", "output")}
             tau, task = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64), settings["task"]
         chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}
         chosen["output"] = stored["output"] if output is None else output
         chosen |= {name: settings[name] for name in READINGS if name in settings}
-        bayes: Any = cls(model, task, **chosen)
         with saving.damage_told(path):
+            bayes: Any = cls(model, task, **chosen)
             return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:

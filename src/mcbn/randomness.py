@@ -83,8 +83,7 @@ class Undisturbed:
             try:
                 result = function()
             except BaseException:
-                if alone:
-                    set_state(before)
+                set_state(before)  # it may have drawn; what others drew meanwhile comes again, which an error may cost
                 raise
             if before == get_state() or (not alone and same(result, function())):  # another thread drew
                 return result

@@ -80,8 +80,8 @@ def damage_told(path: str | Path) -> Iterator[None]:
     """Say of which file an entry cannot be read."""
     try:
         yield
-    except MCBNError:
-        raise
+    except MCBNError as error:
+        raise error if str(path) in str(error) else MCBNError(f"{path}: {error}") from error
     except Exception as error:  # json, numbers, missing keys: whatever a damaged header leads to
         raise MCBNError(f"{path} is damaged: its header cannot be read ({error!r}); take another copy") from error
 

@@ -65,7 +65,7 @@ def test_sets_and_risks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "HALVES", 20)
     monkeypatch.setattr(coverage, "RESAMPLINGS", 50)
     monkeypatch.setattr(coverage, "RISK", 0.2)
-    probs, y = labelled()
+    probs, y = labelled(2000)
     plain = coverage.count_sets(probs, y, (0.0, 0), "all")
     by_class = coverage.count_sets(probs, y, (0.0, 0), "class")
     assert 0.88 < plain["inside"] < 0.96

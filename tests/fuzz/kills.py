@@ -44,28 +44,29 @@ def import_module() -> None:
 
 
 @cache
-def workplace() -> tuple[tempfile.TemporaryDirectory, dict[str, bytes | str]]:  # type: ignore[type-arg]
-    """Furnish a folder, fit there, and return it with what each job writes when nobody kills it."""
+def workplace() -> tempfile.TemporaryDirectory:  # type: ignore[type-arg]
+    """Furnish a folder, fit there, and write what each job writes when nobody kills it."""
     home = tempfile.TemporaryDirectory()
     furnish(Path(home.name), command_line.MODULE)
     with contextlib.chdir(home.name):
         command_line.fit_all()
         for job in ("save", "predict", "export"):
             ready(job)(f"whole_{JOBS[job]}")
-        written = {name: Path(f"whole_{name}").read_bytes() for name in ("out.csv", "net.onnx")}
-        return home, written | {"net.mcbn": shown(Path("whole_net.mcbn"))}
+    return home
 
 
-def shown(path: Path) -> str:
-    """Return what a posterior file holds; the order of its header is another each time."""
-    tensors, text = read_tensors(path)
-    return str((tensors, sorted(text.items())))
+def size(path: Path) -> object:
+    """Return the shapes of a posterior file, the lines of a table, the bytes of a graph: last digits may differ."""
+    if path.suffix == ".mcbn":
+        return {name: tensor.shape for name, tensor in read_tensors(path)[0].items()}
+    content = path.read_bytes()
+    return [line.count(b",") for line in content.split(b"\n")] if path.suffix == ".csv" else len(content)
 
 
 def check(seed: int) -> str:
     """Kill a process that writes a file again and again; look at the file."""
     r = random.Random(seed)
-    job, (home, whole) = r.choice(["save", "fit", "fit", "predict", "predict", "export"]), workplace()
+    job, home = r.choice(["save", "fit", "fit", "predict", "predict", "export"]), workplace()
     with tempfile.TemporaryDirectory() as folder:
         paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         process = subprocess.Popen(
@@ -76,11 +77,9 @@ def check(seed: int) -> str:
         assert process.stdout.readline() == b"ready\n", "the process did not start"
         time.sleep(r.random() * (8 if job == "export" else 1))
         process.kill()
-        process.wait()
+        process.communicate()
         file = Path(folder) / JOBS[job]
         if not file.exists():
             return "nothing"
-        content = shown(file) if file.suffix == ".mcbn" else file.read_bytes()
-        assert job == "export" or content == whole[file.name], f"{job}: {file.name} is not whole"
-        assert job != "export" or len(content) == len(whole[file.name]), "export: the file is not whole"
+        assert size(file) == size(Path(home.name) / f"whole_{file.name}"), f"{job}: {file.name} is not whole"
     return "whole"

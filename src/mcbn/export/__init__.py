@@ -109,7 +109,8 @@ def to_onnx(
     inputs = engine.network.prepare(example_x)
     names = input_names(inputs)
     outputs = RESULTS[bayes.task] + (() if level is None else PROMISED[bayes.task])
-    content = _convert(program, names, outputs, _metadata(bayes, method, T) | {"level": json.dumps(level)})
+    promised = {} if level is None else {"level": json.dumps(level)}
+    content = _convert(program, names, outputs, _metadata(bayes, method, T) | promised)
     results = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
     with replacing(path) as temporary:

@@ -62,7 +62,12 @@ def predict(
     bayes.engine_for()
     require_ray()
     with spooled(dataset, out, resume, overwrite, options) as (inputs, again):
-        job = plan(inputs, bayes, out=out, **options)
+        try:
+            job = plan(inputs, bayes, out=out, **options)
+        except MCBNError:
+            if again and not resume:  # written just now, for a job that cannot be
+                shutil.rmtree(inputs)
+            raise
         with connected(address) as ray, Folder.opened(job, resume=again, overwrite=overwrite) as folder:
             items = [part.name for part in folder.missing()]
             outcomes = _outcomes(ray, job, items, bayes, workers, threads) if items else ()
