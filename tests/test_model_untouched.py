@@ -45,15 +45,22 @@ class Interrupting(Dataset[Tensor]):
 
     def __getitem__(self, i: int) -> Tensor:
         self.left -= 1
-        torch.rand(1)
+        noise = torch.rand(1)
         if self.left == 0:
             raise self.error
-        return self.x[i]
+        return self.x[i] + 1e-3 * noise
 
 
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside a thread"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("at", [1, 20])
-def test_interrupted_fit_leaves_model_generators_and_old_posterior(error: type[BaseException], at: int) -> None:
+def test_interrupted_fit_leaves_model_generators_and_old_posterior(
+    error: type[BaseException], at: int, others: int, request: pytest.FixtureRequest
+) -> None:
+    end = threading.Event()
+    for _ in range(others):
+        threading.Thread(target=end.wait, daemon=True).start()
+    request.addfinalizer(end.set)
     model, x = make("residual")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=8)
     before, old = bayes.predict(x), bayes.posterior

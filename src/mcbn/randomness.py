@@ -82,11 +82,11 @@ class Undisturbed:
             before, alone = get_state(), threading.active_count() == 1
             try:
                 result = function()
+                if before == get_state() or (not alone and same(result, function())):  # another thread drew
+                    return result
             except BaseException:
                 set_state(before)  # it may have drawn; what others drew meanwhile comes again, which an error may cost
                 raise
-            if before == get_state() or (not alone and same(result, function())):  # another thread drew
-                return result
             self.draws = True
             set_state(before)
         with isolated_random(seed):
