@@ -53,7 +53,7 @@ class Interrupting(Dataset[Tensor]):
 
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside a thread"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("at", [1, 20])
+@pytest.mark.parametrize("at", [1, 12, 20])
 def test_interrupted_fit_leaves_model_generators_and_old_posterior(
     error: type[BaseException], at: int, others: int, request: pytest.FixtureRequest
 ) -> None:
