@@ -24,7 +24,8 @@ def test_six_lines_run_as_they_stand(block: int, trained: str, monkeypatch: pyte
     code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[block]
     assert len([line for line in code.splitlines() if line]) <= 6
     net, train_loader, val, (x, _) = getattr(importlib.import_module("trained"), trained)()
-    names = {"net": net, "train_loader": train_loader, "val": val, "x": x}
+    names = {"net": net, "train_loader": train_loader, "x": x}
+    names |= {"val": (val[0][:32], val[1][:32]), "held_out": (val[0][32:], val[1][32:])}
     exec(compile(code, "README.md", "exec"), names)
     assert len(names["pred"].std if trained == "diabetes" else names["pred"].label) == len(x)  # type: ignore[attr-defined]
 
