@@ -1,6 +1,7 @@
 """Tables in README and documentation that come from records: each stands between its markers and is written anew.
 
 A page holds `<!-- NAME -->` and `<!-- /NAME -->`; what lies between is replaced by the table of that name.
+`<!-- quote FILE K -->` and `<!-- /quote -->` hold the K-th table of a page of results, counted from 1.
 """
 
 import csv
@@ -8,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
@@ -17,7 +19,7 @@ from mcbn_study.journal import Journal
 from mcbn_study.tables import markdown
 
 PAGES = ("README.md", "docs/**/*.md", "benchmarks/*.md")
-MARKED = re.compile(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", re.DOTALL)
+MARKED = re.compile(r"<!-- (\w+)((?: \S+)*) -->\n.*?<!-- /\1 -->", re.DOTALL)
 NORMALISED = "crps_normalized"
 SHOWN = (("mcbn", "rmse"), ("mcbn", "crps"), ("mcbn", NORMALISED))
 TIMED = (("mlp", "1"), ("mlp", "100"), ("resnet32", "1"), ("resnet32", "32"), ("unet", "1"), ("resnet50", "32"))
@@ -40,11 +42,16 @@ def write(root: Path) -> list[Path]:
     return changed
 
 
-def _renew(page: Path, root: Path, found: re.Match[str]) -> str:
-    name = found[1]
+def _renew(page: Path, root: Path, marked: re.Match[str]) -> str:
+    name, options = marked[1], marked[2].split()
     if name not in TABLES:
         raise MCBNError(f"{page.name} asks for a table {name!r}; there are {', '.join(TABLES)}")
-    return f"<!-- {name} -->\n{TABLES[name](root).strip()}\n<!-- /{name} -->"
+    return f"<!-- {name}{marked[2]} -->\n{TABLES[name](root, *options).strip()}\n<!-- /{name} -->"
+
+
+def quote(root: Path, place: str, number: str) -> str:
+    """Repeat one table of a page of results."""
+    return re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)[int(number) - 1]
 
 
 def regression(root: Path) -> str:
@@ -94,6 +101,17 @@ def _times(path: Path) -> dict[tuple[str, str], list[str]]:
     return found
 
 
+def statistics(root: Path) -> str:
+    """Lay out the shares of units whose statistics pass each test, averaged over epochs."""
+    with (root / "results" / "statistics" / "table.csv").open() as file:
+        head, *lines = csv.reader(file)
+    rows: dict[tuple[str, ...], list[list[float]]] = {}
+    for line in lines:
+        rows.setdefault(tuple(line[:3]), []).append([float(cell) for cell in (*line[4:7], line[8])])
+    cells = [(*place, *(f"{fmean(column):.2f}" for column in zip(*values))) for place, values in rows.items()]
+    return markdown((*head[:3], *head[4:7], head[8]), cells, "l")
+
+
 def zoo(root: Path) -> str:
     """Lay out the networks of others that run exactly."""
     return readme_matrix(latest(Journal(root / "results" / "zoo").records))
@@ -109,12 +127,14 @@ def _printed(snippet: str, root: Path) -> str:
     return f"```text\n{(root / 'docs' / 'snippets' / f'{snippet}.txt').read_text()}```"
 
 
-TABLES: dict[str, Callable[[Path], str]] = {
+TABLES: dict[str, Callable[..., str]] = {
+    "quote": quote,
     "regression": regression,
     "cifar10": cifar10,
     "speed": speed,
     "zoo": zoo,
     "shift": shift,
+    "statistics": statistics,
     "classification_output": partial(_printed, "classification"),
     "regression_output": partial(_printed, "regression"),
 }
