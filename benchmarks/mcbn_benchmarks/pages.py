@@ -108,7 +108,9 @@ def statistics(root: Path) -> str:
     rows: dict[tuple[str, ...], list[list[float]]] = {}
     for line in lines:
         rows.setdefault(tuple(line[:3]), []).append([float(cell) for cell in (*line[4:7], line[8])])
-    cells = [(*place, *(f"{fmean(column):.2f}" for column in zip(*values))) for place, values in rows.items()]
+    cells = [
+        (*place, *(f"{fmean(column):.2f}" for column in zip(*values, strict=True))) for place, values in rows.items()
+    ]
     return markdown((*head[:3], *head[4:7], head[8]), cells, "l")
 
 
