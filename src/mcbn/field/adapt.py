@@ -33,7 +33,7 @@ from mcbn.batching import draw_batches
 from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
 from mcbn.field.grouped import record_all
-from mcbn.field.novelty import centre_of, class_probs, class_proportions, class_weights
+from mcbn.field.novelty import centre_of, class_proportions, class_weights, see
 from mcbn.field.reference import gather, take_rows
 from mcbn.field.watch import Watch, make_watch, times
 from mcbn.posterior import Posterior
@@ -121,105 +121,97 @@ class Adaptation:
         )
 
 
+class _Candidate(NamedTuple):
+    """A transport, the classes it was made for, and how far it goes."""
+
+    posterior: Posterior
+    moves: Mapping[str, Move] = {}
+    classes: Tensor | None = None
+    size: float = 0.0
+
+
 def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | float) -> "MCBN[Any]":
     """Return a twin with the posterior moved: `MCBN.adapt` says how."""
-    _require_strength(strength)
+    number = isinstance(strength, int | float) and not isinstance(strength, bool) and 0 <= strength <= 1
+    if strength != "auto" and not number:
+        raise MCBNError(f'strength must be "auto" or a number from 0 to 1, got {strength!r}')
     network, earlier = bayes.engine.network, bayes.adaptation
     pool = gather(unlabelled, bayes.inputs, network.accepted_keys)
     if earlier is not None:
         pool, bayes = batches.concatenate([earlier.pool, pool]), bayes.with_posterior(earlier.base)
     if batches.size_of(pool) < 2:
         raise MCBNError(f"adapt needs at least 2 unlabelled inputs, got {batches.size_of(pool)}; 32 or more do well")
+    best, settled = _Candidate(bayes.posterior), True
     with torch.inference_mode(False):
         guard = _guard(bayes, reference)
         guard.require_inputs(pool)
         p_value = guard.pool_p_value(pool)
-        if strength == "auto" and p_value > guard.false_alarms:
-            return _twin(bayes, bayes.posterior, p_value, {}, None, True, pool)
-        return _moved(bayes, pool, guard, strength, p_value)
-
-
-def _moved(bayes: "MCBN[Any]", pool: Any, guard: Watch, strength: str | float, p_value: float) -> "MCBN[Any]":
-    """Transport from either start, and keep the clearly smaller change of the inputs that explains what is seen."""
-    inputs, probs = _Inputs(bayes, pool, guard), guard.input_null().probs
-    best, settled = _settle(bayes, inputs, probs, None, strength), True
-    if best.classes is not None:
-        other = _settle(bayes, inputs, probs, inputs.classes(bayes.posterior, probs), strength)
-        assert other.classes is not None
-        settled = float((best.classes - other.classes).abs().max()) < SETTLED
-        best = other if other.size < CLEARLY * best.size else best
-    return _twin(bayes, best.posterior, p_value, best.moves, best.classes, settled, pool)
-
-
-class _Candidate(NamedTuple):
-    """A transport, the classes it was made for, and how far it goes."""
-
-    posterior: Posterior
-    moves: dict[str, Move]
-    classes: Tensor | None
-    size: float
-
-
-def _settle(
-    bayes: "MCBN[Any]", inputs: "_Inputs", probs: Tensor, classes: Tensor | None, strength: str | float
-) -> _Candidate:
-    """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
-    deployed = inputs.deployed
-    for _ in range(1 + ROUNDS if probs.shape[1] else 1):
-        before = inputs.reference(None if classes is None else class_weights(probs, classes))
-        moves = {name: _move(before[name], deployed[name], inputs.chance, strength) for name in deployed}
-        posterior = bayes.posterior.moved(*_transport(before, deployed, moves))
-        if probs.shape[1]:
-            mixed, classes = classes, inputs.classes(posterior, probs)
-            if mixed is not None and float((classes - mixed).abs().max()) < STEADY:
-                break
-    size = sum(_squared(before[name], deployed[name]) for name in deployed)
-    return _Candidate(posterior, moves, classes, size)
-
-
-def _squared(before: Averages, now: Averages) -> float:
-    """Sum over channels of the squared move: of the mean in standard deviations, and of their logarithm."""
-    alive = before.var > DEAD
-    offset, log_rho = (now.mean - before.mean).square() / before.var, (now.var.clamp(min=DEAD) / before.var).log()
-    return float((offset + log_rho.square() / 4)[alive].sum())
+        if strength != "auto" or p_value <= guard.false_alarms:
+            best, settled = _Inputs(bayes, pool, guard).moved(strength)
+    adapted, n_inputs = bayes.with_posterior(best.posterior), batches.size_of(pool)
+    adapted.adaptation = Adaptation(n_inputs, p_value, best.moves, best.classes, settled, bayes.posterior, pool)
+    return adapted
 
 
 class _Inputs:
-    """Statistics of the unlabelled and of the reference inputs, in batches of one size."""
+    """The unlabelled inputs and the reference, in batches of one size: their statistics, and transports between."""
 
     def __init__(self, bayes: "MCBN[Any]", pool: Any, guard: Watch) -> None:
-        drawn, self.pool, self.guard, self.rows = bayes.posterior, pool, guard, guard.input_null().rows
-        self.n_inputs = batches.size_of(pool)
-        self.size = min(drawn.fitted_batch_size or drawn.batch_size, self.n_inputs)
+        self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null()
+        self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
+        self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
         n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)
         self.chance = self.size * (1 / self.n_inputs + 1 / n_reference)
-        self.deployed = self._deployed()
+        self.now = averages(guard.recorder, self._batches())
 
-    def _deployed(self) -> dict[str, Averages]:
-        """Average over the unlabelled inputs, all of them as often."""
+    def _batches(self) -> Iterator[Any]:
+        """Cut the unlabelled inputs into batches, all of them as often."""
         generator = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4]))
+        for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
+            order = generator.permutation(self.n_inputs)
+            for start in range(0, self.n_inputs - self.size + 1, self.size):
+                yield take_rows(self.pool, order[start : start + self.size])
 
-        def cut() -> Iterator[Any]:
-            for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
-                order = generator.permutation(self.n_inputs)
-                for start in range(0, self.n_inputs - self.size + 1, self.size):
-                    yield take_rows(self.pool, order[start : start + self.size])
+    def moved(self, strength: str | float) -> tuple[_Candidate, bool]:
+        """Transport from either start; keep the clearly smaller change of the inputs that explains what is seen."""
+        best = self._settle(None, strength)
+        if best.classes is None:
+            return best, True
+        other = self._settle(self._classes(self.drawn), strength)
+        assert other.classes is not None
+        settled = float((best.classes - other.classes).abs().max()) < SETTLED
+        return other if other.size < CLEARLY * best.size else best, settled
 
-        return averages(self.guard.recorder, cut())
+    def _settle(self, classes: Tensor | None, strength: str | float) -> _Candidate:
+        """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
+        reference = self.guard.reference
+        assert reference is not None  # `_guard` refused a watch without
+        for _ in range(1 + ROUNDS if self.probs.shape[1] else 1):
+            weights = None if classes is None else class_weights(self.probs, classes)
+            mixed = reference.weighted(self.rows, weights, self.size, REFERENCE_DRAWS)
+            before = averages(self.guard.recorder, mixed)
+            moves = {name: _move(before[name], self.now[name], self.chance, strength) for name in self.now}
+            posterior = self.drawn.moved(*_transport(before, self.now, moves))
+            if self.probs.shape[1]:
+                last, classes = classes, self._classes(posterior)
+                if last is not None and float((classes - last).abs().max()) < STEADY:
+                    break
+        differences = (_difference(before[name], self.now[name]) for name in self.now)
+        size = sum(float((offset.square() + log_rho.square() / 4).sum()) for offset, log_rho in differences)
+        return _Candidate(posterior, moves, classes, size)
 
-    def reference(self, weights: Tensor | None) -> dict[str, Averages]:
-        """Average over the reference, its inputs weighted (R,), or all alike."""
-        assert self.guard.reference is not None  # `_guard` refused a watch without
-        drawn = self.guard.reference.weighted(self.rows, weights, self.size, REFERENCE_DRAWS)
-        return averages(self.guard.recorder, drawn)
+    def _classes(self, posterior: Posterior) -> Tensor:
+        """Estimate the class proportions (K,) of the inputs under a posterior's average statistics, in one pass."""
+        some, network = take_rows(self.pool, range(min(MANY, self.n_inputs))), self.guard.network
+        seen = see(network, "classification", centre_of(posterior), some, classes_only=True)
+        return class_proportions(seen.probs, self.probs)
 
-    def classes(self, posterior: Posterior, reference: Tensor) -> Tensor:
-        """Estimate the class proportions (K,) of the inputs under a posterior's average statistics, in one pass.
 
-        reference: the probabilities that its inputs got by the same kind of pass, (R, K).
-        """
-        some, watch = take_rows(self.pool, range(min(MANY, self.n_inputs))), self.guard
-        return class_proportions(class_probs(watch.network, centre_of(posterior), some), reference)
+def _difference(before: Averages, now: Averages) -> tuple[Tensor, Tensor]:
+    """Return how means moved, in standard deviations, and log rho, of channels that are alive in the reference."""
+    alive = before.var > DEAD
+    offset, rho = (now.mean - before.mean) / before.var.sqrt(), now.var.clamp(min=DEAD) / before.var
+    return offset[alive], rho.log()[alive]
 
 
 def averages(recorder: Recorder, batch_stream: Iterable[Any]) -> dict[str, Averages]:
@@ -236,14 +228,10 @@ def _average(mean: Tensor, var: Tensor) -> Averages:
 
 def _move(before: Averages, now: Averages, chance: float, strength: str | float) -> Move:
     """Compare averages of the reference and of now; decide how much of the difference is kept."""
-    alive = before.var > DEAD
-    std = before.var.clamp(min=DEAD).sqrt()
-    offset, log_rho = ((now.mean - before.mean) / std)[alive], (now.var.clamp(min=DEAD) / std.square()).log()[alive]
+    alive, (offset, log_rho) = before.var > DEAD, _difference(before, now)
     if isinstance(strength, str):
-        kept = (
-            _share(offset, (before.mean_noise / std.square())[alive] * chance),
-            _share(log_rho, before.log_var_noise[alive] * chance),
-        )
+        mean_noise = (before.mean_noise[alive] / before.var[alive]) * chance
+        kept = _share(offset, mean_noise), _share(log_rho, before.log_var_noise[alive] * chance)
     else:
         kept = float(strength), float(strength)
     if not bool(alive.any()):
@@ -270,21 +258,6 @@ def _transport(
     return torch.cat(shifts), torch.cat(scales)
 
 
-def _twin(
-    bayes: "MCBN[Any]",
-    posterior: Posterior,
-    p_value: float,
-    moves: Mapping[str, Move],
-    classes: Tensor | None,
-    settled: bool,
-    pool: Any,
-) -> "MCBN[Any]":
-    adapted = bayes.with_posterior(posterior)
-    n_inputs = batches.size_of(pool)
-    adapted.adaptation = Adaptation(n_inputs, p_value, moves, classes, settled, bayes.posterior, pool)
-    return adapted
-
-
 def _guard(bayes: "MCBN[Any]", reference: Any) -> Watch:
     """Return the watch that decides whether there is a shift."""
     if not isinstance(reference, Watch):
@@ -293,12 +266,6 @@ def _guard(bayes: "MCBN[Any]", reference: Any) -> Watch:
     if reference.reference is None:
         raise MCBNError("this watch was loaded without its reference: Watch.load(path, bayes, reference=...)")
     return reference
-
-
-def _require_strength(strength: Any) -> None:
-    number = isinstance(strength, int | float) and not isinstance(strength, bool) and 0 <= strength <= 1
-    if strength != "auto" and not number:
-        raise MCBNError(f'strength must be "auto" or a number from 0 to 1, got {strength!r}')
 
 
 def record_running(bayes: "MCBN[Any]", data: Any, seed: int) -> Recorded:

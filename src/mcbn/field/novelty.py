@@ -11,16 +11,14 @@ the entropy does that, hence `Novelty.combined`.
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, Replay
-from mcbn.engine.record import Statistics
 from mcbn.errors import MCBNError
 from mcbn.field.distance import EPS, Metric, fit_metric, rank_p_values
-from mcbn.field.reference import Reference, Rows, take_rows
+from mcbn.field.reference import Reference, take_rows
 from mcbn.network import Network
 from mcbn.outputs import as_logits
 from mcbn.posterior import Posterior
@@ -31,6 +29,7 @@ DIRECTIONS, RIDGE = 500, 0.025  # of the distance
 BLOCK = 256  # inputs in one pass
 EM_STEPS = 100
 BEYOND = 0.05  # p-value from which a distance counts beside the entropy
+Centre = tuple[dict[str, Tensor], dict[str, Tensor]]  # mean and variance by call, (C,) each
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +63,8 @@ class Seen(NamedTuple):
 class PerInput(Replay):
     """Normalise by fixed statistics and keep mean and log variance over positions of every input alone."""
 
-    def __init__(self, centre: Statistics, n_inputs: int) -> None:
-        super().__init__({n: mean for n, (mean, _) in centre.items()}, {n: var for n, (_, var) in centre.items()})
+    def __init__(self, centre: Centre, n_inputs: int) -> None:
+        super().__init__(*centre)
         self.n_inputs, self.coordinates = n_inputs, list[Tensor]()
 
     def answer(self, call: BatchNormCall) -> Tensor:
@@ -82,33 +81,24 @@ class PerInput(Replay):
         return super().answer(call)
 
 
-def see(network: Network, task: str, centre: Statistics, x: Any) -> Seen:
-    """Run inputs once under the average statistics, in blocks."""
+def see(network: Network, task: str, centre: Centre, x: Any, *, classes_only: bool = False) -> Seen:
+    """Run inputs once under the average statistics, in blocks; for their classes alone, without coordinates (N, 0)."""
     N, blocks = batches.size_of(x), []
     for start in range(0, N, BLOCK):
-        rows = np.arange(start, min(start + BLOCK, N))
+        rows = range(start, min(start + BLOCK, N))
         inputs = batches.move(take_rows(x, rows), network.device, network.dtype)
-        with torch.no_grad(), network.undisturbed(0), PerInput(centre, len(rows)) as mode:
+        mode = Replay(*centre) if classes_only else PerInput(centre, len(rows))
+        with torch.no_grad(), network.undisturbed(0), mode:
             output = network.run_copy(inputs)
-        blocks.append(Seen(torch.cat(mode.coordinates, 1), *_classes(output, task, network)))
+        z = torch.cat(mode.coordinates, 1) if isinstance(mode, PerInput) else torch.empty(len(rows), 0)
+        blocks.append(Seen(z, *_classes(output, task, network)))
     return Seen(*(torch.cat(columns) for columns in zip(*blocks, strict=True)))
 
 
-def centre_of(posterior: Posterior) -> Statistics:
-    """Average the statistics of all draws, (C,) each."""
-    return {name: (posterior.mean[name].mean(0), posterior.var[name].mean(0)) for name in posterior.layers}
-
-
-def class_probs(network: Network, centre: Statistics, x: Any) -> Tensor:
-    """Return the class probabilities (N, K) of inputs under fixed statistics, as `see` does, and nothing else."""
-    mean, var = ({name: pair[side] for name, pair in centre.items()} for side in (0, 1))
-    blocks = []
-    for start in range(0, batches.size_of(x), BLOCK):
-        some = take_rows(x, range(start, min(start + BLOCK, batches.size_of(x))))
-        with torch.no_grad(), network.undisturbed(0), Replay(mean, var):
-            output = network.run_copy(batches.move(some, network.device, network.dtype))
-        blocks.append(_classes(output, "classification", network)[1])
-    return torch.cat(blocks)
+def centre_of(posterior: Posterior) -> Centre:
+    """Average the statistics of all draws."""
+    mean, var = ({name: v.mean(0) for name, v in kind.items()} for kind in (posterior.mean, posterior.var))
+    return mean, var
 
 
 def _classes(output: Tensor, task: str, network: Network) -> tuple[Tensor, Tensor]:
@@ -127,13 +117,8 @@ class InputNull(NamedTuple):
     metric: Metric
     held_out: Tensor  # distances (R,)
     entropy: Tensor  # (R,)
-    rows: Rows  # (R,) of the reference
+    rows: Tensor  # (R,) of the reference
     probs: Tensor  # (R, K) as predicted; K = 0: no classes
-
-    @property
-    def labels(self) -> Rows:
-        """Predicted classes, (R,); empty: none."""
-        return self.probs.argmax(1).numpy() if self.probs.shape[1] else np.empty(0, np.int64)
 
     def novelty(self, seen: Seen, spoiled: Tensor) -> Novelty:
         """Rank inputs; those that are spoiled (NaN) are farther than any other."""
@@ -144,13 +129,13 @@ class InputNull(NamedTuple):
         return Novelty(distance, p_value, combined if bool(self.entropy.any()) else p_value)
 
 
-def fit_inputs(network: Network, task: str, centre: Statistics, reference: Reference) -> InputNull:
+def fit_inputs(network: Network, task: str, centre: Centre, reference: Reference) -> InputNull:
     """Make the null of single inputs."""
     fitting = see(network, task, centre, reference.take(reference.rows_to_fit(MOST_FITTING)))
     rows = reference.rows_held_out(MOST_HELD_OUT)
     held_out = see(network, task, centre, reference.take(rows))
     metric = fit_metric(fitting.coordinates, directions=DIRECTIONS, ridge=RIDGE)
-    return InputNull(metric, metric(held_out.coordinates), held_out.entropy, rows, held_out.probs)
+    return InputNull(metric, metric(held_out.coordinates), held_out.entropy, torch.from_numpy(rows), held_out.probs)
 
 
 def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> Tensor:

@@ -86,12 +86,12 @@ class Reference:
         """Return held-out rows, at most so many; one of each run, whose neighbours are not independent of it."""
         return (self.held_out * self.run)[:most]
 
-    def weighted(self, rows: Rows, weights: Tensor | None, size: int, count: int) -> Iterator[Any]:
+    def weighted(self, rows: Tensor, weights: Tensor | None, size: int, count: int) -> Iterator[Any]:
         """Yield random batches of these rows, chosen with weights (R,) that sum to 1; None: all alike."""
         generator, chances = self._generator(3), None if weights is None else weights.numpy()
         available = len(rows) if chances is None else int((chances > 0).sum())
         for _ in range(count):
-            yield self.take(generator.choice(rows, size, replace=available < size, p=chances))
+            yield self.take(generator.choice(rows.numpy(), size, replace=available < size, p=chances))
 
     def _rows(self, runs: Rows) -> Rows:
         return (runs[:, None] * self.run + np.arange(self.run)).reshape(-1)

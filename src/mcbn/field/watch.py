@@ -48,6 +48,7 @@ MOST_HELD_OUT = 1000  # batches to rank among, where 1 / false_alarms asks for n
 NULLS_KEPT = 8  # batch sizes
 POOL_BATCHES = 4  # that a pool of inputs is cut into at least
 BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
+STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "log_value", "highest", "p_value")  # saved
 BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
 SAID = {
     "none": "no shift",
@@ -178,22 +179,21 @@ class Watch:
     @property
     def channels(self) -> dict[str, int]:
         """C of every batch-norm call that is watched."""
-        return {name: len(mean) for name, (mean, _) in self.centre.items()}
+        return {name: len(mean) for name, mean in self.centre[0].items()}
 
     def __call__(self, x: Any) -> Reading:
         """Read one batch of inputs, as `predict` takes them."""
         null = self.null(self.require_inputs(x))
         z = self.coordinates(x)
+        distance = math.inf if z is None else float(null.metric(z))
+        p_value = float(rank_p_values(torch.tensor([distance], dtype=torch.float64), null.held_out))
         if z is None:
-            p_value = 1 / (1 + len(null.held_out))
-            return Reading(p_value, math.inf, "not finite", (), self.false_alarms)
-        distance = null.metric(z)
-        p_value = float(rank_p_values(distance, null.held_out))
-        class_p = self._class_p_value(x, float(distance), null) if p_value <= self.false_alarms else None
+            return Reading(p_value, distance, "not finite", (), self.false_alarms)
+        class_p = self._class_p_value(x, distance, null) if p_value <= self.false_alarms else None
         kind = "none" if p_value > self.false_alarms else "inputs"
         if class_p is not None and class_p > self.false_alarms:
             kind = "classes"
-        return Reading(p_value, float(distance), kind, self._layers(z, null), self.false_alarms, class_p)
+        return Reading(p_value, distance, kind, self._layers(z, null), self.false_alarms, class_p)
 
     def update(self, x: Any) -> Evidence:
         """Take the next inputs of a stream, any number; they are read in batches of `batch_size` as they fill up."""
@@ -312,8 +312,7 @@ class Watch:
         """
         if self.reference is not None:
             self.input_null()
-        tensors, metadata = _packed(self)
-        saving.save(path, tensors, metadata)
+        saving.save(path, *_packed(self))
 
     @classmethod
     def load(cls, path: str | Path, bayes: "MCBN[Any]", *, reference: Any = None) -> "Watch":
@@ -321,11 +320,10 @@ class Watch:
         tensors, metadata = saving.read_tensors(path)
         _require_watch_of(path, metadata, bayes)
         settings = json.loads(metadata["settings"])
+        run, chosen = settings["run"], {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
         inputs = None
         if reference is not None:
-            cut = {name: settings[name] for name in ("run", "seed")}
-            inputs = Reference(reference, bayes.engine.network, bayes.inputs, **cut)
-        chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
+            inputs = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=chosen["seed"])
         watch = cls(bayes, reference=inputs, **chosen)
         try:
             _restore(watch, tensors, settings)
@@ -438,32 +436,17 @@ def make_watch(
 
 def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Describe a watch by tensors and text."""
-    tensors = {f"stream.{name}": torch.as_tensor(getattr(watch.stream, name)) for name in ("bag", "log_capital")}
-    for name, (mean, var) in watch.centre.items():
-        tensors |= {f"centre.mean.{name}": mean, f"centre.var.{name}": var}
-    for size, null in watch.nulls.items():
-        tensors |= _named(f"null.{size}", null.metric, null._asdict())
-    if watch.inputs_null is not None:
-        tensors |= _named("inputs", watch.inputs_null.metric, watch.inputs_null._asdict())
-    stream = {name: getattr(watch.stream, name) for name in ("n_batches", "log_value", "highest", "p_value")}
-    settings = {
-        "batch_size": watch.batch_size,
-        "false_alarms": watch.false_alarms,
-        "seed": watch.seed,
-        "run": watch.reference.run if watch.reference else 1,
-        "sizes": list(watch.nulls),
-        "channels": watch.channels,
-        "shapes": watch.shapes,
-        "stream": stream,
-    }
-    metadata = {"format": FORMAT, "settings": json.dumps(settings), **saving.fingerprint(watch.network.module)}
-    return tensors, metadata
-
-
-def _named(prefix: str, metric: Metric, values: Mapping[str, Any]) -> dict[str, Tensor]:
-    of_metric = {f"{prefix}.metric.{name}": value for name, value in metric._asdict().items()}
-    rest = {name: value for name, value in values.items() if name != "metric"}
-    return of_metric | {f"{prefix}.{name}": torch.as_tensor(value) for name, value in rest.items()}
+    tensors = {f"stream.{name}": torch.as_tensor(getattr(watch.stream, name)) for name in STREAM_TENSORS}
+    for kind, values in zip(saving.KINDS, watch.centre, strict=True):
+        tensors |= {f"centre.{kind}.{name}": value for name, value in values.items()}
+    nulls: dict[str, Null | InputNull] = {f"null.{size}": null for size, null in watch.nulls.items()}
+    for prefix, null in (nulls | ({"inputs": watch.inputs_null} if watch.inputs_null else {})).items():
+        tensors |= {f"{prefix}.metric.{name}": value for name, value in null.metric._asdict().items()}
+        tensors |= {f"{prefix}.{name}": getattr(null, name) for name in null._fields[1:]}
+    settings = {name: getattr(watch, name) for name in ("batch_size", "false_alarms", "seed", "channels", "shapes")}
+    settings |= {"run": watch.reference.run if watch.reference else 1, "sizes": list(watch.nulls)}
+    settings["stream"] = {name: getattr(watch.stream, name) for name in STREAM_NUMBERS}
+    return tensors, {"format": FORMAT, "settings": json.dumps(settings), **saving.fingerprint(watch.network.module)}
 
 
 def _require_watch_of(path: str | Path, metadata: Mapping[str, str], bayes: "MCBN[Any]") -> None:
@@ -482,23 +465,17 @@ def _require_watch_of(path: str | Path, metadata: Mapping[str, str], bayes: "MCB
 def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
     """Put back what `_packed` described."""
 
-    def metric(prefix: str) -> Metric:
-        return Metric(*(tensors[f"{prefix}.metric.{name}"] for name in Metric._fields))
-
-    def null(prefix: str) -> Null:
-        return Null(metric(prefix), *(tensors[f"{prefix}.{name}"] for name in Null._fields[1:]))
+    def null(kind: Any, prefix: str) -> Any:
+        metric = Metric(*(tensors[f"{prefix}.metric.{name}"] for name in Metric._fields))
+        return kind(metric, *(tensors[f"{prefix}.{name}"] for name in kind._fields[1:]))
 
     device = watch.network.device
-    watch.centre = {
-        name: (tensors[f"centre.mean.{name}"].to(device), tensors[f"centre.var.{name}"].to(device))
-        for name in watch.centre
-    }
-    watch.nulls = {size: null(f"null.{size}") for size in settings["sizes"]}
-    if "inputs.held_out" in tensors:
-        held_out, entropies, rows, probs = (tensors[f"inputs.{name}"] for name in InputNull._fields[1:])
-        watch.inputs_null = InputNull(metric("inputs"), held_out, entropies, rows.numpy(), probs)
+    mean, var = ({n: tensors[f"centre.{kind}.{n}"].to(device) for n in watch.channels} for kind in saving.KINDS)
+    watch.centre = mean, var
+    watch.nulls = {size: null(Null, f"null.{size}") for size in settings["sizes"]}
+    watch.inputs_null = null(InputNull, "inputs") if "inputs.held_out" in tensors else None
     watch.shapes = [tuple(shape) for shape in settings["shapes"]]
     watch.reset()
-    watch.stream.bag, watch.stream.log_capital = (tensors[f"stream.{n}"].numpy() for n in ("bag", "log_capital"))
-    for name, value in settings["stream"].items():
+    state = {name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"]
+    for name, value in state.items():
         setattr(watch.stream, name, value)
