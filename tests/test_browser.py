@@ -1,12 +1,17 @@
-"""Report, site and playground in a real headless Chromium: they react, and they fetch nothing."""
+"""Report, site, documentation and playground in a real headless Chromium: they react, and they fetch nothing."""
 
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -263,3 +268,37 @@ def test_scores_fit_a_telephone_and_wider_tables_keep_their_first_column(report,
     assert scores.evaluate("e => e.scrollWidth <= e.clientWidth")
     examples.evaluate("e => { e.scrollLeft = 200; }")
     assert examples.locator("td").first.evaluate("e => e.getBoundingClientRect().left") == pytest.approx(14, abs=1)
+
+
+@pytest.fixture(scope="module")
+def documentation(tmp_path_factory) -> Iterator[tuple[Path, str]]:
+    """The documentation, built and served: its folder and its address."""
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("documentation") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=RESULTS.parent, check=True, capture_output=True)
+    handler = partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_page_of_the_documentation_fits_and_its_links_work(documentation, watch, width, scheme):
+    folder, address = documentation
+    seen = watch(address, width, scheme)
+    for path in sorted(folder.rglob("index.html")):
+        place = path.parent.relative_to(folder)
+        assert seen.page.goto(f"{address}/{place}/").ok
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width, f"{place} sticks out sideways"
+        for link in seen.page.eval_on_selector_all("a[href], img[src]", "all => all.map(one => one.href || one.src)"):
+            if link.startswith(address):
+                target = folder / unquote(link.removeprefix(address).split("#")[0].split("?")[0].strip("/"))
+                assert (target / "index.html").exists() or target.is_file(), f"{place} leads to {link}"
+    assert seen.trouble == []
+    assert [url for url in seen.requests if not url.startswith((address, "data:", "blob:"))] == []
