@@ -17,7 +17,11 @@ OUTSIDE = re.compile(
 RESULTS = {
     "regression": "tables.md",
     **dict.fromkeys(
-        ("cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"), "table.md"
+        (
+            *("cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"),
+            *("shift", "coverage", "statistics", "regularizer", "objective"),
+        ),
+        "table.md",
     ),
 }
 
@@ -45,9 +49,10 @@ def _table_page(study: str, source: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
-    """Send links to tables of a study to its page, and links to other files outside the site to the repository."""
+    """Lead to tables and figures of a study on its own page, and to other files outside the site in the repository."""
     home = "../" * page.file.src_uri.count("/")
-    inside = re.sub(r"\]\((?:\.\./)+results/(\w+)/tables?\.md", rf"]({home}results/\1.md", markdown)
+    pictured = re.sub(r"(!\[[^\]]*\]\()(?:\.\./)+results/", rf"\1{home}results/", markdown)
+    inside = re.sub(r"\]\((?:\.\./)+results/(\w+)/tables?\.md", rf"]({home}results/\1.md", pictured)
     return OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", inside)
 
 
