@@ -15,7 +15,6 @@ import mcbn
 from mcbn import plugins
 from mcbn.cli import model, session
 from mcbn.cli.report import report
-from mcbn.cli.session import Debug
 from mcbn.errors import MCBNError
 from mcbn.files import require_own_folder
 
@@ -37,12 +36,12 @@ def main(
     session.begin(debug)
 
 
+@session.command
 def demo(
     out: Annotated[Path, typer.Option(help="folder for figures and report")] = Path("demo"),
     splits: Annotated[int, typer.Option(help="train/test splits of each data set")] = 5,
     epochs: Annotated[int | None, typer.Option(help="fewer epochs than the protocol's, for a quick look")] = None,
     seed: Annotated[int, typer.Option(help="of networks, training and draws")] = 0,
-    debug: Debug = False,
 ) -> None:
     """Train, fit and score on Boston and Concrete; the report it ends with is one page to look at.
 
@@ -52,9 +51,8 @@ def demo(
     """
     from mcbn import demo
 
-    with session.session():
-        require_own_folder(out, "report.html")
-        demo.run(out, splits=splits, epochs=epochs, seed=seed)
+    require_own_folder(out, "report.html")
+    demo.run(out, splits=splits, epochs=epochs, seed=seed)
 
 
 def build() -> typer.Typer:

@@ -12,7 +12,7 @@ from torch import Tensor
 import mcbn
 from mcbn import batches, saving
 from mcbn.cli import session
-from mcbn.cli.session import FAILURE, Data, Debug, Device, Fitted, Key, Overwrite, OwnWeights, Target, Weights
+from mcbn.cli.session import FAILURE, Data, Fitted, FittedOptions, Key, NetworkOptions, Overwrite, Target
 from mcbn.errors import MCBNError
 from mcbn.files import replacing, require_output
 from mcbn.model import MCBN
@@ -20,21 +20,18 @@ from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
 from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring, specs
 
-Model = Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
-Posterior = Annotated[Path, typer.Option(help="the file that `mcbn fit` wrote")]
 Method = Annotated[
     str, typer.Option(help="sample: Monte Carlo over the draws; linear: gradient and 8 draws, approximate")
 ]
 Samples = Annotated[int | None, typer.Option(help="T: use only the first draws; by default all")]
 
 
+@session.command
 def fit(
-    model: Model,
+    network: NetworkOptions,
     data: Annotated[str, typer.Option(help=f"training data: {Data}")],
     task: Annotated[str, typer.Option(help="regression or classification")],
     out: Annotated[Path, typer.Option(help="file to write the posterior to")],
-    weights: Weights = None,
-    own_weights: OwnWeights = False,
     batch_size: Annotated[int | None, typer.Option(help="M, as in training; a loader brings its own")] = None,
     samples: Annotated[int, typer.Option(help="T, number of draws")] = 100,
     posterior: Annotated[str, typer.Option(help="sample, gaussian, layerwise or diagonal")] = "sample",
@@ -48,8 +45,6 @@ def fit(
     ] = None,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     overwrite: Overwrite = False,
-    device: Device = "auto",
-    debug: Debug = False,
 ) -> None:
     """Draw batch-norm statistics from training batches and keep them as a posterior file.
 
@@ -62,26 +57,24 @@ def fit(
     later tables are read by them; so are the names of classes where the target is text. Data comes as in training,
     augmentation included: take a loader_factory for that.
     """
-    with session.session():
-        sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": weights}
-        require_output(out, sources, saving.is_posterior, overwrite=overwrite)
-        network = specs.model(model, weights, specs.device(device), own_weights=own_weights)
-        bayes: MCBN[Any] = MCBN(network, task, layers=_read_layers(layers))
-        named = Layout(classes=tuple(session.split_names(classes)) or None)
-        keys, classify = session.split_names(key), bayes.task == "classification"
-        train = open_examples(data, target=target, fitted=named, passed_on=keys, classify=classify)
-        opened = Fitted(bayes, train.layout, None)
-        held_out, last = (opened.open(name, target) if name else None for name in (tune, calibrate))
-        _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
-        constant = session.tune(bayes, held_out) if held_out else None
-        if last:
-            bayes.calibrate(session.loader(last))
-        notes = {"table": train.layout.to_json()}
-        if constant is not None:
-            notes["constant_tau"] = json.dumps(constant.tolist())
-        bayes.save(out, **notes)
-        tau, hint = bayes.noise_precision.tolist(), "no noise precision yet: give held-out data by --tune"
-        typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
+    sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": network.weights}
+    require_output(out, sources, saving.is_posterior, overwrite=overwrite)
+    bayes: MCBN[Any] = MCBN(network.make(), task, layers=_read_layers(layers))
+    named = Layout(classes=tuple(session.split_names(classes)) or None)
+    keys, classify = session.split_names(key), bayes.task == "classification"
+    train = open_examples(data, target=target, fitted=named, passed_on=keys, classify=classify)
+    opened = Fitted(bayes, train.layout, None)
+    held_out, last = (opened.open(name, target) if name else None for name in (tune, calibrate))
+    _draw(bayes, train, n_samples=samples, batch_size=batch_size, seed=seed, posterior=posterior)
+    constant = session.tune(bayes, held_out) if held_out else None
+    if last:
+        bayes.calibrate(session.loader(last))
+    notes = {"table": train.layout.to_json()}
+    if constant is not None:
+        notes["constant_tau"] = json.dumps(constant.tolist())
+    bayes.save(out, **notes)
+    tau, hint = bayes.noise_precision.tolist(), "no noise precision yet: give held-out data by --tune"
+    typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
 
 
 def _read_layers(text: str | None) -> int | list[str] | None:
@@ -119,20 +112,17 @@ def _is_untuned(bayes: MCBN[Any]) -> bool:
     return bool(torch.isinf(bayes.noise_precision).any())
 
 
+@session.command
 def predict(
-    posterior: Posterior,
-    model: Model,
+    source: FittedOptions,
     data: Annotated[str, typer.Option(help=f"inputs: {Data}; or a folder of csv, parquet or image files")],
     out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write; for many files a folder")],
-    weights: Weights = None,
-    own_weights: OwnWeights = False,
     coverage: Annotated[float, typer.Option(help="share of targets that low to high, or the set, should hold")] = 0.95,
     risk: Annotated[float | None, typer.Option(help="mark what to ask a human, so that errors stay below")] = None,
     tolerance: Annotated[float | None, typer.Option(help="regression, with --risk: how far off is an error")] = None,
     method: Method = "sample",
     samples: Samples = None,
     target: Target = None,
-    device: Device = "auto",
     engine: Annotated[str, typer.Option(help="local, or ray: on a cluster, into a folder of parquet files")] = "local",
     address: Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")] = None,
     workers: Annotated[int | None, typer.Option(help="ray: actors; by default one a GPU or CPU")] = None,
@@ -140,7 +130,6 @@ def predict(
     transform: Annotated[str | None, typer.Option(help="images: package.module:function, PIL image to tensor")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="folder: go on with an interrupted job")] = False,
     overwrite: Overwrite = False,
-    debug: Debug = False,
 ) -> None:
     """Predict with uncertainty, row by row of the input, in bounded memory.
 
@@ -162,25 +151,23 @@ def predict(
     Files that cannot be read are listed in bad_files.jsonl there, and the command ends with code 1. The same command
     with --resume goes on after an interruption.
     """
-    with session.session():
-        session.require_engine(engine)
-        keys, is_many = session.split_names(key), engine == "ray" or resume or Path(data).is_dir()
-        if not is_many:
-            sources = {"--data": data, "--posterior": posterior, "--weights": weights}
-            results.require_writable(out, sources, keys, overwrite=overwrite)
-        fitted = session.load(posterior, model, weights, device, own_weights)
-        bayes = fitted.bayes
-        if is_many:
-            options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage, "key": keys}
-            options |= {"target": target, "layout": fitted.layout, "resume": resume, "overwrite": overwrite}
-            options["transform"] = specs.find(transform, "--transform") if transform else None
-            cluster = {"address": address, "workers": workers} if engine == "ray" else None
-            return _predict_many(Path(data), bayes, out, cluster, **options)
-        inputs = fitted.open(data, target, need_targets=False, passed_on=keys)
-        warn_if_untuned(bayes.noise_precision)
-        rejection = {} if risk is None else {"risk": risk, "tolerance": tolerance}
-        rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples), **rejection)
-        typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
+    session.require_engine(engine)
+    keys, is_many = session.split_names(key), engine == "ray" or resume or Path(data).is_dir()
+    if not is_many:
+        results.require_writable(out, source.sources(data), keys, overwrite=overwrite)
+    fitted = source.load()
+    bayes = fitted.bayes
+    if is_many:
+        options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage, "key": keys}
+        options |= {"target": target, "layout": fitted.layout, "resume": resume, "overwrite": overwrite}
+        options["transform"] = specs.find(transform, "--transform") if transform else None
+        cluster = {"address": address, "workers": workers} if engine == "ray" else None
+        return _predict_many(Path(data), bayes, out, cluster, **options)
+    inputs = fitted.open(data, target, need_targets=False, passed_on=keys)
+    warn_if_untuned(bayes.noise_precision)
+    rejection = {} if risk is None else {"risk": risk, "tolerance": tolerance}
+    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples), **rejection)
+    typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 
 
 def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any], Any], **rejection: Any) -> int:
@@ -226,12 +213,10 @@ def _predict_many(data: Path, bayes: MCBN[Any], out: Path, cluster: dict[str, An
         raise typer.Exit(FAILURE)
 
 
+@session.command
 def evaluate(
-    posterior: Posterior,
-    model: Model,
+    source: FittedOptions,
     data: Annotated[str, typer.Option(help=f"held-out inputs and targets: {Data}")],
-    weights: Weights = None,
-    own_weights: OwnWeights = False,
     tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="with --tune: which alternative to take")] = False,
     coverage: Annotated[float | None, typer.Option(help="regression: one more interval to check")] = None,
@@ -239,8 +224,6 @@ def evaluate(
     samples: Samples = None,
     target: Target = None,
     as_json: Annotated[bool, typer.Option("--json", help="write JSON")] = False,
-    device: Device = "auto",
-    debug: Debug = False,
 ) -> None:
     """Score predictions on held-out data.
 
@@ -252,43 +235,38 @@ def evaluate(
     100 the best variance for every point), and the coverage of intervals. Classification: accuracy, NLL, Brier score,
     ECE and the AUROC of errors by entropy, beside the plain network.
     """
-    with session.session():
-        fitted = session.load(posterior, model, weights, device, own_weights)
-        bayes, test = fitted.bayes, fitted.open(data, target)
-        if compare:
-            if tune is None:
-                raise MCBNError("--compare needs validation data by --tune, for what each alternative has to tune")
-            validation = session.loader(fitted.open(tune, target))
-            return typer.echo(mcbn.compare(bayes, validation, session.loader(test), level=coverage or 0.95))
-        constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
-        if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
-            cure = "give validation data by --tune, here or to mcbn fit"
-            raise MCBNError(f"{posterior} knows no noise precision tau; {cure}")
-        with bar("evaluating", test.count(), "row") as tick:
-            pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
-            if bayes.task != "regression":
-                scores = scoring.evaluate_classification(bayes, pairs, **options)
-            else:
-                levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
-                scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
-        tuned_on = tune or (constant is not None and "the validation data of the fit") or None
-        report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
-        typer.echo(scoring.as_json(report) if as_json else scoring.as_text(report))
+    fitted = source.load()
+    bayes, test = fitted.bayes, fitted.open(data, target)
+    if compare:
+        if tune is None:
+            raise MCBNError("--compare needs validation data by --tune, for what each alternative has to tune")
+        validation = session.loader(fitted.open(tune, target))
+        return typer.echo(mcbn.compare(bayes, validation, session.loader(test), level=coverage or 0.95))
+    constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
+    if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
+        cure = "give validation data by --tune, here or to mcbn fit"
+        raise MCBNError(f"{source.posterior} knows no noise precision tau; {cure}")
+    with bar("evaluating", test.count(), "row") as tick:
+        pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
+        if bayes.task != "regression":
+            scores = scoring.evaluate_classification(bayes, pairs, **options)
+        else:
+            levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
+            scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
+    tuned_on = tune or (constant is not None and "the validation data of the fit") or None
+    report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
+    typer.echo(scoring.as_json(report) if as_json else scoring.as_text(report))
 
 
+@session.command
 def export(
-    posterior: Posterior,
-    model: Model,
+    source: FittedOptions,
     data: Annotated[str, typer.Option(help=f"inputs as they will come, one is enough: {Data}")],
     out: Annotated[Path, typer.Option(help="onnx file to write")],
-    weights: Weights = None,
-    own_weights: OwnWeights = False,
     inputs: Annotated[int, typer.Option(help="how many inputs will come at once; any number can")] = 1,
     method: Method = "sample",
     samples: Samples = None,
     overwrite: Overwrite = False,
-    device: Device = "auto",
-    debug: Debug = False,
 ) -> None:
     """Write network, draws and noise as one ONNX file that runs without mcbn and torch.
 
@@ -299,14 +277,12 @@ def export(
     The file takes inputs x and gives mean, variance and epistemic, or probs, entropy and mutual_information. It is
     compared with the numbers of `mcbn predict` before it is written.
     """
-    with session.session():
-        if out.suffix != ".onnx":
-            raise MCBNError(f"--out {out} must end in .onnx")
-        sources = {"--data": data, "--posterior": posterior, "--weights": weights}
-        require_output(out, sources, lambda path: b"mcbn_version" in path.read_bytes(), overwrite=overwrite)
-        batches.require_int("inputs", inputs, 1)
-        fitted = session.load(posterior, model, weights, device, own_weights)
-        x = next(fitted.open(data, None, need_targets=False).blocks()).x
-        example = x[:inputs] if isinstance(x, Tensor) else x
-        fitted.bayes.export(out, example, method=method, n_samples=samples)
-        typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")
+    if out.suffix != ".onnx":
+        raise MCBNError(f"--out {out} must end in .onnx")
+    require_output(out, source.sources(data), lambda path: b"mcbn_version" in path.read_bytes(), overwrite=overwrite)
+    batches.require_int("inputs", inputs, 1)
+    fitted = source.load()
+    x = next(fitted.open(data, None, need_targets=False).blocks()).x
+    example = x[:inputs] if isinstance(x, Tensor) else x
+    fitted.bayes.export(out, example, method=method, n_samples=samples)
+    typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")

@@ -8,13 +8,14 @@ import typer
 
 from mcbn import plugins
 from mcbn.cli import session
-from mcbn.cli.session import Data, Debug, Device, Fitted, Key, Overwrite, OwnWeights, Target, Weights
+from mcbn.cli.session import Data, Device, Fitted, FittedOptions, Key, Overwrite, OwnWeights, Target, Weights
 from mcbn.errors import MCBNError
 from mcbn.files import printable, require_output, require_own_folder
 from mcbn.tables import Layout, open_examples
 from mcbn.tables import results as outputs
 
 
+@session.command
 def report(
     results: Annotated[Path | None, typer.Argument(help="the reproduction: folder of records (results)")] = None,
     posterior: Annotated[Path | None, typer.Option(help="one network: the file that `mcbn fit` wrote")] = None,
@@ -35,7 +36,6 @@ def report(
     seed: Annotated[int, typer.Option(help="of the examples that --train is checked on")] = 0,
     overwrite: Overwrite = False,
     device: Device = "auto",
-    debug: Debug = False,
 ) -> None:
     """Show whether to trust a network's uncertainty, as one page; or the reproduction of the paper, as a site.
 
@@ -50,35 +50,35 @@ def report(
 
     Pages are complete in themselves: they open offline, interactive, light or dark, and print.
     """
-    with session.session():
-        if sum(source is not None for source in (results, posterior, predictions)) > 1:
-            raise MCBNError("give one of a folder of results, --posterior and --predictions: they make different pages")
-        of_network = {"--model": model, "--weights": weights, "--train": train, "--tune": tune}
-        sources = {"--data": data, "--posterior": posterior, "--predictions": predictions, **of_network}
-        wording: dict[str, Any] = {
-            "title": title or f"How far can {model or predictions} be trusted on {printable(data or '')}?",
-            "units": units,
-            "classes": session.split_names(classes) or None,
-        }
-        if posterior is not None:
-            if model is None or data is None:
-                raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
-            path = _writable(out, sources, overwrite)
-            fitted = session.load(posterior, model, weights, device, own_weights)
-            wording |= {"ignore_index": ignore_index, "seed": seed}
-            page = _of_network(path, fitted, data, train, tune, target, **wording)
-        elif predictions is not None:
-            _refuse_alone(of_network)
-            if data is None:
-                raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
-            path = _writable(out, sources, overwrite)
-            examples = {"target": target, "passed_on": session.split_names(key)}
-            page = _of_predictions(path, predictions, data, examples, wording)
-        else:
-            _refuse_alone({**of_network, "--data": data})
-            require_own_folder(out or Path("site"), "index.html")
-            page = plugins.find(plugins.REPORTS, "site")(results or Path("results"), out or Path("site"))
-        typer.echo(page)
+    if sum(source is not None for source in (results, posterior, predictions)) > 1:
+        raise MCBNError("give one of a folder of results, --posterior and --predictions: they make different pages")
+    of_network = {"--model": model, "--weights": weights, "--train": train, "--tune": tune}
+    sources = {"--data": data, "--posterior": posterior, "--predictions": predictions, **of_network}
+    wording: dict[str, Any] = {
+        "title": title or f"How far can {model or predictions} be trusted on {printable(data or '')}?",
+        "units": units,
+        "classes": session.split_names(classes) or None,
+    }
+    if posterior is not None:
+        if model is None or data is None:
+            raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
+        path = _writable(out, sources, overwrite)
+        named: dict[str, Any] = {"model": model, "weights": weights, "own_weights": own_weights, "device": device}
+        fitted = FittedOptions(posterior=posterior, **named).load()
+        wording |= {"ignore_index": ignore_index, "seed": seed}
+        page = _of_network(path, fitted, data, train, tune, target, **wording)
+    elif predictions is not None:
+        _refuse_alone(of_network)
+        if data is None:
+            raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
+        path = _writable(out, sources, overwrite)
+        examples = {"target": target, "passed_on": session.split_names(key)}
+        page = _of_predictions(path, predictions, data, examples, wording)
+    else:
+        _refuse_alone({**of_network, "--data": data})
+        require_own_folder(out or Path("site"), "index.html")
+        page = plugins.find(plugins.REPORTS, "site")(results or Path("results"), out or Path("site"))
+    typer.echo(page)
 
 
 def _of_network(

@@ -6,15 +6,19 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mcbn import saving
@@ -54,6 +58,24 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an old res
 Key = Annotated[str | None, typer.Option(help="columns a,b of a table that are no inputs, such as ids and text")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
 Data = "csv, parquet, npy or npz file, or package.module:loader_factory"
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function: a session with --debug, an option for each field of a dataclass it takes."""
+    taken = signature(function).parameters.values()
+    groups: dict[str, Any] = {p.name: p.annotation for p in taken if is_dataclass(p.annotation)}
+
+    @wraps(function)
+    def run(debug: bool, **values: Any) -> None:
+        with session():
+            for name, group in groups.items():
+                values[name] = group(**{field: values.pop(field) for field in signature(group).parameters})
+            function(**values)
+
+    grouped = (signature(groups[p.name]).parameters.values() if p.name in groups else [p] for p in taken)
+    options = [*chain(*grouped), Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug)]
+    run.__signature__ = Signature([p.replace(kind=Parameter.KEYWORD_ONLY) for p in options])  # type: ignore[attr-defined]
+    return run
 
 
 @contextmanager
@@ -144,14 +166,37 @@ class Fitted(NamedTuple):
         return open_examples(data, target=target, fitted=self.layout, **options)
 
 
-def load(path: Path, model: str, weights: Path | None, device: str, own_weights: bool) -> Fitted:
-    """Make the network and read its posterior."""
-    network = specs.model(model, weights, specs.device(device), own_weights=own_weights)
-    bayes: MCBN[Any] = MCBN.load(path, network)
-    _, metadata = saving.read_tensors(path)
-    constant = metadata.get("constant_tau")
-    tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
-    return Fitted(bayes, Layout.from_json(metadata.get("table")), tau)
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Options that name a network."""
+
+    model: Annotated[str, typer.Option(help="package.module:factory; called without arguments, it returns the network")]
+    weights: Weights = None
+    own_weights: OwnWeights = False
+    device: Device = "auto"
+
+    def make(self) -> nn.Module:
+        """Make the network."""
+        return specs.model(self.model, self.weights, specs.device(self.device), own_weights=self.own_weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedOptions(NetworkOptions):
+    """Options that name a network and its posterior."""
+
+    posterior: Annotated[Path, typer.Option(help="the file that `mcbn fit` wrote")]
+
+    def sources(self, data: str | None) -> dict[str, object]:
+        """Name the files that are read, by option."""
+        return {"--data": data, "--posterior": self.posterior, "--weights": self.weights}
+
+    def load(self) -> Fitted:
+        """Make the network and read its posterior."""
+        bayes: MCBN[Any] = MCBN.load(self.posterior, self.make())
+        _, metadata = saving.read_tensors(self.posterior)
+        constant = metadata.get("constant_tau")
+        tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
+        return Fitted(bayes, Layout.from_json(metadata.get("table")), tau)
 
 
 def split_names(text: str | None) -> list[str]:

@@ -72,17 +72,16 @@ def write_page(
         raise MCBNError("a page shows one label an input; score several by mcbn.metrics, such as nll(pred.probs, y)")
     if bayes.task == "regression":
         spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
-        content = _regression(spread, x, units, names, groups)
+        content = _regression(spread, x, units, names)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
         labels = _label_names(classes, ours, plain)
-        content = _classification(ours, plain, x, names, labels, groups)
+        content = _classification(ours, plain, x, names, labels)
         if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
             content |= examples.map_examples(bayes, ours, x, y, ignore_index, labels)
-    diagnosis = None if train is None else evidence.check_draws(bayes, x, train, seed)
-    return save(
-        Path(path), render(title=title, n_inputs=len(y), posterior=bayes.posterior, diagnosis=diagnosis, **content)
-    )
+    content["diagnosis"] = None if train is None else evidence.check_draws(bayes, x, train, seed)
+    content |= {"title": title, "n_inputs": len(y), "posterior": bayes.posterior, "groups": groups}
+    return save(Path(path), render(scores=scores, **content))
 
 
 def write_prediction_page(
@@ -121,52 +120,33 @@ def write_prediction_page(
         content = _regression(evidence.spread_of(vectors["mean"], vectors["std"], y, constant_std), x, units, names)
     else:
         raise MCBNError(f"predictions need mean and std, or probs; got {', '.join(vectors) or 'nothing'}")
-    return save(Path(path), render(title=title, n_inputs=len(y), posterior=None, **content))
+    content |= {"title": title, "n_inputs": len(y), "posterior": None, "groups": None}
+    return save(Path(path), render(scores=scores, **content))
 
 
-def _regression(
-    spread: Spread, x: Any, units: str, names: Sequence[str] | None, groups: Sequence[str] | None = None
-) -> dict[str, Any]:
-    crps, constant = scores.crps(spread)
+def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
+    columns = {"mean": spread.mean, "std": spread.std, "target": spread.y, "|error|": spread.error}
     return {
         "template": "regression.html.j2",
-        "spread": spread,
-        "points": len(spread.error),
-        "population": len(spread.error),
-        "tenths": scores.tenths(spread.std, spread.error),
-        "gain": scores.mean_error(constant - crps),
-        "fault": scores.fault(spread.inside, np.full_like(spread.inside, 0.95), ("too narrow", "too wide")),
-        "worse_mean": scores.worse_mean(spread),
+        "shown": spread,
         "charts": charts.regression_charts(spread, units),
-        "scores": scores.regression_scores(spread),
-        "groups": scores.coverage_by_group(spread, spread.std, groups),
-        "examples": examples.regression_examples(spread, x, names),
+        "examples": examples.show_ends(spread, spread.std, columns, x, names),
     }
 
 
 def _classification(
-    ours: Votes,
-    plain: Votes | None,
-    x: Any,
-    names: Sequence[str] | None,
-    classes: Sequence[str],
-    groups: Sequence[str] | None = None,
+    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str]
 ) -> dict[str, Any]:
+    answer, truth = (np.asarray(classes, dtype=object)[labels] for labels in (ours.label, ours.truth))
+    columns = {"answer": answer, "truth": truth, "confidence": ours.confidence, "entropy": ours.entropy}
     rows = scores.class_scores(ours, plain)
     return {
         "template": "classification.html.j2",
-        "ours": ours,
+        "shown": ours,
         "plain": plain,
-        "points": len(ours.error),
-        "population": ours.population,
-        "tenths": scores.tenths(ours.entropy, ours.error),
-        "gain": scores.mean_error(ours.log_prob - plain.log_prob) if plain else None,
-        "fault": scores.fault(ours.right, ours.confidence, ("too sure of itself", "less sure than it could be")),
-        "worse_mean": scores.worse_votes(ours, plain),
+        "rows": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
         "charts": charts.class_charts(ours, plain),
-        "scores": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
-        "groups": scores.coverage_by_group(ours, ours.entropy, groups),
-        "examples": examples.class_examples(ours, x, names, classes),
+        "examples": examples.show_ends(ours, ours.entropy, columns, x, names),
     }
 
 

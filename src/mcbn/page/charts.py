@@ -19,7 +19,6 @@ from mcbn.plots import Z50, Z95, bulk_height, running_mean
 Spec: TypeAlias = dict[str, Any]
 MOST_POINTS = 10_000  # drawn at most; scores and curves count all
 MOST_NODES = 400  # of a curve
-DIAGONAL = {"name": "ideal", "kind": "line", "color": "gray", "dash": True, "x": [0, 1], "y": [0, 1], "quiet": True}
 
 
 def regression_charts(spread: Spread, units: str) -> dict[str, Spec]:
@@ -145,26 +144,18 @@ def _describe_errors(uncertainty: Vector, error: Vector, what: str) -> str:
 def coverage(ours: Curve, twin: Curve | None = None, *, twin_name: str, what: str) -> Spec:
     """How often intervals or sets of each level hold the truth."""
     beside = f"; {twin.y[95]:.1%} for {twin_name}" if twin else ""
-    lines = [series("line", twin_name, "red", *twin, dash=True)] if twin else []
-    return {
-        "alt": f"{what}: at the level 95 %, {ours.y[95]:.1%} of points are inside{beside}.",
-        "x": axis("level", 1, percent=True),
-        "y": axis("share inside", 1, percent=True),
-        "series": [series("line", "MCBN", "blue", *ours), *lines, DIAGONAL],
-    }
+    alt = f"{what}: at the level 95 %, {ours.y[95]:.1%} of points are inside{beside}."
+    axes = axis("level", 1, percent=True), axis("share inside", 1, percent=True)
+    return _over_diagonal(alt, *axes, [series("line", "MCBN", "blue", *ours)], twin, twin_name)
 
 
 def class_reliability(ours: Bins, twin: Bins | None = None) -> Spec:
     """Accuracy against confidence, bin by bin."""
     beside = f", {twin.gap:.1%} for the plain network" if twin else ""
-    plain = [series("line", "plain network", "red", *twin[:2], dash=True)] if twin else []
-    return {
-        "alt": f"Reliability: accuracy and confidence are {ours.gap:.1%} apart{beside}.",
-        "x": axis("confidence", 1, percent=True),
-        "y": axis("accuracy", 1, percent=True),
-        "series": [*_bins(ours), *plain, DIAGONAL],
-        "titles": [f"confidence {p:.1%}, {n:,} points" for p, n in zip(ours.predicted, ours.size, strict=True)],
-    }
+    alt = f"Reliability: accuracy and confidence are {ours.gap:.1%} apart{beside}."
+    axes = axis("confidence", 1, percent=True), axis("accuracy", 1, percent=True)
+    titles = [f"confidence {p:.1%}, {n:,} points" for p, n in zip(ours.predicted, ours.size, strict=True)]
+    return _over_diagonal(alt, *axes, _bins(ours), twin and twin[:2], "plain network") | {"titles": titles}
 
 
 def std_reliability(bins: Bins, units: str) -> Spec:
@@ -174,13 +165,16 @@ def std_reliability(bins: Bins, units: str) -> Spec:
         f"{name}, std {number(bins.predicted[i], 3)}: error {number(bins.observed[i], 3)}"
         for name, i in (("most certain", 0), ("least certain", -1))
     )
-    return {
-        "alt": f"Reliability of the std, by tenths. {ends}.",
-        "x": axis(f"predicted std ({units})", top),
-        "y": axis("root mean squared error", top),
-        "series": [*_bins(bins), {**DIAGONAL, "x": [0, top], "y": [0, top]}],
-        "titles": [f"std {number(p)}, {n:,} points" for p, n in zip(bins.predicted, bins.size, strict=True)],
-    }
+    axes = axis(f"predicted std ({units})", top), axis("root mean squared error", top)
+    titles = [f"std {number(p)}, {n:,} points" for p, n in zip(bins.predicted, bins.size, strict=True)]
+    return _over_diagonal(f"Reliability of the std, by tenths. {ends}.", *axes, _bins(bins)) | {"titles": titles}
+
+
+def _over_diagonal(alt: str, x: Spec, y: Spec, lines: list[Spec], twin: Any = None, twin_name: str = "") -> Spec:
+    """Draw lines, and the twin's curve or bins, over the diagonal that is ideal."""
+    beside = [series("line", twin_name, "red", *twin, dash=True)] if twin else []
+    ideal = {**series("line", "ideal", "gray", [0, x["max"]], [0, x["max"]], dash=True), "quiet": True}
+    return {"alt": alt, "x": x, "y": y, "series": [*lines, *beside, ideal]}
 
 
 def risk(uncertainty: Vector, loss: Vector, twin: Vector | None, label: str, *, percent: bool) -> Spec:

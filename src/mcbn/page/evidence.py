@@ -3,8 +3,9 @@
 A point is one output of one input: a row of a table, an image with its class, a pixel of a segmentation.
 """
 
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -85,30 +86,24 @@ class Votes:
 
 def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, constant_std: float | None = None) -> Spread:
     """Predict held-out regression data block by block."""
-    tuned = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all())
-    blocks = [_regress(bayes, x_block, y_block, tuned) for x_block, y_block in _blocks(x, y)]
-    mean, epistemic, variance, target, plain, inside, log_prob = (
-        _vector(column) for column in zip(*blocks, strict=True)
-    )
-    constant = _constant(constant_std, mean, target, bayes, validation)
-    inputs = np.repeat(np.arange(len(y)), len(mean) // len(y))
-    likelihood = log_prob if tuned else None
-    return Spread(mean, np.sqrt(variance), target, epistemic, likelihood, plain, *constant, inputs, inside)
+    vectors = _join([_regress(bayes, x_block, y_block) for x_block, y_block in _blocks(x, y)])
+    constant = _constant(constant_std, vectors["mean"], vectors["y"], bayes, validation)
+    return Spread(**vectors, **constant, inputs=np.repeat(np.arange(len(y)), len(vectors["mean"]) // len(y)))
 
 
-def _regress(bayes: MCBN[Any], x: Any, y: Tensor, tuned: bool) -> tuple[Tensor, ...]:
-    """Return mean, epistemic and total variance, target, plain output, whether in the interval, and log likelihood."""
+def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> dict[str, Tensor | None]:
     pred = bayes.predict(x)
     if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
         raise MCBNError(
             f"the network has {pred.mean.shape[1]} outputs, each with units of its own; give MCBN an output= that"
             " returns one of them and write a page for each"
         )
-    y = match_shape(y, pred.mean)
-    std = pred.variance.sqrt()
+    y, std = match_shape(y, pred.mean), pred.variance.sqrt()
     low, high = pred.interval(LEVEL) if _promises(pred) else central_interval(pred.mean, std, LEVEL)
-    inside = ((low <= y) & (y <= high)).to(y)
-    return pred.mean, pred.epistemic, pred.variance, y, bayes.plain_mean(x), inside, pred.log_prob(y) if tuned else y
+    tuned, inside = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all()), ((low <= y) & (y <= high)).to(y)
+    moments = {"mean": pred.mean, "std": pred.variance.double().sqrt(), "epistemic": pred.epistemic}
+    log_prob = pred.log_prob(y) if tuned else None
+    return moments | {"y": y, "log_prob": log_prob, "plain": bayes.plain_mean(x), "inside": inside}
 
 
 def _promises(pred: Any) -> bool:
@@ -119,31 +114,33 @@ def _promises(pred: Any) -> bool:
 
 def _constant(
     std: float | None, mean: Vector, y: Vector, bayes: MCBN[Any] | None = None, validation: Any = None
-) -> tuple[float, str]:
+) -> dict[str, Any]:
     """Return the twin's one std and its source: as given, or tuned by CRPS (Teye et al. 2018, Section 4.2)."""
     if std is not None:
         if not std > 0:
             raise MCBNError(f"constant_std must be positive, got {std!r}")
-        return std, "as given"
+        return {"constant_std": std, "constant_source": "as given"}
     source = "tuned on the data shown, which favours the twin"
     if bayes is not None and validation is not None:
         if not isinstance(validation, tuple | list) or len(validation) != 2:
             raise MCBNError(f"validation must be a pair (x, y), got {type(validation).__name__}")
         mean, y = (_vector([values]) for values in (bayes.predict(validation[0]).mean, torch.as_tensor(validation[1])))
         source = "tuned on validation data"
-    return float(constant_tau(torch.from_numpy(mean), torch.from_numpy(y)).rsqrt()), source
+    tau = constant_tau(torch.from_numpy(mean), torch.from_numpy(y))
+    return {"constant_std": float(tau.rsqrt()), "constant_source": source}
 
 
 def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
     """Take predictions made elsewhere, (N,) each, as Gaussian."""
     if not bool((std > 0).all()):
         raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
-    centre, width, target = (_vector([values]) for values in (mean, std, y))
-    log_prob = -0.5 * ((target - centre) / width) ** 2 - np.log(width) - 0.5 * np.log(2 * np.pi)
-    constant = _constant(constant_std, centre, target)
+    mean, std, y = (values.double() for values in (mean, std, y))
     low, high = central_interval(mean, std, LEVEL)
-    inside = _vector([((low <= y) & (y <= high)).double()])
-    return Spread(centre, width, target, None, log_prob, None, *constant, np.arange(len(target)), inside)
+    log_prob = -0.5 * ((y - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
+    inside = ((low <= y) & (y <= high)).double()
+    vectors = _join([{"mean": mean, "std": std, "y": y, "log_prob": log_prob, "inside": inside}])
+    constant = _constant(constant_std, vectors["mean"], vectors["y"])
+    return Spread(**vectors, **constant, epistemic=None, plain=None, inputs=np.arange(len(y)))
 
 
 def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
@@ -161,12 +158,15 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
         ours.append(_vote(pred.probs, labels, kept[block], first, pred.mutual_information, sets))
         plain.append(_vote(bayes.plain_mean(x_block), labels, kept[block], first))
         first += len(y_block)
-    return _gather(ours, population), _gather(plain, population)
+    if not kept.any():
+        raise MCBNError("every label is the one to ignore: nothing is left to report on")
+    return Votes(**_join(ours), population=population), Votes(**_join(plain), population=population)
 
 
 def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:
     """Take class probabilities (N, K) made elsewhere, with their labels (N,)."""
-    return _gather([_vote(probs, y, torch.ones(y.shape, dtype=torch.bool), 0, information)], len(y))
+    vectors = _join([_vote(probs, y, torch.ones(y.shape, dtype=torch.bool), 0, information)])
+    return Votes(**vectors, population=len(y))
 
 
 def _vote(
@@ -199,15 +199,14 @@ def _vote(
     }
 
 
-def _gather(blocks: list[dict[str, Tensor | None]], population: int) -> Votes:
-    joined: dict[str, Any] = {}
+def _join(blocks: Sequence[Mapping[str, Tensor | None]]) -> dict[str, Any]:
+    """Join blocks to vectors (N,) by name, whole numbers as they are; None where no block has any."""
+    vectors: dict[str, Any] = {}
     for name in blocks[0]:
         values = [value for block in blocks if (value := block[name]) is not None]
-        whole = name in ("label", "truth", "inputs")
-        joined[name] = (torch.cat(values).cpu().numpy() if whole else _vector(values)) if values else None
-    if len(joined["truth"]) == 0:
-        raise MCBNError("every label is the one to ignore: nothing is left to report on")
-    return Votes(**joined, population=population)
+        whole = bool(values) and not values[0].is_floating_point()
+        vectors[name] = (torch.cat(values).cpu().numpy() if whole else _vector(values)) if values else None
+    return vectors
 
 
 def _blocks(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:

@@ -21,27 +21,32 @@ Pixels: TypeAlias = NDArray[np.uint8]
 Group: TypeAlias = dict[str, Any]  # inputs under one heading, or one of them: what a template shows
 
 
-def regression_examples(spread: Spread, x: Any, names: Sequence[str] | None) -> list[Group]:
-    """Show the inputs with the widest and the narrowest predictive distributions."""
-    vectors = {"mean": spread.mean, "std": spread.std, "target": spread.y, "|error|": spread.error}
-    groups = []
-    for heading, chosen in ends(spread.std, spread.inputs):
-        points = [np.flatnonzero(spread.inputs == i) for i in chosen]
-        columns = {name: [float(vector[p].mean()) for p in points] for name, vector in vectors.items()}
-        groups.append({"heading": heading, **_show(x, chosen, columns, names)})
+def show_ends(
+    shown: Spread | Votes, order: Vector, columns: Mapping[str, NDArray[Any]], x: Any, names: Sequence[str] | None
+) -> list[Group]:
+    """Show the inputs highest and lowest in `order` (N,), with the mean of each column over their points, or its text.
+
+    They are pictures, or else rows: the columns, then up to 30 features where x is a table.
+    """
+    groups: list[Group] = []
+    for heading, chosen in ends(order, shown.inputs):
+        points = [np.flatnonzero(shown.inputs == i) for i in chosen]
+        rows = [[str(chosen[k]), *(_typical(c[p]) for c in columns.values())] for k, p in enumerate(points)]
+        if is_image(x):
+            tiles = [_tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
+            cards = [{"tiles": [tile], "row": row} for tile, row in zip(tiles, rows, strict=True)]
+            groups.append({"heading": heading, "cards": cards})
+            continue
+        header = ["input", *columns]
+        if isinstance(x, Tensor) and x.ndim == 2:
+            header += feature_names(x, names)[:MOST_COLUMNS]
+            rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
+        groups.append({"heading": heading, "cards": [], "header": header, "rows": rows})
     return groups
 
 
-def class_examples(votes: Votes, x: Any, names: Sequence[str] | None, classes: Sequence[str]) -> list[Group]:
-    """Show the inputs with the highest and the lowest entropy, their answers and the truth."""
-    groups = []
-    for heading, chosen in ends(votes.entropy, votes.inputs):
-        points = [int(np.flatnonzero(votes.inputs == i)[0]) for i in chosen]
-        labels = {"answer": votes.label, "truth": votes.truth}
-        columns: dict[str, list[Any]] = {name: [classes[k] for k in vector[points]] for name, vector in labels.items()}
-        columns |= {"confidence": votes.confidence[points].tolist(), "entropy": votes.entropy[points].tolist()}
-        groups.append({"heading": heading, **_show(x, chosen, columns, names)})
-    return groups
+def _typical(values: NDArray[Any]) -> str | float:
+    return str(values[0]) if values.dtype.kind == "O" else float(values.mean())
 
 
 def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
@@ -51,21 +56,6 @@ def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDAr
     mean = np.bincount(inputs, weights=uncertainty)[known] / count[known]
     order = known[np.argsort(mean, kind="stable")]
     return [("Least certain", order[::-1][:COUNT]), ("Most certain", order[:COUNT])]
-
-
-def _show(
-    x: Any, chosen: NDArray[np.int64], columns: Mapping[str, Sequence[Any]], names: Sequence[str] | None
-) -> Group:
-    """Show inputs as pictures, else as rows: the prediction, then up to 30 features where x is a table."""
-    header = ["input", *columns]
-    rows = [[str(i), *values] for i, *values in zip(chosen, *columns.values(), strict=True)]
-    if is_image(x):
-        tiles = [_tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
-        return {"cards": [{"tiles": [tile], "row": row} for tile, row in zip(tiles, rows, strict=True)]}
-    if isinstance(x, Tensor) and x.ndim == 2:
-        header += feature_names(x, names)[:MOST_COLUMNS]
-        rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
-    return {"cards": [], "header": header, "rows": rows}
 
 
 def _tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:

@@ -17,6 +17,14 @@ from mcbn.page.evidence import Spread, Vector, Votes
 
 LEVELS = np.linspace(0, 1, 101)
 FIFTHS = ("least uncertain", "second", "third", "fourth", "most uncertain")
+CLASS_SCORES = (
+    ("Accuracy", "higher"),
+    ("Negative log likelihood", "lower"),
+    ("Brier score", "lower"),
+    ("Calibration error (ECE)", "lower"),
+    ("AUROC of entropy at finding the wrong ones", "higher"),
+    ("AUROC of mutual information at it", "higher"),
+)  # 1 is best where higher is better, else 0
 GroupRow = tuple[str, int, float]  # name, points, share inside
 
 
@@ -53,12 +61,12 @@ def mean_error(values: Vector) -> tuple[float, float]:
     return float(values.mean()), error
 
 
-def fault(held: Vector, promised: Vector, words: tuple[str, str]) -> str:
+def fault(held: Vector, promised: Vector | float, words: tuple[str, str]) -> str:
     """Say, in one of two words, that points fall short of what was promised for them, or go beyond it; else nothing.
 
     held (N,) is 1 or 0, promised (N,) its probability. Two percent, or two standard errors, may be chance.
     """
-    gap, chance = float((held - promised).mean()), 2 * math.sqrt(float((promised * (1 - promised)).mean()) / len(held))
+    gap, chance = np.mean(held - promised), 2 * math.sqrt(np.mean(promised * (1 - promised)) / len(held))
     return "" if abs(gap) <= max(0.02, chance) else words[int(gap > 0)]
 
 
@@ -187,34 +195,22 @@ def crps(spread: Spread) -> tuple[Vector, Vector]:
     return ours, twin
 
 
-def _score(name: str, better: str, ours: Vector, twin: Vector, bound: Vector) -> Score:
-    means = float(ours.mean()), float(twin.mean()), float(bound.mean())
-    return Score(name, better, *means, _percent(*means))
-
-
-def _percent(ours: float, twin: float, bound: float) -> float:
+def _score(name: str, better: str, *values: Vector | float) -> Score:
+    """Average ours, the twin's and the bound over points; place ours between the others, where they make a scale."""
+    ours, twin, bound = (float(np.mean(value)) for value in values)
     try:
-        return float(metrics.normalized(ours, twin, bound))
-    except MCBNError:  # the bounds coincide or one is infinite: no scale to place the score on
-        return math.nan
+        percent = float(metrics.normalized(ours, twin, bound))
+    except MCBNError:  # the bounds coincide or one is infinite
+        percent = math.nan
+    return Score(name, better, ours, twin, bound, percent)
 
 
 def class_scores(ours: Votes, plain: Votes | None) -> list[Score]:
     """Accuracy, NLL, Brier score, calibration error, and AUROC of entropy at finding the wrong ones."""
     mine = _class_values(ours)
     theirs = _class_values(plain) if plain else [math.nan] * len(mine)
-    names = (
-        ("Accuracy", "higher", 1.0),
-        ("Negative log likelihood", "lower", 0.0),
-        ("Brier score", "lower", 0.0),
-        ("Calibration error (ECE)", "lower", 0.0),
-        ("AUROC of entropy at finding the wrong ones", "higher", 1.0),
-        ("AUROC of mutual information at it", "higher", 1.0),
-    )
-    return [
-        Score(name, better, value, twin, bound, _percent(value, twin, bound))
-        for (name, better, bound), value, twin in zip(names, mine, theirs, strict=True)
-    ]
+    rows = zip(CLASS_SCORES, mine, theirs, strict=True)
+    return [_score(*about, value, twin, float(about[1] == "higher")) for about, value, twin in rows]
 
 
 def _class_values(votes: Votes) -> list[float]:
