@@ -2,8 +2,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 ZOO_READY := .venv-zoo/.ready
+AGAINST ?= $(shell git describe --tags --abbrev=0)
 
-.PHONY: demo bench pages zoo test quick fuzz check format docs docs-serve dist clean
+.PHONY: demo bench pages zoo test quick fuzz check format docs docs-serve api dist clean
 
 demo: $(READY)      ## train, fit and score on Boston and Concrete; figures under demo/
 	$(BIN)/mcbn demo --out demo
@@ -38,6 +39,9 @@ docs: $(READY)      ## the documentation site under site/; broken links and miss
 docs-serve: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+api: $(READY)       ## what breaks for users of the release AGAINST, by default the newest tag
+	$(BIN)/griffe check mcbn --search src --against $(AGAINST)
+
 dist: $(READY)      ## both distributions under dist/, checked, each wheel tried in an environment of its own
 	rm -rf dist .venv-dist
 	$(BIN)/python -m build --outdir dist .
@@ -62,6 +66,7 @@ $(READY): pyproject.toml study/pyproject.toml benchmarks/pyproject.toml constrai
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e study -e benchmarks
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchcp  # a peer in the tests
 	touch $@
 
 # apart: what the zoo's packages bring along (torchvision, torchaudio) is not for the suite.
