@@ -86,9 +86,9 @@ def render(package: str, template: str = "report.md.j2", /, **content: Any) -> s
     return page.get_template(template).render(markdown=markdown, **content).rstrip() + "\n"
 
 
-def _straighten(text: str, align: str = "r") -> str:
+def _straighten(text: str, align: str = "r", *, padded: bool = True) -> str:
     header, *rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
-    return markdown(header, rows, align)
+    return markdown(header, rows, align, padded=padded)
 
 
 def to_page(table: Table) -> str:
