@@ -7,15 +7,15 @@ from torch import Tensor
 from mcbn import metrics
 
 
-def class_scores(probs: Tensor, y: Tensor) -> dict[str, Any]:
-    """Score class probabilities (N, K), in double precision.
+def class_scores(probs: Tensor, y: Tensor, *names: str) -> dict[str, Any]:
+    """Score class probabilities (N, K), in double precision; return all scores but nll, or those named.
 
-    pll: mean_n log p_n(y_n) (Teye et al. 2018, section 4.4), pll_error its standard error over the images;
+    pll: mean_n log p_n(y_n) (Teye et al. 2018, section 4.4), nll is -pll, pll_error the standard error over the images;
     error_auroc: how well 1 - max_k p_k finds the wrong labels, None where no label, or every one, is wrong.
     """
     probs, y = probs.double(), y.to(probs.device)
     log_p = log_likelihood(probs, y)
-    return {
+    scores = {
         "pll": float(log_p.mean()),
         "pll_error": standard_error(log_p),
         "accuracy": float(metrics.accuracy(probs, y)),
@@ -23,6 +23,7 @@ def class_scores(probs: Tensor, y: Tensor) -> dict[str, Any]:
         "brier": float(metrics.brier(probs, y)),
         "error_auroc": error_auroc(1 - probs.amax(1), probs.argmax(1) != y),
     }
+    return {name: (scores | {"nll": -scores["pll"]})[name] for name in names or scores}
 
 
 def log_likelihood(probs: Tensor, y: Tensor) -> Tensor:

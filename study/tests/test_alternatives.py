@@ -24,6 +24,7 @@ from mcbn_study.cifar10.train import Augmented, save_network
 from mcbn_study.data.cifar import Images, require_images
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks import CifarResNet, standardize
+from mcbn_study.scores import class_scores
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
 QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "ensemble")
@@ -66,9 +67,7 @@ def foreign(tmp_path_factory):
 def finished(networks, foreign, tmp_path_factory):
     """A folder with the records, tables and figure of a whole run."""
     out = tmp_path_factory.mktemp("out")
-    options = {"methods": QUICK, "data": DATA}
-    study.run(networks, out, foreign=foreign, **SETTINGS, **options)
-    study.time_methods(networks, out, n_samples=4, batch_size=8, **options)
+    study.run(networks, out, foreign=foreign, methods=QUICK, data=DATA, **SETTINGS)
     report.write(out)
     return out
 
@@ -95,11 +94,11 @@ def test_aurocs_count_pairs():
     probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
     y = torch.tensor([0, 1, 0, 0])  # the second and the last are wrong; doubts 0.1, 0.4, 0.5, 0.2
     pairs = [(0.4, 0.1), (0.4, 0.5), (0.2, 0.1), (0.2, 0.5)]
-    assert study.score(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
+    assert class_scores(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
     other = torch.tensor([[0.55, 0.45], [0.99, 0.01]], dtype=torch.float64)
     wins = sum(max(a) < max(b) for a in other.tolist() for b in probs.tolist())  # two classes: doubt goes with entropy
     assert study.ood_auroc(probs, other) == pytest.approx(wins / 8)
-    assert study.score(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
+    assert class_scores(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
 
 
 def test_the_ensemble_is_the_mean_of_its_members(networks):

@@ -69,9 +69,16 @@ def test_glass_copies_pixels_from_above_and_left() -> None:
 
 
 @pytest.mark.parametrize("edge", ["repeat", "pixels", "edges"])
-def test_edges_continue_as_numpy_pads(edge: str) -> None:
+def test_images_continue_beyond_their_edges_as_numpy_pads(edge: str) -> None:
     modes: dict[str, Any] = {"repeat": "edge", "pixels": "reflect", "edges": "symmetric"}
-    assert corruptions._places(7, 5, edge).tolist() == np.pad(np.arange(7), 5, mode=modes[edge]).tolist()
+    blurs = {
+        "repeat": lambda x: corruptions._gaussian(x, 1.5),
+        "pixels": lambda x: corruptions._defocus(x, (1.5, 0.1), torch.Generator()),
+        "edges": lambda x: corruptions._gaussian(x, 1.5, "reflect"),
+    }
+    x = torch.rand(1, 1, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    padded = torch.from_numpy(np.pad(x, ((0, 0), (0, 0), (12, 12), (12, 12)), mode=modes[edge]))
+    torch.testing.assert_close(blurs[edge](padded)[..., 12:-12, 12:-12], blurs[edge](x))
 
 
 def test_formulas_are_those_of_imagecorruptions() -> None:

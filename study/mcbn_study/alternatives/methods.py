@@ -152,30 +152,23 @@ class LastLayer:
     """
 
     def __init__(self, network: nn.Module, x: Iterable[Tensor], y: Tensor) -> None:
-        self.network, self.layer = network, last_linear(network)
-        features = torch.cat([self.features(images) for images in x])  # (N, F)
-        loader = DataLoader(TensorDataset(features, y.cpu()), batch_size=LAPLACE_AT_ONCE)
-        head, settings = copy.deepcopy(self.layer).cpu(), {"subset_of_weights": "all", "hessian_structure": "kron"}
+        self.network, (_, features) = network, look_inside(network, x)
+        loader = DataLoader(TensorDataset(features.cpu(), y.cpu()), batch_size=LAPLACE_AT_ONCE)
+        head, settings = (
+            copy.deepcopy(last_linear(network)).cpu(),
+            {"subset_of_weights": "all", "hessian_structure": "kron"},
+        )
         with isolated_random(0), warnings.catch_warnings(action="ignore"):
             self.posterior = require_laplace()(head, "classification", **settings)
             self.posterior.fit(loader)
             self.posterior.optimize_prior_precision(method="marglik")
 
-    @torch.no_grad()
-    def features(self, x: Tensor) -> Tensor:
-        """Return what the last layer is given, (N, F), on the CPU."""
-        seen: list[Tensor] = []
-        hook = self.layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-        try:
-            self.network(x)
-        finally:
-            hook.remove()
-        return seen[0].cpu()
-
     def log_probabilities(self, x: Tensor) -> Tensor:
         """Return them as if of one draw, (1, N, K)."""
         with warnings.catch_warnings(action="ignore"):
-            probs: Tensor = self.posterior(self.features(x), pred_type="glm", link_approx="probit")
+            probs: Tensor = self.posterior(
+                look_inside(self.network, [x])[1].cpu(), pred_type="glm", link_approx="probit"
+            )
         return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log().unsqueeze(0)
 
 
@@ -185,3 +178,15 @@ def last_linear(network: nn.Module) -> nn.Linear:
     if not layers:
         raise MCBNError(f"{type(network).__name__} has no linear layer, so no last-layer Laplace")
     return layers[-1]
+
+
+@torch.no_grad()
+def look_inside(network: nn.Module, x: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Run images in parts: what the network gives, (N, K), and what its last linear layer is given, (N, F)."""
+    hidden: list[Tensor] = []
+    hook = last_linear(network).register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0]))
+    try:
+        logits = [network(images) for images in x]
+    finally:
+        hook.remove()
+    return torch.cat(logits), torch.cat(hidden)

@@ -5,7 +5,7 @@ Scores are those of the probabilities, and of the entropy as a sign that an imag
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from mcbn_study.machine import timed
 from mcbn_study.scores import class_scores
 
 Row = dict[str, Any]
+SCORES = ("nll", "accuracy", "ece", "brier", "error_auroc")
 TIMED = {"cuda": 1250, "cpu": 50}  # images
 ON_THINNED = {"dropout", *THINNED}  # methods of the networks trained with dropout
+Task = tuple[str, Material, int | None]  # a method, what it is made of, the seed
 EVERY = None  # in place of a seed: of the ensemble
 
 
@@ -46,7 +48,7 @@ def run(
     n_corrupted: int = 1250,
     data: Split | None = None,
 ) -> Path:
-    """Measure the methods on every seed; append to `out`/records.jsonl, going on after an interruption.
+    """Measure the methods on every seed, time them on the first; append to `out`/records.jsonl, not what is there.
 
     networks: folder of those that `mcbn reproduce cifar10` trained, with and without dropout; foreign: npz of foreign
     images (`inputs.build_foreign`); methods: all that can be had by default, with a warning for each that cannot;
@@ -55,40 +57,30 @@ def run(
     trained, data = load_networks(networks, device), require_split(data)
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
     sizes = {name: len(queries.x) for name, queries in sets.items()}
-    journal = Journal(out, {"n_samples": n_samples, "batch_size": batch_size, "images": sizes}, device)
-    for method, material, seed in tasks(trained, data, choose(methods, trained), seeds, n_samples, batch_size):
+    draws = {"n_samples": n_samples, "batch_size": batch_size}
+    journal, chosen = Journal(out, draws | {"images": sizes}, device), choose(methods, trained)
+    for method, material, seed in tasks(trained, data, chosen, seeds, **draws):
         key = {"kind": "score", "method": method, "seed": seed}
         asked = [{"data": name, "tempered": tempered} for name in ("validation", *sets) for tempered in (False, True)]
         if not all(journal.has(**key, **each) for each in asked):
             journal.add(row | {"method": method, "seed": seed} for row in measure(method, material, sets))
+    x = data.test.x[: TIMED[torch.device(device).type]]
+    clock(Journal(out, draws | {"n": len(x)}, device), tasks(trained, data, chosen, [min(trained.plain)], **draws), x)
     return journal.path
 
 
-def time_methods(
-    networks: str | Path,
-    out: str | Path = "results/alternatives",
-    *,
-    device: str = "cpu",
-    methods: Sequence[str] = (),
-    n_samples: int = 128,
-    batch_size: int = 32,
-    data: Split | None = None,
-) -> Path:
-    """Time each method on the networks of the first seed, alone on its machine; append to `out`/records.jsonl.
+def clock(journal: Journal, tasks: Iterable[Task], x: Tensor) -> None:
+    """Time methods on images, each alone on its machine.
 
     setup_seconds is what it takes to get ready: for MCBN the draws, for its other modes what comes on top of them.
     """
-    trained, data = load_networks(networks, device), require_split(data)
-    x = data.test.x[: TIMED[torch.device(device).type]]
-    journal = Journal(out, {"n_samples": n_samples, "batch_size": batch_size, "n": len(x)}, device)
-    first = [min(trained.plain)]
-    for method, material, seed in tasks(trained, data, choose(methods, trained), first, n_samples, batch_size):
-        sampler, setup = timed(catalogue.make, method, material)
-        for _ in range(2):  # the first time to warm up
+    for method, material, seed in tasks:
+        key = {"kind": "cost", "method": method, "seed": seed}
+        if not journal.has(**key, device=journal.device):
+            sampler, setup = timed(catalogue.make, method, material)
+            sampler(x)  # to warm up
             _, seconds = timed(sampler, x)
-        row = {"kind": "cost", "method": method, "seed": seed, "setup_seconds": setup}
-        journal.add([row | {"milliseconds": 1000 * seconds / len(x)}])
-    return journal.path
+            journal.add([key | {"setup_seconds": setup, "milliseconds": 1000 * seconds / len(x)}])
 
 
 def require_split(data: Split | None) -> Split:
@@ -119,7 +111,7 @@ def choose(methods: Sequence[str], trained: CifarNetworks) -> list[str]:
 
 def tasks(
     trained: CifarNetworks, data: Split, methods: Sequence[str], seeds: Sequence[int], n_samples: int, batch_size: int
-) -> Iterator[tuple[str, Material, int | None]]:
+) -> Iterator[Task]:
     """Yield what is to be measured: each method of a seed with what it is made of, then the ensemble."""
     device = next(iter(trained.plain.values())).last.weight.device
     train = Augmented(data.train.x.to(device))
@@ -151,7 +143,7 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
             probs = probabilities(logits, tau)  # (N, K)
             row: Row = {"kind": "score", "data": name, "n": len(probs), "tempered": tempered, "tau": tau}
             if queries.y is not None:
-                row |= score(probs, queries.y)
+                row |= class_scores(probs, queries.y, *SCORES)
             if name == "test":
                 inside[tempered] = probs
             elif name != "validation":
@@ -171,13 +163,6 @@ def probabilities(logits: Tensor, tau: float = 1.0) -> Tensor:
 def temperature(logits: Tensor, y: Tensor) -> float:
     """Return the tau that maximises the mean log of `probabilities` on validation images (T, N, K), (N,)."""
     return noise.inverse_temperature(logits.double(), y.to(logits.device)).item()
-
-
-def score(probs: Tensor, y: Tensor) -> Row:
-    """Score probabilities (N, K); error_auroc: does 1 - max_k p_k find the wrong answers? None if there are none."""
-    scores = class_scores(probs, y)
-    names = ("accuracy", "ece", "brier", "error_auroc")
-    return {"nll": -scores["pll"]} | {name: scores[name] for name in names}
 
 
 def ood_auroc(inside: Tensor, other: Tensor) -> float:

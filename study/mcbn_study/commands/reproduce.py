@@ -245,10 +245,9 @@ def alternatives(
     if measure:
         if foreign is not None and not foreign.is_file():
             build_foreign(foreign)
-        options: dict[str, Any] = {"device": device, "methods": methods or (), "n_samples": n_samples}
         images: dict[str, Any] = {"foreign": foreign, "n_test": n_test, "n_corrupted": n_corrupted}
-        alternatives.run(networks, out, seeds=seeds or (), **options, **images)
-        alternatives.time_methods(networks, out, **options)
+        options: dict[str, Any] = {"device": device, "methods": methods or (), "seeds": seeds or ()}
+        alternatives.run(networks, out, n_samples=n_samples, **options, **images)
     return report.write(out)
 
 
@@ -285,12 +284,13 @@ def shift(
     measure: Annotated[bool, typer.Option(help="no: only tables, from the records")] = True,
 ) -> Lines:
     """See shifts, know strange inputs and repair networks, on CIFAR-10-C and on tables, beside other methods."""
+    from mcbn_study.profiles import find_profile
     from mcbn_study.shift import report
-    from mcbn_study.shift.profile import find_profile, load_inputs
+    from mcbn_study.shift.profile import PROFILES, load_inputs
     from mcbn_study.shift.run import run
 
     if measure:
-        chosen = find_profile(profile)
+        chosen = find_profile(PROFILES, profile)
         inputs = load_inputs(chosen, foreign, frost)
         run(chosen, inputs, out, networks=networks, weights=weights, device=device, kinds=kinds or ())
     return report.write(out, Path("docs/field.md"))

@@ -23,6 +23,7 @@ from mcbn.conformal import Calibration, set_scores
 from mcbn.files import write_text
 from mcbn.networks import Standardized
 from mcbn_study.journal import RECORDS, Journal, Record, latest, read
+from mcbn_study.scores import class_scores
 from mcbn_study.tables import render
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -108,7 +109,7 @@ def run_cifar(
     """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
     from mcbn_study.alternatives import methods
     from mcbn_study.alternatives.inputs import load_networks
-    from mcbn_study.alternatives.run import probabilities, require_split, score, tasks, temperature
+    from mcbn_study.alternatives.run import SCORES, probabilities, require_split, tasks, temperature
 
     config = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
     journal = Journal(out, config, device)
@@ -120,7 +121,7 @@ def run_cifar(
             tau = temperature(sampler(material.validation.x), material.validation.y)
             probs, y = probabilities(sampler(images.test.x), tau).cpu(), images.test.y.cpu()
             sets = {name: count_sets(probs, y, *how) for name, how in SETS.items()}
-            journal.add([{**key, **score(probs, y), "sets": sets, "risk": count_risk(probs, y)}])
+            journal.add([{**key, **class_scores(probs, y, *SCORES), "sets": sets, "risk": count_risk(probs, y)}])
     return journal.path
 
 

@@ -76,7 +76,10 @@ def cifar(
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
         for name in (name for name in names if not journal.has(family=name)):
             predict = partial(_probabilities, bayes, name)
-            journal.add([_row(name, predict_and_score(predict, x, y)) | costs])
+            scores = predict_and_score(predict, x, y)
+            row: Row = {"kind": "posterior", "dataset": "cifar10", "family": name}
+            row |= {score: scores[score] for score in ("pll", "pll_error", "accuracy", "ece")}
+            journal.add([row | {"predict_seconds": scores["seconds"]} | costs])
     return journal.path
 
 
@@ -84,11 +87,6 @@ def _probabilities(bayes: MCBN[ClassificationPrediction], family: str, x: Tensor
     if family == "plain":
         return bayes.plain(x).softmax(1)
     return bayes.predict(x, method="linear" if family == "linear" else "sample").probs
-
-
-def _row(family: str, scores: Row) -> Row:
-    kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}
-    return {"kind": "posterior", "dataset": "cifar10", "family": family, **kept, "predict_seconds": scores["seconds"]}
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:

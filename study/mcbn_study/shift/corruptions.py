@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from scipy import ndimage  # type: ignore[import-untyped]
 from torch import Generator, Tensor
 
 from mcbn.errors import MCBNError
@@ -70,38 +71,16 @@ def _normal(x: Tensor, generator: Generator, channels: int = 3) -> Tensor:
     return torch.randn(len(x), channels, *x.shape[2:], generator=generator, dtype=torch.float64).to(x.device)
 
 
-def _places(n: int, reach: int, edge: str) -> Tensor:
-    """Continue 0 .. n - 1 beyond its ends: "repeat" them, mirror about the last "pixels" or about their "edges"."""
-    place = torch.arange(-reach, n + reach)
-    if edge == "repeat":
-        return place.clamp(0, n - 1)
-    period = 2 * n - 2 * (edge == "pixels")
-    return torch.minimum(place % period, (period - (edge == "edges") - place) % period)
-
-
-def _filter(x: Tensor, weights: Tensor, edge: str) -> Tensor:
-    """Correlate every channel with weights (h, w)."""
-    for side, reach in ((2, weights.shape[0] // 2), (3, weights.shape[1] // 2)):
-        x = x.index_select(side, _places(x.shape[side], reach, edge).to(x.device))
-    return F.conv2d(x, weights.to(x).expand(x.shape[1], 1, -1, -1), groups=x.shape[1])
-
-
-def _bell(reach: int, sigma: float) -> Tensor:
-    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sigma).square())
-    return weights / weights.sum()
-
-
-def _gaussian(x: Tensor, sigma: float, edge: str = "repeat", truncate: float = 4.0) -> Tensor:
-    reach = int(truncate * sigma + 0.5)
-    weights = _bell(reach, sigma or 1.0)
-    return _filter(_filter(x, weights[None], edge), weights[:, None], edge)
+def _gaussian(x: Tensor, sigma: float, mode: str = "nearest", truncate: float = 4.0) -> Tensor:
+    blurred = ndimage.gaussian_filter(x.cpu().numpy(), sigma, mode=mode, truncate=truncate, axes=(2, 3))
+    return torch.from_numpy(blurred).to(x.device)
 
 
 def _defocus(x: Tensor, strength: tuple[float, float], generator: Generator) -> Tensor:
-    place, soft = torch.arange(-2, 3), _bell(1, strength[1])  # radii below 2
-    disk = (place[:, None].square() + place.square() <= strength[0] ** 2).double()
-    kernel = F.conv2d(F.pad(disk / disk.sum(), (1,) * 4)[None, None], torch.outer(soft, soft)[None, None], padding=1)
-    return _filter(x, kernel[0, 0], "pixels")
+    place = np.arange(-3, 4)  # radii below 2, and their blur
+    disk = (place[:, None] ** 2 + place**2 <= strength[0] ** 2).astype(float)
+    kernel = ndimage.gaussian_filter(disk / disk.sum(), strength[1], mode="constant", radius=1)
+    return torch.from_numpy(ndimage.correlate(x.cpu().numpy(), kernel[None, None], mode="mirror")).to(x.device)
 
 
 def _read(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -122,8 +101,8 @@ def _glass(x: Tensor, strength: tuple[float, int], generator: Generator) -> Tens
 
 def _motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
     """Average along a line that begins at each pixel, one angle (N,) an image, edges repeated, as ImageMagick does."""
-    weights, place = _bell(2 * radius, sigma)[2 * radius :], torch.arange(x.shape[-1], device=x.device)
-    blurred = torch.zeros_like(x)
+    weights = torch.exp(-0.5 * (torch.arange(2 * radius + 1, dtype=torch.float64) / sigma).square())
+    place, blurred = torch.arange(x.shape[-1], device=x.device), torch.zeros_like(x)
     for step, weight in enumerate(weights / weights.sum()):
         down, right = (torch.ceil(step * f(torch.deg2rad(degrees)) - 0.5).long() for f in (torch.sin, torch.cos))
         rows, columns = ((place + moved[:, None]).clamp(0, x.shape[-1] - 1) for moved in (down, right))  # (N, H)
@@ -209,7 +188,7 @@ def _elastic(x: Tensor, strength: tuple[float, float, float], generator: Generat
     grid = torch.stack(torch.meshgrid(place, place, indexing="xy"), 2)  # (H, W, 2): x, y
     source = (F.pad(grid, (0, 1), value=1.0).reshape(1, -1, 3) @ back).reshape(N, side, side, 2)
     x = F.grid_sample(x, 2 * source / (side - 1) - 1, padding_mode="reflection", align_corners=True)
-    moved = _gaussian(_uniform(x, generator, N, 2, side, side, low=-1), sigma, "edges", 3.0) * alpha
+    moved = _gaussian(_uniform(x, generator, N, 2, side, side, low=-1), sigma, "reflect", 3.0) * alpha
     source = grid + moved.permute(0, 2, 3, 1)
     return F.grid_sample(x, (2 * source + 1) / side - 1, padding_mode="reflection", align_corners=False)
 

@@ -169,12 +169,12 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
         shifted, prepared = subject.look(x), subject.prepare(x)
         for size in profile.power_sizes:
             rows = batch_rows(len(x), size, profile.power_batches, severity)
-            found = {"watch": float((p_values(watch, prepared, rows) <= ALPHA).double().mean())}
-            for name, values in tests(shifted.take(rows)).items():
-                p = rank_p_values(values.cpu(), held_out[size][name])
-                found[name] = float((p <= ALPHA).double().mean())
-            for method, share in found.items():
-                yield {"corruption": kind, "M": size, "method": method, "power": share}
+            tested = tests(shifted.take(rows)).items()
+            p = {"watch": p_values(watch, prepared, rows)}
+            p |= {name: rank_p_values(values.cpu(), held_out[size][name]) for name, values in tested}
+            for method, values in p.items():
+                power = float((values <= ALPHA).double().mean())
+                yield {"corruption": kind, "M": size, "method": method, "power": power}
 
 
 def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dict[str, Tensor]:
@@ -211,7 +211,7 @@ def _plain_repairs(subject: Subject, tau: float, images: Tensor, y: Tensor, prof
         "tent": tent(subject.network, subject.prepare(images[-profile.n_tent :]))[-len(y) :],
     }
     for method, values in repaired.items():
-        yield {"method": method, **scores(probabilities(values[None]), y)}
+        yield {"method": method, **_scores(probabilities(values[None]), y)}
 
 
 def _moved_repairs(
@@ -220,7 +220,7 @@ def _moved_repairs(
     """Score MCBN as fitted, and adapted to some of the pool; every: to few as well, and to two classes alone."""
     x = subject.prepare(shown.x)
     before = _probs(bayes, x)
-    yield {"method": "mcbn", **scores(before, shown.y)}
+    yield {"method": "mcbn", **_scores(before, shown.y)}
     for count in profile.unlabelled if every else profile.unlabelled[:1]:
         yield {"method": f"adapt {count}"} | _adapted(subject, bayes, watch, pool.x[:count], x, shown.y)[1]
     for pair in profile.pairs if every else ():
@@ -239,17 +239,15 @@ def _adapted(
     probs, report = _probs(adapted, x), adapted.adaptation
     assert report is not None
     facts = {"moved": report.moved, "settled": report.settled, "p_value": report.p_value, "n_pool": len(pool)}
-    return probs, {**scores(probs, y), **facts, "adapt_seconds": round(seconds, 3)}
+    return probs, {**_scores(probs, y), **facts, "adapt_seconds": round(seconds, 3)}
 
 
 def _probs(bayes: MCBN[Any], x: Tensor) -> Tensor:
     return torch.cat([bayes.predict(some).probs for some in torch.split(x, 1000)]).double()
 
 
-def scores(probs: Tensor, y: Tensor) -> Row:
-    """Accuracy, NLL and ECE of probabilities (N, K)."""
-    values = class_scores(probs, y)
-    return {"n": len(y), "accuracy": values["accuracy"], "nll": -values["pll"], "ece": values["ece"]}
+def _scores(probs: Tensor, y: Tensor) -> Row:
+    return {"n": len(y), **class_scores(probs, y, "accuracy", "nll", "ece")}
 
 
 def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
@@ -257,7 +255,7 @@ def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftPr
     y = corrupted.inputs.test.y[corrupted.others[profile.n_pool :]]
     for kind, x in corrupted.at(severity):
         logits = torch.stack([subject.look(x[profile.n_pool :]).logits for subject in subjects])
-        yield {"corruption": kind, "method": "ensemble", **scores(probabilities(logits), y)}
+        yield {"corruption": kind, "method": "ensemble", **_scores(probabilities(logits), y)}
 
 
 def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
@@ -267,12 +265,12 @@ def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
     x, y = (part[corrupted.others[profile.n_pool :]] for part in inputs.test)
     stand_ins = {name: subject.prepare(images.to(x.device)) for name, images in inputs.far.items()}
     images = {"training images": subject.train, "test images": subject.prepare(inputs.test.x[corrupted.reference])}
-    yield {"data": "none: as it is", "centre": "", **scores(subject.look(x).logits.softmax(1), y)}
+    yield {"data": "none: as it is", "centre": "", **_scores(subject.look(x).logits.softmax(1), y)}
     for (name, drawn_from), where in product({**images, **stand_ins}.items(), ("drawn", "running")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the data disagree with the running statistics is the point
             bayes = MCBN(subject.network, "classification").fit(drawn_from, centre=where, **fit)
-        yield {"data": name, "centre": where, **scores(_probs(bayes, subject.prepare(x)), y)}
+        yield {"data": name, "centre": where, **_scores(_probs(bayes, subject.prepare(x)), y)}
 
 
 def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, near: bool = False) -> Iterator[Row]:

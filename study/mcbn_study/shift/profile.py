@@ -1,7 +1,7 @@
 """What is measured, on how many images; and the images themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcbn.errors import MCBNError
 from mcbn_study.alternatives.inputs import load_foreign
 from mcbn_study.cifar10.profile import PAPER as CIFAR
 from mcbn_study.cifar10.profile import QUICK as SMALL_CIFAR
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.data.cifar import Images
+from mcbn_study.profiles import read_profiles
 from mcbn_study.shift.corruptions import KINDS, load_frost
 
 NEAR = CifarProfile(name="near", batch_size=128, steps=3_000, rates=((0, 0.1), (1_500, 0.01), (2_400, 0.001)))
@@ -50,40 +50,8 @@ class ShiftProfile:
     tables: int = 5  # splits of each regression set
 
 
-PAPER = ShiftProfile()
-QUICK = ShiftProfile(
-    name="quick",
-    n_train=1_000,
-    n_samples=4,
-    batch_size=8,
-    kinds=("gaussian_noise", "contrast"),
-    severities=(5,),
-    n_reference=1_300,
-    n_pool=80,
-    n_scored=40,
-    unlabelled=(32, 16),
-    pairs=((0, 1),),
-    n_tent=60,
-    alarm_sizes=(4,),
-    references=1,
-    clean_batches=8,
-    power_sizes=(8,),
-    power_severities=(5, 5),
-    power_batches=4,
-    stream=(3, 50, 2),
-    timed=3,
-    near=SMALL_CIFAR,
-    novel=20,
-    tables=1,
-)
-
-
-def find_profile(name: str) -> ShiftProfile:
-    """Return a profile by its name."""
-    profiles = {"paper": PAPER, "quick": QUICK}
-    if name not in profiles:
-        raise MCBNError(f"there is no profile {name!r}; take paper or quick")
-    return profiles[name]
+PROFILES = read_profiles("shift", ShiftProfile, "name")
+QUICK = PROFILES["quick"] = replace(PROFILES["quick"], near=SMALL_CIFAR)
 
 
 class Inputs(NamedTuple):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn_study.alternatives.inputs import load_networks
-from mcbn_study.alternatives.methods import last_linear
+from mcbn_study.alternatives.methods import look_inside
 from mcbn_study.cifar10.train import Augmented, load_network, save_network, train
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign.run import framed_crops, load_resnet, normalise
@@ -49,16 +49,10 @@ class Subject:
         logits: Tensor = self.network(x)
         return logits
 
-    @torch.no_grad()
     def look(self, images: Tensor) -> Features:
         """Run bytes (N, 3, 32, 32) through the network as it is."""
-        hidden, logits = list[Tensor](), list[Tensor]()
-        hook = last_linear(self.network).register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0]))
-        try:
-            logits += [self.network(self.prepare(some)) for some in torch.split(images, AT_ONCE)]
-        finally:
-            hook.remove()
-        return Features(torch.cat(logits).double(), torch.cat(hidden).double())
+        prepared = (self.prepare(some) for some in torch.split(images, AT_ONCE))
+        return Features(*(values.double() for values in look_inside(self.network, prepared)))
 
     def fit(self, profile: ShiftProfile) -> MCBN[ClassificationPrediction]:
         """Draw statistics of training batches."""
