@@ -10,27 +10,23 @@ from torch import nn
 
 import mcbn
 from cifar import TINY, images, trained
-from kinds import norms_in_training
-from mcbn_study.cifar10.measure import Evaluation, curve, difference, fresh_batches, per_query, score
+from mcbn_study.cifar10.measure import Evaluation, curve, difference, per_query, score
 from mcbn_study.cifar10.profile import Split
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks import standardize
 
 
-def naive_per_query(network: nn.Module, batches: list[torch.Tensor], x: torch.Tensor, n_samples: int) -> torch.Tensor:
-    """For each image and pass: one batch through BN in training mode, its statistics set, the image run."""
+def naive_per_query(network: nn.Module, drawn: mcbn.Posterior, x: torch.Tensor, n_samples: int) -> torch.Tensor:
+    """For each image and pass: a draw of its own set as running statistics, the image run."""
     logits = torch.zeros(n_samples, len(x), 10, dtype=x.dtype)
     for n, t in ((n, t) for n in range(len(x)) for t in range(n_samples)):
-        taught = norms_in_training(copy.deepcopy(network))
-        for module in taught.modules():
+        taught = copy.deepcopy(network)
+        for name, module in taught.named_modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 1.0  # running statistics become those of the batch, with 1 / (n - 1)
-                module.register_forward_pre_hook(lambda m, args: setattr(m, "values", args[0][:, 0].numel()))
-        taught(batches[n * n_samples + t].to(x.dtype))
-        for module in taught.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_var *= (module.values - 1) / module.values
+                module.running_mean, module.running_var = (
+                    values[name][n * n_samples + t] for values in (drawn.mean, drawn.var)
+                )
         logits[t, n] = taught.eval()(x[n : n + 1])[0]
     return logits
 
@@ -39,13 +35,11 @@ def test_per_query_is_the_loop_by_hand() -> None:
     network, data = trained().double(), Augmented(images().x)
     before = copy.deepcopy(network.state_dict())
     x = standardize(images(5, seed=9).x).double()
-    batches = list(fresh_batches(data, 7, 15, seed=4))
-    assert len(batches) == 15
-    assert all(len(b) == 7 for b in batches)
+    drawn = mcbn.MCBN(network, "classification").fit(data, n_samples=15, batch_size=7, seed=4).posterior
     with torch.no_grad():
-        expected = naive_per_query(network, batches, x, 3)
-    found = per_query(network, data, x, n_samples=3, batch_size=8, seed=4)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        expected = naive_per_query(network, drawn, x, 3)
+    logits = per_query(network, data, x, n_samples=3, batch_size=8, seed=4)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in before.items())
 
 

@@ -16,8 +16,6 @@ from mcbn_study.cifar10.train import (
     Choices,
     crop,
     epoch_choices,
-    fresh_choices,
-    pad,
 )
 from mcbn_study.networks import standardize
 
@@ -36,7 +34,7 @@ def test_held_out_images_are_fixed_disjoint_and_all_there_are() -> None:
 
 def test_crop_in_the_middle_without_flip_is_the_image() -> None:
     x = images().x
-    assert torch.equal(crop(pad(x), choices([3, 0], PADDING, PADDING, False)), x[[3, 0]])
+    assert torch.equal(crop(Augmented(x).padded, choices([3, 0], PADDING, PADDING, False)), x[[3, 0]])
 
 
 @pytest.mark.parametrize(("top", "left", "flip"), [(0, 4, False), (4, 1, True), (2, 2, True), (0, 0, True)])
@@ -46,12 +44,11 @@ def test_crop_is_the_naive_one(top: int, left: int, flip: bool) -> None:
     framed[:, 2:34, 2:34] = x[5].numpy()
     expected = framed[:, top : top + 32, left : left + 32]
     expected = expected[:, :, ::-1] if flip else expected
-    assert np.array_equal(crop(pad(x), choices([5], top, left, flip))[0].numpy(), expected)
+    assert np.array_equal(crop(Augmented(x).padded, choices([5], top, left, flip))[0].numpy(), expected)
 
 
 def test_each_image_of_a_batch_has_its_own_crop() -> None:
-    padded = pad(images().x)
-    chosen = fresh_choices(40, 12, 1, np.random.default_rng(0))
+    padded, chosen = Augmented(images().x).padded, epoch_choices(40, 12, 0, 0)
     together = crop(padded, Choices(*(part[0] for part in chosen)))
     alone = [crop(padded, Choices(*(part[0, i : i + 1] for part in chosen))) for i in range(12)]
     assert torch.equal(together, torch.cat(alone))
@@ -76,19 +73,11 @@ def test_crops_and_flips_are_uniform() -> None:
     assert (torch.corrcoef(pairs) - torch.eye(3)).abs().max() < 5 / math.sqrt(20_000)
 
 
-def test_fresh_batches_hold_distinct_images_and_differ() -> None:
-    chosen = fresh_choices(50, 31, 20, np.random.default_rng(0))
-    assert all(len(row.unique()) == 31 for row in chosen.rows)
-    assert not torch.equal(chosen.rows[0].sort().values, chosen.rows[1].sort().values)
-    with pytest.raises(mcbn.MCBNError, match="batch of 51 distinct images cannot be drawn from 50"):
-        fresh_choices(50, 51, 1, np.random.default_rng(0))
-
-
 def test_augmented_items_are_standardised_crops_of_their_image() -> None:
     x = images().x
     data = Augmented(x)
     crops = [
-        standardize(crop(pad(x), choices([7], top, left, flip)))[0]
+        standardize(crop(Augmented(x).padded, choices([7], top, left, flip)))[0]
         for top in range(OFFSETS)
         for left in range(OFFSETS)
         for flip in (False, True)

@@ -154,21 +154,17 @@ class LastLayer:
     def __init__(self, network: nn.Module, x: Iterable[Tensor], y: Tensor) -> None:
         self.network, (_, features) = network, look_inside(network, x)
         loader = DataLoader(TensorDataset(features.cpu(), y.cpu()), batch_size=LAPLACE_AT_ONCE)
-        head, settings = (
-            copy.deepcopy(last_linear(network)).cpu(),
-            {"subset_of_weights": "all", "hessian_structure": "kron"},
-        )
+        head, settings = copy.deepcopy(last_linear(network)), {"subset_of_weights": "all", "hessian_structure": "kron"}
         with isolated_random(0), warnings.catch_warnings(action="ignore"):
-            self.posterior = require_laplace()(head, "classification", **settings)
+            self.posterior = require_laplace()(head.cpu(), "classification", **settings)
             self.posterior.fit(loader)
             self.posterior.optimize_prior_precision(method="marglik")
 
     def log_probabilities(self, x: Tensor) -> Tensor:
         """Return them as if of one draw, (1, N, K)."""
+        _, features = look_inside(self.network, [x])
         with warnings.catch_warnings(action="ignore"):
-            probs: Tensor = self.posterior(
-                look_inside(self.network, [x])[1].cpu(), pred_type="glm", link_approx="probit"
-            )
+            probs: Tensor = self.posterior(features.cpu(), pred_type="glm", link_approx="probit")
         return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log().unsqueeze(0)
 
 

@@ -2,23 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mcbn import batch_norm
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift
-from mcbn.engine.record import Recorder, Statistics
+from mcbn.engine.record import Statistics
 from mcbn.errors import MCBNError
-from mcbn.layers import stochastic_layers
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import entropy, mutual_information
 from mcbn_study.cifar10.profile import CifarProfile, Split
-from mcbn_study.cifar10.train import Augmented, Choices, fresh_choices
+from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images, require_labelled
 from mcbn_study.machine import timed
 from mcbn_study.networks import standardize
@@ -26,7 +23,6 @@ from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standar
 
 AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL
-BATCHES = 128  # made at once, of fresh ones
 ROWS = 1024  # (image, draw) pairs in one pass
 Row = dict[str, Any]
 
@@ -180,40 +176,26 @@ def per_query(
 ) -> Tensor:
     """The authors' estimator: logits (T, N, K) of x (N, 3, 32, 32), each image and pass with a batch of its own.
 
-    `MCBN` shares T draws among all images (Algorithm 1). Here image n has T draws of its own: M - 1 augmented training
-    images; the place of the image itself is left free, it does not enter the statistics (authors' code). Both estimate
-    the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M of the
-    passes. Statistics are recorded as `MCBN.fit` records them, several batches in a pass; each row of a pass over x,
-    standardised, then has its own scale and shift.
+    `MCBN` shares T draws among all images (Algorithm 1). Here image n has T draws of its own, each of M - 1 augmented
+    training images: the place of the image itself is left free, it does not enter the statistics (authors' code). Both
+    estimate the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M
+    of the passes. Each row of a pass over x, standardised, has its own scale and shift.
     """
     if batch_size < 2 or n_samples < 1 or not len(x):
         raise MCBNError(
             f"per_query needs batch_size >= 2 (M - 1 training images), n_samples >= 1 and images to predict for; got "
             f"{batch_size}, {n_samples} and {len(x)}"
         )
+    bayes = MCBN(network, "classification")
+    drawn = bayes.fit(images, n_samples=len(x) * n_samples, batch_size=batch_size - 1, seed=seed).posterior
     copy = Network(network)
     batch_norm.watch(copy.module)
-    queries = copy.prepare(x).repeat_interleave(n_samples, 0)  # (N T, 3, 32, 32)
-    batches = fresh_batches(images, batch_size - 1, len(queries), seed)
-    first = next(batches)
-    recorder = Recorder(copy, stochastic_layers(copy, copy.prepare(first), None))
-    groups = list(recorder.all(chain([first], batches)))  # statistics of a few batches each
-    drawn = {name: [torch.cat(values) for values in zip(*(g[name] for g in groups), strict=True)] for name in groups[0]}
-    logits = []
+    logits, queries = [], copy.prepare(x).repeat_interleave(n_samples, 0)  # (N T, 3, 32, 32)
     for start in range(0, len(queries), ROWS):
         rows = slice(start, start + ROWS)
-        with RowStatistics({name: (mean[rows], var[rows]) for name, (mean, var) in drawn.items()}):
+        with RowStatistics({layer: (drawn.mean[layer][rows], drawn.var[layer][rows]) for layer in drawn.layers}):
             logits.append(copy(queries[rows]))
     return torch.cat(logits).reshape(len(x), n_samples, -1).transpose(0, 1)
-
-
-def fresh_batches(images: Augmented, batch_size: int, count: int, seed: int) -> Iterator[Tensor]:
-    """Yield independent augmented batches (M, 3, 32, 32); batch b depends on (seed, b) alone."""
-    for start in range(0, count, BATCHES):
-        generator = np.random.Generator(np.random.Philox(key=[seed, start]))
-        chosen = fresh_choices(len(images), batch_size, BATCHES, generator)  # (BATCHES, M) each
-        used = Choices(*(tensor[: count - start].flatten() for tensor in chosen))
-        yield from torch.split(images.batch(used), batch_size)
 
 
 class RowStatistics(BatchNormMode):

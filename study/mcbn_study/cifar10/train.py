@@ -44,11 +44,6 @@ class Choices(NamedTuple):
     flip: Tensor
 
 
-def pad(images: Tensor, padding: int = PADDING) -> Tensor:
-    """Put a black frame round the images: (N, 3, 32, 32) to (N, 3, 36, 36)."""
-    return F.pad(images, (padding,) * 4)
-
-
 def crop(padded: Tensor, chosen: Choices) -> Tensor:
     """Cut out image `rows` at (top, left) and mirror it where `flip`: (B, 3, 32, 32), without waiting for a GPU."""
     place = torch.arange(SIZE, device=padded.device)
@@ -68,21 +63,8 @@ def epoch_choices(n: int, batch_size: int, seed: int, epoch: int) -> Choices:
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     shape = n // batch_size, batch_size
     rows = generator.permutation(n)[: shape[0] * batch_size].reshape(shape)
-    return _with_crops(rows, generator)
-
-
-def fresh_choices(n: int, batch_size: int, count: int, generator: np.random.Generator) -> Choices:
-    """Choose `count` independent batches of M distinct images, (count, M)."""
-    if batch_size > n:
-        raise MCBNError(f"a batch of {batch_size} distinct images cannot be drawn from {n}")
-    rows = [generator.choice(n, batch_size, replace=False, shuffle=False) for _ in range(count)]
-    return _with_crops(np.stack(rows), generator)
-
-
-def _with_crops(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]], generator: np.random.Generator) -> Choices:
-    top, left = generator.integers(0, OFFSETS, (2, *rows.shape))
-    flip = generator.integers(0, 2, rows.shape).astype(bool)
-    return Choices(*map(torch.from_numpy, (rows, top, left, flip)))
+    top, left = generator.integers(0, OFFSETS, (2, *shape))
+    return Choices(*map(torch.from_numpy, (rows, top, left, generator.integers(0, 2, shape).astype(bool))))
 
 
 class Augmented(Dataset[Tensor]):
@@ -96,7 +78,7 @@ class Augmented(Dataset[Tensor]):
         self, images: Tensor, *, padding: int = PADDING, prepare: Callable[[Tensor], Tensor] = standardize
     ) -> None:
         require_images(images, CIFAR10_SHAPE)
-        self.padded, self.offsets, self.prepare = pad(images, padding), 2 * padding + 1, prepare
+        self.padded, self.offsets, self.prepare = F.pad(images, (padding,) * 4), 2 * padding + 1, prepare
 
     def __len__(self) -> int:
         return len(self.padded)
@@ -188,7 +170,7 @@ class ResNetTrainer:
         self.epochs: list[Epoch] = []
         self.steps = range(0)  # of the epoch under way
         self.settings: dict[str, Any] = profile.training | {"seed": seed, "dropout": dropout, "images": len(images.x)}
-        self.padded, self.y = pad(images.x).to(device), images.y.to(device)
+        self.images, self.y = Augmented(images.x.to(device)), images.y.to(device)
         network = CifarResNet(profile.depth, dropout=dropout, seed=seed).to(device)
         self.network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.rate = torch.tensor(learning_rate(profile, 0), device=device)  # a tensor: a captured step follows it
@@ -219,8 +201,7 @@ class ResNetTrainer:
     def step(self) -> None:
         """Take one step; nothing in it waits for the device."""
         chosen = Choices(*(tensor.index_select(0, self.place)[0] for tensor in self.choices))  # (M,) each
-        x = standardize(crop(self.padded, chosen)).contiguous(memory_format=torch.channels_last)
-        y = self.y[chosen.rows]
+        x, y = self.images.batch(chosen).contiguous(memory_format=torch.channels_last), self.y[chosen.rows]
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.network(x)
         loss = F.cross_entropy(logits, y)
