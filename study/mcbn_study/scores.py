@@ -15,7 +15,7 @@ def class_scores(probs: Tensor, y: Tensor, *names: str) -> dict[str, Any]:
     """
     probs, y = probs.double(), y.to(probs.device)
     log_p = log_likelihood(probs, y)
-    scores = {
+    scores: dict[str, Any] = {
         "pll": float(log_p.mean()),
         "pll_error": standard_error(log_p),
         "accuracy": float(metrics.accuracy(probs, y)),
