@@ -14,6 +14,7 @@ from mcbn.batches import require_int
 from mcbn.errors import MCBNError
 from mcbn.metrics import TensorLike
 from mcbn.outputs import as_logits
+from mcbn.prediction import entropy, mutual_information
 
 N_THRESHOLDS = 20  # shares of held-out examples to keep that are tried: 5 %, 10 %, ... all
 MOST_VALUES = 2**24  # joint probabilities held at once
@@ -100,8 +101,7 @@ def bald(samples: Tensor) -> Tensor:
 
     I(y; omega) = H(1/T sum_t p_t) - 1/T sum_t H(p_t).
     """
-    probs = _probs(samples)
-    return _entropy(probs.mean(0)) - _entropy(probs).mean(0)
+    return mutual_information(_probs(samples))
 
 
 class ChosenInputs(NamedTuple):
@@ -127,7 +127,7 @@ def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: i
     T, N, _ = probs.shape
     if require_int("k", k, 1) > N:
         raise MCBNError(f"k={k} inputs asked of {N}")
-    entropies = _entropy(probs)  # (T, N)
+    entropies = entropy(probs, 2)  # (T, N)
     joint, drawn, total = probs.new_ones(1, T), False, probs.new_zeros(())  # p_t(c), (C, T)
     indices: list[int] = []
     values: list[Tensor] = []
@@ -160,9 +160,9 @@ def _gains(joint: Tensor, weights: Tensor, probs: Tensor, entropies: Tensor) -> 
     """Return I(y; omega | c) of every input, (N,), averaged over the c by their weights."""
     given = joint / joint.sum(1, keepdim=True).clamp(min=torch.finfo(joint.dtype).tiny)  # p(omega_t | c), (C, T)
     gains, size = [], max(1, MOST_VALUES // (len(joint) * probs.shape[2]))
-    for block, entropy in zip(torch.split(probs, size, 1), torch.split(entropies, size, 1), strict=True):
+    for block, known in zip(torch.split(probs, size, 1), torch.split(entropies, size, 1), strict=True):
         p = (given @ block.flatten(1)).reshape(len(joint), -1, probs.shape[2])  # (C, n, K)
-        gains.append(weights @ (_entropy(p) - given @ entropy) / weights.sum())
+        gains.append(weights @ (entropy(p, 2) - given @ known) / weights.sum())
     return torch.cat(gains)
 
 
@@ -171,8 +171,3 @@ def _probs(samples: Tensor) -> Tensor:
     if samples.ndim not in (2, 3):
         raise MCBNError(f"samples must be raw outputs (T, N, K), one label an input; got {tuple(samples.shape)}")
     return as_logits(samples).double().softmax(2)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    terms: Tensor = torch.special.entr(probs)
-    return terms.sum(-1)

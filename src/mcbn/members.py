@@ -69,8 +69,8 @@ class Members(Predictor):
         pred: Any = self.engine.network.over(x, predict_batch, prediction.join, self.inputs)
         if self.calibration is None:
             return pred
-        how = (method, pred.n_samples, options.get("mean", "drawn"))
-        return replace(pred, calibration=self.calibration.for_prediction(*how))
+        kept = self.calibration.for_prediction(method, pred.n_samples, options.get("mean", "drawn"))
+        return replace(pred, calibration=kept)
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the average of the members' own means (N, ...) or class probabilities (N, K, ...), without draws."""

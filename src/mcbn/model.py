@@ -247,36 +247,27 @@ class MCBN(Generic[P]):
         if watch is not None:
             watch.require_network_of(self)
         options: dict[str, Any] = {"keep": return_samples, "tolerance": tolerance}
-        tau, head, mean = self.noise_precision, self.noise == "head", require_choice("mean", mean, moments.MEANS)
+        mean, exact = require_choice("mean", mean, moments.MEANS), self.task == "regression" and not return_samples
 
-        def samples(inputs: Any) -> Iterator[Tensor]:  # chunks (t, N, ...)
+        def samples(inputs: Any, count: int) -> Iterator[Tensor]:  # chunks (t, N, ...)
             with torch.no_grad(), engine.network.undisturbed():
                 if method == "linear":
-                    yield from self.linearizer(inputs, T).draws()
+                    yield from self.linearizer(inputs, count).draws()
                 else:
-                    yield from engine.outputs(inputs, T, chunk_size, compile)
-
-        def summarise(inputs: Any) -> Any:
-            if self.task != "regression":
-                return moments.classification(samples(inputs), tau, several=self.task == "multilabel", **options)
-            again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept
-            of_outputs: dict[str, Any] = {"head": head, "covariance": covariance, "draws": again}
-            if method == "linear" and not return_samples:
-                linear = self.linearizer(inputs, T)
-                return moments.gaussian(linear.mean, linear.projected, tau, T, **of_outputs)
-            return moments.regression(samples(inputs), tau, **of_outputs, **options)
+                    yield from engine.outputs(inputs, count, chunk_size, compile)
 
         def predict_batch(inputs: Any) -> Any:
-            return moments.finish(summarise(inputs), engine.network, inputs, mean, head=head)
+            again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept
+            if method == "linear" and exact:
+                of_outputs: dict[str, Any] = {"head": self.noise == "head", "covariance": covariance, "draws": again}
+                pred = moments.gaussian(self.linearizer(inputs, T), self.noise_precision, **of_outputs)
+            else:
+                pred = moments.summarise(self, samples(inputs, T), covariance=covariance, draws=again, **options)
+            pred = moments.finish(pred, self, engine.network, inputs, mean=mean, method=method)
+            return pred if watch is None else replace(pred, novelty=watch.novelty(inputs))
 
-        def with_novelty(inputs: Any) -> Any:
-            return replace(predict_batch(inputs), novelty=watch.novelty(inputs) if watch else None)
-
-        run = predict_batch if watch is None else with_novelty
-        pred: Any = engine.network.over(x, run, prediction.join, self.inputs)
-        if self.calibration is None:
-            return pred  # type: ignore[no-any-return]
-        return replace(pred, calibration=self.calibration.for_prediction(method, pred.n_samples, mean))  # type: ignore[no-any-return]
+        pred: P = engine.network.over(x, predict_batch, prediction.join, self.inputs)
+        return pred
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
         """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""

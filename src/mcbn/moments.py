@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from mcbn.outputs import as_float, as_logits, flatten, probabilities, split_head, spread
 from mcbn.prediction import (
-    Chunks,
     ClassificationPrediction,
     MultilabelPrediction,
     RegressionPrediction,
@@ -18,6 +18,7 @@ from mcbn.prediction import (
 )
 
 if TYPE_CHECKING:
+    from mcbn.linear import Linearised
     from mcbn.network import Network
 
 MEANS = ("drawn", "plain")
@@ -84,11 +85,11 @@ def regression(
     covariance: bool = False,
     keep: bool = False,
     tolerance: float | None = None,
-    draws: Chunks | None = None,
+    draws: Callable[[int], Iterator[Tensor]] | None = None,
 ) -> RegressionPrediction:
     """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance.
 
-    head: outputs are means, then log variances of the noise.
+    head: outputs are means, then log variances of the noise. draws: gives the first so many again.
     """
     moments, variances = Moments(covariance=covariance), Moments()
 
@@ -107,7 +108,7 @@ def regression(
         tau=spread(tau, moments.mean),
         epistemic_covariance=moments.covariance,
         samples=samples,
-        draws=_first(draws, moments.count),
+        draws=draws and partial(draws, moments.count),
         head_variance=variances.mean if head else None,
     )
 
@@ -126,40 +127,25 @@ def _feed(
     return torch.cat(kept) if keep else None
 
 
-def _first(draws: Chunks | None, count: int) -> Chunks | None:
-    """Limit what can be run again to the draws that were used."""
-    if draws is None:
-        return None
-
-    def limited() -> Iterator[Tensor]:
-        left = count
-        for chunk in draws():
-            yield chunk[:left]
-            left -= len(chunk)
-            if left <= 0:
-                return
-
-    return limited
-
-
 def gaussian(
-    mean: Tensor, projected: Tensor, tau: Tensor, n_samples: int, *, head: bool, covariance: bool, draws: Chunks | None
+    linear: "Linearised", tau: Tensor, *, head: bool, covariance: bool, draws: Callable[[int], Iterator[Tensor]] | None
 ) -> RegressionPrediction:
-    """Make a regression prediction from its mean (N, ...) and a factor (N, D, S') of its epistemic covariance.
+    """Make a regression prediction of a linearised network.
 
     A log variance s is Gaussian like every output: E[exp(s)] = exp(E[s] + Var[s] / 2).
     """
+    mean, projected, T = linear.mean, linear.projected, len(linear.deviations)  # (N, ...), (N, D, S')
     variance, head_variance = projected.square().sum(2).reshape(mean.shape), None
     if head:
         (mean, log_mean), (variance, log_variance) = split_head(mean, 1), split_head(variance, 1)
         head_variance, projected = torch.exp(log_mean + log_variance / 2), projected[:, : projected.shape[1] // 2]
     return RegressionPrediction(
-        n_samples=n_samples,
+        n_samples=T,
         mean=mean,
         epistemic=variance,
         tau=spread(tau, mean),
         epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
-        draws=draws,
+        draws=draws and partial(draws, T),
         head_variance=head_variance,
     )
 
@@ -183,12 +169,22 @@ def classification(
     )
 
 
-def finish(pred: Any, network: "Network", inputs: Any, mean: str, *, head: bool = False) -> Any:
-    """Give samples as the network gives outputs; with mean="plain", its own mean or probabilities for the draws'."""
-    reading = network.reading
-    if reading is not None and pred.samples is not None:
-        pred = replace(pred, samples=reading.restore(pred.samples))
-    return pred if mean == "drawn" else pred.about(plain_mean(network, inputs, head=head))
+def summarise(predictor: Any, chunks: Iterable[Tensor], *, draws: Any, covariance: bool, **options: Any) -> Any:
+    """Stream the draws of a predictor into a prediction as its task asks for."""
+    tau, head, several = predictor.noise_precision, predictor.noise == "head", predictor.task == "multilabel"
+    if predictor.task == "regression":
+        return regression(chunks, tau, head=head, covariance=covariance, draws=draws, **options)
+    return classification(chunks, tau, several=several, **options)
+
+
+def finish(pred: Any, predictor: Any, network: "Network", inputs: Any, *, mean: str, method: str = "sample") -> Any:
+    """Give samples as the network gives outputs, its own mean for that of the draws if asked, and the calibration."""
+    if network.reading is not None and pred.samples is not None:
+        pred = replace(pred, samples=network.reading.restore(pred.samples))
+    if mean == "plain":
+        pred = pred.about(plain_mean(network, inputs, head=predictor.noise == "head"))
+    kept = predictor.calibration
+    return pred if kept is None else replace(pred, calibration=kept.for_prediction(method, pred.n_samples, mean))
 
 
 def plain_mean(network: "Network", inputs: Any, *, head: bool = False) -> Tensor:

@@ -118,13 +118,13 @@ def tune(
         mean, epistemic, scale, y = _gather(each)
         bounds = _log_tau_bounds((mean.double() - y.double()) / scale.double().sqrt())
         return _tuned(_crps(mean, epistemic, y, scale), *bounds)
-    share = max(2, BUDGET // _count_batches(data))
-    read = partial(_samples_and_targets, predictor, n_samples, share, ignore_index)
+    loader = as_loader(data) if is_stream(data) else [data]
+    n_batches = 1000 if isinstance(getattr(loader, "dataset", None), IterableDataset) else len(loader)
+    read = partial(_samples_and_targets, predictor, n_samples, max(2, BUDGET // n_batches), ignore_index)
     samples, y = _gather(read(x, y) for x, y in pairs)
     samples = samples.transpose(0, 1)  # (T, n, D), (T, n, 2 D) of a head, or (T, n, K)
     if predictor.task != "regression":
-        bound = torch.tensor(MOST_TEMPERATURE, dtype=samples.dtype, device=samples.device)
-        return _tuned(_softmax(samples, y), -bound, bound, steps=30, bounded=False)
+        return _tune_classes(samples, y)
     outputs, log_variance = split_head(samples, 2) if head else (samples, torch.zeros_like(samples))
     residual = (outputs.double().mean(0) - y.double()) / log_variance.double().exp().mean(0).sqrt()
     return _tuned(_mixture(outputs, y, log_variance), *_log_tau_bounds(residual))
@@ -143,14 +143,6 @@ def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tup
     keys = predictor.network.accepted_keys
     for batch in iterate(as_loader(data)) if is_stream(data) else [data]:
         yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
-
-
-def _count_batches(data: Any) -> int:
-    """Count the batches of validation data, or assume many."""
-    if not is_stream(data):
-        return 1
-    loader = as_loader(data)
-    return 1000 if isinstance(loader.dataset, IterableDataset) else len(loader)
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:
@@ -252,8 +244,12 @@ def inverse_temperature(logits: Tensor, y: Tensor) -> Tensor:
 
     logits (T, n, K), labels y (n,). The paper has tau = 1 for classification (section 3.2).
     """
+    return _tune_classes(logits, y).tau.to(logits)
+
+
+def _tune_classes(logits: Tensor, y: Tensor) -> Tuned:
     bound = torch.tensor(MOST_TEMPERATURE, dtype=logits.dtype, device=logits.device)
-    return minimize_bounded(_softmax(logits, y), -bound, bound, steps=40).exp()
+    return _tuned(_softmax(logits, y), -bound, bound, steps=40, bounded=False)
 
 
 def _softmax(logits: Tensor, y: Tensor) -> Loss:

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,14 +18,29 @@ if TYPE_CHECKING:
     from mcbn.field.novelty import Novelty
 
 SMALLEST = torch.finfo(torch.float32).tiny  # constants of an exported graph are single precision
-Chunks = Callable[[], Iterator[Tensor]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Prediction:
-    """What both tasks share: a number of draws, and how to join predictions of successive inputs."""
+    """What both tasks share."""
 
+    spread_name: ClassVar[str]  # of the variance over the draws, (N, ...)
     n_samples: int
+    samples: Tensor | None = None  # raw outputs, (T, N, ...)
+    novelty: "Novelty | None" = None  # of each input, where predict was given a watch
+    calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
+    between: Tensor | None = None  # of several networks: variance of their means, part of that over all draws
+
+    @property
+    def within(self) -> Tensor:
+        """Of several networks: the variance over draws within each on average; that over all = within + between."""
+        spread: Tensor = getattr(self, self.spread_name)
+        return spread if self.between is None else spread - self.between
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Monte Carlo error of the mean or the averaged probabilities, (N, ...); NaN for a single draw."""
+        return standard_error(getattr(self, self.spread_name), self.n_samples)
 
     def to(self, device: torch.device | str | None) -> Self:
         """Move every tensor to a device."""
@@ -50,26 +65,27 @@ class _Prediction:
         return decide.reject(self, risk, delta=delta, tolerance=tolerance)
 
     def __repr__(self) -> str:
-        first = getattr(self, fields(self)[1].name)  # mean or probs
-        return f"{type(self).__name__}(shape={tuple(first.shape)}, n_samples={self.n_samples})"
+        shape = tuple(getattr(self, self.spread_name).shape)
+        return f"{type(self).__name__}(shape={shape}, n_samples={self.n_samples})"
 
 
 def join(predictions: Sequence[Any]) -> Any:
     """Join predictions of successive batches into one."""
     if not predictions:
         raise MCBNError("the data to predict for gives no batch at all")
+
+    def joined(name: str) -> Any:
+        values = [getattr(prediction, name) for prediction in predictions]
+        if name == "draws":
+            return None  # running them again would need every batch kept
+        if name == "novelty" and values[0] is not None:
+            return join(values)
+        if isinstance(values[0], Tensor) and name != "tau":
+            return torch.cat(values, dim=1 if name == "samples" else 0)
+        return values[0]
+
     kind = type(predictions[0])
-    return kind(**{f.name: _join_field(f.name, [getattr(p, f.name) for p in predictions]) for f in fields(kind)})
-
-
-def _join_field(name: str, values: list[Any]) -> Any:
-    if name == "draws":
-        return None  # running them again would need every batch kept
-    if name == "novelty" and values[0] is not None:
-        return join(values)
-    if isinstance(values[0], Tensor) and name != "tau":
-        return torch.cat(values, dim=1 if name == "samples" else 0)
-    return values[0]
+    return kind(**{field.name: joined(field.name) for field in fields(kind)})
 
 
 def require_level(level: float | None) -> float:
@@ -103,7 +119,7 @@ def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class RegressionPrediction(_Prediction):
     """Predictive moments of a regression network (Teye et al. 2018, section 3.4 and appendix 1.5), each (N, ...).
 
@@ -111,17 +127,14 @@ class RegressionPrediction(_Prediction):
     with a head for its noise, aleatoric = 1/T sum_t sigma_t^2 / tau; `samples` then hold its log variances too.
     """
 
+    spread_name = "epistemic"
     mean: Tensor
     epistemic: Tensor
     tau: Tensor  # one output's shape, broadcastable: () or (D, 1, ...); of noise="full" the precision matrix (D, D)
     epistemic_covariance: Tensor | None = None  # (N, D, D)
-    samples: Tensor | None = None  # (T, N, ...)
-    draws: Chunks | None = None
-    novelty: "Novelty | None" = None  # of each input, where predict was given a watch
-    calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
+    draws: Callable[[], Iterator[Tensor]] | None = None
     head_variance: Tensor | None = None  # (N, ...), 1/T sum_t sigma_t^2 that the network gives itself
     shift: Tensor | None = None  # (N, ...), of the mean from that of the draws
-    between: Tensor | None = None  # of several networks: variance of their means, part of the variance over all draws
 
     @property
     def aleatoric(self) -> Tensor:
@@ -142,14 +155,8 @@ class RegressionPrediction(_Prediction):
         return self.variance.sqrt()
 
     @property
-    def within(self) -> Tensor:
-        """Of several networks: their epistemic variance on average; epistemic = within + between."""
-        return self.epistemic if self.between is None else self.epistemic - self.between
-
-    @property
-    def standard_error(self) -> Tensor:
-        """Monte Carlo error of the mean, from the spread of the draws; NaN for a single draw."""
-        return standard_error(self.epistemic, self.n_samples)
+    def _spread(self) -> Tensor:
+        return self.epistemic
 
     @property
     def covariance(self) -> Tensor:
@@ -221,17 +228,14 @@ class RegressionPrediction(_Prediction):
         return self.draws()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ClassificationPrediction(_Prediction):
     """Class probabilities averaged over the draws, and how much the draws disagree; classes on axis 1."""
 
+    spread_name = "variance"
     probs: Tensor  # (N, K, ...)
     mutual_information: Tensor  # in nats, (N, ...): 1/T sum_t KL(p_t || probs), how much the draws disagree
     variance: Tensor  # (N, K, ...), of the probabilities over the draws
-    samples: Tensor | None = None  # raw outputs, (T, N, ...)
-    novelty: "Novelty | None" = None  # of each input, where predict was given a watch
-    calibration: "Calibration | None" = None  # what `MCBN.calibrate` kept
-    between: Tensor | None = None  # of several networks: variance of their means, part of the variance over all draws
 
     @property
     def label(self) -> Tensor:
@@ -252,16 +256,6 @@ class ClassificationPrediction(_Prediction):
     def std(self) -> Tensor:
         """Standard deviation of the probabilities over the draws, (N, K, ...)."""
         return self.variance.sqrt()
-
-    @property
-    def within(self) -> Tensor:
-        """Of several networks: variance of the probabilities within each on average; variance = within + between."""
-        return self.variance if self.between is None else self.variance - self.between
-
-    @property
-    def standard_error(self) -> Tensor:
-        """Monte Carlo error of the averaged probabilities, (N, K, ...); NaN for a single draw."""
-        return standard_error(self.variance, self.n_samples)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log of the averaged probability of each label, (N, ...)."""

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -78,24 +77,17 @@ class Predictor(ABC):
         """
         T, mean = self._count(n_samples), require_choice("mean", mean, moments.MEANS)
 
-        def predict_one(inputs: Any) -> Any:
-            def draws() -> Iterator[Tensor]:
-                with torch.no_grad():
-                    yield from self.draws(inputs, T)
+        def draws(inputs: Any) -> Iterator[Tensor]:
+            with torch.no_grad():
+                yield from self.draws(inputs, T)
 
-            if self.task == "regression":
-                again = None if is_stream(x) else draws
-                options: dict[str, Any] = {"covariance": covariance, "draws": again}
-                pred: Any = moments.regression(draws(), self.noise_precision, keep=return_samples, **options)
-            else:
-                several = self.task == "multilabel"
-                pred = moments.classification(draws(), self.noise_precision, several=several, keep=return_samples)
-            return moments.finish(pred, self.network, inputs, mean)
+        def predict_batch(inputs: Any) -> Any:
+            again = None if is_stream(x) else lambda _: draws(inputs)  # all of them: none stopped early
+            options: dict[str, Any] = {"keep": return_samples, "covariance": covariance}
+            pred = moments.summarise(self, draws(inputs), draws=again, **options)
+            return moments.finish(pred, self, self.network, inputs, mean=mean)
 
-        pred: Any = self.network.over(x, predict_one, prediction.join, self.inputs)
-        if self.calibration is None:
-            return pred
-        return replace(pred, calibration=self.calibration.for_prediction("sample", pred.n_samples, mean))
+        return self.network.over(x, predict_batch, prediction.join, self.inputs)
 
     @property
     def tau(self) -> float | Tensor:
