@@ -123,12 +123,12 @@ class Experiment(NamedTuple):
         return trained
 
 
-def run(out: str | Path, *, datasets: Sequence[str] = DATASETS, experiment: Experiment | None = None) -> None:
+def run(out: str | Path, *, datasets: Sequence[str] = (), experiment: Experiment | None = None) -> None:
     """Run every dataset, split and method; append records after each split, then write the table."""
     experiment = experiment or Experiment()
     config = {key: value for key, value in experiment._asdict().items() if key not in ("splits", "seeds")}
     journal = Journal(out, config)
-    for dataset, split in tracked(product(datasets, experiment.splits), "regularizer", "split"):
+    for dataset, split in tracked(product(datasets or DATASETS, experiment.splits), "regularizer", "split"):
         journal.add(_run_split(experiment, dataset, split))
     report(Path(out))
 

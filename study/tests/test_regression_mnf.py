@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mcbn import data, metrics
-from mcbn_study import mnf_epochs
 from mcbn_study.journal import read
 from mcbn_study.regression import mnf
 from mcbn_study.regression import run as regression
@@ -89,14 +88,3 @@ def test_search_validates_on_the_last_fifth_and_the_test_trains_on_all(monkeypat
     assert len(searched[1]) == 50
     assert torch.equal(tested[0], train)
     assert torch.equal(tested[1], test)
-
-
-def test_error_by_epochs_is_that_of_networks_trained_as_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(mnf_epochs, "EPOCHS", {"boston": (2, 3)})
-    monkeypatch.setattr(mnf_epochs, "PAPER", replace(mnf_epochs.PAPER, n_samples=4))
-    assert [line.partition(":")[0] for line in mnf_epochs.run(tmp_path)] == ["boston, 2 epochs", "boston, 3 epochs"]
-    found = read(tmp_path / "records.jsonl")
-    assert [(r["epochs"], r["split"]) for r in found] == [(n, s) for n in (2, 3) for s in mnf_epochs.SPLITS]
-    draws = mnf.train_and_draw("boston", [2], [mnf_epochs.SEED], [3], 4, "cpu").double()
-    y = data.load("boston").y[data.split(506, 2).test]
-    assert found[6]["rmse"] == pytest.approx(float((draws.mean(1) - y).square().mean().sqrt()), rel=1e-5)
