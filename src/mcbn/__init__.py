@@ -7,13 +7,14 @@ from mcbn import algorithm, data, metrics
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.posterior import Posterior
-from mcbn.prediction import ClassificationPrediction, RegressionPrediction
+from mcbn.prediction import ClassificationPrediction, MultilabelPrediction, RegressionPrediction
 
 __version__ = "0.1.0"
 __all__ = [
     "MCBN",
     "ClassificationPrediction",
     "MCBNError",
+    "MultilabelPrediction",
     "Posterior",
     "RegressionPrediction",
     "algorithm",

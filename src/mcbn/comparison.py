@@ -66,13 +66,7 @@ def compare(
         seed: of the bootstrap.
 
     Example:
-        >>> import mcbn, torch
-        >>> norm = torch.nn.BatchNorm1d(8, momentum=None)
-        >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), norm, torch.nn.Linear(8, 1))
-        >>> x, y = torch.randn(90, 3), torch.randn(90, 1)
-        >>> _ = network(x)
-        >>> bayes = mcbn.MCBN(network.eval(), "regression").fit(x, n_samples=8, batch_size=16)
-        >>> mcbn.compare(bayes, (x[:50], y[:50]), (x[50:], y[50:])).advice[:4]
+        >>> mcbn.compare(bayes, (x[:40], y[:40]), (x[40:], y[40:])).advice[:4]
         'Take'
     """
     require_choice("task", bayes.task, ("regression", "classification"))

@@ -27,10 +27,7 @@ class Members(Predictor):
     of the probabilities). Verbs and arguments are those of `mcbn.MCBN`; n_samples is T of each member, one tau serves
     all, and what is not here is the first member's. Members may differ in all but the shape of their output.
 
-    >>> networks = [nn.Sequential(nn.Linear(3, H), nn.BatchNorm1d(H, momentum=None), nn.Linear(H, 1)) for H in (4, 8)]
-    >>> x = torch.randn(64, 3)
-    >>> _ = [network(x) for network in networks]
-    >>> pred = MCBN(networks, "regression").fit(x, n_samples=10, batch_size=16).predict(x[:5])
+    >>> pred = mcbn.MCBN([bayes.model, bayes.model], "regression").fit(x, n_samples=10, batch_size=16).predict(x)
     >>> bool(torch.allclose(pred.epistemic, pred.within + pred.between)), pred.n_samples
     (True, 20)
     """

@@ -71,7 +71,7 @@ class MCBN(Generic[P]):
             on axis 1, or a pair of them, and tau scales its variance; "full", correlated between outputs (N, D), tau is
             their precision matrix.
 
-    Example:
+    Example (those of the methods go on with `bayes`, a `classifier`, x (64, 3), targets y (64, 1) and labels (64,)):
         >>> import mcbn, torch
         >>> norm = torch.nn.BatchNorm1d(8, momentum=None)
         >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), norm, torch.nn.Linear(8, 1))
@@ -166,6 +166,9 @@ class MCBN(Generic[P]):
                 `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
             centre: "drawn": the draws as they are. "running", where nobody has the training data: the spread of the
                 draws from data of the same kind, their average from the network's running statistics.
+
+        >>> bayes.fit(x, n_samples=8, batch_size=32).posterior
+        Posterior(n_samples=8, batch_size=32, 1 layers, 8 channels)
         """
         if centre not in CENTRES or (centre == "running" and draws is not None):
             raise MCBNError(f'centre must be one of {list(CENTRES)}, "running" without draws=; got {centre!r}')
@@ -239,6 +242,9 @@ class MCBN(Generic[P]):
                 with the spread of the draws about it: the better choice where `evaluate` or `check` says so.
             compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
+
+        >>> bayes.predict(x), classifier.predict(x).label.shape
+        (RegressionPrediction(shape=(64, 1), n_samples=20), torch.Size([64]))
         """
         require_choice("method", method, METHODS)
         if tolerance is not None and not tolerance > 0:
@@ -270,7 +276,11 @@ class MCBN(Generic[P]):
         return pred
 
     def sample(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> Tensor:
-        """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad."""
+        """Return raw network outputs for every draw, (T, N, ...); differentiable in x where x requires grad.
+
+        >>> bayes.sample(x, n_samples=5).shape
+        torch.Size([5, 64, 1])
+        """
         engine, T = self.engine_for(n_samples, chunk_size)
 
         def sample_batch(inputs: Any) -> Tensor:
@@ -280,12 +290,20 @@ class MCBN(Generic[P]):
         return engine.network.over(x, sample_batch, lambda samples: torch.cat(samples, 1), self.inputs)
 
     def plain(self, x: Any) -> Tensor:
-        """Return what the network says in eval mode with its own running statistics, (N, ...)."""
+        """Return what the network says in eval mode with its own running statistics, (N, ...).
+
+        >>> torch.equal(bayes.plain(x), bayes.model(x))
+        True
+        """
         network = self.network or self.copy_network()
         return network.over(x, as_draws_run(network.raw), torch.cat, self.inputs)
 
     def plain_mean(self, x: Any) -> Tensor:
-        """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are."""
+        """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are.
+
+        >>> classifier.plain_mean(x).shape
+        torch.Size([64, 3])
+        """
         network, head = self.network or self.copy_network(), self.noise == "head"
         run = as_draws_run(lambda inputs: moments.plain_mean(network, inputs, head=head))
         return network.over(x, run, torch.cat, self.inputs)
@@ -316,6 +334,9 @@ class MCBN(Generic[P]):
             ignore_index: classification: a label to leave out, such as the void class of a segmentation.
             batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
                 the fit is always tried, and kept unless another scores better. None: only tau is tuned.
+
+        >>> bayes.tune((x, y)).tau < torch.inf
+        True
         """
         options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
         options |= {"score": levels.require_score(self.task, score, self.noise)}
@@ -355,6 +376,10 @@ class MCBN(Generic[P]):
             method, n_samples: as `predict` will be called.
             targets, ignore_index: as for `tune`.
             randomize: sets that cover exactly the level, by chance (seed=); they may be empty.
+
+        >>> low, high = bayes.calibrate((x, y), score="absolute").predict(x).interval(0.9)
+        >>> int(((low <= y) & (y <= high)).sum())  # of 64
+        59
         """
         from mcbn.conformal import calibrate
 
@@ -393,6 +418,10 @@ class MCBN(Generic[P]):
             seed: of the cut of the reference.
             run: neighbours in the reference that belong together, such as frames of a video: its batches are then made
                 of such runs, as deployed batches are.
+
+        >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
+        >>> watch(x[:4] + 5).shifted
+        True
         """
         from mcbn.field.watch import make_watch
 
@@ -409,6 +438,10 @@ class MCBN(Generic[P]):
             reference: inputs as deployed before the shift, or a `watch` made of them.
             strength: "auto": nothing moves where the watch finds no shift, and each layer by what chance does not
                 explain; a number from 0 to 1: that share of the move, whatever the watch says.
+
+        >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
+        >>> bayes.adapt(x + 5, reference=watch).adaptation.moved
+        True
         """
         from mcbn.field.adapt import adapt
 
@@ -420,13 +453,20 @@ class MCBN(Generic[P]):
         Per layer: are the draws Gaussian, do they spread as theory says, have they drifted from the running
         statistics, how many are they worth, what share of the predictive variance is theirs; warnings in plain words.
         All examples are run through the network, or of more than `n_examples` about so many.
+
+        >>> bayes.check(x).n_samples
+        20
         """
         from mcbn.check import diagnosis
 
         return diagnosis.check(self, data, seed=seed, n_examples=batches.require_int("n_examples", n_examples, 1))
 
     def explain(self, x: Any, *, n_samples: int | None = None, chunk_size: int | None = None) -> str:
-        """Say in a sentence how the draws would run for x."""
+        """Say in a sentence how the draws would run for x.
+
+        >>> bayes.explain(x)[:22]
+        '20 draws for 64 inputs'
+        """
         engine, T = self.engine_for(n_samples, chunk_size)
         return engine.explain(engine.network.prepare(x), T, chunk_size)
 
@@ -455,6 +495,8 @@ class MCBN(Generic[P]):
             chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
                 Chosen from the size of the example where it is not given.
             level: of calibrated intervals or sets; what `calibrate` was given where it is not, and none without.
+
+        >>> bayes.export(folder / "net.onnx", x[:1])
         """
         from mcbn import export
 
@@ -495,13 +537,21 @@ class MCBN(Generic[P]):
     # Keeping and moving what was fitted, in PyTorch's words.
 
     def save(self, path: str | Path, **notes: str) -> None:
-        """Write posterior, tau, calibration and settings as one safetensors file; further text is kept beside them."""
+        """Write posterior, tau, calibration and settings as one safetensors file; further text is kept beside them.
+
+        >>> bayes.save(folder / "net.mcbn")
+        """
         tensors, metadata = self._packed()
         saving.save(path, tensors, metadata | notes)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
-        """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again."""
+        """Read a saved posterior for this network, onto its device; functions as inputs= or output= come again.
+
+        >>> bayes.save(folder / "net.mcbn")
+        >>> mcbn.MCBN.load(folder / "net.mcbn", bayes.model).tau
+        inf
+        """
         if isinstance(model, list | tuple):
             from mcbn.members import Members
 
@@ -522,6 +572,9 @@ class MCBN(Generic[P]):
         """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.
 
         The network is not in it: keep `model.state_dict()` beside it.
+
+        >>> sorted(bayes.state_dict())
+        ['mean.1', 'metadata', 'tau', 'var.1']
         """
         return saving.to_state(*self._packed(), self.noise_precision)
 
@@ -529,6 +582,9 @@ class MCBN(Generic[P]):
         """Take over posterior and tau of a `state_dict` made with this network; no fit is needed before.
 
         The draws go to the network's device. Whatever does not fit is an error, and nothing is changed then.
+
+        >>> mcbn.MCBN(bayes.model, "regression").load_state_dict(bayes.state_dict()).posterior.n_samples
+        20
         """
         tensors, metadata, tau = saving.from_state(state)
         if metadata["task"] != self.task:
@@ -546,6 +602,9 @@ class MCBN(Generic[P]):
 
         In place, and returned, as of a module; your own network stays where it is. Before `fit` it is where the copy
         will be made. Half precision keeps its statistics in float32, as training does.
+
+        >>> bayes.to(torch.float64).predict(x).mean.dtype
+        torch.float64
         """
         device, dtype = read_place(device, dtype)
         self._place = device or self._place[0], dtype or self._place[1]
@@ -652,7 +711,11 @@ class MCBN(Generic[P]):
         return self
 
     def with_posterior(self, posterior: Posterior | None, *, model: nn.Module | None = None) -> Self:
-        """Return another MCBN with these draws, of this network or of `model`; not fitted where there are none."""
+        """Return another MCBN with these draws, of this network or of `model`; not fitted where there are none.
+
+        >>> bayes.with_posterior(bayes.posterior.at_batch_size(64)).posterior.batch_size
+        64
+        """
         twin = copy.copy(self)
         twin.model = self.model if model is None else model
         twin._engine = twin._linearizer = twin._extended = twin.calibration = None

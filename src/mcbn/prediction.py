@@ -43,7 +43,11 @@ class _Prediction:
         return standard_error(getattr(self, self.spread_name), self.n_samples)
 
     def to(self, device: torch.device | str | None) -> Self:
-        """Move every tensor to a device."""
+        """Move every tensor to a device.
+
+        >>> bayes.predict(x).to("cpu").mean.shape
+        torch.Size([64, 1])
+        """
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if hasattr(v, "to")}
         return replace(self, **moved)
@@ -59,6 +63,10 @@ class _Prediction:
             risk: share of errors to accept among what is kept, between 0 and 1.
             delta: probability that the promise fails.
             tolerance: regression: how far off a prediction may be before it counts as an error.
+
+        >>> pred = classifier.calibrate((x, labels)).predict(x)
+        >>> pred.reject(risk=0.9).shape
+        torch.Size([64])
         """
         from mcbn import decide
 
@@ -168,7 +176,12 @@ class RegressionPrediction(_Prediction):
         return self.epistemic_covariance + noise
 
     def about(self, mean: Tensor) -> Self:
-        """Return the same spread about another mean (N, ...)."""
+        """Return the same spread about another mean (N, ...).
+
+        >>> pred = bayes.predict(x)
+        >>> torch.equal(pred.about(y).epistemic, pred.epistemic)
+        True
+        """
         return replace(self, mean=mean, shift=mean - self.mean)
 
     def interval(
@@ -179,6 +192,10 @@ class RegressionPrediction(_Prediction):
         A promise after `MCBN.calibrate`, under the condition stated there. Before, or with calibrated=False, it is the
         central interval of the Gaussian with the predictive mean and variance. `level` is by default what `calibrate`
         was given, or 0.95; `groups` (N,) are the numbers of a calibration by groups.
+
+        >>> low, high = bayes.tune((x, y)).predict(x).interval(0.9)
+        >>> bool((low < high).all())
+        True
         """
         if calibrated and self.calibration is not None:
             return self.calibration.interval(self, level, groups)
@@ -191,6 +208,9 @@ class RegressionPrediction(_Prediction):
 
         log 1/T sum_j N(y; f_j, tau^-1 I); tau may be a matrix, and a head gives sigma_j^2 / tau in place of 1/tau. The
         draws are streamed a second time unless samples were kept.
+
+        >>> bayes.tune((x, y)).predict(x).log_prob(y).shape
+        torch.Size([64])
         """
         if bool(torch.isinf(self.tau).any()):
             raise MCBNError("log_prob needs the noise precision tau; call tune(validation_data) or set bayes.tau")
@@ -217,7 +237,11 @@ class RegressionPrediction(_Prediction):
         return 0.5 * (log_det - flatten(distance, 2).sum(2) - D * math.log(2 * math.pi))
 
     def all_samples(self) -> Tensor:
-        """Return the network's output under every draw, (T, N, ...): kept, or run again."""
+        """Return the network's output under every draw, (T, N, ...): kept, or run again.
+
+        >>> bayes.predict(x).all_samples().shape
+        torch.Size([20, 64, 1])
+        """
         return torch.cat(list(self._chunks()))
 
     def _chunks(self) -> Iterable[Tensor]:
@@ -258,7 +282,11 @@ class ClassificationPrediction(_Prediction):
         return self.variance.sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log of the averaged probability of each label, (N, ...)."""
+        """Log of the averaged probability of each label, (N, ...).
+
+        >>> classifier.predict(x).log_prob(labels).shape
+        torch.Size([64])
+        """
         y = require_labels(y, self.probs)
         return self.probs.gather(1, y.unsqueeze(1)).squeeze(1).log()
 
@@ -268,13 +296,20 @@ class ClassificationPrediction(_Prediction):
         A promise after `MCBN.calibrate`, under the condition stated there. Before, or with calibrated=False, they are
         the fewest classes with probability `level` together. `level` and `groups` as for intervals; `seed` is that of
         sets calibrated with randomize=True, a new one for every call.
+
+        >>> classifier.predict(x).set(0.9).any(1).all()  # never empty
+        tensor(True)
         """
         if calibrated and self.calibration is not None:
             return self.calibration.set(self.probs, level, groups, seed)
         return smallest_set(self.probs, level)
 
     def about(self, probs: Tensor) -> Self:
-        """Return other probabilities (N, K, ...) with the same variance and mutual information."""
+        """Return other probabilities (N, K, ...) with the same variance and mutual information.
+
+        >>> classifier.predict(x).about(classifier.plain_mean(x)).probs.shape
+        torch.Size([64, 3])
+        """
         return replace(self, probs=probs)
 
 
@@ -295,12 +330,22 @@ class MultilabelPrediction(ClassificationPrediction):
         return entropy(torch.stack([self.probs, 1 - self.probs]), 0)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log of the averaged probability of what each label is, (N, K, ...)."""
+        """Log of the averaged probability of what each label is, (N, K, ...).
+
+        >>> several = mcbn.MCBN(classifier.model, "multilabel").fit(x, batch_size=16)
+        >>> several.predict(x).log_prob(labels.unsqueeze(1) == torch.arange(3)).shape
+        torch.Size([64, 3])
+        """
         both = torch.stack([1 - self.probs, self.probs], 1)  # (N, 2, K, ...)
         return both.gather(1, require_labels(y, both).unsqueeze(1)).squeeze(1).log()
 
     def set(self, *_: Any, **__: Any) -> Tensor:
-        """Refuse: a set is of classes that exclude each other."""
+        """Refuse: a set is of classes that exclude each other.
+
+        >>> mcbn.MCBN(classifier.model, "multilabel").fit(x, batch_size=16).predict(x).set(0.9)
+        Traceback (most recent call last):
+        mcbn.errors.MCBNError: labels that do not exclude each other have no set of one true class; choose by probs
+        """
         raise MCBNError("labels that do not exclude each other have no set of one true class; choose by probs")
 
 

@@ -36,8 +36,8 @@ class MCDropout(Predictor):
         output, inputs, outputs: as for `mcbn.MCBN`.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1)).eval()
-    >>> MCDropout(network, "regression").fit(n_samples=20, seed=0).sample(torch.randn(5, 3)).shape
-    torch.Size([20, 5, 1])
+    >>> MCDropout(network, "regression").fit(n_samples=20, seed=0).sample(x).shape
+    torch.Size([20, 64, 1])
     """
 
     def __init__(self, model: nn.Module, task: str, *, output: Output = None, **options: Any) -> None:

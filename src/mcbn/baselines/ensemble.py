@@ -23,10 +23,8 @@ class DeepEnsemble(Predictor):
         task: "regression", "classification" (one label an input, or one a pixel) or "multilabel".
         output, inputs, outputs: as for `mcbn.MCBN`.
 
-    >>> import torch
-    >>> ensemble = DeepEnsemble([nn.Linear(3, 1) for _ in range(5)], "regression")
-    >>> ensemble.predict(torch.randn(4, 3)).epistemic.shape
-    torch.Size([4, 1])
+    >>> DeepEnsemble([nn.Linear(3, 1) for _ in range(5)], "regression").predict(x).epistemic.shape
+    torch.Size([64, 1])
     """
 
     def __init__(self, models: Sequence[nn.Module], task: str, *, output: Output = None, **options: Any) -> None:

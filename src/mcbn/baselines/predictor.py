@@ -128,11 +128,7 @@ class ConstantUncertainty(Predictor):
     Args:
         base: a regression `mcbn.MCBN` or baseline, fitted or to be fitted.
 
-    >>> from mcbn.baselines import ConstantUncertainty, MCDropout
-    >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)).eval()
-    >>> x, y = torch.randn(40, 3), torch.randn(40, 1)
-    >>> constant = ConstantUncertainty(MCDropout(network, "regression")).tune((x, y))
-    >>> constant.predict(x).variance.unique().numel()
+    >>> ConstantUncertainty(bayes).tune((x, y)).predict(x).variance.unique().numel()
     1
     """
 

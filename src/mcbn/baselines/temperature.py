@@ -13,10 +13,8 @@ class Temperature(DeepEnsemble):
     `tune` sets tau, the inverse temperature of greatest held-out likelihood (Guo et al. 2017, Section 4), or the noise
     precision of least held-out CRPS. Labels and means stay those of the network; options as for `DeepEnsemble`.
 
-    >>> import torch
-    >>> x, y = torch.randn(40, 3), torch.randint(4, (40,))
-    >>> Temperature(nn.Linear(3, 4), "classification").tune((x, y)).predict(x).probs.shape
-    torch.Size([40, 4])
+    >>> Temperature(classifier.model, "classification").tune((x, labels)).predict(x).probs.shape
+    torch.Size([64, 3])
     """
 
     def __init__(self, model: nn.Module, task: str, **options: Any) -> None:
