@@ -18,6 +18,10 @@ def plain_mlp(*norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 6), *norm, nn.ReLU(), nn.Linear(6, 2))
 
 
+class FrozenBatchNorm2d(nn.Module):
+    """Called as torchvision's is, in the backbones of its detectors."""
+
+
 class HandNormed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +55,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "not a module": (lambda: mcbn.MCBN(3, "regression"), "must be a torch.nn.Module, got int"),  # type: ignore[call-overload]
     "wrong task": (lambda: mcbn.MCBN(make("1d")[0], "segmentation"), "task must be one of.*'segmentation'"),
     "no batch norm": (lambda: mcbn.MCBN(plain_mlp(), "regression"), "no normalisation layer of any kind"),
+    "frozen batch norm": (
+        lambda: mcbn.MCBN(nn.Sequential(FrozenBatchNorm2d()), "regression"),
+        r"1 x FrozenBatchNorm2d.*put torch.nn.BatchNorm2d with the same weights and buffers in the place of",
+    ),
     "layer norm": (lambda: mcbn.MCBN(plain_mlp(nn.LayerNorm(6)), "regression"), "1 x LayerNorm"),
     "instance norm": (lambda: mcbn.MCBN(HandNormed(), "regression"), "1 x InstanceNorm1d"),
     "uninitialised": (lambda: mcbn.MCBN(nn.LazyBatchNorm1d(), "regression"), "not initialised; run one batch"),

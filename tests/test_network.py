@@ -130,6 +130,11 @@ def test_output_that_cannot_be_found_says_what_came(result: Any, output: Any) ->
         pick_output(result, output)
 
 
+def test_boxes_of_a_detector_need_a_function() -> None:
+    with pytest.raises(mcbn.MCBNError, match=r"of a detector, a function that gives as many numbers in every draw"):
+        pick_output([{"boxes": A, "scores": B}, {"boxes": A[:1], "scores": B[:1]}])
+
+
 def test_targets_of_a_dict_are_found_by_usual_names_or_by_targets() -> None:
     bayes = mcbn.MCBN(nn.BatchNorm1d(4), "regression").fit(A, n_samples=9, batch_size=20)
     tau = bayes.tune((A, A + B)).tau

@@ -35,6 +35,8 @@ def candidates(module: nn.Module) -> list[str]:
         seen = ", ".join(f"{count} x {name}" for name, count in norms.items()) or "no normalisation layer of any kind"
         script = any(isinstance(child, torch.jit.ScriptModule) for child in module.modules())
         hint = "; TorchScript hides its layers: pass the original module" if script else ""
+        if any(name.startswith("Frozen") for name in norms):
+            hint = "; put torch.nn.BatchNorm2d with the same weights and buffers in the place of frozen layers"
         raise MCBNError(
             f"{type(module).__name__} has no batch norm layer (it has: {seen}), so it has no batch statistics to draw; "
             f"MCBN needs a network that was trained with batch normalisation{hint}"

@@ -365,9 +365,12 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
         only = result[0] if isinstance(result, tuple | list) and len(result) == 1 else result
         picked = next((entry for entry in entries if entry is not None), only)
     if not isinstance(picked, Tensor):
+        boxes = isinstance(result, list) and any(isinstance(entry, dict) for entry in result)
         raise MCBNError(
             f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor; "
             "pass output= (a key, an index, or a function of the result)"
+            + "; of a detector, a function that gives as many numbers in every draw: boxes come and go"
+            * boxes
         )
     return picked
 

@@ -25,6 +25,7 @@ TINY = dataclasses.replace(
     sweep_samples=2,
     query_images=6,
     query_samples=2,
+    query_pool=None,
 )
 
 

@@ -27,7 +27,7 @@ from mcbn_study.networks import CifarResNet, standardize
 from mcbn_study.scores import class_scores
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
-QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "ensemble")
+QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "abnn", "ensemble")
 QUICK += ("thinned_plain", "thinned_mcbn", "thinned_joint")
 
 
@@ -195,7 +195,7 @@ def test_every_method_seed_and_set_has_its_record(finished):
             assert ("nll" in r) == (r["data"] not in ("digits", "voc"))
             assert ("ood_auroc" in r) == (r["data"] not in ("validation", "test"))
             assert r["tempered"] or r["tau"] == 1
-    assert {r["method"] for r in records if r["kind"] == "cost" and r["milliseconds"] > 0} == set(QUICK)
+    assert {r["method"] for r in records if r["kind"] == "cost" and r["milliseconds"] > 0} == {*QUICK, "dropout_usual"}
 
 
 @pytest.mark.slow

@@ -51,11 +51,26 @@ def test_per_query_in_small_passes_is_the_same(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(per_query(network, data, x, n_samples=4, batch_size=8, seed=4), whole)
 
 
-@pytest.mark.parametrize(("batch_size", "n_samples", "n"), [(1, 2, 2), (8, 0, 2), (8, 2, 0)])
-def test_per_query_refuses_what_it_cannot_do(batch_size: int, n_samples: int, n: int) -> None:
-    x = standardize(images(2).x)[:n]
+def test_images_that_draw_from_a_pool_have_different_batches_of_it_each() -> None:
+    network, data = trained().double(), Augmented(images().x)
+    x = standardize(images(1, seed=9).x.expand(3, -1, -1, -1)).double()  # one image thrice: outputs tell the batches
+    logits = per_query(network, data, x, n_samples=4, batch_size=8, seed=4, pool=5)[..., 0]  # (T, N)
+    drawn = mcbn.MCBN(network, "classification").fit(data, n_samples=5, batch_size=7, seed=4).posterior
+    with torch.no_grad():
+        pool = naive_per_query(network, drawn, x[:1], 5)[:, 0, 0]
+    nearest = (logits[..., None] - pool).abs().min(-1)
+    assert float(nearest.values.max()) < 1e-9
+    assert all(len(set(batches.tolist())) == 4 for batches in nearest.indices.T)
+    assert len({tuple(batches.tolist()) for batches in nearest.indices.T}) > 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "n_samples", "n", "pool"), [(1, 2, 2, 9), (8, 0, 2, 9), (8, 2, 0, 9), (8, 3, 2, 2)]
+)
+def test_per_query_refuses_what_it_cannot_do(batch_size: int, n_samples: int, n: int, pool: int) -> None:
+    x, options = standardize(images(2).x)[:n], {"n_samples": n_samples, "batch_size": batch_size, "pool": pool}
     with pytest.raises(mcbn.MCBNError, match="per_query needs"):
-        per_query(trained(), Augmented(images().x), x, n_samples=n_samples, batch_size=batch_size, seed=0)
+        per_query(trained(), Augmented(images().x), x, seed=0, **options)
 
 
 def logits_and_labels(draws: int = 16, n: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,9 +152,8 @@ def test_evaluation_measures_every_method_once() -> None:
             *(("mcbn", "test", 8, T) for T in (1, 2, 4)),
             *(("mcbn", "validation", M, 2) for M in (4, 8)),
             ("mcbn", "test", 4, 2),
-            ("mcbn_per_query", "query", 8, 2),
-            ("mcbn_shared", "query", 7, 2),
-            ("mcbn_shared", "query", 8, 2),
+            *(("mcbn_per_query", "query", 8, T) for T in (1, 2)),
+            *(("mcbn_shared", "query", M, T) for M in (7, 8) for T in (1, 2)),
         ],
         key=str,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
 from mcbn import noise
 from mcbn.baselines import DeepEnsemble, MCDropout
@@ -21,15 +21,17 @@ from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn.randomness import isolated_random
+from mcbn_study.alternatives.abnn import ABNN
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks import standardize
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
 MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")
 THINNED = {"thinned_plain": "plain", "thinned_mcbn": "mcbn", "thinned_joint": "mcbn_joint"}  # on MC dropout's network
-METHODS = ("plain", *MCBN_METHODS, "dropout", *THINNED, "laplace", "ensemble")
+METHODS = ("plain", *MCBN_METHODS, "dropout", *THINNED, "laplace", "abnn", "ensemble")
 AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
 LAPLACE_AT_ONCE = 1000
+ABNN_BATCH_SIZE = 128  # torch-uncertainty
 TUNING_SHARE = 4  # the search for M uses a quarter of the draws
 JOINT = tuple(2.0**power for power in range(-2, 8))  # times M of the fit; at the end the draws are nearly one network
 
@@ -114,6 +116,21 @@ def _joint(material: Material) -> Sampler:
     return twin.sample
 
 
+def _abnn(material: Material) -> Sampler:
+    labelled = StackDataset(material.train, material.clean.y.tolist())
+    loader = DataLoader(labelled, ABNN_BATCH_SIZE, shuffle=True)
+    rival = ABNN(material.network, "classification").fit(loader, n_samples=material.n_samples, seed=material.seed)
+    return rival.sample
+
+
+def _usual_dropout(material: Material) -> Sampler:
+    """Switch dropout on, as usual: new masks for every image and pass, made where the network is."""
+    network = copy.deepcopy(material.thinned or material.network)
+    for module in network.modules():
+        module.training = isinstance(module, nn.Dropout)
+    return lambda x: torch.stack([network(x) for _ in range(material.n_samples)])
+
+
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "plain": lambda m: lambda x: m.network(x).unsqueeze(0),
     "mcbn": lambda m: m.bayes.sample,
@@ -124,6 +141,8 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "dropout": lambda m: (
         MCDropout(m.thinned or m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample
     ),
+    "dropout_usual": _usual_dropout,  # to time beside "dropout", whose masks are made on the CPU and shared by images
+    "abnn": _abnn,
     "laplace": lambda m: LastLayer(m.network, m.prepare(m.clean.x), m.clean.y).log_probabilities,
     "ensemble": lambda m: DeepEnsemble(m.members, "classification").sample,
 }

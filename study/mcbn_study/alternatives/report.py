@@ -27,7 +27,7 @@ MODES = {  # of MCBN, by the best of them: on the paper's networks, and on those
     BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_mcbn", "thinned_joint")],
 }
 RIVALS = {
-    BEST: [key for key in NAMES if key[0] in ("plain", "laplace", "ensemble", "dropout")],
+    BEST: [key for key in NAMES if key[0] in ("plain", "laplace", "abnn", "ensemble", "dropout")],
     BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_plain", "dropout")],
 }
 METRICS = {name: Score(**words) for name, words in _WORDS["scores"].items()}

@@ -75,12 +75,13 @@ def clock(journal: Journal, tasks: Iterable[Task], x: Tensor) -> None:
     setup_seconds is what it takes to get ready: for MCBN the draws, for its other modes what comes on top of them.
     """
     for method, material, seed in tasks:
-        key = {"kind": "cost", "method": method, "seed": seed}
-        if not journal.has(**key, device=journal.device):
-            sampler, setup = timed(catalogue.make, method, material)
-            sampler(x)  # to warm up
-            _, seconds = timed(sampler, x)
-            journal.add([key | {"setup_seconds": setup, "milliseconds": 1000 * seconds / len(x)}])
+        for name in (method, "dropout_usual") if method == "dropout" else (method,):
+            key = {"kind": "cost", "method": name, "seed": seed}
+            if not journal.has(**key, device=journal.device):
+                sampler, setup = timed(catalogue.make, name, material)
+                sampler(x)  # to warm up
+                _, seconds = timed(sampler, x)
+                journal.add([key | {"setup_seconds": setup, "milliseconds": 1000 * seconds / len(x)}])
 
 
 def require_split(data: Split | None) -> Split:

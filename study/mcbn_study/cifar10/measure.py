@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -110,12 +111,14 @@ class Evaluation:
         for part in self.images:
             scored, seconds = timed(self._plain, part)
             yield self._row("plain", part, None, scored, seconds)
-        x, M = self.images["test"].x, self.profile.batch_size
-        logits, seconds = timed(lambda: _sample_all(self._fit(M, self.profile.n_draws), x))
+        logits, seconds = timed(self._draw, self.profile.batch_size)
         for scored in curve(logits, self.images["test"].y, self.profile.n_samples):
-            yield self._row("mcbn", "test", M, scored, seconds)  # seconds of all draws
+            yield self._row("mcbn", "test", self.profile.batch_size, scored, seconds)  # seconds of all draws
         yield from self._sweep()
-        yield from self._queries(logits)
+        yield from self.queries(logits)
+
+    def _draw(self, batch_size: int) -> Tensor:
+        return _sample_all(self._fit(batch_size, self.profile.n_draws), self.images["test"].x)
 
     @torch.no_grad()
     def _plain(self, part: str) -> Scored:
@@ -134,20 +137,27 @@ class Evaluation:
                 (scored,) = curve(logits, y, [T])
                 yield self._row("mcbn", part, M, scored, seconds)
 
-    def _queries(self, logits: Tensor) -> Iterator[Row]:
-        """Compare fresh batches for each image with shared draws of M - 1 and of M images, on the same images."""
+    def queries(self, logits: Tensor | None = None) -> Iterator[Row]:
+        """Compare fresh batches for each image with shared draws of M - 1 and of M images, on the same images.
+
+        logits: of the shared draws at M, (D, N, K); made anew where there are none.
+        """
         M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
         x, y = (tensor[:N] for tensor in self.images["test"])
+        options = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
-            fresh, seconds = timed(per_query, self.network, self.train, x, n_samples=T, batch_size=M, seed=self.seed)
-        shared, shared_seconds = timed(lambda: _sample_all(self._fit(M - 1, self.profile.n_draws), x))
-        gap, error = difference(fresh, shared, y)
-        scores = score(torch.softmax(fresh.double(), 2), y) | {"pll_minus_shared": gap}
-        yield self._row("mcbn_per_query", "query", M, Scored(T, 1, scores, {"pll_minus_shared": error}), seconds)
-        (scored,) = curve(shared, y, [T])
-        yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
-        (scored,) = curve(logits[:, :N], y, [T])
-        yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
+            fresh, seconds = timed(per_query, self.network, self.train, x, **options)
+        shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, :N])
+        logits = self._draw(M) if logits is None else logits
+        sizes = [size for size in self.profile.n_samples if size <= T]
+        for scored in curve(fresh, y, sizes):
+            gap, error = difference(fresh[: scored.n_samples], shared, y)
+            scored.scores["pll_minus_shared"], scored.errors["pll_minus_shared"] = gap, error
+            yield self._row("mcbn_per_query", "query", M, scored, seconds)  # seconds of all T
+        for scored in curve(shared, y, sizes):
+            yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
+        for scored in curve(logits[:, :N], y, sizes):
+            yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
 
     def _fit(self, batch_size: int, n_samples: int) -> MCBN[Any]:
         with exact():
@@ -155,7 +165,8 @@ class Evaluation:
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
     def _row(self, method: str, part: str, batch_size: int | None, scored: Scored, seconds: float | None) -> Row:
-        n_images = self.profile.query_images if part == "query" else len(self.images[part].y)
+        n_images = len(self.images["test" if part == "query" else part].y)
+        n_images = min(n_images, self.profile.query_images or n_images) if part == "query" else n_images
         row = {"method": method, "seed": self.seed, "part": part, "n_images": n_images, "batch_size": batch_size}
         return row | asdict(scored) | {"seconds": seconds and round(seconds, 3)}
 
@@ -172,7 +183,14 @@ def exact() -> Any:
 
 @torch.no_grad()
 def per_query(
-    network: nn.Module, images: Augmented, x: Tensor, *, n_samples: int, batch_size: int, seed: int
+    network: nn.Module,
+    images: Augmented,
+    x: Tensor,
+    *,
+    n_samples: int,
+    batch_size: int,
+    seed: int,
+    pool: int | None = None,
 ) -> Tensor:
     """The authors' estimator: logits (T, N, K) of x (N, 3, 32, 32), each image and pass with a batch of its own.
 
@@ -180,22 +198,36 @@ def per_query(
     training images: the place of the image itself is left free, it does not enter the statistics (authors' code). Both
     estimate the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M
     of the passes. Each row of a pass over x, standardised, has its own scale and shift.
+
+    pool: draw only so many times, and give each image T different ones of these draws, at random. An image alone
+    cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
     """
-    if batch_size < 2 or n_samples < 1 or not len(x):
+    if batch_size < 2 or n_samples < 1 or not len(x) or (pool is not None and pool < n_samples):
         raise MCBNError(
-            f"per_query needs batch_size >= 2 (M - 1 training images), n_samples >= 1 and images to predict for; got "
-            f"{batch_size}, {n_samples} and {len(x)}"
+            f"per_query needs batch_size >= 2 (M - 1 training images), n_samples >= 1, images to predict for and a "
+            f"pool of at least n_samples; got {batch_size}, {n_samples}, {len(x)} and {pool}"
         )
     bayes = MCBN(network, "classification")
-    drawn = bayes.fit(images, n_samples=len(x) * n_samples, batch_size=batch_size - 1, seed=seed).posterior
+    count = pool or len(x) * n_samples
+    drawn = bayes.fit(images, n_samples=count, batch_size=batch_size - 1, seed=seed).posterior
     copy = Network(network)
     batch_norm.watch(copy.module)
-    logits, queries = [], copy.prepare(x).repeat_interleave(n_samples, 0)  # (N T, 3, 32, 32)
-    for start in range(0, len(queries), ROWS):
-        rows = slice(start, start + ROWS)
+    logits, queries = [], copy.prepare(x)  # (N, 3, 32, 32)
+    chosen = _choose_draws(len(x), n_samples, pool, seed).to(queries.device)  # (N T,)
+    for start in range(0, len(chosen), ROWS):
+        rows = chosen[start : start + ROWS]
+        image = torch.arange(start, start + len(rows), device=rows.device) // n_samples
         with RowStatistics({layer: (drawn.mean[layer][rows], drawn.var[layer][rows]) for layer in drawn.layers}):
-            logits.append(copy(queries[rows]))
+            logits.append(copy(queries[image]))
     return torch.cat(logits).reshape(len(x), n_samples, -1).transpose(0, 1)
+
+
+def _choose_draws(n: int, n_samples: int, pool: int | None, seed: int) -> Tensor:
+    """Choose T different draws for each of n images, (n T,); all different where there is no pool."""
+    if pool is None:
+        return torch.arange(n * n_samples)
+    generator = np.random.default_rng([seed, pool])
+    return torch.from_numpy(np.concatenate([generator.choice(pool, n_samples, replace=False) for _ in range(n)]))
 
 
 class RowStatistics(BatchNormMode):

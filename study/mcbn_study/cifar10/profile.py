@@ -39,8 +39,11 @@ class CifarProfile:
     n_draws: int = 256  # drawn for these: 2 disjoint sets of the largest T, 256 of the smallest. Ours
     batch_sizes: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)  # of the sweep over M. Ours
     sweep_samples: int = 32  # T of the sweep. Ours
-    query_images: int = 1_000  # test images for the estimator with fresh batches for each. Ours
-    query_samples: int = 16  # its T. Ours
+    query_images: int | None = None  # test images for the estimator with fresh batches for each; all
+    query_samples: int = 128  # its T
+    query_pool: int | None = (
+        4_096  # batches that every image has T different ones of; None: T an image. Ours
+    )
 
     @property
     def training(self) -> dict[str, Any]:

@@ -26,11 +26,13 @@ def run(
     networks: Path | None = None,
     dropout: float = 0.0,
     together: bool | None = None,
+    queries: bool = False,
 ) -> Path:
     """Train and measure the networks of several seeds; return the file of records.
 
     networks: folder of trained ones, which are not trained again; dropout: train with it instead, for MC dropout, and
-    measure nothing; together: train all seeds at the same time before any is measured, by default on a GPU.
+    measure nothing; together: train all seeds at the same time before any is measured, by default on a GPU; queries:
+    measure the estimator with fresh batches alone.
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
@@ -48,7 +50,7 @@ def run(
                 if facts not in journal.records:
                     journal.append([facts])
                 if not dropout:
-                    evaluate(journal, profile, path)
+                    evaluate(journal, profile, path, queries)
     progress.close()
     return journal.path
 
@@ -82,12 +84,12 @@ def train_networks(
     return list(paths.values())
 
 
-def evaluate(journal: Journal, profile: CifarProfile, path: Path) -> None:
+def evaluate(journal: Journal, profile: CifarProfile, path: Path, queries: bool = False) -> None:
     """Measure one network and append its rows, all at once, unless the same file was measured so before."""
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    if journal.has(network_hash=content):
+    if journal.has(network_hash=content, part="query" if queries else "test"):
         return
     about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
     seed = network_facts(path)["seed"]
     evaluation = Evaluation(load_network(path), profile, profile.load(), seed=seed, device=journal.device)
-    journal.add([about | row for row in evaluation.rows()])
+    journal.add([about | row for row in (evaluation.queries() if queries else evaluation.rows())])
