@@ -82,7 +82,7 @@ def train_on(model: nn.Module, data: Pairs, epochs: int) -> nn.Module:
             if weight is None:
                 weight = class_weights(logits.shape[1]).to(logits)
             optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(logits, y.to(logits.device), weight).backward()
+            F.cross_entropy(logits, y.to(logits.device), weight).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return network.eval()
 
@@ -103,7 +103,7 @@ def with_noise(model: nn.Module) -> nn.Module:
     return network
 
 
-def _add_noise(module: nn.Module, _inputs: Any, y: Tensor) -> Tensor:
-    beta = torch.zeros(1) if module.bias is None else module.bias
+def _add_noise(module: Any, _inputs: Any, y: Tensor) -> Tensor:
+    beta: Tensor = torch.zeros(1) if module.bias is None else module.bias
     shift = y - beta.to(y).reshape(-1, *(1,) * (y.ndim - 2))
     return torch.addcmul(y, shift, torch.randn_like(y), value=ALPHA)

@@ -144,7 +144,7 @@ class Evaluation:
         """
         M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
         x, y = (tensor[:N] for tensor in self.images["test"])
-        options = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
+        options: Row = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, **options)
         shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, :N])

@@ -41,9 +41,7 @@ class CifarProfile:
     sweep_samples: int = 32  # T of the sweep. Ours
     query_images: int | None = None  # test images for the estimator with fresh batches for each; all
     query_samples: int = 128  # its T
-    query_pool: int | None = (
-        4_096  # batches that every image has T different ones of; None: T an image. Ours
-    )
+    query_pool: int | None = 4_096  # batches that every image has T different ones of; None: T an image. Ours
 
     @property
     def training(self) -> dict[str, Any]:
