@@ -268,7 +268,7 @@ def test_drift_and_other_data_are_named() -> None:
     with pytest.warns(UserWarning, match="disagree"):
         bayes = mcbn.MCBN(model, "regression").fit(x + 1, n_samples=60, batch_size=16)
     found = check(bayes, x + 1)
-    assert said(found, "drift: drawn and running statistics disagree in")
+    assert said(found, "drift: drawn batch statistics disagree with the running statistics in")
     assert not said(found, "other data")
     assert said(check(bayes, x), "other data: in layer")
 

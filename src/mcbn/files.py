@@ -1,6 +1,8 @@
 """Files that appear whole or not at all and take no other's place; the folders of data and of what can be had again."""
 
 import glob
+import json
+import math
 import os
 import shutil
 import sys
@@ -71,6 +73,19 @@ def write_text(path: Path, text: str) -> Path:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return path
+
+
+def to_json(value: Any) -> str:
+    """Write plain values as one line of JSON; what is not finite becomes null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: finite(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(entry) for entry in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def require_folder(path: Path) -> None:

@@ -153,14 +153,8 @@ class Diagnosis:
             )
 
     def _of_drift(self) -> Iterator[str]:
-        far = [row.drift for row in self.layers if row.drift and row.drift.far]
-        if far:
-            worst = max(far, key=lambda moved: moved.effect)
-            yield (
-                f"drift: drawn and running statistics disagree in {len(far)} layer(s), most in {worst.layer!r} by "
-                f"{worst.effect:.2f} channel standard deviations; draw from data made as in training, with its "
-                'augmentation; where nobody has that data, fit(data, centre="running")'
-            )
+        if far := [row.drift for row in self.layers if row.drift and row.drift.far]:
+            yield f"drift: {drift.describe(far)}"
         if self.shift and self.shift.far:
             yield f"drift of all layers together: {drift.describe(self.shift)}"
         other = max(self.layers, key=lambda row: row.offset)

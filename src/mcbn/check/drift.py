@@ -1,33 +1,12 @@
 """Do the drawn statistics agree with the running ones? If not, the batches are not those of training.
 
 Compared layer by layer, and by what the differences of all layers together do to the outputs: small ones add up.
-Effects measured, the largest of a layer and that on the outputs (* beyond its limits):
-
-| network, what it was fitted with                                        |            layer |            outputs |
-|-------------------------------------------------------------------------|-----------------:|-------------------:|
-| 175 MLPs of seven regression sets, as trained                           |       up to 0.05 |         up to 0.29 |
-| 25 MLPs of Protein, as trained                                          |       up to 0.12 |         up to 0.17 |
-| 9 MLPs of the demonstration and its toy, as trained                     |       up to 0.09 |         up to 0.26 |
-| 3 ResNet-32 and a foreign ResNet-20 and 32 of CIFAR-10, as trained      |       up to 0.04 |         up to 0.08 |
-| the foreign ones without augmentation                                   |     0.26*, 0.24* |         0.32, 0.30 |
-| the foreign ones, pixels in -1..1                                       |     0.95*, 0.98* |       0.58*, 0.58* |
-| the foreign ones, pixels in 0..1                                        |     1.55*, 1.54* |       1.74*, 1.24* |
-| a ResNet-32, red and blue exchanged                                     |             0.13 |               0.17 |
-| a ResNet-32, images mixed half with their blur; blurred                 |      0.12; 0.17* |        0.39; 1.38* |
-| a ResNet-32, pixel noise 0.1; 0.2; 0.4                                  | 0.05; 0.09; 0.13 | 0.34; 0.72*; 1.40* |
-| SegNet of CamVid, crops of a quarter, M = 5 instead of 10, T = 4        |             0.09 |               0.41 |
-| EfficientNet-Lite0 of ImageNet, other photographs (accuracy 65 -> 30 %) |             0.10 |              0.82* |
-
-MLPs: T = 100, M as in training; ResNets: T = 10, M = 32 (as trained also 16 and 128); EfficientNet: T = 8, M = 32. The
-limits leave room for running statistics that lag behind the last steps of training (0.12; Concrete's outputs 0.29). Of
-6,000 fits of 15 small MLPs with M = 2 to 32 and T = 4 to 30 none shifted beyond them; of 3,000 with T = 2 or 3 ten did,
-so that outputs are judged from four draws on. A toy network after 100 batches of training moved by 0.87, after 250 by
-0.15: outputs are judged from 200 on.
+The limits rest on effects measured (benchmarks/drift.md); they leave room for running statistics that lag behind.
 """
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -152,27 +131,27 @@ def _size(deviation: Tensor) -> float:
     return float(deviation.square().mean(0).nanmedian().sqrt())
 
 
-def describe(moved: Shift) -> str:
-    """Say what a shift is, and what to do."""
+def describe(moved: Sequence[Drift] | Shift) -> str:
+    """Say what layers that are far, or a shift, are, and what to do."""
+    if isinstance(moved, Shift):
+        return (
+            f"the average drawn statistics move the outputs by {moved.effect:.2f} of their standard deviation over "
+            f"inputs (limit {SHIFT_LIMIT}), {moved.sigmas:.0f} times the sampling error; draw from data of the same "
+            "kind as in training, with its preprocessing and augmentation"
+        )
+    worst = max(moved, key=lambda drift: drift.effect)
     return (
-        f"the average drawn statistics move the outputs by {moved.effect:.2f} of their standard deviation over inputs "
-        f"(limit {SHIFT_LIMIT}), {moved.sigmas:.0f} times the sampling error; draw from data of the same kind as in "
-        "training, with its preprocessing and augmentation"
+        f"drawn batch statistics disagree with the running statistics in {len(moved)} layer(s), most in "
+        f"{worst.layer!r}: {worst.effect:.2f} channel standard deviations, {worst.sigmas:.0f} times the sampling "
+        "error; draw from data made as in training, with its preprocessing and augmentation: pass the training loader; "
+        'where nobody has that data, fit(data, centre="running")'
     )
 
 
 def warn_if_far(network: Network, recorded: Recorded) -> None:
     """Warn when drawn and running statistics disagree beyond sampling error: in a layer, or else in what they give."""
-    far = [d for d in measure(recorded) if d.far]
-    if far:
-        worst = max(far, key=lambda d: d.effect)
-        warnings.warn(
-            f"mcbn: drawn batch statistics disagree with the running statistics in {len(far)} layer(s), most in "
-            f"{worst.layer!r}: {worst.effect:.2f} channel standard deviations, {worst.sigmas:.0f} times the sampling "
-            "error. The usual cause is data not made as in training (augmentation off, other preprocessing); "
-            "pass the training loader",
-            stacklevel=3,
-        )
+    if far := [drift for drift in measure(recorded) if drift.far]:
+        warnings.warn(f"mcbn: {describe(far)}", stacklevel=3)
     elif (moved := shift(network, recorded)) and moved.far:
         warnings.warn(
             "mcbn: drawn batch statistics disagree with the running statistics by little in every layer, but these "

@@ -14,7 +14,7 @@ from mcbn import batches, saving
 from mcbn.cli import session
 from mcbn.cli.session import FAILURE, Data, Fitted, FittedOptions, Key, NetworkOptions, Overwrite, Target
 from mcbn.errors import MCBNError
-from mcbn.files import replacing, require_output
+from mcbn.files import replacing, require_output, to_json
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
@@ -255,7 +255,7 @@ def evaluate(
             scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
     tuned_on = tune or (constant is not None and "the validation data of the fit") or None
     report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
-    typer.echo(scoring.as_json(report) if as_json else scoring.as_text(report))
+    typer.echo(to_json(report) if as_json else scoring.as_text(report))
 
 
 @session.command

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches
+from mcbn import __version__, batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, MissingExtraError
@@ -109,8 +109,17 @@ def to_onnx(
     inputs = engine.network.prepare(example_x)
     names = input_names(inputs)
     outputs = RESULTS[bayes.task] + (() if level is None else PROMISED[bayes.task])
-    promised = {} if level is None else {"level": json.dumps(level)}
-    content = _convert(program, names, outputs, _metadata(bayes, method, T) | promised)
+    metadata = {
+        "mcbn_version": __version__,
+        "task": bayes.task,
+        "method": method,
+        "tau": json.dumps(bayes.noise_precision.tolist()),
+        "n_samples": str(T),
+        "batch_size": str(bayes.posterior.batch_size),
+        "posterior": bayes.posterior.family,
+        **({} if level is None else {"level": json.dumps(level)}),
+    }
+    content = _convert(program, names, outputs, metadata)
     results = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
     with replacing(path) as temporary:
@@ -125,20 +134,6 @@ def input_names(inputs: Any) -> list[str]:
         taken = [name for names in (*RESULTS.values(), *PROMISED.values()) for name in names]
         return [f"input_{key}" if key in taken else str(key) for key in inputs]
     return [f"x{number}" for number, _ in enumerate(batches.tensors_of(inputs))]
-
-
-def _metadata(bayes: "MCBN[Any]", method: str, T: int) -> dict[str, str]:
-    from mcbn import __version__
-
-    return {
-        "mcbn_version": __version__,
-        "task": bayes.task,
-        "method": method,
-        "tau": json.dumps(bayes.noise_precision.tolist()),
-        "n_samples": str(T),
-        "batch_size": str(bayes.posterior.batch_size),
-        "posterior": bayes.posterior.family,
-    }
 
 
 def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
@@ -296,20 +291,35 @@ def _convert(
         raise MCBNError(_refusal(error, metadata.get("method"))) from error
     if onnx is None:
         raise MCBNError("torch.onnx gave no program")
-    _clean(onnx.model, outputs)
-    size = sum(value.const_value.nbytes for value in onnx.model.graph.initializers.values() if value.const_value)
+    graph = onnx.model.graph
+    for value in [value for node in graph.all_nodes() for value in node.outputs if value.name in outputs]:
+        value.name = f"{value.name}_inside"
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+    for each in (graph, *graph.subgraphs()):
+        for name in [name for name, value in each.initializers.items() if not value.uses()]:
+            del each.initializers[name]
+    size = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value)
     if size > MOST_BYTES:
         raise MCBNError(
             f"the constants take {size:,} bytes and one ONNX file holds {MOST_BYTES:,}; give fewer draws (n_samples=)"
         )
-    onnx.model.metadata_props.update(metadata)
     model = onnx.model_proto
-    del model.graph.value_info[:]
-    for value in (*model.graph.input, *model.graph.output):
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param:
-                axis.dim_param = "batch"  # no other axis is open
+    _strip(model)
+    importlib.import_module("onnx.helper").set_model_props(model, dict(metadata))
     return bytes(model.SerializeToString())
+
+
+def _strip(message: Any) -> None:
+    """Drop what the exporter notes of the code it saw, paths of this machine among it; only the batch is open."""
+    for field, value in message.ListFields():
+        if field.name in ("doc_string", "metadata_props", "value_info"):
+            message.ClearField(field.name)
+        elif field.name == "dim_param":
+            message.dim_param = "batch"
+        elif field.message_type is not None:
+            for child in [value] if hasattr(value, "ListFields") else value:
+                _strip(child)
 
 
 def _refusal(error: Exception, method: str | None) -> str:
@@ -319,26 +329,6 @@ def _refusal(error: Exception, method: str | None) -> str:
     what = operator[1].removesuffix(".default") if operator else text.strip().split("\n")[0]
     hint = "method='linear' needs it; use method='sample'" if method == "linear" else "replace that layer"
     return f"ONNX has no operator for {what}: {hint}"
-
-
-def _clean(model: Any, outputs: Sequence[str]) -> None:
-    """Name the results, and drop what the exporter notes of the code it saw: paths of this machine among it."""
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-            if value.name in outputs:
-                value.name = f"{value.name}_inside"
-    for graph in (model.graph, *model.graph.subgraphs()):
-        graph.metadata_props.clear()
-        graph.doc_string = None
-        for value in (*graph.inputs, *graph.initializers.values()):
-            value.metadata_props.clear()
-        for name in [name for name, value in graph.initializers.items() if not value.uses()]:
-            del graph.initializers[name]
-    for value, name in zip(model.graph.outputs, outputs, strict=True):
-        value.name = name
 
 
 def _run(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,9 +2,8 @@
 
 import base64
 import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from mcbn.errors import MCBNError
-from mcbn.files import write_text
+from mcbn.files import to_json, write_text
 
 MISSING = "\N{EN DASH}"
 
@@ -37,7 +36,7 @@ def environment(package: str = "mcbn.page") -> Environment:
     )
     templates.filters |= {"number": number, "percent": percent, "sha256": _digest}
     templates.tests["finite"] = math.isfinite
-    templates.policies["json.dumps_function"] = _to_json
+    templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     return templates
 
 
@@ -48,19 +47,6 @@ def _asset(package: str, name: str) -> str:
 
 def _digest(source: str) -> str:
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-
-
-def _to_json(value: Any, **_: Any) -> str:
-    """Write compact JSON; what is not finite becomes null."""
-    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -53,8 +53,7 @@ class Layout:
     def from_json(cls, text: str | None) -> "Layout":
         """Read what `to_json` wrote; None is an empty layout."""
         stored = json.loads(text or "{}")
-        columns, classes = (tuple(stored.get(name) or ()) or None for name in ("columns", "classes"))
-        return cls(columns, stored.get("width"), stored.get("target"), classes)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
 
 
 EMPTY = Layout()
@@ -75,8 +74,7 @@ def find_columns(table: Table, target: str | None, fitted: Layout, keys: Sequenc
     found by the names of the fit, else they are all the others.
     """
     places = {name: place for place, name in enumerate(table.names or ())}
-    missing = [name for name in keys if name not in places]
-    if missing:
+    if missing := [name for name in keys if name not in places]:
         raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
     key_places, targets = [places[name] for name in keys], _find_targets(table, target, fitted, places)
     return Columns(key_places, _find_inputs(table, {*targets, *key_places}, fitted, places), targets)
@@ -85,28 +83,19 @@ def find_columns(table: Table, target: str | None, fitted: Layout, keys: Sequenc
 def _find_targets(table: Table, target: str | None, fitted: Layout, places: Mapping[str, int]) -> list[int]:
     wanted = fitted.target if target is None else target
     names = [name.strip() for name in wanted.split(",")] if wanted is not None else []
-    if target is None:
-        named = all(name in places for name in names)
-        placed = all(map(_is_place, names)) and table.width == (fitted.width or 0) + len(names)
-        if not named and not placed:
-            return []
-    return [places[name] if name in places else _place(table, name) for name in names]
-
-
-def _place(table: Table, name: str) -> int:
-    if _is_place(name) and -table.width <= int(name) < table.width:
-        return int(name) % table.width
-    raise MCBNError(f"{table.path} has no column {name!r}; it has {listing(table)}")
-
-
-def _is_place(name: str) -> bool:
-    return re.fullmatch(r"-?\d+", name) is not None
+    numbered = {str(c): c % table.width for c in range(-table.width, table.width)}
+    placed = set(names) <= set(numbered) and table.width == (fitted.width or 0) + len(names)
+    if target is None and not placed and not set(names) <= set(places):
+        return []
+    known = numbered | dict(places)
+    if lacking := [name for name in names if name not in known]:
+        raise MCBNError(f"{table.path} has no column {lacking[0]!r}; it has {listing(table)}")
+    return [known[name] for name in names]
 
 
 def _find_inputs(table: Table, others: Set[int], fitted: Layout, places: Mapping[str, int]) -> list[int]:
     if places and fitted.columns:
-        lacking = [name for name in fitted.columns if name not in places]
-        if lacking:
+        if lacking := [name for name in fitted.columns if name not in places]:
             lacks = f"lacks the input column(s) {', '.join(map(repr, lacking))}"
             raise MCBNError(f"{table.path} {lacks}, named by columns= or at the fit; it has {listing(table)}")
         return [places[name] for name in fitted.columns]
@@ -268,35 +257,25 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
 
 def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
     data = specs.make(spec, "--data")
+    whole = isinstance(data, Tensor | np.ndarray | tuple)
+    if not isinstance(data, Tensor | np.ndarray | Iterable | Dataset):
+        raise MCBNError(f"--data {spec} gives {batches.describe(data)}; return a DataLoader, a Dataset or tensors")
 
     def read() -> Iterator[InputBlock]:
         again = specs.make(spec, "--data") if isinstance(data, Iterator) else data  # a generator gives out once
-        for batch in _as_batches(again, spec):
+        stream = DataLoader(again, batch_size=256) if isinstance(again, Dataset) else [again] if whole else again
+        for batch in stream:
             x, y = batches.pick_inputs(batch, None, keys), None
             with nullcontext() if need_targets else suppress(MCBNError):
                 y = batches.pick_targets(batch, None)
             yield InputBlock(x, y)
 
-    return Examples(spec, Layout(), lambda: _examples(data), read, data)
-
-
-def _as_batches(data: Any, spec: str) -> Iterable[Any]:
-    if isinstance(data, Tensor | np.ndarray | tuple):
-        return [data]
-    if isinstance(data, Dataset):
-        return DataLoader(data, batch_size=256)
-    if isinstance(data, Iterable):
-        return data
-    raise MCBNError(f"--data {spec} gives {batches.describe(data)}; return a DataLoader, a Dataset or tensors")
-
-
-def _examples(data: Any) -> int | None:
-    if isinstance(data, Tensor | np.ndarray | tuple):
-        return batches.size_of(data)
-    try:
-        return len(getattr(data, "dataset", data))
-    except TypeError:  # a stream
+    def count() -> int | None:
+        with suppress(TypeError):  # a stream has no length
+            return batches.size_of(data) if whole else len(getattr(data, "dataset", data))
         return None
+
+    return Examples(spec, Layout(), count, read, data)
 
 
 def require_fits(bayes: Any, x: Tensor, what: str, cure: str) -> None:

@@ -4,8 +4,6 @@ Regression is compared with the constant twin (the same mean, one variance for a
 4.2), classification with the plain network (its own running statistics, no draws).
 """
 
-import json
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +14,7 @@ from mcbn import metrics, noise
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.outputs import match_shape, require_labels
+from mcbn.prediction import central_interval
 
 LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
@@ -57,14 +56,24 @@ def evaluate_regression(
         Scores of MCBN and of the constant twin, how far the first are on the way from the twin to the optimum in
         percent, the share of targets inside each interval, and the twin's tau.
     """
-    rows = (_regression_rows(bayes, x, y, options) for x, y in pairs)
-    mean, variance, pll, y, plain = _gather(rows)  # (N, ...), pll (N,)
+
+    def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        pred = bayes.predict(x, **options)
+        y = match_shape(y, pred.mean)
+        return pred.mean, pred.variance, pred.log_prob(y), y, bayes.plain_mean(x)
+
+    mean, variance, pll, y, plain = _gather(judge(x, y) for x, y in pairs)  # (N, ...), pll (N,)
     tau = (noise.constant_tau(mean, y) if constant is None else constant).to(mean)  # (D,)
     spread = tau.reshape(-1, *(1,) * (mean.ndim - 2)) if mean.ndim > 1 else tau.reshape(())
     crps = metrics.crps_gaussian(mean, variance, y)
     constant_crps = metrics.crps_gaussian(mean, (1 / spread).expand_as(mean), y)
     constant_pll = metrics.pll(mean.unsqueeze(0), y, spread)
     rmse = metrics.rmse(mean, y).item()
+
+    def covered(level: float) -> float:
+        low, high = central_interval(mean, variance.sqrt(), level)
+        return float(((low <= y) & (y <= high)).double().mean())
+
     return {
         "n_points": len(y),
         "worse_mean": metrics.worse_mean((mean - y).square(), (plain - y).square(), "RMSE") or None,
@@ -74,23 +83,9 @@ def evaluate_regression(
             "crps": _normalized(crps, constant_crps, metrics.crps_optimum(mean, y)),
             "pll": _normalized(pll, constant_pll, metrics.pll_optimum(mean, y)),
         },
-        "coverage": {f"{level:g}": _covered(mean, variance, y, level) for level in levels},
+        "coverage": {f"{level:g}": covered(level) for level in levels},
         "constant_tau": tau.tolist() if len(tau) > 1 else tau.item(),
     }
-
-
-def _regression_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    pred = bayes.predict(x, **options)
-    y = match_shape(y, pred.mean)
-    return pred.mean, pred.variance, pred.log_prob(y), y, bayes.plain_mean(x)
-
-
-def _covered(mean: Tensor, variance: Tensor, y: Tensor, level: float) -> float:
-    """Share of targets within Phi^-1((1 + level) / 2) standard deviations of the mean."""
-    if not 0 < level < 1:
-        raise MCBNError(f"the level of an interval must lie between 0 and 1, got {level}")
-    width = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)).item()
-    return float(((y - mean).abs() <= width * variance.sqrt()).double().mean())
 
 
 def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | None:
@@ -102,16 +97,16 @@ def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | Non
 
 def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> Report:
     """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
-    probs, plain, y = _gather(_classification_rows(bayes, x, y, options) for x, y in pairs)
+
+    def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        probs, plain = bayes.predict(x, **options).probs, bayes.plain_mean(x)
+        if bayes.task == "multilabel":  # each label is a class of its own
+            probs, plain = (torch.stack([1 - p, p], 1) for p in (probs, plain))
+        return probs, plain, require_labels(y, probs)
+
+    probs, plain, y = _gather(judge(x, y) for x, y in pairs)
     scores = {"mcbn": _class_scores(probs, y), "plain": _class_scores(plain, y)}
     return {"n_points": len(y), "worse_mean": metrics.worse_probs(probs, plain, y) or None, **scores}
-
-
-def _classification_rows(bayes: MCBN[Any], x: Any, y: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    probs, plain = bayes.predict(x, **options).probs, bayes.plain_mean(x)
-    if bayes.task == "multilabel":  # each label is a class of its own
-        probs, plain = (torch.stack([1 - p, p], 1) for p in (probs, plain))
-    return probs, plain, require_labels(y, probs)
 
 
 def _class_scores(probs: Tensor, y: Tensor) -> Scores:
@@ -133,19 +128,6 @@ def gather(bayes: MCBN[Any], scores: Report, *, data: str, n_samples: int | None
         **scores,
     }
     return report | {"constant_tau_tuned_on": tuned_on or ITSELF} if "constant" in scores else report
-
-
-def as_json(report: Report) -> str:
-    """Write one line of JSON; infinite scores become null."""
-    return json.dumps(_finite(report), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_text(report: Report) -> str:
