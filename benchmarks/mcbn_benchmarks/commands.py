@@ -3,18 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import wraps
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mcbn.errors import MCBNError
-
-DEVICES = ("auto", "cpu", "cuda")
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one")]
 Only = Annotated[str, typer.Option(help='what holds this in its title, such as "mlp", "N=1", "linear", "timm/"')]
 Out = Annotated[Path | None, typer.Option(help="file to append records to")]
@@ -39,11 +35,12 @@ def _command(function: Callable[..., Iterable[object] | None]) -> Callable[..., 
     @wraps(function)
     def run(**options: Any) -> None:
         from mcbn.cli.session import session, set_debug  # here: mcbn.cli imports this module, for its `bench`
+        from mcbn.tables.specs import device
 
         set_debug(options.get("debug", False))
         with session():
             if "device" in options:
-                options["device"] = _device(options["device"])
+                options["device"] = device(options["device"]).type
             for line in function(**options) or ():
                 print(line, flush=True)
 
@@ -51,24 +48,15 @@ def _command(function: Callable[..., Iterable[object] | None]) -> Callable[..., 
     return run
 
 
-def _device(name: str) -> str:
-    """Turn auto into what there is; refuse what is not."""
-    import torch
-
-    if name not in DEVICES:
-        raise MCBNError(f"--device must be one of {', '.join(DEVICES)}; got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _append(out: Path | None, record: dict[str, Any], device: str) -> None:
-    """Add a record to the file, where one is named, with where it was made."""
+def _keep(records: Iterable[dict[str, Any]], out: Path | None, device: str = "cpu") -> Iterator[str]:
+    """Add records to the file, where one is named, with where they were made; give them as lines."""
     from mcbn_study.journal import append
     from mcbn_study.machine import environment
 
-    if out is not None:
-        append(out, record | asdict(environment(device)))
+    for record in records:
+        if out is not None:
+            append(out, record | asdict(environment(device)))
+        yield json.dumps(record)
 
 
 @_command
@@ -146,9 +134,8 @@ def trainer(
     from mcbn_study.machine import Numerics, one_thread
 
     with one_thread(device):
-        for record in measure(device, only, seconds, share, Numerics(tf32=tf32, compiled=compile, fused=fused)):
-            _append(out, record, device)
-            yield json.dumps(record)
+        numerics = Numerics(tf32=tf32, compiled=compile, fused=fused)
+        yield from _keep(measure(device, only, seconds, share, numerics), out, device)
 
 
 @_command
@@ -162,17 +149,16 @@ def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None,
     random = np.random.default_rng(0)
     x = random.normal(size=(rows, columns))
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * random.normal(size=rows)
+    model = MCBNRegressor(random_state=0, epochs=epochs)
+    works = {"fit": lambda: model.fit(x, y), "predict": lambda: model.predict(x, return_std=True)}
+    record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns, "load": os.getloadavg()[0]}
     with one_thread("cpu"):
-        times = [(time.perf_counter(), time.process_time())]
-        model = MCBNRegressor(random_state=0, epochs=epochs).fit(x, y)
-        times.append((time.perf_counter(), time.process_time()))
-        model.predict(x, return_std=True)
-        times.append((time.perf_counter(), time.process_time()))
-    record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns, "epochs": model.n_iter_}
-    for name, (start, stop) in zip(("fit", "predict"), pairwise(times), strict=True):
-        record |= {f"{name}_seconds": stop[0] - start[0], f"{name}_cpu_seconds": stop[1] - start[1]}
-    _append(out, record | {"load": os.getloadavg()[0]}, "cpu")
-    return [json.dumps(record)]
+        for name, work in works.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            work()
+            record[f"{name}_seconds"] = time.perf_counter() - wall
+            record[f"{name}_cpu_seconds"] = time.process_time() - cpu
+    return _keep([record | {"epochs": model.n_iter_}], out)
 
 
 @_command
@@ -180,9 +166,7 @@ def memory(out: Out = None, only: Only = "") -> Iterable[object]:
     """Measure the peak memory of `fit` at few and many draws against a plain loop; needs timm and smp."""
     from mcbn_benchmarks.memory import measure
 
-    for record in measure(only):
-        _append(out, record, "cpu")
-        yield json.dumps(record)
+    return _keep(measure(only), out)
 
 
 @_command
@@ -196,12 +180,7 @@ def ray(
     """Time prediction on Ray against the plain engine, in rows a second."""
     from mcbn_benchmarks import ray
 
-    record = ray.measure(rows, samples, workers, rounds)
-    _append(out, record, "cpu")
-    return [
-        f"{name:>24}  {value:,.4g}" if isinstance(value, float) else f"{name:>24}  {value}"
-        for name, value in record.items()
-    ]
+    return _keep([ray.measure(rows, samples, workers, rounds)], out)
 
 
 @_command

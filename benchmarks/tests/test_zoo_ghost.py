@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from imitations import GhostBatchNorm
 from torch import nn
 
 import mcbn
-from mcbn_benchmarks.zoo.entries import GhostBatchNorm
 
 VIRTUAL = 8
 

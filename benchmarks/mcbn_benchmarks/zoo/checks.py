@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from mcbn import algorithm, batches
 from mcbn.batching import rows_of_draw
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.private_torch import AnyBatchNorm
 from mcbn_benchmarks.zoo.entries import Entry, Specimen, all_entries
@@ -81,7 +81,7 @@ def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
             specimen = entry.build()
             settle(specimen)
         except Exception as error:  # the package's own trouble, before mcbn has a part in it
-            return replace(finding, reason=f"cannot be built or run: {_short(error)}")
+            return replace(finding, reason=f"cannot be built or run: {one_line(error)[:240]}")
         result = _examine(specimen)
         if result["outcome"] == "inexact" and "reason" not in result:
             result = _examine_double(specimen, result)
@@ -115,12 +115,7 @@ def batch(specimen: Specimen, rows: Any) -> Any:
 def call(model: nn.Module, inputs: Any) -> Tensor:
     """Run a network as its author does, on a copy of the inputs; its first tensor is its output."""
     inputs = batches.map_tensors(torch.clone, inputs)
-    return first_tensor(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
-
-
-def first_tensor(result: Any) -> Tensor:
-    """Return the first tensor of whatever a network gives."""
-    return batches.tensors_of(result)[0]
+    return batches.tensors_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))[0]
 
 
 def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +126,7 @@ def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any
         double = replace(specimen, model=copy.deepcopy(specimen.model).double(), x=x)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
-        return single | {"reason": f"cannot run in double precision: {_short(error)}"}
+        return single | {"reason": f"cannot run in double precision: {one_line(error)[:240]}"}
     result = _examine(double)
     return {"reason": "beyond rounding" if result["outcome"] == "inexact" else ""} | result
 
@@ -148,9 +143,9 @@ def _examine(specimen: Specimen) -> dict[str, Any]:
         result = compare(specimen)
     except MCBNError as error:
         none = not any(isinstance(module, AnyBatchNorm) for module in specimen.model.modules())
-        result = {"outcome": "no batch norm" if none else "refused", "reason": _short(error)}
+        result = {"outcome": "no batch norm" if none else "refused", "reason": one_line(error)[:240]}
     except Exception as error:
-        result = {"outcome": "inexact", "reason": f"{type(error).__name__}: {_short(error)}"}
+        result = {"outcome": "inexact", "reason": one_line(error)[:240]}
     return result | {"untouched": state(specimen.model) == before}
 
 
@@ -158,7 +153,10 @@ def compare(specimen: Specimen) -> dict[str, Any]:
     """Compare draws with Algorithm 1 and with training passes, and the way `sample` takes with Algorithm 1."""
     x, M, collate = specimen.x, specimen.batch_size, specimen.collate
     bayes: MCBN[Any] = MCBN(
-        specimen.model, "classification", output=first_tensor, inputs=collate and (lambda batch: batch)
+        specimen.model,
+        "classification",
+        output=lambda result: batches.tensors_of(result)[0],
+        inputs=collate and (lambda batch: batch),
     )
     bayes.fit(DataLoader(x, batch_size=M, collate_fn=collate) if collate else x, n_samples=DRAWS, batch_size=M)
     query = batch(specimen, range(QUERIES))
@@ -210,8 +208,3 @@ def state(model: nn.Module) -> list[Any]:
         for name, module in model.named_modules()
     ]
     return [tensors, modules]
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 240 else text[:237] + "..."

@@ -1,7 +1,4 @@
-"""What the zoo holds: networks that others wrote, each with small inputs to run it on.
-
-Small imitations of what the packages do with batch norm are the part of it that needs none of them.
-"""
+"""What the zoo holds: networks that others wrote, each with small inputs to run it on."""
 
 import tomllib
 from collections.abc import Callable
@@ -12,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROWS = 12  # examples to draw batches from
@@ -42,64 +38,6 @@ class Entry:
     def title(self) -> str:
         """Name the entry in records: package/name."""
         return f"{self.package}/{self.name}"
-
-
-class BatchNormAct2d(nn.BatchNorm2d):
-    """Batch norm, dropout and activation in one module, in the manner of timm."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.drop, self.act = nn.Dropout(0.2), nn.SiLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise, then activate."""
-        x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps)
-        result: Tensor = self.act(self.drop(x))
-        return result
-
-
-class GhostBatchNorm(nn.Module):
-    """Batch norm of pieces of a batch, at most `virtual` rows each, in the manner of TabNet (arXiv 1705.08741)."""
-
-    def __init__(self, channels: int, virtual: int) -> None:
-        super().__init__()
-        self.virtual, self.bn = virtual, nn.BatchNorm1d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise piece by piece."""
-        return torch.cat([self.bn(piece) for piece in x.chunk(-(-len(x) // self.virtual), 0)])
-
-
-class Reparameterised(nn.Module):
-    """Parallel branches, one of them batch norm alone, in the manner of RepVGG and MobileOne."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.wide = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels))
-        self.point = nn.Sequential(nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels))
-        self.identity = nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the branches."""
-        return F.relu(self.wide(x) + self.point(x) + self.identity(x))
-
-
-class Recurrent(nn.Module):
-    """An LSTM beside convolutions with batch norm, in the manner of LSTM-FCN."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(4, 6, batch_first=True)
-        self.conv = nn.Sequential(
-            nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8)
-        )
-        self.head = nn.Linear(14, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Classify series (N, 4, L)."""
-        last = self.rnn(x.transpose(1, 2))[0][:, -1]  # (N, 6)
-        result: Tensor = self.head(torch.cat([last, self.conv(x).relu().mean(2)], 1))
-        return result
 
 
 class GraphNet(nn.Module):
@@ -137,21 +75,9 @@ class DeepGraphNet(nn.Module):
         return result
 
 
-IMITATIONS: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {  # the shape of an input, and modules
-    "BatchNormAct": ((3, 8, 8), lambda: [nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.Conv2d(6, 4, 3), BatchNormAct2d(4)]),
-    "reparameterised": ((3, 8, 8), lambda: [nn.Conv2d(3, 6, 3), Reparameterised(6), Reparameterised(6), nn.Flatten()]),
-    "ghost batch norm": (
-        (5,),
-        lambda: [nn.Linear(5, 8), GhostBatchNorm(8, 4), nn.ReLU(), nn.Linear(8, 8), GhostBatchNorm(8, 4)],
-    ),
-    "volume": ((1, 6, 6, 6), lambda: [nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.PReLU(), nn.ConvTranspose3d(4, 2, 2)]),
-    "LSTM and convolutions": ((4, 20), lambda: [Recurrent()]),
-}
-
-
 def all_entries() -> list[Entry]:
-    """List every network, own imitations first."""
-    entries = [Entry("mcbn", "imitations", name, partial(_imitation, name)) for name in IMITATIONS]
+    """List every network."""
+    entries = []
     for source in tomllib.loads(NETWORKS.read_text())["source"]:
         about, build = (source["package"], source["domain"]), BUILDERS.get(source["package"], _called)
         entries += [Entry(*about, name, partial(build, name, source)) for name in source["names"].split()]
@@ -161,11 +87,6 @@ def all_entries() -> list[Entry]:
 def rows(*shape: int, n: int = ROWS) -> Tensor:
     """Draw n random examples of a shape, (n, ...)."""
     return torch.randn(n, *shape)
-
-
-def _imitation(name: str) -> Specimen:
-    shape, modules = IMITATIONS[name]
-    return Specimen(nn.Sequential(*modules()), rows(*shape))
 
 
 def _called(name: str, source: dict[str, Any]) -> Specimen:
