@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,15 +150,16 @@ def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None,
     x = random.normal(size=(rows, columns))
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * random.normal(size=rows)
     model = MCBNRegressor(random_state=0, epochs=epochs)
-    works = {"fit": lambda: model.fit(x, y), "predict": lambda: model.predict(x, return_std=True)}
-    record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns, "load": os.getloadavg()[0]}
+    works: dict[str, Callable[[], object]] = {"fit": partial(model.fit, x, y)}
+    works["predict"] = partial(model.predict, x, return_std=True)
+    record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns}
     with one_thread("cpu"):
         for name, work in works.items():
             wall, cpu = time.perf_counter(), time.process_time()
             work()
             record[f"{name}_seconds"] = time.perf_counter() - wall
             record[f"{name}_cpu_seconds"] = time.process_time() - cpu
-    return _keep([record | {"epochs": model.n_iter_}], out)
+    return _keep([record | {"epochs": model.n_iter_, "load": os.getloadavg()[0]}], out)
 
 
 @_command

@@ -51,7 +51,8 @@ def _renew(page: Path, root: Path, marked: re.Match[str]) -> str:
 
 def quote(root: Path, place: str, number: str) -> str:
     """Repeat one table of a page of results."""
-    return re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)[int(number) - 1]
+    tables: list[str] = re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)
+    return tables[int(number) - 1]
 
 
 def regression(root: Path) -> str:

@@ -52,8 +52,9 @@ class Layout:
     @classmethod
     def from_json(cls, text: str | None) -> "Layout":
         """Read what `to_json` wrote; None is an empty layout."""
-        stored = json.loads(text or "{}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
+        stored = json.loads(text or "{}").items()
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored}
+        return cls(**fields)
 
 
 EMPTY = Layout()
@@ -256,7 +257,7 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
 
 
 def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
-    data = specs.make(spec, "--data")
+    data: Any = specs.make(spec, "--data")
     whole = isinstance(data, Tensor | np.ndarray | tuple)
     if not isinstance(data, Tensor | np.ndarray | Iterable | Dataset):
         raise MCBNError(f"--data {spec} gives {batches.describe(data)}; return a DataLoader, a Dataset or tensors")
@@ -271,8 +272,9 @@ def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
             yield InputBlock(x, y)
 
     def count() -> int | None:
+        sized: Any = getattr(data, "dataset", data)
         with suppress(TypeError):  # a stream has no length
-            return batches.size_of(data) if whole else len(getattr(data, "dataset", data))
+            return batches.size_of(data) if whole else len(sized)
         return None
 
     return Examples(spec, Layout(), count, read, data)
