@@ -73,15 +73,17 @@ class Recorder:
         self.network, self.chosen = network, chosen
         self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
         self.values: Mapping[str, int] = {}
-        self._traced: dict[Any, RecordTracer] = {}  # by shape: of the first batch
-        self._programs: dict[Any, RecordProgram | None] = {}  # by shape: proven on the second; None: there is none
+        # By shape: the trace of the first batch, then the program that the second proved; None: there is none
+        self._programs: dict[Any, RecordTracer | RecordProgram | None] = {}
 
     def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
         """Yield the statistics of one or more batches at a time, (t, C) each, in order; `numbers` are their t."""
         first = list(islice(picked, DECIDING))
         alone = [self(x) for x in first]
-        program = self._group_program(first[-1])
-        if program is None:
+        program = self._programs.get(batches.key_of(self.network.prepare(first[-1])))
+        on_gpu = self.network.device is not None and self.network.device.type == "cuda"
+        most = constants.GPU_GROUP_WIDTH if on_gpu else constants.CPU_GROUP_WIDTH
+        if not isinstance(program, RecordProgram) or program.width > most:  # one by one is faster
             yield from alone
             yield from map(self, picked)
             return
@@ -91,7 +93,7 @@ class Recorder:
             group, together = [x for _, x in members], None
             if proven is not False and all(batches.key_of(x) == shape for x in group):
                 together = self._together(program, group)
-                proven = together is not None and (proven or self._proves(together, group[0]))
+                proven = together is not None and (proven or statistics_agree(_first(together), self(group[0])))
             yield from [together] if together is not None and proven else map(self, group)
 
     def __call__(self, x: Any) -> Statistics:
@@ -100,19 +102,16 @@ class Recorder:
         shape = batches.key_of(x)
         program = self._programs.get(shape)
         recorded: Statistics | None = None
-        if program is not None:
+        if isinstance(program, RecordProgram):
             with suppress(Exception):  # an operation that fails on this batch alone: the network may know what to do
-                recorded = program(*batches.tensors_of(x))
-        elif shape not in self._programs:
+                recorded = program.forward(*batches.tensors_of(x))
+        elif program is not None or shape not in self._programs:
             recorded = self._trace(x, shape)
         if recorded is None:
-            recorded = self._plain(x)
+            with Record(self.chosen) as mode:
+                self.network.run_copy(x)
+            recorded = self._seen(mode)
         return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in recorded.items()}
-
-    def _plain(self, x: Any) -> Statistics:
-        with Record(self.chosen) as mode:
-            self.network.run_copy(x)
-        return self._seen(mode)
 
     def _seen(self, mode: Record) -> Statistics:
         self.running, self.values = mode.running, mode.values
@@ -120,36 +119,25 @@ class Recorder:
 
     def _trace(self, x: Any, shape: Any) -> Statistics | None:
         """Record the first or second batch of a shape and trace it; the program of both takes the next ones."""
-        state, tracer, first = state_of(self.network.module), RecordTracer(self.chosen), self._traced.pop(shape, None)
+        network, tracer, first = self.network, RecordTracer(self.chosen), self._programs.get(shape)
+        state = state_of(network.module)
         self._programs[shape] = None
-        if len(self._programs) + len(self._traced) > constants.PROGRAMS_KEPT:
+        if len(self._programs) > constants.PROGRAMS_KEPT:
             return None
         try:
-            tracer.trace_once(self.network, x, watched=first is None)
+            tracer.trace_once(network, x, watched=first is None)
         except Exception:  # whatever a foreign network does while watched, its own code can still be run
             return None
         recorded = self._seen(tracer)
         most = math.inf if tracer.on_gpu else constants.CPU_TRACED_WIDTH
         if first is None and not tracer.changes_inputs and tracer.width <= most:
-            del self._programs[shape]
-            self._traced[shape] = tracer
-        elif first is not None and first.steps() == tracer.steps() and state_of(self.network.module) == state:
+            self._programs[shape] = tracer
+        elif isinstance(first, RecordTracer) and (first.steps(), state) == (tracer.steps(), state_of(network.module)):
             program = first.program()
             with suppress(Exception):  # an operation that cannot be repeated outside the network
-                if statistics_agree(program(*batches.tensors_of(x)), recorded):
+                if statistics_agree(program.forward(*batches.tensors_of(x)), recorded):
                     self._programs[shape] = program
         return recorded
-
-    def _group_program(self, x: Any) -> RecordProgram | None:
-        """Return the program of a batch if a group in one pass is faster."""
-        program = self._programs.get(batches.key_of(self.network.prepare(x)))
-        on_gpu = self.network.device is not None and self.network.device.type == "cuda"
-        most = constants.GPU_GROUP_WIDTH if on_gpu else constants.CPU_GROUP_WIDTH
-        return program if program is not None and program.width <= most else None
-
-    def _proves(self, together: Statistics, x: Any) -> bool:
-        """Tell whether a group recorded in one pass holds what its first batch gives alone."""
-        return statistics_agree({name: (mean[:1], var[:1]) for name, (mean, var) in together.items()}, self(x))
 
     def _together(self, program: RecordProgram, group: Sequence[Any]) -> Statistics | None:
         """Record up to a whole group in one pass of a whole group, (t, C) each; None where that cannot be done."""
@@ -157,10 +145,14 @@ class Recorder:
         rows += rows[-1:] * (GROUP - len(rows))
         try:
             stacked = self.network.prepare([torch.stack(column) for column in zip(*rows, strict=True)])
-            of_group = torch.vmap(program)(*stacked)
+            of_group = torch.vmap(program.forward)(*stacked)
         except Exception:  # no memory, or an operation without a batching rule
             return None
-        return {name: (mean[: len(group)], var[: len(group)]) for name, (mean, var) in of_group.items()}
+        return _first(of_group, len(group))
+
+
+def _first(recorded: Statistics, count: int = 1) -> Statistics:
+    return {name: (mean[:count], var[:count]) for name, (mean, var) in recorded.items()}
 
 
 def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:

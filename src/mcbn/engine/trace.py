@@ -10,11 +10,11 @@ ones and prove far more than is needed. A ResNet-32 takes 0.04 s here (warm, bot
 """
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -71,39 +71,8 @@ class Tracer(BatchNormMode):
     width: int  # largest number of values of one intermediate result
     on_gpu: bool
     changes_inputs: bool  # the network works on its inputs in place
-    refusal: UntraceableError | None = None  # kept, since networks catch exceptions
+    refusal: UntraceableError | None  # kept, since networks catch exceptions
     function: str | None = None  # the one that runs now
-
-    def trace(self, network: Network, inputs: Any) -> Tensor:
-        """Write the network's operations down and see that it takes the same steps again, on other values.
-
-        Steps that differ hold what was computed where nobody saw it. A network that fills a cache is given a second
-        chance. Returns the output for the inputs.
-        """
-        output = self.trace_once(network, inputs)
-        if not self._is_steady(network, inputs):
-            output = self.trace_once(network, inputs)
-            if not self._is_steady(network, inputs):
-                raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
-        return output
-
-    def _is_steady(self, network: Network, inputs: Any) -> bool:
-        state = state_of(network.module)
-        try:
-            twin = self.again(network, other_values(inputs))
-        except MCBNError:  # the network takes no such values
-            twin = self.again(network, inputs)
-        return twin.steps() == self.steps() and state_of(network.module) == state
-
-    def again(self, network: Network, inputs: Any) -> "Tracer":
-        """Trace one more pass, just to compare its steps."""
-        twin = self.blank()
-        twin.trace_once(network, inputs, watched=False)
-        return twin
-
-    def blank(self) -> "Tracer":
-        """Return another tracer of this kind."""
-        raise NotImplementedError
 
     def trace_once(self, network: Network, inputs: Any, *, watched: bool = True) -> Tensor:
         """Run the network on copies of the inputs and write its operations down; return its output."""
@@ -114,9 +83,8 @@ class Tracer(BatchNormMode):
         module = network.module  # tensors may also be plain attributes of its modules
         attributes = batches.tensors_of([attributes_of(child) for child in module.modules()])
         self.constants = {id(tensor) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
-        self.graph, self.root = fx.Graph(), nn.Module()
-        self.nodes = WeakTensorKeyDictionary()
-        self.width, self.on_gpu = 0, any(t.is_cuda for t in tensors)
+        self.graph, self.root, self.nodes = fx.Graph(), nn.Module(), WeakTensorKeyDictionary()
+        self.width, self.on_gpu, self.refusal = 0, any(t.is_cuda for t in tensors), None
         self.changes_inputs, self.changed, self.new = False, set[int](), set[int]()
         self.inputs = [f"x{number}" for number in range(len(tensors))]
         for tensor, name in zip(tensors, self.inputs, strict=True):
@@ -198,7 +166,9 @@ class Tracer(BatchNormMode):
             return
         declare(node, seen)
         if isinstance(result, tuple | list) and all(isinstance(value, Tensor | None) for value in result):
-            self._remember_items(result, node, memory)
+            for number, value in enumerate(result):
+                if value is not None:  # attention hands back None for weights that nobody asked for
+                    self._remember(value, self.graph.call_function(operator.getitem, (node, number)), memory=memory)
         elif name != "__setitem__":  # nothing to read: it changes what is known already
             self._refuse(f"{name} gives {type(result).__name__}")
 
@@ -211,12 +181,6 @@ class Tracer(BatchNormMode):
             self._refuse(f"{self.function} changes a tensor of the network")
         self.changes_inputs |= any(name in self.inputs for name in changes)
         return changes
-
-    def _remember_items(self, values: Sequence[Tensor | None], node: fx.Node, memory: Mapping[int, str]) -> None:
-        """Give each of several results a node."""
-        for number, value in enumerate(values):
-            if value is not None:  # attention hands back None for weights that nobody asked for
-                self._remember(value, self.graph.call_function(operator.getitem, (node, number)), memory=memory)
 
     def _remember(
         self, tensor: Tensor, node: fx.Node, seen: Facts = UNKNOWN, memory: Mapping[int, str] | None = None
@@ -232,13 +196,9 @@ class Tracer(BatchNormMode):
         self.nodes[tensor] = node
         self.width = max(self.width, tensor.numel())
 
-    def _known(self, tensor: Tensor) -> fx.Node | None:
-        node: fx.Node | None = self.nodes.get(tensor)  # type: ignore[no-untyped-call]
-        return node
-
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor, a constant of the network where no operation made it."""
-        node = self._known(tensor)
+        node: fx.Node | None = self.nodes.get(tensor)  # type: ignore[no-untyped-call]
         if node is None:
             if id(tensor) not in self.constants:
                 self._refuse("a value comes from an operation that cannot be seen")
@@ -274,9 +234,24 @@ class ReplayTracer(Tracer, Replay):
         super().__init__(mean, var)
         self.norms: dict[str, Norm] = {}
 
-    def blank(self) -> "ReplayTracer":
-        """Return another that replays this draw."""
-        return ReplayTracer(self.mean, self.var)
+    def trace(self, network: Network, inputs: Any) -> Tensor:
+        """Write the network's operations down and see that it takes the same steps again, on other values.
+
+        Steps that differ hold what was computed where nobody saw it. Returns the output for the inputs.
+        """
+        for _ in range(2):  # a network that fills a cache has a second chance
+            output = self.trace_once(network, inputs)
+            if self._is_steady(network, inputs):
+                return output
+        raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
+
+    def _is_steady(self, network: Network, inputs: Any) -> bool:
+        state, twin = state_of(network.module), ReplayTracer(self.mean, self.var)
+        try:
+            twin.trace_once(network, other_values(inputs), watched=False)
+        except MCBNError:  # the network takes no such values
+            twin.trace_once(network, inputs, watched=False)
+        return twin.steps() == self.steps() and state_of(network.module) == state
 
     def trace_once(self, network: Network, inputs: Any, *, watched: bool = True) -> Tensor:
         """Write the pass down, the network's output as its result."""
@@ -320,28 +295,18 @@ class RecordTracer(Tracer, Record):
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
         return output
 
-    def blank(self) -> "RecordTracer":
-        """Return another that records these layers."""
-        return RecordTracer(self.chosen)
-
     def program(self) -> "RecordProgram":
         """Return the pass as a function of the input tensors."""
-        self.graph.output(list(self.results.values()))
+        self.graph.output(self.results)
         self.graph.eliminate_dead_code(matters)
-        return RecordProgram(as_code(self.root, self.graph).forward, tuple(self.results), self.width)
+        return RecordProgram(as_code(self.root, self.graph).forward, self.width)
 
 
-@dataclass(frozen=True, eq=False)
-class RecordProgram:
-    """A traced training pass: input tensors -> mean and variance of every stochastic call."""
+class RecordProgram(NamedTuple):
+    """A traced training pass: input tensors -> name of every stochastic call -> its mean and variance, (C,) each."""
 
-    forward: Callable[..., Sequence[tuple[Tensor, Tensor]]]
-    names: tuple[str, ...]
+    forward: Callable[..., dict[str, tuple[Tensor, Tensor]]]
     width: int
-
-    def __call__(self, *tensors: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return name -> mean and variance, (C,) each, in the order of the calls."""
-        return dict(zip(self.names, self.forward(*tensors), strict=True))
 
 
 def tensors_in(values: Any) -> list[Tensor]:
