@@ -7,7 +7,6 @@ posterior is bit for bit that of one process on the same kind of machine, wherev
 import hashlib
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from mcbn import batches
@@ -18,6 +17,7 @@ from mcbn.field.adapt import centre_on_running, record_running
 from mcbn.model import CENTRES, MCBN
 from mcbn.network import is_synchronised
 from mcbn.posterior import Posterior, require_family
+from mcbn.saving import checksums
 
 B = TypeVar("B", bound=MCBN[Any])
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
@@ -102,13 +102,9 @@ def _weights(twin: MCBN[Any]) -> str:
 
     Those differ from rank to rank after training under DistributedDataParallel, and no draw reads them.
     """
-    drawn = {layer_of(name) for name in twin.posterior.layers}
-    digest = hashlib.sha256()
-    for name, tensor in sorted(twin.engine.network.module.state_dict().items()):
-        module, _, last = name.rpartition(".")
-        if last not in RUNNING or module not in drawn:
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:12]
+    running = {f"{layer_of(name)}.{statistic}" for name in twin.posterior.layers for statistic in RUNNING}
+    weights = {n: t for n, t in twin.engine.network.module.state_dict().items() if n not in running}
+    return hashlib.sha256(repr(sorted(checksums(weights, {}).items())).encode()).hexdigest()[:12]
 
 
 def _require_agreement(everyone: list[dict[str, Any]]) -> None:

@@ -63,21 +63,16 @@ def _require_listening(address: str) -> None:
     if host is None or port is None:
         raise MCBNError(f"a Ray address reads host:port, ray://host:port or auto; got {address!r}")
     try:
-        _greet(host, port)
+        with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+            connection.sendall(HTTP2_PREFACE + HTTP2_SETTINGS)  # which Ray's servers speak
+            answer = connection.recv(64)
+        if answer[3:4] != HTTP2_SETTINGS[3:4]:
+            raise ConnectionError("what listens there is not Ray")
     except OSError as error:
         raise MCBNError(
             f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
             "`ray status`, or leave the address out to use this machine"
         ) from error
-
-
-def _greet(host: str, port: int) -> None:
-    """Open HTTP/2, which Ray's servers speak, and wait for the answer that the protocol asks for."""
-    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
-        connection.sendall(HTTP2_PREFACE + HTTP2_SETTINGS)
-        answer = connection.recv(64)
-    if answer[3:4] != HTTP2_SETTINGS[3:4]:
-        raise ConnectionError("what listens there is not Ray")
 
 
 def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,15 +77,24 @@ def predict(
 def _outcomes(
     ray: Any, job: Job, items: list[str], bayes: MCBN[Any], asked: int | None, threads: int
 ) -> Iterator[Outcome]:
-    """Have actors work on parts, by their names; yield what becomes of each, in the order they end."""
+    """Have actors work on parts, by their names; yield what becomes of each, in the order they end.
+
+    Ray Data replaces actors that are lost, and answers for every part once.
+    """
     workers, gpus = workers_of(ray, threads, asked)
     payload = ray.put(pack(on_device(bayes, torch.device("cpu")), job))
     data = require_ray("ray.data")
     actors = data.ActorPoolStrategy(size=min(workers, len(items)))
     resources = {"num_cpus": threads, "num_gpus": gpus or None, "compute": actors}
+    listed = data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
+    listed.context.enable_progress_bars = False  # the context of this data set alone
+    listed.context.execution_options.preserve_order = False
+    done = listed.map_batches(Worker, fn_constructor_args=([payload], threads), batch_size=1, **resources)
+    logger = logging.getLogger("ray.data")  # it reports every plan it runs: leave the terminal to the caller
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        answers = _run(data, ([payload], threads), resources, items)
-        yield from (Outcome(**json.loads(answer)) for answer in answers)
+        yield from (Outcome(**json.loads(row["answer"])) for row in done.iter_rows())
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
@@ -93,6 +102,8 @@ def _outcomes(
             f"a worker failed ({type(cause).__name__}: {lines[-1] if lines else ''}); finished parts are kept: go on "
             "with resume=True (--resume) once it is mended"
         ) from error
+    finally:
+        logger.setLevel(level)
 
 
 class Worker:
@@ -112,21 +123,6 @@ class Worker:
         outcome = replace(work(self.job, self.bayes, self.parts[str(batch["item"][0])]), waited=waited)
         self.ended = time.perf_counter()
         return {"answer": [json.dumps(asdict(outcome))]}
-
-
-def _run(ray_data: Any, arguments: Sequence[Any], resources: dict[str, Any], items: Sequence[str]) -> Iterator[str]:
-    """Yield what workers answer for every item once, in the order they end; Ray Data replaces those that are lost."""
-    listed = ray_data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
-    listed.context.enable_progress_bars = False  # the context of this data set alone
-    listed.context.execution_options.preserve_order = False
-    done = listed.map_batches(Worker, fn_constructor_args=tuple(arguments), batch_size=1, **resources)
-    logger = logging.getLogger("ray.data")  # it reports every plan it runs: leave the terminal to the caller
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield from (row["answer"] for row in done.iter_rows())
-    finally:
-        logger.setLevel(before)
 
 
 @contextmanager

@@ -50,8 +50,7 @@ class Part:
 
     def source(self) -> str:
         """Tell the state of its files by their sizes and times of change: other content of old size is found out."""
-        states = [os.stat(file) for file in self.files]
-        return _digest([[state.st_size, state.st_mtime_ns] for state in states])
+        return _digest([[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files)])
 
 
 def list_files(inputs: Inputs) -> dict[str, Path]:
@@ -147,7 +146,6 @@ class Reader:
     def probe(self, files: Mapping[str, Path]) -> "Reader":
         """Look at the first readable file: refuse missing columns, choose the batch size."""
         if next(iter(files.values())).suffix.lower() not in TABLES:
-            _pillow()
             image: Tensor = _first(files, lambda path: read_image(path, self.transform), "images")
             rows = self.batch_rows or rows_of_block(image.numel() * image.element_size())
             layout = Layout(classes=self.layout.classes)
@@ -201,6 +199,8 @@ def _first(files: Mapping[str, Path], read: Callable[[Path], Any], kind: str) ->
     for path in files.values():
         try:
             return read(path)
+        except MissingExtraError:
+            raise
         except Exception as error:
             first = first or error
     raise MCBNError(f"not one of {len(files)} {kind} can be read; the first: {first}")
@@ -208,19 +208,15 @@ def _first(files: Mapping[str, Path], read: Callable[[Path], Any], kind: str) ->
 
 def read_image(path: Path, transform: Callable[[Any], Tensor] | None) -> Tensor:
     """Read an image, (C, H, W): through the user's transform, or as RGB in [0, 1]."""
-    with _pillow().open(path) as file:
-        image = file.convert("RGB")
-    if transform is not None:
-        return torch.as_tensor(transform(image))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
-
-
-def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError("images need Pillow: pip install 'mcbn[ray]'") from error
-    return Image
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    if transform is not None:
+        return torch.as_tensor(transform(image))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
 
 
 @dataclass(frozen=True)
@@ -304,12 +300,8 @@ def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
 def identify(bayes: MCBN[Any]) -> str:
     """Hash all that predictions depend on: weights, draws, tau."""
     drawn = bayes.posterior
-    digest = hashlib.sha256(json.dumps(saving.fingerprint(bayes.engine.network.module)).encode())
-    for tensors in (drawn.mean, drawn.var, {"tau": bayes.noise_precision}):
-        for name, value in tensors.items():
-            values = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            digest.update(name.encode() + values.tobytes())
-    return digest.hexdigest()[:16]
+    sums = [saving.checksums(tensors, {}) for tensors in (drawn.mean, drawn.var, {"tau": bayes.noise_precision})]
+    return _digest([saving.fingerprint(bayes.engine.network.module), sums])
 
 
 def on_device(bayes: MCBN[Any], device: torch.device) -> MCBN[Any]:

@@ -119,7 +119,11 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
         return Outcome(part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
     rows, seconds = sum(map(len, tables)), time.perf_counter() - started
     outcome = Outcome(part.name, DONE, rows, len(tables), seconds, predicting, bad=bad)
-    _write(job, tables, outcome, source)
+    arrow, parquet = pyarrow(job.folder)
+    mark = json.dumps({"job": job.id, "source": source, "outcome": json.dumps(asdict(outcome))})
+    table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
+    with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
+        parquet.write_table(table, temporary)
     return outcome
 
 
@@ -138,14 +142,6 @@ def _table(batch: Batch, columns: Mapping[str, Any], folder: Path) -> Any:
     places = np.arange(n, dtype=np.int32) if len(batch.labels) == n else np.zeros(n, dtype=np.int32)
     labels = arrow.DictionaryArray.from_arrays(places, arrow.array(batch.labels, arrow.string()))
     return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
-
-
-def _write(job: Job, tables: list[Any], outcome: Outcome, source: str) -> None:
-    arrow, parquet = pyarrow(job.folder)
-    mark = json.dumps({"job": job.id, "source": source, "outcome": json.dumps(asdict(outcome))})
-    table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
-    with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
-        parquet.write_table(table, temporary)
 
 
 class Folder:
@@ -174,7 +170,7 @@ class Folder:
         return [part for part in self.job.parts if part.name not in self.outcomes]
 
     def collect(self, outcomes: Iterable[Outcome], on_part: Callable[[Outcome], object] | None) -> Summary:
-        """Take note of every part as it comes to something, and end the job."""
+        """Take note of every part as it comes to something; write manifest and list of bad files at the end."""
         for outcome in outcomes:
             if outcome.status == STOPPED:  # a full disk
                 done = f"{len(self.outcomes)} of {len(self.job.parts)} parts are done"
@@ -183,14 +179,12 @@ class Folder:
             self.outcomes[outcome.part] = outcome
             if on_part is not None:
                 on_part(outcome)
+        if lost := [part.name for part in self.missing()]:
+            count = f"{len(lost)} parts came to nothing"
+            raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
         return self._finish()
 
     def _finish(self) -> Summary:
-        """Write manifest and list of bad files; every part must have come to something."""
-        lost = [part.name for part in self.missing()]
-        if lost:
-            count = f"{len(lost)} parts came to nothing"
-            raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
         outcomes = [self.outcomes[part.name] for part in self.job.parts]
         bad = tuple(entry for outcome in outcomes for entry in outcome.bad)
         rows = sum(outcome.rows for outcome in outcomes)
@@ -232,22 +226,18 @@ def _open(job: Job, resume: bool, overwrite: bool) -> None:
     if overwrite and not resume:
         clear(folder)
     if before.exists():
-        _require_same(json.loads(before.read_text()), job)
+        was, now = json.loads(before.read_text()), json.loads(json.dumps(job.settings))
+        for name in sorted(was.keys() | now.keys()):
+            if was.get(name) != now.get(name):
+                raise MCBNError(
+                    f"{folder} belongs to another job: its {name} was {was.get(name)!r}, is {now.get(name)!r} now; "
+                    "go on with the same inputs, network, posterior and options, or name another folder"
+                )
     elif resume and (visible := [name for name in there if not name.startswith(".")]):
         raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
     write_text(before, json.dumps(job.settings, indent=1) + "\n")
     (folder / MANIFEST).unlink(missing_ok=True)
     remove_leftovers(folder)
-
-
-def _require_same(before: dict[str, Any], job: Job) -> None:
-    now = json.loads(json.dumps(job.settings))
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            raise MCBNError(
-                f"{job.folder} belongs to another job: its {name} was {before.get(name)!r}, is {now.get(name)!r} now; "
-                "go on with the same inputs, network, posterior and options, or name another folder"
-            )
 
 
 def read_results(folder: str | Path) -> Any:
