@@ -167,8 +167,8 @@ class Survey(BatchNormMode):
         _unwatched.clear()
         with suppress(Exception), torch.no_grad(), self, Dispatched(self._see):
             network(inputs)
-        children = [(name, child) for name, child in self.module.named_modules() if isinstance(child, AnyBatchNorm)]
-        return self.hidden | {name: "in another thread" for name, child in children if child in _unwatched}
+        norms = (pair for pair in self.module.named_modules() if isinstance(pair[1], AnyBatchNorm))
+        return self.hidden | {name: "in another thread" for name, norm in norms if norm in _unwatched}
 
     def _see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
         """Note batch norm, and running statistics in use, outside a call that was seen."""

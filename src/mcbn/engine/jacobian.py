@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift, statistics_dtype
-from mcbn.engine import rewrite
+from mcbn.engine import constants, rewrite
 from mcbn.engine.agree import GRADIENTS, agree
 from mcbn.engine.graph import as_code, facts
 from mcbn.engine.rows import are_independent
@@ -34,7 +34,6 @@ from mcbn.layers import settings_of
 from mcbn.network import Network
 
 MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
-METHODS_KEPT = 16
 SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
 RESHAPES: tuple[Any, ...] = (torch.squeeze, torch.Tensor.squeeze, torch.flatten, torch.Tensor.flatten)
 Centres = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
@@ -74,6 +73,8 @@ class Differentiator:
 
     def __init__(self, network: Network, centres: Centres) -> None:
         self.network, self.centres = network, centres
+        means = {name: mean for name, (mean, _) in centres.items()}
+        self.draw = means, {name: std**2 for name, (_, std) in centres.items()}
         self.points: dict[str, Point] = {}
         self.methods: dict[Any, Method | None] = {}  # by shape of the inputs; None: seen once
         self._lock = ProcessLock()
@@ -85,11 +86,11 @@ class Differentiator:
         with self._lock:
             method = self.methods.get(key, self.plain)
             if key not in self.methods:
-                keep(self.methods, key, None, METHODS_KEPT)
+                keep(self.methods, key, None, constants.PLANS_KEPT)
         if method is None:  # seen before
             method = self.fastest(inputs)
             with self._lock:
-                keep(self.methods, key, method, METHODS_KEPT)
+                keep(self.methods, key, method, constants.PLANS_KEPT)
         return method(inputs)
 
     def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:
@@ -145,17 +146,11 @@ class Differentiator:
 
     def _trace(self, inputs: Any) -> tuple[ReplayTracer, Callable[[Any], list[Tensor]]]:
         """Trace the pass at the centre; return also what lists the tensors of inputs, copies where it changes them."""
-        tracer = ReplayTracer(*self._draw())
+        tracer = ReplayTracer(*self.draw)
         with torch.no_grad():
             tracer.trace(self.network, inputs)
-        if tracer.changes_inputs:
-            return tracer, lambda inputs: [t.clone() for t in batches.tensors_of(inputs)]
-        return tracer, batches.tensors_of
-
-    def _draw(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return means and variances at the centre."""
-        means = {name: centre for name, (centre, _) in self.centres.items()}
-        return means, {name: std**2 for name, (_, std) in self.centres.items()}
+        copied = tracer.changes_inputs
+        return tracer, lambda inputs: [t.clone() if copied else t for t in batches.tensors_of(inputs)]
 
     def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
         """Take one backward pass an output."""
@@ -186,7 +181,7 @@ class Differentiator:
                 "the output of an input depends on the inputs beside it, so it has no gradient by its own statistics "
                 "alone; use method='sample'"
             )
-        self._one_by_one = are_independent(self.network, self._draw(), inputs)
+        self._one_by_one = are_independent(self.network, self.draw, inputs)
 
     def _gradient(self, flat: Tensor, d: int, leaves: Leaves) -> Tensor:
         """Differentiate output d of every input, (N, S)."""
@@ -253,7 +248,7 @@ def normalize_each(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 class _Reversal:
     """A copy of a traced pass with its operations backwards behind it; `UntraceableError` where a rule is missing.
 
-    A batch norm hands df/dh = scale g on to what it normalised.
+    A batch norm hands df/dh = scale g on to what it normalised; df/dmu = -scale g, df/dsigma = (slope h - slope mu) g.
     """
 
     def __init__(self, tracer: ReplayTracer, points: Mapping[str, Point]) -> None:
@@ -297,8 +292,11 @@ class _Reversal:
         """Hand the gradient of a node on to what it was computed from."""
         x, shapes = node.args[0], [facts(source).shape for source in node.all_input_nodes if source in self.depends]
         if node.target is batch_norm:
-            self._send(x, lambda: self._call(torch.mul, g, self._constant(self.points[str(node.args[1])].scale)))
-            self._keep(str(node.args[1]), self._copy(x), g)
+            name, point = str(node.args[1]), self.points[str(node.args[1])]
+            self._send(x, lambda: self._call(torch.mul, g, self._constant(point.scale)))
+            offset, slope = self._constant(point.minus_mean * point.slope), self._constant(point.slope)
+            by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, self._copy(x), slope))
+            self.columns[name] = self._call(torch.mul, g, self._constant(point.minus_scale)), by_std
         elif node.target is F.linear and len(facts(node).shape) == 2:
             self._send(x, lambda: self._call(torch.mm, g, self._copy(node.args[1])))
         elif node.target in rewrite.RELUS:
@@ -313,13 +311,6 @@ class _Reversal:
                 self._send(source, lambda other=other: self._call(torch.mul, g, self._copy(other)))
         else:
             raise UntraceableError(f"no rule for {node.target}")
-
-    def _keep(self, name: str, x: Any, g: fx.Node) -> None:
-        """Write down df/dmu = -scale g and df/dsigma = (slope h - slope mu) g of a call."""
-        point = self.points[name]
-        offset, slope = self._constant(point.minus_mean * point.slope), self._constant(point.slope)
-        by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, x, slope))
-        self.columns[name] = self._call(torch.mul, g, self._constant(point.minus_scale)), by_std
 
     def _send(self, source: Any, gradient: Any) -> None:
         """Add the node that `gradient()` makes to what a node has received, where draws reach it."""

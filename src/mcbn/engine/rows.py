@@ -128,11 +128,7 @@ def _by_input(tensor: Tensor, place: Place) -> Tensor:
 
 def _with(arguments: Any, values: Mapping[int, Tensor]) -> Any:
     """Put other tensors in the place of some."""
-    if isinstance(arguments, Tensor):
-        return values.get(id(arguments), arguments)
-    if isinstance(arguments, dict):
-        return {key: _with(value, values) for key, value in arguments.items()}
-    return [_with(value, values) for value in arguments] if isinstance(arguments, list | tuple) else arguments
+    return batches.map_leaves(lambda leaf: values.get(id(leaf), leaf), arguments)
 
 
 def _place(first: Tensor, second: Tensor, alike: list[Place], likely: Iterable[Place]) -> Place:
