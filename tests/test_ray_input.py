@@ -17,7 +17,6 @@ import mcbn.ray
 from inputs import regressor, write_tables
 from mcbn import MCBNError
 from mcbn.cli import app
-from mcbn.ray import cluster
 from mcbn_study.journal import CellJournal
 from workplace import furnish
 
@@ -64,7 +63,7 @@ def test_nobody_at_the_address(tmp_path):
 
 @pytest.mark.usefixtures("has_ray")
 def test_a_stranger_at_the_address_costs_the_time_limit_and_no_more(stranger, monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(mcbn.ray, "CONNECT_SECONDS", 0.5)
     write_tables(tmp_path / "in", (3,))
     begun = time.monotonic()
     with pytest.raises(MCBNError, match="no Ray cluster answers"):
@@ -84,7 +83,7 @@ def test_a_web_server_is_not_a_cluster():
         thread.start()
         with (
             pytest.raises(MCBNError, match="not Ray"),
-            cluster.connected(f"127.0.0.1:{server.getsockname()[1]}"),
+            mcbn.ray.connected(f"127.0.0.1:{server.getsockname()[1]}"),
         ):
             pass
         thread.join()
@@ -103,8 +102,7 @@ def test_inputs_and_folder_are_looked_at_before_any_cluster(tmp_path, monkeypatc
     def never(*_: object) -> None:
         raise AssertionError("connected")
 
-    monkeypatch.setattr(cluster, "connected", never)
-    monkeypatch.setattr("mcbn.ray.prediction.connected", never)
+    monkeypatch.setattr(mcbn.ray, "connected", never)
     write_tables(tmp_path / "in", (3,))
     with pytest.raises(MCBNError, match=r"lacks the input column\(s\) 'salary'"):
         mcbn.ray.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", columns=["age", "salary"])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from inputs import by_row, regressor, write_tables
-from mcbn import scale
-from mcbn.ray import prediction
+from mcbn import ray, scale
 from mcbn.scale.job import plan
 from mcbn.scale.work import Folder, Outcome, read_results
 
@@ -23,9 +22,9 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
     job.folder.mkdir()
     folder = Folder(job, resume=False)
-    monkeypatch.setattr(prediction, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
-    monkeypatch.setattr(prediction, "unpack", lambda payload: payload)
-    worker = prediction.Worker([(bayes, job)], threads=torch.get_num_threads())
+    monkeypatch.setattr(ray, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
+    monkeypatch.setattr(ray, "unpack", lambda payload: payload)
+    worker = ray.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
     outcomes = (Outcome(**json.loads(worker({"item": [part.name]})["answer"][0])) for part in folder.missing())

@@ -21,7 +21,7 @@ import torch
 import mcbn.ray
 from mcbn import scale
 from mcbn.model import MCBN
-from mcbn.ray.cluster import connected
+from mcbn.ray import connected
 from mcbn.tables import rows_of_block
 from mcbn.tables.formats import pyarrow
 from mcbn_benchmarks.speed.cases import MLP, fitted, prepare

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mcbn.data import Regression, load
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
-from mcbn.ray.cluster import connected
+from mcbn.ray import connected
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import one_thread
 from mcbn_study.regression.profile import Profile

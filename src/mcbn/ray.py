@@ -1,0 +1,329 @@
+"""mcbn on a Ray cluster: `predict` of many files by actors, and `fit` as tasks that draw shares; extra `mcbn[ray]`.
+
+Ray is imported where it is needed and connected to within a time limit. Actors hold the network and its posterior and
+work on parts of the input. The rows of a `ray.data.Dataset` become files first: batches depend on their order alone,
+and a job can be resumed.
+"""
+
+import importlib
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+
+from mcbn import batches
+from mcbn.batching import shares
+from mcbn.errors import MCBNError, MissingExtraError, one_line, require_choice
+from mcbn.field.adapt import centre_on_running, record_running
+from mcbn.model import CENTRES, MCBN
+from mcbn.network import Network, unwrap
+from mcbn.posterior import Posterior, require_family
+from mcbn.scale.job import SPOOL, Job, on_device, plan
+from mcbn.scale.work import Folder, Outcome, Summary, clear, require_free, work
+
+CONNECT_SECONDS = 10.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
+HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4
+COMPLETE = "complete"
+FILE_ROWS = 2**20  # of a data set, in one file
+B = TypeVar("B", bound=MCBN[Any])
+
+
+def fit(
+    bayes: B,
+    data: Any,
+    *,
+    n_samples: int = 100,
+    batch_size: int | None = None,
+    seed: int = 0,
+    posterior: str = "sample",
+    inputs: batches.Picker = None,
+    centre: str = "drawn",
+    workers: int | None = None,
+    threads: int = 1,
+    address: str | None = None,
+) -> B:
+    """Fit on a cluster: the posterior of one process, bit for bit on equal machines.
+
+    Args:
+        bayes: an MCBN; it ends fitted as by `MCBN.fit`.
+        data: training data that can be indexed; it travels to every worker, so let a Dataset hold paths, not images.
+        n_samples: T.
+        batch_size: M; the loader's where it is not given.
+        seed: draw t depends on (seed, t) alone; a task whose worker is lost is run again with the same result.
+        posterior: "sample", "gaussian" or "layerwise".
+        inputs: overrides the constructor's.
+        centre: "drawn", or "running" as `MCBN.fit` has it.
+        workers: tasks; by default one a GPU, or one for as many CPUs as `threads`.
+        threads: CPU threads of a task.
+        address: as `mcbn.ray.predict`.
+    """
+    require_family(posterior)
+    require_choice("centre", centre, CENTRES)
+    if posterior == "diagonal":
+        raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
+    inputs = bayes.inputs if inputs is None else inputs
+    network = bayes.copy_network()
+    unfitted = bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
+    options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
+    with connected(address) as ray:
+        tasks, gpus = workers_of(ray, threads, workers)
+        payload = ray.put(pack(unfitted, data))
+        draw = ray.remote(num_cpus=threads, num_gpus=gpus)(_draw)
+        pending = [draw.remote(payload, options, list(draws), threads) for draws in shares(n_samples, tasks) if draws]
+        try:
+            drawn = Posterior.merge(ray.get(pending)).to(network.device)
+        except ray.exceptions.RayTaskError as error:
+            raise MCBNError(f"a share could not be drawn: {error.cause}") from error
+    bayes.inputs = inputs
+    if centre == "running":
+        recorded = record_running(bayes.adopt(network, drawn), data, seed)
+        drawn = centre_on_running(drawn, recorded._replace(posterior=drawn))
+    bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
+    return bayes
+
+
+def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
+    """Draw one share, on the GPU that Ray gave this task, else on the CPU."""
+    torch.set_num_threads(threads)
+    bayes, data = unpack(payload)
+    if torch.cuda.is_available():
+        bayes.model = bayes.model.to("cuda")
+    return bayes.fit(data, **options, draws=draws).posterior.to("cpu")  # type: ignore[no-any-return]
+
+
+def predict(
+    dataset: Any,
+    bayes: MCBN[Any],
+    *,
+    out: str | Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    workers: int | None = None,
+    threads: int = 1,
+    address: str | None = None,
+    on_part: Callable[[Outcome], object] | None = None,
+    **options: Any,
+) -> Summary:
+    """Predict tables or images on a cluster, into a folder of parquet files: bit for bit as `mcbn.scale.predict` does.
+
+    Actors are restarted and parts given out again when a process or a machine is lost; a driver that was stopped goes
+    on with `resume`. All machines see the inputs and the folder under the same path.
+
+    Args:
+        dataset: a csv or parquet file, an image, a folder of either kind, a list of such; or a `ray.data.Dataset`,
+            whose rows are first written to the folder in their order.
+        bayes: a fitted MCBN.
+        out: folder of the results; empty, or with `resume`.
+        resume, overwrite: as for `mcbn.scale.predict`.
+        workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
+        threads: CPU threads of an actor.
+        address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
+        on_part: called with the outcome of each part.
+        options: those of `mcbn.scale.predict`.
+    """
+    batches.require_int("threads", threads, 1)
+    if workers is not None:
+        batches.require_int("workers", workers, 1)
+    bayes.engine_for()
+    require_ray()
+    with spooled(dataset, out, resume, overwrite, options) as (inputs, again):
+        try:
+            job = plan(inputs, bayes, out=out, **options)
+        except MCBNError:
+            if again and not resume:  # written just now, for a job that cannot be
+                shutil.rmtree(inputs)
+            raise
+        with connected(address) as ray, Folder.opened(job, resume=again, overwrite=overwrite) as folder:
+            items = [part.name for part in folder.missing()]
+            outcomes = _outcomes(ray, job, items, bayes, workers, threads) if items else ()
+            return folder.collect(outcomes, on_part)
+
+
+def _outcomes(
+    ray: Any, job: Job, items: list[str], bayes: MCBN[Any], asked: int | None, threads: int
+) -> Iterator[Outcome]:
+    """Have actors work on parts, by their names; yield what becomes of each, in the order they end.
+
+    Ray Data replaces actors that are lost, and answers for every part once.
+    """
+    workers, gpus = workers_of(ray, threads, asked)
+    payload = ray.put(pack(on_device(bayes, torch.device("cpu")), job))
+    data = require_ray("ray.data")
+    actors = data.ActorPoolStrategy(size=min(workers, len(items)))
+    resources = {"num_cpus": threads, "num_gpus": gpus or None, "compute": actors}
+    listed = data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
+    listed.context.enable_progress_bars = False  # the context of this data set alone
+    listed.context.execution_options.preserve_order = False
+    done = listed.map_batches(Worker, fn_constructor_args=([payload], threads), batch_size=1, **resources)
+    logger = logging.getLogger("ray.data")  # it reports every plan it runs: leave the terminal to the caller
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield from (Outcome(**json.loads(row["answer"])) for row in done.iter_rows())
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        lines = str(cause).strip().splitlines()
+        raise MCBNError(
+            f"a worker failed ({type(cause).__name__}: {lines[-1] if lines else ''}); finished parts are kept: go on "
+            "with resume=True (--resume) once it is mended"
+        ) from error
+    finally:
+        logger.setLevel(level)
+
+
+class Worker:
+    """An actor: network and posterior arrive once, parts one by one."""
+
+    def __init__(self, payload: list[Any], threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.bayes, self.job = unpack(require_ray().get(payload[0]))
+        self.parts = {part.name: part for part in self.job.parts}
+        if torch.cuda.is_available():  # the GPU that Ray gave this actor
+            self.bayes = on_device(self.bayes, torch.device("cuda"))
+        self.ended: float | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Work on the one part that Ray Data names; answer what became of it, as text."""
+        waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
+        outcome = replace(work(self.job, self.bayes, self.parts[str(batch["item"][0])]), waited=waited)
+        self.ended = time.perf_counter()
+        return {"answer": [json.dumps(asdict(outcome))]}
+
+
+@contextmanager
+def spooled(
+    dataset: Any, out: str | Path, resume: bool, overwrite: bool, options: dict[str, Any]
+) -> Iterator[tuple[Any, bool]]:
+    """Give inputs as files, and whether the folder may hold something: what is no data set goes as it is.
+
+    The files are removed once the job is done, and kept where it is interrupted.
+    """
+    require_free(Path(out), resume, overwrite)
+    if not hasattr(dataset, "iter_batches"):
+        yield dataset, resume
+        return
+    folder = Path(out) / SPOOL
+    if not options.get("key"):
+        raise MCBNError("name the key column(s) of the data set by key=: nothing else tells its rows apart")
+    if overwrite and not resume:
+        clear(Path(out))
+    if not (folder / COMPLETE).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        execution = dataset.context.execution_options
+        before, execution.preserve_order = execution.preserve_order, True
+        try:
+            dataset.write_parquet(str(folder), min_rows_per_file=options.get("part_rows") or FILE_ROWS)
+        finally:
+            execution.preserve_order = before
+        (folder / COMPLETE).touch()
+    yield folder, True
+    shutil.rmtree(folder)
+
+
+def require_ray(module: str = "ray") -> Any:
+    """Import Ray, or say how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[Any]:
+    """Give Ray, connected: as it already is, to the cluster at an address, or to one of this machine alone.
+
+    RAY_ADDRESS names one where no address is given. A connection made here is closed after.
+    """
+    ray = require_ray()
+    address = address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        yield ray
+        return
+    if address not in (None, "auto", "local"):
+        _require_listening(str(address))
+    alone = {"include_dashboard": False} if address in (None, "local") else {}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **alone)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise MCBNError(
+            f"cannot join a Ray cluster at {address or 'this machine'} ({one_line(error)}); start one "
+            "with `ray start --head`, or leave the address out to use this machine"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Refuse an address where nothing answers, within seconds: Ray itself would wait for minutes."""
+    url = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        raise MCBNError(f"a Ray address reads host:port, ray://host:port or auto; got {address!r}")
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+            connection.sendall(HTTP2_PREFACE + HTTP2_SETTINGS)  # which Ray's servers speak
+            answer = connection.recv(64)
+        if answer[3:4] != HTTP2_SETTINGS[3:4]:
+            raise ConnectionError("what listens there is not Ray")
+    except OSError as error:
+        raise MCBNError(
+            f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
+            "`ray status`, or leave the address out to use this machine"
+        ) from error
+
+
+def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
+    """Return how many workers run at once, and how many GPUs each has: one where the cluster has any."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    most = gpus or max(1, int(resources.get("CPU", 1)) // threads)
+    return asked or most, 1 if gpus else 0
+
+
+def pack(bayes: MCBN[Any], *more: Any) -> bytes:
+    """Serialise an MCBN and more; classes and functions of the user's own files go by value, not by name.
+
+    Other machines may lack those files, and a worker does not start where the user did.
+    """
+    cloudpickle = require_ray("ray.cloudpickle")
+    objects = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
+    objects += [getattr(item, name, None) for item in more for name in ("dataset", "collate_fn", "reader")]
+    objects += [getattr(item, "transform", None) for item in objects]
+    names = {str(getattr(item, "__module__", None) or type(item).__module__) for item in objects}
+    registered = [sys.modules[name] for name in names if _is_of_the_user(name)]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps((bayes, *more))  # type: ignore[no-any-return]
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def unpack(payload: bytes) -> Any:
+    """Restore what `pack` wrote, as a tuple."""
+    return require_ray("ray.cloudpickle").loads(payload)
+
+
+def _is_of_the_user(name: str) -> bool:
+    """Tell whether a module is a file of the user's, which other machines need not have, and no installed package."""
+    package, path = name.split(".")[0], str(getattr(sys.modules.get(name), "__file__", None) or "")
+    installed = package in ("__main__", "torch", "mcbn") or package in sys.stdlib_module_names
+    return bool(path) and not installed and "site-packages" not in path and "dist-packages" not in path
