@@ -19,8 +19,9 @@ from drawn import check_equal, fit, loop
 from kinds import KINDS, make, settle
 from mcbn import batches
 from mcbn.engine import agree as agreement
-from mcbn.engine import constants, run
+from mcbn.engine import constants, fuse, run
 from mcbn.engine import plan as plans
+from mcbn.engine.rewrite import Workspace
 from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
 
@@ -329,7 +330,7 @@ def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatc
     for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
         monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
     beside = plan.side_by_side(plan.program.run_shared(x), plan.omega)
-    assert torch.equal(beside, plan.in_turn(plan.program.run_shared(x), plan.omega))
+    assert torch.equal(beside, plan.prepare(x, Workspace())(0, len(plan.omega)))
 
 
 # ---------------------------------------------------------------- what stays between calls
@@ -570,7 +571,7 @@ def test_the_first_calls_do_not_wait_for_kernels_later_ones_do(monkeypatch: pyte
         return replace(program, narrow=program.each)
 
     monkeypatch.setattr(run, "build", with_kernels)
-    monkeypatch.setattr(plans, "is_compiled", lambda _: bool(asked.append(1)))
+    monkeypatch.setattr(fuse, "compiled", lambda _: bool(asked.append(1)))
     first = bayes.sample(x)
     assert not asked  # whether they are there: that begins to compile them
     for _ in range(constants.CALLS_WITHOUT_KERNELS):

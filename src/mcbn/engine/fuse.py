@@ -109,7 +109,10 @@ def _fuse_with_kernel(each: fx.GraphModule, graph: fx.Graph, conv: fx.Node) -> N
         target = str(cast(fx.Node, weight).target)
         values = kernels.packed(cast(Tensor, getattr(each, target)))
         packed = _constant(each, graph, f"{target}_packed", values)
-        scale, shift = norm.args[1:] if is_norm else _unchanged(each, graph, outputs, values.device)
+        scale, shift = norm.args[1:] if is_norm else (None, None)
+        if scale is None:
+            scale = _constant(each, graph, f"ones_{outputs}", values.new_ones(outputs))
+            shift = _constant(each, graph, f"zeros_{outputs}", values.new_zeros(outputs))
         shift, bias = (bias, None) if bias is not None and not is_norm else (shift, bias)
         operands = (*_sources(conv), packed, bias, scale, shift, shortcut, slope, stride, padding)
         fused = graph.call_function(torch.ops.mcbn.narrow.default, operands)
@@ -160,12 +163,6 @@ def _is_doubled(node: fx.Node) -> bool:
     if not isinstance(source, fx.Node) or mode not in ("nearest", "nearest-exact"):
         return False
     return [*facts(node).shape[2:]] == [2 * size for size in facts(source).shape[2:]]
-
-
-def _unchanged(each: fx.GraphModule, graph: fx.Graph, outputs: int, device: torch.device) -> tuple[fx.Node, fx.Node]:
-    """Return a scale of ones and a shift of zeros."""
-    ones = _constant(each, graph, f"ones_{outputs}", torch.ones(outputs, device=device))
-    return ones, _constant(each, graph, f"zeros_{outputs}", torch.zeros(outputs, device=device))
 
 
 def _constant(each: fx.GraphModule, graph: fx.Graph, name: str, values: Tensor) -> fx.Node:

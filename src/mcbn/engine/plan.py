@@ -112,11 +112,12 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     """Make a program of a trace; `fold(width, convolutional)` decides whether batch norm goes into weights."""
     convolutional = any(node.target is F.conv2d for node in tracer.graph.nodes)
     depends = rewrite.depends_on_draw(tracer.graph)
-    narrow, fusing = 0.0, tracer.on_gpu or runs_kernels(tracer)
+    narrow, ours = 0.0, runs_kernels(tracer)
+    fusing = ours or tracer.on_gpu
     if fusing:
         from mcbn.engine import fuse
 
-        narrow = fuse.narrow_share(tracer, depends) if runs_kernels(tracer) else 0.0
+        narrow = fuse.narrow_share(tracer, depends) if ours else 0.0
     folds = fold(tracer.width, convolutional) and narrow < constants.MOSTLY_NARROW
     folded = rewrite.fold(tracer, depends) if folds else {}
     rewrite.work_in_place(tracer.graph, depends)
@@ -139,15 +140,6 @@ def runs_kernels(tracer: ReplayTracer) -> bool:
     from mcbn.engine import kernels
 
     return kernels.available()
-
-
-def is_compiled(program: Program) -> bool:
-    """Tell whether the kernels of a program are there; begin to compile those that are not."""
-    if program.narrow is None:
-        return True
-    from mcbn.engine import fuse
-
-    return fuse.compiled(program.narrow)
 
 
 @dataclass(frozen=True)
@@ -192,9 +184,14 @@ class Plan:
                 with workspace.active():
                     samples = self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
             elif self._is_worth_capture(len(rows)):
-                samples = self._captured(shared, rows)(*shared, rows)
+                from mcbn.engine.capture import capture_of
+
+                if len(rows) not in self.captured:
+                    together = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
+                    self.captured[len(rows)] = together
+                samples = self.captured[len(rows)](*shared, rows)
             else:
-                samples = self.in_turn(shared, rows)
+                samples = joined([self.one_pass(shared, chunk) for chunk in torch.split(rows, self.chunk)])
             return samples.to(self.dtype)  # passes in a workspace know nothing of autocast
 
         return run
@@ -205,19 +202,8 @@ class Plan:
         often = self.runs[draws] >= constants.PASSES_BEFORE_CAPTURE
         return small and often and not torch.is_autocast_enabled("cuda")
 
-    def _captured(self, shared: tuple[Tensor, ...], rows: Tensor) -> Callable[..., Tensor]:
-        from mcbn.engine.capture import capture_of
-
-        if len(rows) not in self.captured:
-            self.captured[len(rows)] = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
-        return self.captured[len(rows)]
-
-    def in_turn(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Run rows (t, S), a chunk of them in one pass."""
-        return joined([self.one_pass(shared, chunk) for chunk in torch.split(rows, self.chunk)])
-
     def side_by_side(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Run rows (t, S) as `in_turn` does, every second pass on a stream of its own: to be captured."""
+        """Run rows (t, S), a chunk of them in one pass, every second pass on a stream of its own: to be captured."""
         others = [torch.cuda.Stream() for _ in range(constants.SIDE_BY_SIDE - 1)]  # type: ignore[no-untyped-call]
         main, samples = torch.cuda.current_stream(), list[Tensor]()
         for stream in others:

@@ -259,8 +259,10 @@ class Engine:
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
         history = self._history((self._key(inputs), chunk_size, compile))
         if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and program.narrow is not None:
+            from mcbn.engine import fuse
+
             history.postponed += 1  # who predicts once does not share the processor with the compiler either
-            if history.postponed == 1 or not plans.is_compiled(program):
+            if history.postponed == 1 or not fuse.compiled(program.narrow):
                 return self._own_code
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None

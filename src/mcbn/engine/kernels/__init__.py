@@ -32,6 +32,7 @@ from mcbn.files import cache_folder, replacing
 
 SHARED_BYTES = 48 * 1024  # of a block of threads, on every GPU
 Definitions = tuple[tuple[str, int | str], ...]
+COMPILERS = ThreadPoolExecutor(os.cpu_count(), "mcbn-kernels")  # at work without Python's lock
 IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
 
 
@@ -93,11 +94,6 @@ def _compiled(
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "mcbn-kernels")  # the compiler runs without Python's lock
-
-
-@cache
 def _binary(name: str, definitions: Definitions, device: int, package: str) -> Future[bytes]:
     """Begin to compile a kernel, beside others; it is kept for other processes, where there is a folder for it."""
 
@@ -113,7 +109,7 @@ def _binary(name: str, definitions: Definitions, device: int, package: str) -> F
                 temporary.write_bytes(binary)
             return binary
 
-    return _pool().submit(compiled)
+    return COMPILERS.submit(compiled)
 
 
 def prefetch(name: str, definitions: Mapping[str, int | str], device: torch.device) -> bool:
@@ -218,19 +214,13 @@ def narrow(
     scale, shift = scale.reshape(-1, kept), shift.reshape(-1, kept)
     shift = shift if bias is None else torch.addcmul(shift, bias, scale)
     read = [aligned(out if image is None else image, torch.channels_last) for image in (x, beside, shortcut)]
-    scale, shift = _in_rows(scale, shift)
+    alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
+    if not alike or any(table.data_ptr() % 16 for table in (scale, shift)):  # else columns of one table stay in it
+        scale, shift = aligned(scale), aligned(shift)
     tensors = [*read[:2], weight, scale, shift, read[2], out]
     blocks = -(-N // images) * -(-high // rows) * -(-wide // columns)
     launch("narrow", sizes, (blocks, 32 * constants.NARROW_WARPS), tensors, N, N // len(scale), scale.stride(0), slope)
     return out
-
-
-def _in_rows(scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay (t, D) out as the kernel reads them; parts of one table, whose columns both are, stay where they lie."""
-    alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
-    if alike and not any(table.data_ptr() % 16 for table in (scale, shift)):
-        return scale, shift
-    return aligned(scale), aligned(shift)
 
 
 def aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
