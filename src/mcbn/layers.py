@@ -29,7 +29,11 @@ def candidates(module: nn.Module) -> list[str]:
     """Name the modules that are batch norm, or whose code calls the function: all that could be stochastic."""
     if any(nn.parameter.is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
         raise MCBNError("the network has lazy layers that are not initialised; run one batch through it first")
-    names = [name for name, child in bare_modules(module) if isinstance(child, AnyBatchNorm) or _calls(child)]
+    names = [
+        name
+        for name, child in bare_modules(module)
+        if isinstance(child, AnyBatchNorm) or any("batch_norm" in code.co_names for code in _codes(child))
+    ]
     if not names:
         norms = Counter(type(child).__name__ for child in module.modules() if "norm" in type(child).__name__.lower())
         seen = ", ".join(f"{count} x {name}" for name, count in norms.items()) or "no normalisation layer of any kind"
@@ -42,11 +46,6 @@ def candidates(module: nn.Module) -> list[str]:
             f"MCBN needs a network that was trained with batch normalisation{hint}"
         )
     return names
-
-
-def _calls(module: nn.Module) -> bool:
-    """Tell whether a module's class, or an object it holds, mentions batch_norm in its code."""
-    return any("batch_norm" in code.co_names for code in _codes(module))
 
 
 def _codes(module: nn.Module) -> dict[CodeType, dict[str, Any]]:
@@ -139,8 +138,8 @@ def _canonical(name: str, module: nn.Module) -> str:
     """Return a module's first name in the bare network: without what `torch.compile` and DataParallel put before it."""
     first = {id(child): alias for alias, child in bare_modules(module)}
     canonical = {alias: first[id(child)] for alias, child in bare_modules(module, aliases=True)}
-    bare = bare_name(name)
-    return next((canonical[n] for n in (name, bare, bare.removeprefix("module.")) if n in canonical), name)
+    shorter = (name, bare_name(name), bare_name(name).removeprefix("module."))
+    return next((canonical[n] for n in shorter if n in canonical), name)
 
 
 def refuse_scripted(module: nn.Module) -> None:
@@ -152,19 +151,15 @@ def refuse_scripted(module: nn.Module) -> None:
             )
 
 
-def deaf(module: nn.Module, survey: Survey) -> list[str]:
-    """Name batch norm layers that ran without calling the function: their arithmetic is their own."""
-    names = [name for name, child in module.named_modules() if isinstance(child, AnyBatchNorm)]
-    return [name for name in names if name in survey.entered and name not in survey.layers]
-
-
 def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str]:
     """Run the network once as it is to see which layers call batch norm, and choose among them."""
     refuse_scripted(network.module)
     survey = Survey(batches.tensors_of(x), network.module)
     with torch.no_grad(), survey:
         network.run_copy(x)
-    names = [*survey.layers, *deaf(network.module, survey)]
+    norms = [name for name, child in network.module.named_modules() if isinstance(child, AnyBatchNorm)]
+    deaf = [name for name in norms if name in survey.entered and name not in survey.layers]  # arithmetic of their own
+    names = [*survey.layers, *deaf]
     if not names:
         raise MCBNError(
             f"{type(network.module).__name__} ran without a single batch norm call; its layers "

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.cuda import _utils
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 AnyBatchNorm = _BatchNorm  # what all of torch's batch norms are; in torch since 1
+is_view: Callable[[Tensor], bool] = Tensor._is_view  # a part of another, as autograd knows it
+decompositions: Callable[[list[Any]], dict[Any, Any]] = torch._decomp.get_decompositions  # operators made of others
 
 
 def version_of(tensor: Tensor) -> int:
@@ -27,11 +30,6 @@ def version_of(tensor: Tensor) -> int:
 def compiled_from(function: Any) -> Any:
     """Return what `torch.compile` made a function of; None where it did not."""
     return getattr(function, "_torchdynamo_orig_callable", None)
-
-
-def is_view(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a part of another, as autograd knows it."""
-    return tensor._is_view()
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -108,11 +106,6 @@ def trace_open_sizes(function: Any, table: dict[Any, Any]) -> Any:
     return make_fx(function, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)
 
 
-def decompositions(operators: list[Any]) -> dict[Any, Any]:
-    """Return how torch itself puts these operators together from others."""
-    return {**torch._decomp.get_decompositions(operators)}
-
-
 def scan(step: Any, start: Any, rows: Any) -> tuple[Any, Any]:
     """Run a step over rows inside a graph, as a loop of the graph."""
     from torch._higher_order_ops.scan import scan as loop
@@ -122,24 +115,18 @@ def scan(step: Any, start: Any, rows: Any) -> tuple[Any, Any]:
 
 def compiles_kernels() -> bool:
     """Tell whether this torch has a compiler of CUDA sources (2.8 and later); without, networks run by its own."""
-    from torch.cuda import _utils
-
     return hasattr(_utils, "_nvrtc_compile") and hasattr(_utils, "_cuda_load_module")
 
 
 def compile_kernel(source: str, name: str, options: list[str]) -> bytes:  # pragma: no cover
     """Compile the function of this name."""
-    from torch.cuda._utils import _nvrtc_compile
-
-    compiled: Any = _nvrtc_compile(source, name, nvcc_options=options)
+    compiled: Any = _utils._nvrtc_compile(source, name, nvcc_options=options)
     return bytes(compiled[0] if isinstance(compiled, tuple) else compiled)  # 2.8 hands back the code alone
 
 
 def load_kernel(compiled: bytes, name: str, shared: int = 0) -> Any:  # pragma: no cover
     """Load what `compile_kernel` gave onto the current GPU; shared: bytes of dynamic shared memory it will take."""
-    from torch.cuda._utils import _cuda_load_module
-
-    kernel = _cuda_load_module(compiled, [name])[name]  # type: ignore[index]
+    kernel = _utils._cuda_load_module(compiled, [name])[name]  # type: ignore[index]
     if shared:
         kernel.set_shared_memory_config(shared)
     return kernel
