@@ -258,12 +258,9 @@ class Replay(BatchNormMode):
 def train_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise x (N, C, ...) by its own statistics; return it with their mean and biased variance, (C,) each.
-
-    Training's own kernel where it keeps statistics in x's dtype; it hands back 1 / sqrt(sigma^2 + eps).
-    """
+    """Normalise x (N, C, ...) by its own statistics; return it with their mean and biased variance, (C,) each."""
     if x.dtype == statistics_dtype(x) and (weight is None or weight.dtype == x.dtype):
-        output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)  # as in training
         return output, mean, (inverse.square().reciprocal() - eps).clamp(min=0)  # not in place: vmap has no rule for it
     axes = [axis for axis in range(x.ndim) if axis != 1]
     var, mean = torch.var_mean(x.to(statistics_dtype(x)), axes, correction=0)

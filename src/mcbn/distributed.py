@@ -98,10 +98,7 @@ def _share(twin: MCBN[Any], data: Any, options: dict[str, Any], rank: int, W: in
 
 
 def _weights(twin: MCBN[Any]) -> str:
-    """Hash what the draws depend on: all tensors but the running statistics of the layers that are drawn.
-
-    Those differ from rank to rank after training under DistributedDataParallel, and no draw reads them.
-    """
+    """Hash the weights, not running statistics of drawn layers: ranks differ in those after training, draws do not."""
     running = {f"{layer_of(name)}.{statistic}" for name in twin.posterior.layers for statistic in RUNNING}
     weights = {n: t for n, t in twin.engine.network.module.state_dict().items() if n not in running}
     return hashlib.sha256(repr(sorted(checksums(weights, {}).items())).encode()).hexdigest()[:12]

@@ -79,10 +79,7 @@ def _classes(*owners: Any) -> set[type]:
 
 
 def settings_of(module: nn.Module) -> Any:
-    """Return the plain values outside a network that its code names: globals, attributes of objects, closures.
-
-    A plan holds for as long as they are what they were when it was found.
-    """
+    """Return the plain values outside a network that its code names (globals, closures): plans hold while they stay."""
     if module not in _settings:
         children = list(module.modules())
         spaces: list[tuple[Any, tuple[str, ...]]] = [

@@ -176,10 +176,7 @@ class Network:
         return batches.move(inputs, self.device, self.dtype)
 
     def over(self, x: Any, run: Callable[[Any], R], join: Callable[[list[R]], R], inputs: batches.Picker = None) -> R:
-        """Run on one input, or on every batch of a loader and join; results live where the inputs do.
-
-        inputs: what of a loader's batch goes to the network.
-        """
+        """Run on inputs, or on what `inputs` picks of each batch of a loader, and join; they live where inputs do."""
 
         def run_batch(batch: Any) -> R:
             home = next((t.device for t in batches.tensors_of(batch)), self.device)

@@ -36,12 +36,7 @@ def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
 
 @contextmanager
 def counting(bayes: Any, tick: Tick) -> Iterator[None]:
-    """Count the batches that reach the network of an `MCBN`, whichever process put them together.
-
-    Arguments:
-        bayes: the `MCBN`; its `inputs` are back in place afterwards.
-        tick: called with 1 for every batch.
-    """
+    """Call tick(1) for every batch that reaches the network of an `MCBN`, whichever process put it together."""
     before, names = bayes.inputs, (bayes.network or Network(bayes.model)).accepted_keys
 
     def pick_and_tick(batch: Any) -> Any:

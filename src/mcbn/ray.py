@@ -154,10 +154,7 @@ def predict(
 def _outcomes(
     ray: Any, job: Job, items: list[str], bayes: MCBN[Any], asked: int | None, threads: int
 ) -> Iterator[Outcome]:
-    """Have actors work on parts, by their names; yield what becomes of each, in the order they end.
-
-    Ray Data replaces actors that are lost, and answers for every part once.
-    """
+    """Have actors, replaced where they are lost, work on parts; yield what becomes of each, in the order they end."""
     workers, gpus = workers_of(ray, threads, asked)
     payload = ray.put(pack(on_device(bayes, torch.device("cpu")), job))
     data = require_ray("ray.data")
@@ -242,10 +239,7 @@ def require_ray(module: str = "ray") -> Any:
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Give Ray, connected: as it already is, to the cluster at an address, or to one of this machine alone.
-
-    RAY_ADDRESS names one where no address is given. A connection made here is closed after.
-    """
+    """Give Ray: connected as it is, or for this while to an address, to $RAY_ADDRESS, or to this machine alone."""
     ray = require_ray()
     address = address or os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():

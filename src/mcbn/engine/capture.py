@@ -30,10 +30,7 @@ def warm_up(function: Callable[[], Any], times: int = 1) -> None:
 def capture(
     function: Callable[[], Any], *, warm_ups: int = WARM_UPS, around: AbstractContextManager[Any] | None = None
 ) -> Callable[[], None]:
-    """Capture a function, and return what runs it again.
-
-    around: entered for the runs before the capture, which change what the function changes; it puts that back.
-    """
+    """Capture a function, return what runs it again; `around` puts back what the runs before the capture change."""
     with around or nullcontext():
         warm_up(function, warm_ups)
     graph = torch.cuda.CUDAGraph()

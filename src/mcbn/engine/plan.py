@@ -224,10 +224,7 @@ def joined(pieces: list[Tensor], axis: int = 0) -> Tensor:
 def draws_at_once(
     width: int, convolutional: bool, *, n_samples: int, chunk_size: int | None, on_gpu: bool, narrow: bool = False
 ) -> int:
-    """Choose how many of T draws go through in one pass whose widest result has so many values.
-
-    narrow: its convolutions are kernels of ours, which fold nothing.
-    """
+    """Choose how many of T draws go through in one pass of a width; narrow: by kernels of ours, which fold nothing."""
     if chunk_size is not None:
         return min(chunk_size, n_samples)
     if convolutional and not narrow and width > (constants.GPU_FOLD if on_gpu else constants.CPU_FOLD):
@@ -254,10 +251,7 @@ def _evenly(count: int, most: int) -> int:
 def plans_for(
     program: Program, omega: Tensor, chunk: int, dtype: torch.dtype, *, compile: bool, outputs: int | None = None
 ) -> list[Plan]:
-    """List the plans for a program, the fastest first: each asks less of the network's operations.
-
-    outputs: values of one draw's output, where several passes may be handed on at once.
-    """
+    """List the plans for a program, the fastest first; outputs: of one draw, where several passes may go on at once."""
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
     if program.narrow is not None:
         layouts.insert(0, replace(program, each=program.narrow, narrow=None))

@@ -34,10 +34,7 @@ ARITHMETIC: tuple[Any, ...] = (
 
 
 def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
-    """Find the nodes that differ from draw to draw: stochastic calls and all that reads them.
-
-    The others will run before them, so no memory may be changed by one kind and used by the other.
-    """
+    """Find the nodes that differ from draw to draw; refuse memory that one kind of node changes and the other uses."""
     depends = reached(graph, lambda node: node.target is batch_norm)
     made, read = {node.name for node in depends}, set[str]()  # memory that dependent nodes made, and other they read
     for node in graph.nodes:
@@ -188,10 +185,7 @@ _current = threading.local()
 
 
 class Workspace:
-    """Buffers by slot, for passes that follow one another in one thread.
-
-    Fresh megabytes cost a CPU more in page faults than the arithmetic in them.
-    """
+    """Buffers by slot, for passes in one thread: fresh megabytes cost a CPU more in page faults than the arithmetic."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, Tensor] = {}

@@ -42,10 +42,7 @@ MIXED = Place(-1)
 
 
 def are_independent(network: Network, draw: Draw, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
-    """Tell whether every output is a function of one input alone, and the same one where blocks of inputs run apart.
-
-    traced: it is known that the steps do not depend on values.
-    """
+    """Tell whether each output is a function of one input alone, in blocks too; traced: no step depends on values."""
     N = batches.size_of(inputs)
     few = batches.map_tensors(lambda t: t[torch.arange(FEW) % N] if N and t.ndim and len(t) == N else t, inputs)
     watches = [Follower(some, follow=some is few) for some in (few, inputs, *blocks)]

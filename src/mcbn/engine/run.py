@@ -97,10 +97,7 @@ class Engine:
     def outputs(
         self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False, *, start: int = 0
     ) -> Iterator[Tensor]:
-        """Yield samples of draws start to T-1 in order, some at a time, (t, N, ...).
-
-        Every input meets the same draws, so an input alone and in a batch give the same numbers.
-        """
+        """Yield samples of draws start to T-1 in order, some at a time, (t, N, ...); all inputs meet the same draws."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
             return (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
         chunks = self._chunks(inputs, start, n_samples, chunk_size, compile)
@@ -309,10 +306,7 @@ class Engine:
         return any(agree(values, expected, tolerance=bound) for bound in bounds)
 
     def _rounding(self, inputs: Any, width: int) -> Tensor:
-        """Measure how far the network's own pass is from double precision, (n, ...) for the first inputs.
-
-        width: of the widest result of a pass; few inputs are enough where it is large.
-        """
+        """Measure how far the network's own pass is from double precision, (n, ...) for inputs: few if it is wide."""
         tensors = batches.tensors_of(inputs)
         sizes = {t.shape[0] if t.ndim else 0 for t in tensors}
         few = constants.EXACT_INPUTS

@@ -185,10 +185,7 @@ class Tracer(BatchNormMode):
     def _remember(
         self, tensor: Tensor, node: fx.Node, seen: Facts = UNKNOWN, memory: Mapping[int, str] | None = None
     ) -> None:
-        """Tie a value to its node, weakly: the trace must not keep every intermediate result alive.
-
-        memory: that of the operands, storage -> name; a value in none of them has memory of its own.
-        """
+        """Tie a value to its node, weakly: no result stays alive by it; memory: the operands', storage -> name."""
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             self._refuse("a value is sparse, nested or quantised")
         name = (memory or {}).get(storage_of(tensor), node.name)
@@ -332,9 +329,7 @@ def refusal_of(operator: Any) -> str | None:
 
 
 def other_values(inputs: Any) -> Any:
-    """Return inputs of the same shape: the rows in reverse, and on a CPU, where a bad index is no more than an error,
-    floating values moved.
-    """
+    """Return inputs of this shape: rows in reverse, and on a CPU, where a bad index is an error, values moved."""
     rows = {t.shape[0] if t.ndim else None for t in batches.tensors_of(inputs)}
 
     def other(tensor: Tensor) -> Tensor:

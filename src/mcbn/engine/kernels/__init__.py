@@ -74,10 +74,7 @@ def launch(
     package: str = __name__,
     shared: int = 0,
 ) -> None:  # pragma: no cover
-    """Run the function of this name in `<name>.cu` on the current stream: (blocks, threads of one).
-
-    package: where the source lies; shared: bytes of dynamic shared memory of a block.
-    """
+    """Run `<name>.cu` of a package on the current stream: grid (blocks, threads), shared: bytes of a block, dynamic."""
     device = tensors[0].device
     kernel = _compiled(name, tuple(definitions.items()), device.index, package, shared)
     with torch.cuda.device(device):
