@@ -109,9 +109,8 @@ def flatten(x: Tensor, start: int) -> Tensor:
 
 def as_float(output: Tensor) -> Tensor:
     """Give outputs at least single precision: moments of half-precision numbers lose their digits."""
-    return (
-        output.float() if output.dtype in (torch.float16, torch.bfloat16) or not output.is_floating_point() else output
-    )
+    precise = output.is_floating_point() and output.dtype not in (torch.float16, torch.bfloat16)
+    return output if precise else output.float()
 
 
 def as_logits(chunk: Tensor, several: bool = False) -> Tensor:
@@ -171,16 +170,13 @@ def noise_variance(tau: Tensor, mean: Tensor) -> Tensor:
 
 def match_shape(y: Tensor, mean: Tensor) -> Tensor:
     """Bring regression targets to the outputs' shape; (N,) and (N, 1) stand for each other, nothing else does."""
-    if y.shape[:1] == mean.shape[:1] and _without_ones(y) == _without_ones(mean):
+    sizes = [[size for size in values.shape[1:] if size != 1] for values in (y, mean)]
+    if y.shape[:1] == mean.shape[:1] and sizes[0] == sizes[1]:
         y = y.reshape(mean.shape)
     if y.shape != mean.shape:
         hint = "; axes are in another order" if sorted(y.shape) == sorted(mean.shape) else "; give one an output"
         raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}{hint}")
     return y.to(mean)
-
-
-def _without_ones(values: Tensor) -> list[int]:
-    return [size for size in values.shape[1:] if size != 1]
 
 
 def require_labels(y: Tensor, probs: Tensor) -> Tensor:

@@ -153,8 +153,11 @@ class Posterior:
                 "a posterior of training batches has only the draws it was fitted with; fit more of them, or draw from "
                 'posterior.as_gaussian("gaussian")'
             )
-        mean, var = self.gaussian.statistics(n_samples, seed)
-        return replace(self, mean=mean, var=var, seed=seed)
+        return self._drawn_from(self.gaussian, n_samples, seed=seed)
+
+    def _drawn_from(self, gaussian: Gaussian, n_samples: int | None = None, **changes: Any) -> "Posterior":
+        mean, var = gaussian.statistics(n_samples or self.n_samples, changes.get("seed", self.seed))
+        return replace(self, mean=mean, var=var, gaussian=gaussian, numbers=None, **changes)
 
     def as_gaussian(self, family: str = "gaussian", *, seed: int = 0) -> "Posterior":
         """Model the drawn training batches as a Gaussian (`mcbn.gaussian`) and draw T anew.
@@ -174,9 +177,7 @@ class Posterior:
         seed = batches.require_int("seed", seed, 0)
         if self.gaussian is not None:
             raise MCBNError(f"this posterior is a Gaussian already, of family {self.family!r}; fit again for another")
-        model = from_draws(self.mean, self.var, family)
-        drawn = Posterior.from_gaussian(model, self.n_samples, self.batch_size, seed=seed)
-        return replace(drawn, fitted_batch_size=self.fitted_batch_size)
+        return self._drawn_from(from_draws(self.mean, self.var, family), seed=seed)
 
     def at_batch_size(self, batch_size: int) -> "Posterior":
         """Rescale to batches of M' >= 2 examples without data: the covariance of batch statistics goes with 1 / M.
@@ -199,8 +200,7 @@ class Posterior:
         M = batches.require_int("batch_size", batch_size, min(2, fitted))
         ratio = self.batch_size / M
         if self.gaussian is not None:
-            drawn = Posterior.from_gaussian(self.gaussian.scaled(ratio), self.n_samples, M, seed=self.seed)
-            return replace(drawn, fitted_batch_size=fitted)
+            return self._drawn_from(self.gaussian.scaled(ratio), batch_size=M, fitted_batch_size=fitted)
         mean = {name: stretch(value, ratio**0.5) for name, value in self.mean.items()}
         std = {name: stretch_positive(value.sqrt(), ratio**0.5) for name, value in self.var.items()}
         var = {name: value.square() for name, value in std.items()}
@@ -214,9 +214,8 @@ class Posterior:
             scale: (P,), not negative.
         """
         if self.gaussian is not None:
-            gaussian = self.gaussian.moved(shift.to(self.gaussian.location), scale.to(self.gaussian.location))
-            drawn = Posterior.from_gaussian(gaussian, self.n_samples, self.batch_size, seed=self.seed)
-            return replace(drawn, fitted_batch_size=self.fitted_batch_size)
+            like = self.gaussian.location
+            return self._drawn_from(self.gaussian.moved(shift.to(like), scale.to(like)))
         statistics = join(self.mean, self.var)
         rows = split(shift.to(statistics) + scale.to(statistics) * statistics, self.channels)
         mean, var = {n: m for n, (m, _) in rows.items()}, {n: std.square() for n, (_, std) in rows.items()}

@@ -4,9 +4,8 @@ A further one is a subclass of `Predictor` in a file here, a line below, and a r
 """
 
 from mcbn.baselines.dropout import MCDropout
-from mcbn.baselines.ensemble import DeepEnsemble
+from mcbn.baselines.ensemble import DeepEnsemble, Temperature
 from mcbn.baselines.predictor import ConstantUncertainty
-from mcbn.baselines.temperature import Temperature
 from mcbn.plugins import moved_names
 
 __all__ = ["ConstantUncertainty", "DeepEnsemble", "MCDropout", "Temperature"]
