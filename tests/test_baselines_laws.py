@@ -301,7 +301,7 @@ def test_constant_uncertainty_of_an_unfitted_predictor_says_so() -> None:
 
 @pytest.mark.parametrize("score", ["rmse", "crps"])
 def test_unknown_score_is_refused(score: str) -> None:
-    with pytest.raises(mcbn.MCBNError, match="score must be pll"):
+    with pytest.raises(mcbn.MCBNError, match="score must be one of"):
         METHODS["ensemble"]("classification", 0).tune((data()[0], targets("classification")), score=score)
 
 

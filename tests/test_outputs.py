@@ -398,7 +398,7 @@ def test_full_noise_is_kept_and_exported(correlated: Tried, tmp_path: Path) -> N
 def test_full_noise_refuses_what_it_is_not_for() -> None:
     network, x = mlp(2)
     bayes = mcbn.MCBN(network, "regression", noise="full").fit(x, **FIT)
-    with pytest.raises(mcbn.MCBNError, match="score must be pll, got 'crps'"):
+    with pytest.raises(mcbn.MCBNError, match=r"score must be one of .'pll'., got 'crps'"):
         bayes.tune((x, network(x)), score="crps")
     for wrong in ([[1.0, 0.0], [0.5, 1.0]], [[1.0, 2.0], [2.0, 1.0]]):
         with pytest.raises(mcbn.MCBNError, match="or their precision matrix"):

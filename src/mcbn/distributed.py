@@ -16,7 +16,7 @@ from mcbn.errors import MCBNError, require_choice
 from mcbn.field.adapt import centre_on_running, record_running
 from mcbn.model import CENTRES, MCBN
 from mcbn.network import is_synchronised
-from mcbn.posterior import Posterior, require_family
+from mcbn.posterior import FAMILIES, Posterior
 from mcbn.saving import checksums
 
 B = TypeVar("B", bound=MCBN[Any])
@@ -49,7 +49,7 @@ def fit(
         centre: "drawn", or "running" as `MCBN.fit` has it, the running statistics being those of the first rank.
         group: a process group; the default one where it is not given.
     """
-    require_family(posterior)
+    require_choice("posterior", posterior, FAMILIES)
     require_choice("centre", centre, CENTRES)
     if posterior == "diagonal":
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')

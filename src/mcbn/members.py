@@ -13,7 +13,6 @@ from mcbn import noise, prediction, saving
 from mcbn.baselines.predictor import Predictor
 from mcbn.conformal import Calibration
 from mcbn.errors import MCBNError
-from mcbn.files import require_folder
 from mcbn.model import MCBN
 
 FORMAT = "mcbn members"
@@ -117,12 +116,11 @@ class Members(Predictor):
 
     def save(self, path: str | Path) -> None:
         """Write posteriors, tau and calibration as one safetensors file."""
-        require_folder(Path(path))
         tensors, text = self.calibration.pack() if self.calibration else ({}, {})
         for number, member in enumerate(self.members):
             tensors |= {f"{number}.{name}": tensor for name, tensor in member.state_dict().items()}
         text |= {"format": FORMAT, "task": self.task, "members": str(len(self.members))}
-        saving.write_tensors(path, tensors, text)
+        saving.save(path, tensors, text)
 
     @classmethod
     def load(cls, path: str | Path, models: Sequence[nn.Module], **options: Any) -> Self:

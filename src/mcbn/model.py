@@ -25,7 +25,7 @@ from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
 from mcbn.outputs import OutputReading, join_head, require_outputs
-from mcbn.posterior import Posterior, require_family
+from mcbn.posterior import FAMILIES, Posterior
 from mcbn.prediction import ClassificationPrediction, RegressionPrediction
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class MCBN(Generic[P]):
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.task, self.outputs = levels.require_task(task), require_outputs(outputs, task)
-        self.noise = levels.require_noise(noise, task)
+        known = levels.NOISES if task == "regression" else levels.NOISES[:1]
+        self.noise = require_choice("noise", noise, known, f" for {task}")
         self.noise_precision, self.tau_at_bound = levels.initial_tau(task, noise), False
         refuse_sharded(model)
         bare = unwrap(model)
@@ -172,7 +173,7 @@ class MCBN(Generic[P]):
         """
         if centre not in CENTRES or (centre == "running" and draws is not None):
             raise MCBNError(f'centre must be one of {list(CENTRES)}, "running" without draws=; got {centre!r}')
-        require_family(posterior)
+        require_choice("posterior", posterior, FAMILIES)
         numbers = None if draws is None else require_share(draws, n_samples, posterior)
         if batch_size is None:
             warn_if_synchronised(self.model)
@@ -557,15 +558,13 @@ class MCBN(Generic[P]):
 
             return Members.load(path, model, inputs=inputs, output=output)  # type: ignore[return-value]
         tensors, settings = saving.read_tensors(path)
+        given = {name: value for name, value in (("inputs", inputs), ("output", output)) if value is not None}
         with saving.damage_told(path):
             drawn = saving.unpack(str(path), tensors, settings, model)
-            stored = {name: json.loads(settings.get(name, "null")) for name in ("inputs", "output")}
-            tau, task = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64), settings["task"]
-        chosen: Any = {"inputs": stored["inputs"] if inputs is None else inputs}
-        chosen["output"] = stored["output"] if output is None else output
-        chosen |= {name: settings[name] for name in READINGS if name in settings}
-        with saving.damage_told(path):
-            bayes: Any = cls(model, task, **chosen)
+            chosen: Any = {name: json.loads(settings.get(name, "null")) for name in ("inputs", "output")} | given
+            chosen |= {name: settings[name] for name in READINGS if name in settings}
+            tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
+            bayes: Any = cls(model, settings["task"], **chosen)
             return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:

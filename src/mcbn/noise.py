@@ -38,14 +38,7 @@ class Tuned(NamedTuple):
 
 def require_task(task: str) -> str:
     """Refuse a task that does not exist."""
-    if task not in TASKS:
-        raise MCBNError(f"task must be one of {list(TASKS)}, got {task!r}; segmentation is classification")
-    return task
-
-
-def require_noise(noise: str, task: str) -> str:
-    """Refuse a kind of noise that does not exist, or not for this task."""
-    return require_choice("noise", noise, NOISES if task == "regression" else NOISES[:1], f" for {task}")
+    return require_choice("task", task, TASKS, " (segmentation is classification)")
 
 
 def initial_tau(task: str, noise: str = "constant") -> Tensor:
@@ -78,9 +71,7 @@ def plain(value: Tensor) -> float | Tensor:
 def require_score(task: str, score: str | None, noise: str = "constant") -> str:
     """Check what tau is tuned by: CRPS for regression and PLL else where nothing is asked."""
     known = SCORES if task == "regression" and noise != "full" else SCORES[1:]
-    if (score or known[0]) not in known:
-        raise MCBNError(f"score must be {' or '.join(known)}, got {score!r}")
-    return score or known[0]
+    return require_choice("score", score or known[0], known)
 
 
 def warn_if_bound(tuned: Tuned, batch_size: int | None = None) -> None:

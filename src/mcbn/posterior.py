@@ -20,11 +20,6 @@ from mcbn.private_torch import version_of
 FAMILIES = ("sample", *BLOCKS, "diagonal")
 
 
-def require_family(family: str, known: Sequence[str] = FAMILIES) -> None:
-    """Check the name of a family."""
-    require_choice("posterior", family, known)
-
-
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """T joint draws of the batch-norm statistics omega = {mu_B, sigma^2_B} (Teye et al. 2018, section 3.4).
@@ -173,7 +168,7 @@ class Posterior:
             >>> drawn.as_gaussian().sample(1000)
             Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 3 channels)
         """
-        require_family(family, tuple(BLOCKS))
+        require_choice("posterior", family, tuple(BLOCKS))
         seed = batches.require_int("seed", seed, 0)
         if self.gaussian is not None:
             raise MCBNError(f"this posterior is a Gaussian already, of family {self.family!r}; fit again for another")

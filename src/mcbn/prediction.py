@@ -163,10 +163,6 @@ class RegressionPrediction(_Prediction):
         return self.variance.sqrt()
 
     @property
-    def _spread(self) -> Tensor:
-        return self.epistemic
-
-    @property
     def covariance(self) -> Tensor:
         """Full predictive covariance over the flattened outputs, that of the noise included, (N, D, D)."""
         if self.epistemic_covariance is None:

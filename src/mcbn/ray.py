@@ -28,7 +28,7 @@ from mcbn.errors import MCBNError, MissingExtraError, one_line, require_choice
 from mcbn.field.adapt import centre_on_running, record_running
 from mcbn.model import CENTRES, MCBN
 from mcbn.network import Network, unwrap
-from mcbn.posterior import Posterior, require_family
+from mcbn.posterior import FAMILIES, Posterior
 from mcbn.scale.job import SPOOL, Job, on_device, plan
 from mcbn.scale.work import Folder, Outcome, Summary, clear, require_free, work
 
@@ -69,7 +69,7 @@ def fit(
         threads: CPU threads of a task.
         address: as `mcbn.ray.predict`.
     """
-    require_family(posterior)
+    require_choice("posterior", posterior, FAMILIES)
     require_choice("centre", centre, CENTRES)
     if posterior == "diagonal":
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')

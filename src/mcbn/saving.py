@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from mcbn.batches import tensors_of
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.files import replacing, require_folder
 from mcbn.gaussian import Gaussian, block_sizes
 from mcbn.network import bare_name, structure, unwrap
-from mcbn.posterior import Posterior, require_family
+from mcbn.posterior import FAMILIES, Posterior
 
 FORMAT = "mcbn posterior"
 FORMAT_VERSION = 3  # 1 knew drawn statistics only, 2 no checksums
@@ -166,7 +166,7 @@ def _posterior(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mappin
     """Put the posterior together from tensors and text."""
     layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
     family, batch_size, seed = metadata.get("family", "sample"), int(metadata["batch_size"]), metadata.get("seed", 0)
-    require_family(family)
+    require_choice("posterior", family, FAMILIES)
     if family == "sample":
         mean, var = ({n: _stored(path, tensors, f"{kind}.{n}", shape) for n, shape in layers.items()} for kind in KINDS)
         numbers = json.loads(metadata.get("numbers", "null"))

@@ -27,7 +27,9 @@ from mcbn.sklearn.training import train
 
 BLOCK = 8192  # rows predicted at a time
 VALUES = 2**23  # edges of intervals held at once: one a row and held-out row
-LEAST = {"n_samples": 1, "patience": 1, "batch_size": 2, "epochs": 1, "hidden": 1, "n_folds": 2}
+LIMITS: dict[str, tuple[Any, int]] = dict.fromkeys(("n_samples", "patience", "epochs", "hidden"), (Integral, 1))
+LIMITS |= dict.fromkeys(("batch_size", "n_folds"), (Integral, 2))
+LIMITS |= dict.fromkeys(("weight_decay", "learning_rate"), (Real, 0))
 Array = NDArray[np.float64]
 
 PARAMETERS = """
@@ -104,12 +106,12 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         return tuple(self.hidden) if isinstance(self.hidden, Iterable) else (self.hidden,)
 
     def _require_parameters(self) -> None:
-        whole = [(name, getattr(self, name)) for name in ("n_samples", "patience", "n_folds")]
-        whole += [(name, value) for name in ("epochs", "batch_size") if (value := getattr(self, name)) is not None]
-        for name, value in [*whole, *(("hidden", size) for size in self.hidden_sizes())]:
-            _require(name, value, Integral, f"whole numbers of at least {LEAST[name]}", least=LEAST[name])
-        for name in ("weight_decay", "learning_rate"):
-            _require(name, getattr(self, name), Real, "numbers of at least 0")
+        for name, (kind, least) in LIMITS.items():
+            values = self.hidden_sizes() if name == "hidden" else [getattr(self, name)]
+            for value in values if values != [None] or name not in ("epochs", "batch_size") else ():
+                if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
+                    numbers = "whole numbers" if kind is Integral else "numbers"
+                    raise MCBNError(f"{name} takes {numbers} of at least {least}; got {value!r}")
 
     def _blocks(self, X: ArrayLike) -> Sequence[Tensor]:
         """Check inputs and return them as tensors, some rows in each."""
@@ -138,12 +140,6 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
 def _weights(sample_weight: ArrayLike | None, x: Array) -> Array:
     """Check the weight of each row, 1 where none are given."""
     return np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True))
-
-
-def _require(name: str, value: Any, kind: Any, allowed: str, *, least: float = 0) -> None:
-    """Check a numeric parameter."""
-    if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
-        raise MCBNError(f"{name} takes {allowed}; got {value!r}")
 
 
 class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
