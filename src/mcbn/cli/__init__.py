@@ -13,7 +13,7 @@ import torch
 
 import mcbn
 from mcbn import plugins
-from mcbn.cli import model, session
+from mcbn.cli import field, model, session
 from mcbn.cli.report import report
 from mcbn.errors import MCBNError
 from mcbn.files import require_own_folder
@@ -59,7 +59,7 @@ def build() -> typer.Typer:
     """Put the commands together: those of the library, then what is installed beside it."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(main)
-    for command in (model.fit, model.predict, model.evaluate, model.export):
+    for command in (model.fit, model.predict, model.evaluate, model.export, field.watch, field.adapt):
         app.command(no_args_is_help=True)(command)
     app.command()(report)
     app.command()(demo)

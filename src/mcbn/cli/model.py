@@ -1,6 +1,5 @@
 """`mcbn fit`, `predict`, `evaluate` and `export`: a model file and data in, uncertainty out."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,15 +9,27 @@ import typer
 from torch import Tensor
 
 import mcbn
-from mcbn import batches, saving
+from mcbn import batches, saving, scale
 from mcbn.cli import session
-from mcbn.cli.session import FAILURE, Data, Fitted, FittedOptions, Key, NetworkOptions, Overwrite, Target
+from mcbn.cli.session import (
+    FAILURE,
+    Data,
+    Fitted,
+    FittedOptions,
+    FolderOptions,
+    Key,
+    NetworkOptions,
+    Overwrite,
+    Target,
+    WatchFile,
+)
 from mcbn.errors import MCBNError
+from mcbn.field.watch import Watch
 from mcbn.files import replacing, require_output, to_json
 from mcbn.model import MCBN
 from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
-from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring, specs
+from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring
 
 Method = Annotated[
     str, typer.Option(help="sample: Monte Carlo over the draws; linear: gradient and 8 draws, approximate")
@@ -69,10 +80,7 @@ def fit(
     constant = session.tune(bayes, held_out) if held_out else None
     if last:
         bayes.calibrate(session.loader(last))
-    notes = {"table": train.layout.to_json()}
-    if constant is not None:
-        notes["constant_tau"] = json.dumps(constant.tolist())
-    bayes.save(out, **notes)
+    opened._replace(constant=constant).save(bayes, out)
     tau, hint = bayes.noise_precision.tolist(), "no noise precision yet: give held-out data by --tune"
     typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
 
@@ -115,6 +123,7 @@ def _is_untuned(bayes: MCBN[Any]) -> bool:
 @session.command
 def predict(
     source: FittedOptions,
+    files: FolderOptions,
     data: Annotated[str, typer.Option(help=f"inputs: {Data}; or a folder of csv, parquet or image files")],
     out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write; for many files a folder")],
     coverage: Annotated[float, typer.Option(help="share of targets that low to high, or the set, should hold")] = 0.95,
@@ -122,12 +131,7 @@ def predict(
     tolerance: Annotated[float | None, typer.Option(help="regression, with --risk: how far off is an error")] = None,
     method: Method = "sample",
     samples: Samples = None,
-    target: Target = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: on a cluster, into a folder of parquet files")] = "local",
-    address: Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")] = None,
-    workers: Annotated[int | None, typer.Option(help="ray: actors; by default one a GPU or CPU")] = None,
-    key: Key = None,
-    transform: Annotated[str | None, typer.Option(help="images: package.module:function, PIL image to tensor")] = None,
+    watch: WatchFile = None,
     resume: Annotated[bool, typer.Option("--resume", help="folder: go on with an interrupted job")] = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -140,9 +144,10 @@ def predict(
     Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification writes prob_0,
     prob_1, ..., label, entropy, mutual_information. After a fit with calibration data low and high keep their promise,
     classification writes set_0, set_1, ..., and --risk adds ask_human: the share of errors among the other rows stays
-    below the risk, with probability 0.9. An npz file holds them as arrays, probabilities as probs; outputs of any shape
-    go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes columns of a csv
-    or parquet file on, before the results. The file appears whole or not at all.
+    below the risk, with probability 0.9. --watch adds novelty_p_value, novelty_distance and novelty_combined: is this
+    row like anything in the reference of the watch? An npz file holds them as arrays, probabilities as probs; outputs
+    of any shape go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes
+    columns of a csv or parquet file on, before the results. The file appears whole or not at all.
 
     \b
     Many files, here or on a cluster, into a folder of parquet files:
@@ -151,22 +156,20 @@ def predict(
     Files that cannot be read are listed in bad_files.jsonl there, and the command ends with code 1. The same command
     with --resume goes on after an interruption.
     """
-    session.require_engine(engine)
-    keys, is_many = session.split_names(key), engine == "ray" or resume or Path(data).is_dir()
+    is_many = files.is_many(data) or resume
     if not is_many:
-        results.require_writable(out, source.sources(data), keys, overwrite=overwrite)
+        sources = {**source.sources(data), "--watch": watch}
+        results.require_writable(out, sources, files.keys, overwrite=overwrite)
     fitted = source.load()
     bayes = fitted.bayes
     if is_many:
-        options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage, "key": keys}
-        options |= {"target": target, "layout": fitted.layout, "resume": resume, "overwrite": overwrite}
-        options["transform"] = specs.find(transform, "--transform") if transform else None
-        cluster = {"address": address, "workers": workers} if engine == "ray" else None
-        return _predict_many(Path(data), bayes, out, cluster, **options)
-    inputs = fitted.open(data, target, need_targets=False, passed_on=keys)
+        options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage, "watch": watch}
+        return _predict_many(data, fitted, files, out, resume=resume, overwrite=overwrite, **options)
+    inputs = fitted.open(data, files.target, need_targets=False, passed_on=files.keys)
     warn_if_untuned(bayes.noise_precision)
     rejection = {} if risk is None else {"risk": risk, "tolerance": tolerance}
-    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, method=method, n_samples=samples), **rejection)
+    how: Any = {"method": method, "n_samples": samples, "watch": Watch.load(watch, bayes) if watch else None}
+    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, **how), **rejection)
     typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 
 
@@ -190,23 +193,11 @@ def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any]
     return rows
 
 
-def _predict_many(data: Path, bayes: MCBN[Any], out: Path, cluster: dict[str, Any] | None, **options: Any) -> None:
-    """Predict all files, say how many rows there are now, and end with code 1 where a file was left out.
-
-    cluster: options of a Ray cluster; None predicts in this process.
-    """
-    from mcbn import scale
-
+def _predict_many(data: str, fitted: Fitted, files: FolderOptions, out: Path, **options: Any) -> None:
+    """Predict all files, say how many rows there are now, and end with code 1 where a file was left out."""
     if out.suffix in results.WRITERS:
         raise MCBNError(f"--out {out} must be a folder: many files go there; leave out {out.suffix}")
-    with bar("predicting", None, "row") as tick:
-        options["on_part"] = lambda outcome: tick(outcome.rows)
-        if cluster is None:
-            summary = scale.predict(data, bayes, out=out, **options)
-        else:
-            from mcbn import ray
-
-            summary = ray.predict(data, bayes, out=out, **cluster, **options)
+    summary = files.predict(data, fitted, out=out, **options)
     typer.echo(f"{out}: {summary.rows} predictions in {summary.parts} files ({summary.resumed} were there)")
     if summary.bad_files:
         typer.echo(f"mcbn: {len(summary.bad_files)} inputs left out, listed in {out / scale.BAD_FILES}", err=True)
@@ -266,6 +257,8 @@ def export(
     inputs: Annotated[int, typer.Option(help="how many inputs will come at once; any number can")] = 1,
     method: Method = "sample",
     samples: Samples = None,
+    watch: WatchFile = None,
+    each: Annotated[bool, typer.Option("--each", help="watch: judge every input by itself, any number")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write network, draws and noise as one ONNX file that runs without mcbn and torch.
@@ -275,14 +268,20 @@ def export(
       mcbn export --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out net.onnx
 
     The file takes inputs x and gives mean, variance and epistemic, or probs, entropy and mutual_information. It is
-    compared with the numbers of `mcbn predict` before it is written.
+    compared with the numbers of `mcbn predict` before it is written. With --watch it is the watch instead: x, a batch
+    of its M inputs, gives distance and p_value; with --each any number of inputs does, one of each an input.
     """
     if out.suffix != ".onnx":
         raise MCBNError(f"--out {out} must end in .onnx")
-    require_output(out, source.sources(data), lambda path: b"mcbn_version" in path.read_bytes(), overwrite=overwrite)
+    sources = {**source.sources(data), "--watch": watch}
+    require_output(out, sources, lambda path: b"mcbn_version" in path.read_bytes(), overwrite=overwrite)
     batches.require_int("inputs", inputs, 1)
     fitted = source.load()
     x = next(fitted.open(data, None, need_targets=False).blocks()).x
+    if watch is not None:
+        home = Watch.load(watch, fitted.bayes)
+        home.export(out, x[: home.batch_size], each=each)
+        return typer.echo(f"{out}: {home!r}")
     example = x[:inputs] if isinstance(x, Tensor) else x
     fitted.bayes.export(out, example, method=method, n_samples=samples)
     typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")

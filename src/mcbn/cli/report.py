@@ -62,7 +62,7 @@ def report(
     if posterior is not None:
         if model is None or data is None:
             raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
-        path = _writable(out, sources, overwrite)
+        path = writable(out or Path("report.html"), sources, overwrite)
         named: dict[str, Any] = {"model": model, "weights": weights, "own_weights": own_weights, "device": device}
         fitted = FittedOptions(posterior=posterior, **named).load()
         wording |= {"ignore_index": ignore_index, "seed": seed}
@@ -71,7 +71,7 @@ def report(
         _refuse_alone(of_network)
         if data is None:
             raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
-        path = _writable(out, sources, overwrite)
+        path = writable(out or Path("report.html"), sources, overwrite)
         examples = {"target": target, "passed_on": session.split_names(key)}
         page = _of_predictions(path, predictions, data, examples, wording)
     else:
@@ -108,10 +108,10 @@ def _of_predictions(
     return write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
 
 
-def _writable(out: Path | None, sources: Mapping[str, Any], overwrite: bool) -> Path:
-    path = out or Path("report.html")
+def writable(path: Path, sources: Mapping[str, Any], overwrite: bool) -> Path:
+    """Refuse a place for a page before any work is done for it."""
     if path.suffix not in (".html", ".htm"):
-        raise MCBNError(f"--out {path} must end in .html, .htm")
+        raise MCBNError(f"the page {path} must end in .html, .htm")
     return require_output(path, sources, lambda old: b"Made by mcbn" in old.read_bytes(), overwrite=overwrite)
 
 

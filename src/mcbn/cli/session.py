@@ -21,7 +21,7 @@ import typer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from mcbn import saving
+from mcbn import saving, scale
 from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.network import Network
@@ -57,6 +57,7 @@ OwnWeights = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an old result of this command")]
 Key = Annotated[str | None, typer.Option(help="columns a,b of a table that are no inputs, such as ids and text")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
+WatchFile = Annotated[Path | None, typer.Option("--watch", help="the file that `mcbn watch --reference` makes")]
 Data = "csv, parquet, npy or npz file, or package.module:loader_factory"
 
 
@@ -158,12 +159,23 @@ class Fitted(NamedTuple):
     constant: Tensor | None  # tau of the constant twin, where the file has it
 
     def open(
-        self, data: str, target: str | None, *, need_targets: bool = True, passed_on: Sequence[str] = ()
+        self,
+        data: str,
+        target: str | None,
+        *,
+        need_targets: bool = True,
+        passed_on: Sequence[str] = (),
+        finite: bool = True,
     ) -> Examples:
         """Open data for this network; columns are found by the names of the fit."""
         names = (self.bayes.network or Network(self.bayes.model)).accepted_keys
         options: dict[str, Any] = {"need_targets": need_targets, "keys": names, "passed_on": passed_on}
-        return open_examples(data, target=target, fitted=self.layout, **options)
+        return open_examples(data, target=target, fitted=self.layout, finite=finite, **options)
+
+    def save(self, bayes: MCBN[Any], path: Path) -> None:
+        """Write the posterior of an MCBN with what is known of tables and the constant twin here."""
+        notes = {} if self.constant is None else {"constant_tau": json.dumps(self.constant.tolist())}
+        bayes.save(path, table=self.layout.to_json(), **notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +211,50 @@ class FittedOptions(NetworkOptions):
         return Fitted(bayes, Layout.from_json(metadata.get("table")), tau)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Options that say how files are read."""
+
+    target: Target = None
+    key: Key = None
+    transform: Annotated[str | None, typer.Option(help="images: package.module:function, PIL image to tensor")] = None
+
+    @property
+    def keys(self) -> list[str]:
+        """Columns that are no inputs."""
+        return split_names(self.key)
+
+    def of_folder(self, fitted: Fitted) -> dict[str, Any]:
+        """Return them as `mcbn.scale` takes them."""
+        transform = specs.find(self.transform, "--transform") if self.transform else None
+        return {"key": self.keys, "target": self.target, "layout": fitted.layout, "transform": transform}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions(FileOptions):
+    """Options that say how files are read, and who works on a folder of them."""
+
+    engine: Annotated[str, typer.Option(help="local, or ray: a folder of files, on a cluster")] = "local"
+    address: Annotated[str | None, typer.Option(help="ray: the cluster, host:port; by default this machine")] = None
+    workers: Annotated[int | None, typer.Option(help="ray: actors; by default one a GPU or CPU")] = None
+
+    def is_many(self, data: str) -> bool:
+        """Tell whether data is a job of many files; refuse an engine that does not exist."""
+        require_engine(self.engine)
+        return self.engine == "ray" or Path(data).is_dir()
+
+    def predict(self, data: str, fitted: Fitted, **options: Any) -> scale.Summary:
+        """Have the files worked on, here or on a cluster."""
+        options |= self.of_folder(fitted)
+        with bar("predicting", None, "row") as tick:
+            options["on_part"] = lambda outcome: tick(outcome.rows)
+            if self.engine == "local":
+                return scale.predict(data, fitted.bayes, **options)
+            from mcbn import ray
+
+            return ray.predict(data, fitted.bayes, address=self.address, workers=self.workers, **options)
+
+
 def split_names(text: str | None) -> list[str]:
     """Read names a,b,c of an option."""
     return [name.strip() for name in text.split(",")] if text else []
@@ -231,11 +287,12 @@ def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
         return scoring.constant_tau(bayes, counted(held_out.blocks(), tick))
 
 
-def read_whole(examples: Examples) -> tuple[Any, Tensor]:
-    """Read inputs and targets of held-out data at once, (N, ...) each."""
+def read_whole(examples: Examples) -> tuple[Any, Any]:
+    """Read inputs and targets of held-out data at once, (N, ...) each; no targets are None."""
     with bar("reading", examples.count(), "row") as tick:
         pairs = list(counted(examples.blocks(), tick))
-    y = torch.cat([target for _, target in pairs if target is not None])
+    targets = [target for _, target in pairs if target is not None]
+    y = torch.cat(targets) if targets else None
     if all(isinstance(x, Tensor) for x, _ in pairs):
         return torch.cat([x for x, _ in pairs]), y
     if len(pairs) == 1:

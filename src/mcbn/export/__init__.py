@@ -36,6 +36,7 @@ from mcbn.export.predictors import (
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
+from mcbn.network import Network
 from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def to_torch_export(
         inputs, N = batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs), 2
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
-        with _quiet(), _told(engine, method):
+        with quiet(), told(engine.network, method):
             predictor = _whole(bayes, inputs, method, T, chunk_size, _level(bayes, level))
             batch = torch.export.Dim("batch")
             axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) else None, inputs)
@@ -97,12 +98,7 @@ def to_onnx(
     level: float | None = None,
 ) -> None:
     """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
-    path = Path(path)
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise MissingExtraError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
-    require_folder(path)
-    if path.is_dir():
-        raise MCBNError(f"cannot export to {path}: it is a folder; give the name of a file in it")
+    path = require_exportable(path)
     how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size}
     program, level = to_torch_export(bayes, example_x, level=level, **how), _level(bayes, level)
     engine, T = bayes.engine_for(n_samples, chunk_size)
@@ -119,11 +115,21 @@ def to_onnx(
         "posterior": bayes.posterior.family,
         **({} if level is None else {"level": json.dumps(level)}),
     }
-    content = _convert(program, names, outputs, metadata)
-    results = _run(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
+    content = convert(program, names, outputs, metadata)
+    results = run_onnx(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def require_exportable(path: str | Path) -> Path:
+    """Refuse a place where no ONNX file can be written, or missing packages."""
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise MissingExtraError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'mcbn[export]'")
+    require_folder(Path(path))
+    if Path(path).is_dir():
+        raise MCBNError(f"cannot export to {path}: it is a folder; give the name of a file in it")
+    return Path(path)
 
 
 def input_names(inputs: Any) -> list[str]:
@@ -217,7 +223,7 @@ def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Ten
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporters' notes about themselves from the user."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
@@ -233,18 +239,18 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _told(engine: Engine, method: str) -> Iterator[None]:
+def told(network: Network, method: str) -> Iterator[None]:
     """Say of a network that cannot be exported where its own code stands in the way."""
     try:
         yield
     except MCBNError:
         raise
     except Exception as error:
-        name = type(engine.network.module).__name__
+        name = type(network.module).__name__
         reason = str(error).strip().split("\n")[0]
         by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
         what = "its control flow depends on the values of its inputs" if by_values else reason
-        hint = "" if method == "sample" else "; method='sample' may still work"
+        hint = "; method='sample' may still work" if method == "linear" else ""
         raise MCBNError(f"{name} cannot be exported as one graph{_place(error)}: {what}{hint}") from error
 
 
@@ -278,12 +284,12 @@ def _same(name: str, value: Tensor, prediction: Any, level: float | None) -> boo
     return agree(value, expected, EXPORTED, scale=scale)
 
 
-def _convert(
+def convert(
     program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], metadata: Mapping[str, str]
 ) -> bytes:
     """Return a program as the content of an ONNX file."""
     try:
-        with _quiet():
+        with quiet():
             onnx = torch.onnx.export(
                 program, dynamo=True, opset_version=OPSET, input_names=list(inputs), optimize=False, verbose=False
             )  # runtimes optimise a graph themselves when they load it
@@ -331,7 +337,7 @@ def _refusal(error: Exception, method: str | None) -> str:
     return f"ONNX has no operator for {what}: {hint}"
 
 
-def _run(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def run_onnx(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run a file's content on the CPU."""
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()

@@ -142,6 +142,14 @@ def take_rows(x: Any, rows: Any) -> Any:
     return batches.map_tensors(lambda t: t[torch.as_tensor(rows).to(t.device)], x)
 
 
+def cut_batches(waiting: Any, x: Any, size: int) -> tuple[Iterator[Any], Any]:
+    """Cut inputs, after those that wait, into batches of one size; return these, and what waits now (or None)."""
+    inputs = x if waiting is None else batches.concatenate([waiting, x])
+    N = batches.size_of(inputs)
+    whole = (take_rows(inputs, range(start, start + size)) for start in range(0, N - size + 1, size))
+    return whole, take_rows(inputs, range(N - N % size, N)) if N % size else None
+
+
 def not_finite(x: Any) -> Tensor:
     """Tell which inputs of a batch hold NaN or infinity, (N,)."""
     N = batches.size_of(x)

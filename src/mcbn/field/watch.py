@@ -20,7 +20,7 @@ S is a martingale, so it ever reaches 1 / false_alarms with probability at most 
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +36,7 @@ from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
 from mcbn.field.grouped import record_all
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
-from mcbn.field.reference import Reference, not_finite, shapes_of, take_rows
+from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of, take_rows
 from mcbn.network import is_stream
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ class Reading:
     def shifted(self) -> bool:
         """Are the inputs others than in the reference, at the false-alarm rate asked for?"""
         return self.kind in ("inputs", "not finite")
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row of a table; layer_NAME is how far that layer is, about 1 at home."""
+        layers = {f"layer_{layer.layer}": layer.distance for layer in self.layers}
+        said = {"p_value": self.p_value, "distance": self.distance, "kind": self.kind, "explanation": self.explain()}
+        return said | layers
 
     def explain(self) -> str:
         """Say in a sentence what was seen, and where."""
@@ -188,7 +194,8 @@ class Watch:
         distance = math.inf if z is None else float(null.metric(z))
         p_value = float(rank_p_values(torch.tensor([distance], dtype=torch.float64), null.held_out))
         if z is None:
-            return Reading(p_value, distance, "not finite", (), self.false_alarms)
+            far = tuple(LayerReading(name, math.inf, p_value, math.nan, math.nan) for name in self.channels)
+            return Reading(p_value, distance, "not finite", far, self.false_alarms)
         class_p = self._class_p_value(x, distance, null) if p_value <= self.false_alarms else None
         kind = "none" if p_value > self.false_alarms else "inputs"
         if class_p is not None and class_p > self.false_alarms:
@@ -198,13 +205,35 @@ class Watch:
     def update(self, x: Any) -> Evidence:
         """Take the next inputs of a stream, any number; they are read in batches of `batch_size` as they fill up."""
         self.require_inputs(x)
-        stream, M = self.stream, self.batch_size
-        inputs = x if stream.waiting is None else batches.concatenate([stream.waiting, x])
-        N = batches.size_of(inputs)
-        for start in range(0, N - M + 1, M):
-            stream.p_value = self._step(take_rows(inputs, range(start, start + M)))
-        stream.waiting = take_rows(inputs, range(N - N % M, N)) if N % M else None
+        whole, self.stream.waiting = cut_batches(self.stream.waiting, x, self.batch_size)
+        for batch in whole:
+            self._step(batch)
         return self.evidence
+
+    def follow(self, distance: float, class_p_value: float | None = None) -> Evidence:
+        """Take a batch of `batch_size` inputs that was read already, by a call of the watch, into the stream."""
+        self._bet(self.stream.rank(distance), class_p_value)
+        return self.evidence
+
+    def read(self, blocks: Iterable[Any], file: str = "") -> Iterator[dict[str, Any]]:
+        """Read inputs that come in blocks of any size, (n, ...) each, as the next of the stream; a rest fills no batch.
+
+        Yields a row of a table a batch: file and row of its first input, `Reading.row`, and the evidence so far.
+
+        >>> import mcbn, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        >>> bayes = mcbn.MCBN(net.eval(), "regression").fit(torch.randn(64, 2), n_samples=4, batch_size=8)
+        >>> watch = bayes.watch(torch.randn(300, 2), batch_size=2)
+        >>> [row["row"] for row in watch.read([torch.randn(3, 2), torch.randn(2, 2)])]
+        [0, 2]
+        """
+        waiting, row = None, 0
+        for x in blocks:
+            whole, waiting = cut_batches(waiting, x, self.batch_size)
+            for reading in map(self, whole):
+                evidence = self.follow(reading.distance, reading.class_p_value)
+                yield {"file": file, "row": row, **reading.row(), "evidence": evidence.value}
+                row += self.batch_size
 
     @property
     def evidence(self) -> Evidence:
@@ -314,6 +343,19 @@ class Watch:
             self.input_null()
         saving.save(path, *_packed(self))
 
+    def export(self, path: str | Path, example_x: Any, *, each: bool = False) -> None:
+        """Write the watch as one ONNX file that runs without mcbn or torch; outputs distance and p_value.
+
+        Args:
+            path: the file; its folder exists.
+            example_x: a batch of inputs. Its shape is fixed, for a batch its number too: every size has its own null.
+            each: judge every input by itself, as `novelty` does, whatever their number: (N,) each. Otherwise the batch
+                as a whole, as calling the watch does: (1,) each, without the comparison with other classes.
+        """
+        from mcbn.export.watching import watch_to_onnx
+
+        watch_to_onnx(self, path, example_x, each=each)
+
     @classmethod
     def load(cls, path: str | Path, bayes: "MCBN[Any]", *, reference: Any = None) -> "Watch":
         """Read a saved watch of this fitted network; with its reference it reads batches of any size again."""
@@ -341,6 +383,10 @@ class Watch:
                 f"inputs have shape {shapes}, those of the reference {self.shapes} (without their "
                 "number): a watch knows inputs of one shape; make one with a reference of this shape"
             )
+        if not self.network.proven:  # of a loaded network: its first run proves it, and must not be recorded
+            inputs = self.network.prepare(x)
+            self.network.settle(inputs)
+            self.network.run_copy(inputs)
         return batches.require_int("the number of inputs", batches.size_of(x), 1)
 
     def require_network_of(self, bayes: "MCBN[Any]") -> None:
@@ -365,14 +411,17 @@ class Watch:
         rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
         return tuple(LayerReading(*row) for row in rows)
 
-    def _step(self, x: Any) -> float:
+    def _step(self, x: Any) -> None:
         z, null = self.coordinates(x), self.null(self.batch_size)
         distance = math.inf if z is None else float(null.metric(z))
         p_value = self.stream.rank(distance)
         suspect = z is not None and p_value <= self.false_alarms and not self.evidence.shifted
         class_p = self._class_p_value(x, distance, null) if suspect else None
+        self._bet(p_value, class_p)
+
+    def _bet(self, p_value: float, class_p: float | None) -> None:
+        self.stream.p_value = p_value
         self.stream.bet(p_value if class_p is None else max(p_value, class_p))
-        return p_value
 
     def _class_p_value(self, x: Any, distance: float, null: Null) -> float | None:
         """Rank a batch among reference batches of the classes predicted for it; None where there are none.
@@ -430,6 +479,7 @@ def make_watch(
     size = batches.require_int("batch_size", batch_size, 1)
     watch = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
     watch.require_enough(size)
+    watch.require_inputs(reference.take(np.arange(2)))
     watch.coordinates(reference.take(np.arange(2)))  # inputs of another network are refused now, not at the first batch
     return watch
 

@@ -32,17 +32,21 @@ def show_ends(
     for heading, chosen in ends(order, shown.inputs):
         points = [np.flatnonzero(shown.inputs == i) for i in chosen]
         rows = [[str(chosen[k]), *(_typical(c[p]) for c in columns.values())] for k, p in enumerate(points)]
-        if is_image(x):
-            tiles = [_tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
-            cards = [{"tiles": [tile], "row": row} for tile, row in zip(tiles, rows, strict=True)]
-            groups.append({"heading": heading, "cards": cards})
-            continue
-        header = ["input", *columns]
-        if isinstance(x, Tensor) and x.ndim == 2:
-            header += feature_names(x, names)[:MOST_COLUMNS]
-            rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
-        groups.append({"heading": heading, "cards": [], "header": header, "rows": rows})
+        groups.append({"heading": heading, **show_inputs(x, chosen, ["input", *columns], rows, names)})
     return groups
+
+
+def show_inputs(
+    x: Any, chosen: NDArray[np.int64], header: list[str], rows: list[list[Any]], names: Sequence[str] | None
+) -> Group:
+    """Show inputs of x, each with its row."""
+    if is_image(x):
+        tiles = [tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
+        return {"cards": [{"tiles": [picture], "row": row} for picture, row in zip(tiles, rows, strict=True)]}
+    if isinstance(x, Tensor) and x.ndim == 2:
+        header = header + feature_names(x, names)[:MOST_COLUMNS]
+        rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
+    return {"cards": [], "header": header, "rows": rows}
 
 
 def _typical(values: NDArray[Any]) -> str | float:
@@ -58,7 +62,7 @@ def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDAr
     return [("Least certain", order[::-1][:COUNT]), ("Most certain", order[:COUNT])]
 
 
-def _tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
+def tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
     """Hold a picture (H, W) or (H, W, 3) as PNG in an address of its own."""
     return {"address": "data:image/png;base64," + base64.b64encode(png(pixels)).decode(), "name": name, "alt": alt}
 
@@ -89,8 +93,8 @@ def map_examples(
     ]
     present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}
     names = present if ignore_index is None else present | {-1: "left out"}
-    colors = [_tile(label_colors(np.full((2, 2), k)), name) for k, name in names.items()]
-    scale = _tile(heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats")
+    colors = [tile(label_colors(np.full((2, 2), k)), name) for k, name in names.items()]
+    scale = tile(heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats")
     return {"examples": groups, "colors": [*colors, scale]}
 
 
@@ -105,7 +109,7 @@ def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen:
             "entropy": heat(entropy.numpy(), top),
         }
         means = (vector[votes.inputs == i].mean() for vector in (votes.entropy, votes.error))
-        tiles = [_tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
+        tiles = [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
         cards.append({"tiles": tiles, "row": [str(i), *means]})
     return cards
 

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from mcbn import batches, saving
 from mcbn.errors import MCBNError, MissingExtraError, one_line
+from mcbn.field.watch import Watch
 from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
 from mcbn.prediction import warn_if_untuned
 from mcbn.tables import EMPTY, Layout, find_columns, require_fits, rows_of_block
-from mcbn.tables.formats import Array, ParquetTable, open_table
+from mcbn.tables.formats import Array, ParquetTable, Table, open_table
 from mcbn.tables.results import require_free_names
 
 FORMAT = 2
@@ -142,6 +143,7 @@ class Reader:
     transform: Callable[[Any], Tensor] | None = None
     is_table: bool = True
     shape: tuple[int, ...] = ()  # of one image
+    finite: bool = True  # refuse NaN in a table
 
     def probe(self, files: Mapping[str, Path]) -> "Reader":
         """Look at the first readable file: refuse missing columns, choose the batch size."""
@@ -150,12 +152,12 @@ class Reader:
             rows = self.batch_rows or rows_of_block(image.numel() * image.element_size())
             layout = Layout(classes=self.layout.classes)
             return Reader(rows, (), layout, transform=self.transform, is_table=False, shape=tuple(image.shape))
-        table = _first(files, open_table, "input files")
+        table: Table = _first(files, open_table, "input files")
         _, inputs, targets = find_columns(table, self.target, self.layout, self.keys)
         names = tuple(table.names[c] for c in inputs) if table.names else None
         layout = replace(self.layout, columns=self.layout.columns or names, width=len(inputs))
         rows = self.batch_rows or rows_of_block(8 * (len(inputs) + len(targets)))
-        return Reader(rows, self.keys, layout, self.target)
+        return Reader(rows, self.keys, layout, self.target, finite=self.finite)
 
     def describe(self) -> dict[str, Any]:
         """Return what results depend on, as JSON has it."""
@@ -168,7 +170,7 @@ class Reader:
         return self._read_table(part) if self.is_table else self._read_images(part)
 
     def _read_table(self, part: Part) -> Iterator[Batch]:
-        table = open_table(Path(part.files[0]))
+        table = open_table(Path(part.files[0]), finite=self.finite)
         keys, inputs, _ = find_columns(table, self.target, self.layout, self.keys)
         for block in table.blocks(inputs, self.batch_rows, keys, part.start, part.stop):
             n = len(block.numbers)
@@ -229,6 +231,8 @@ class Job:
     coverage: float
     options: dict[str, Any]  # of `MCBN.predict`
     settings: dict[str, Any]  # what the results depend on, to be told from another job
+    watch: str | None = None  # the file of a watch that judges inputs
+    reading: bool = False  # whole batches are read by the watch, nothing is predicted
 
     @property
     def id(self) -> str:
@@ -251,6 +255,8 @@ def plan(
     method: str = "sample",
     n_samples: int | None = None,
     coverage: float = 0.95,
+    watch: str | Path | None = None,
+    reading: bool = False,
 ) -> Job:
     """Cut the inputs into parts; refuse what no worker could do, before any work is given out."""
     if method not in METHODS:
@@ -258,7 +264,8 @@ def plan(
     if not 0 < coverage < 1:
         raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
     bayes.engine_for(n_samples, None)
-    warn_if_untuned(bayes.noise_precision)
+    if not reading:
+        warn_if_untuned(bayes.noise_precision)
     if batch_size is not None:
         batches.require_int("batch_size", batch_size, 1)
     if columns is not None:
@@ -269,9 +276,8 @@ def plan(
     folder = Path(out).resolve()
     if any(place.is_dir() and folder.is_relative_to(place.resolve()) for place in _places(inputs)):
         raise MCBNError(f"the folder of the results, {folder}, lies among the inputs; name another one")
-    reader = Reader(batch_size or 0, keys, layout, target, transform).probe(files)
-    cut = cut_tables if reader.is_table else cut_images
-    parts = tuple(cut(files, reader.batch_rows, part_rows))
+    reader = Reader(batch_size or 0, keys, layout, target, transform, finite=not reading).probe(files)
+    parts = cut_files(reader, files, part_rows)
     _require_first(bayes, reader, parts[0])
     options = {"method": method, "n_samples": n_samples}
     settings = {
@@ -282,7 +288,28 @@ def plan(
         "reading": reader.describe(),
         "options": options | {"coverage": coverage},
     }
-    return Job(folder, parts, reader, coverage, options, settings)
+    if watch is not None:
+        Watch.load(watch, bayes)  # one of another network is refused before any work is given out
+        settings["watch"] = [hashlib.sha256(Path(watch).read_bytes()).hexdigest(), reading]
+    place = None if watch is None else str(Path(watch).resolve())
+    return Job(folder, parts, reader, coverage, options, settings, place, reading)
+
+
+def cut_files(reader: Reader, files: dict[str, Path], part_rows: int | None = None) -> tuple[Part, ...]:
+    """Cut tables or images into parts."""
+    return tuple((cut_tables if reader.is_table else cut_images)(files, reader.batch_rows, part_rows))
+
+
+def read_folder(folder: Path, *, key: Sequence[str], **how: Any) -> Tensor:
+    """Read all rows or images of a folder, (N, ...); options as of `plan`."""
+    files = list_files(folder)
+    reader = Reader(0, tuple(key), **how).probe(files)
+    blocks = []
+    for batch in (batch for part in cut_files(reader, files) for batch in reader.read(part)):
+        if batch.bad:
+            raise MCBNError(f"{batch.bad[0]['file']} of {folder} cannot be used: {batch.bad[0]['reason']}")
+        blocks.append(batch.x)
+    return torch.cat(blocks)
 
 
 def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mcbn.errors import MCBNError, one_line
+from mcbn.field.watch import Watch
 from mcbn.files import held, remove_leftovers, replacing, write_text
 from mcbn.model import MCBN
 from mcbn.scale.job import SPOOL, Batch, Inputs, Job, Part, plan
@@ -97,25 +98,19 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     """Predict a part batch by batch into its file; what was predicted before, in this process, changes no bit."""
     bayes.engine.plans_at_once = True
     started, predicting, source = time.perf_counter(), 0.0, part.source()
-    classes = job.reader.layout.classes
+    watch = Watch.load(job.watch, bayes) if job.watch else None
     tables: list[Any] = []
     bad: list[dict[str, Any]] = []
     for batch in _read(job, part):
         bad += batch.bad
-        if len(batch.rows):
+        if len(batch.rows) >= (job.reader.batch_rows if job.reading else 1):  # a watch reads whole batches
             before = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # where one is an error, the engine takes a way of other rounding
-                prediction = bayes.predict(batch.x, **job.options)
-            try:
-                arrays = arrays_of(prediction, job.coverage, classes, int(batch.rows[0]))
-            except MCBNError as error:
-                raise UnreadableError(str(error)) from error
-            columns = as_columns(arrays, classes)
+                tables.append(_table(*_results(job, bayes, watch, batch), job.folder))
             predicting += time.perf_counter() - before
-            tables.append(_table(batch, columns, job.folder))
     if not tables:
-        reasons = bad or [{"file": part.labels[0], "reason": "it holds no rows"}]
+        reasons = bad or [{"file": part.labels[0], "reason": "it holds no rows, or too few for a batch"}]
         return Outcome(part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
     rows, seconds = sum(map(len, tables)), time.perf_counter() - started
     outcome = Outcome(part.name, DONE, rows, len(tables), seconds, predicting, bad=bad)
@@ -125,6 +120,19 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
         parquet.write_table(table, temporary)
     return outcome
+
+
+def _results(job: Job, bayes: MCBN[Any], watch: Watch | None, batch: Batch) -> tuple[Batch, Mapping[str, Any]]:
+    """Predict a batch; or have it read by the watch, which gives one row, of its first input."""
+    if watch is not None and job.reading:
+        first = batch._replace(labels=batch.labels[:1], rows=batch.rows[:1], keys={})
+        return first, {name: [value] for name, value in watch(batch.x).row().items()}
+    prediction, classes = bayes.predict(batch.x, **job.options, watch=watch), job.reader.layout.classes
+    try:
+        arrays = arrays_of(prediction, job.coverage, classes, int(batch.rows[0]))
+    except MCBNError as error:
+        raise UnreadableError(str(error)) from error
+    return batch, as_columns(arrays, classes)
 
 
 def _read(job: Job, part: Part) -> Iterator[Batch]:
@@ -279,7 +287,8 @@ def predict(
         options: key (columns to pass on), columns (inputs of the network by name, in its order; by default all that
             are no key or target), target (columns to leave out), transform (of a PIL image to a tensor; by default RGB
             in [0, 1]), batch_size (inputs in one pass; part of the result's rounding), part_rows (of a parquet file or
-            images in one part, rounded up to whole batches), method, n_samples and coverage (as `mcbn predict`).
+            images in one part, rounded up to whole batches), method, n_samples and coverage (as `mcbn predict`), watch
+            (file of a `Watch` that judges every input, in columns novelty_p_value, novelty_distance, novelty_combined).
     """
     job = plan(inputs, bayes, out=out, **options)
     with Folder.opened(job, resume=resume, overwrite=overwrite) as folder:

@@ -149,6 +149,7 @@ def open_examples(
     keys: Keys = ([], []),
     passed_on: Sequence[str] = (),
     classify: bool = False,
+    finite: bool = True,
 ) -> Examples:
     """Open a csv, parquet, npy or npz file, or a `module:loader_factory`.
 
@@ -160,6 +161,7 @@ def open_examples(
         keys: which entries of a loader's dict batches the network takes (`Network.accepted_keys`).
         passed_on: columns of a table that are no inputs; every block brings their values as they are.
         classify: where the target column of a table holds text, take its sorted values for the names of the classes.
+        finite: refuse inputs that hold NaN or infinity.
     """
     path = Path(spec)
     is_table = path.suffix.lower() in (".csv", ".parquet")
@@ -172,8 +174,8 @@ def open_examples(
     if path.suffix.lower() not in SUFFIXES:
         raise MCBNError(f"{path} must end in {', '.join(SUFFIXES)}, or be a package.module:loader_factory")
     if path.suffix.lower() == ".npz":
-        return _from_npz(path, target, fitted, need_targets)
-    table = open_table(path) if is_table else StoredArray(path)
+        return _from_npz(path, target, fitted, need_targets, finite)
+    table: Table = open_table(path, finite=finite) if is_table else StoredArray(path, finite=finite)
     if isinstance(table, StoredArray) and len(table.shape) != 2:
         return _from_arrays(path, table, None, fitted, need_targets)
     columns = find_columns(table, target, fitted, passed_on)
@@ -226,7 +228,7 @@ def _labels(table: Table, block: Block, column: int) -> list[str]:
     return labels
 
 
-def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool) -> Examples:
+def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool, finite: bool) -> Examples:
     names = members(path)
     if target is not None and target not in names:
         raise MCBNError(f"{path} has no array {target!r}; it holds {names}")
@@ -236,7 +238,8 @@ def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool
     if x is None:
         raise MCBNError(f"{path} holds the arrays {names}; call the inputs 'x' and the targets 'y'")
     fitted = replace(fitted, target=target or fitted.target)
-    return _from_arrays(path, StoredArray(path, x), StoredArray(path, y) if y else None, fitted, need_targets)
+    inputs, targets = StoredArray(path, x, finite=finite), StoredArray(path, y) if y else None
+    return _from_arrays(path, inputs, targets, fitted, need_targets)
 
 
 def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Examples:

@@ -57,10 +57,13 @@ def require_finite(label: object, block: Array, first: int, names: Sequence[obje
 
 
 class CsvTable:
-    """A csv file: commas, semicolons or tabs; a first row that is not all numbers is the header."""
+    """A csv file: commas, semicolons or tabs; a first row that is not all numbers is the header.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    finite: refuse NaN, infinity and empty cells; otherwise they come through, an empty cell as NaN.
+    """
+
+    def __init__(self, path: Path, *, finite: bool = True) -> None:
+        self.path, self.finite = path, finite
         _, cells = next(self._lines(), (0, []))
         if not cells:
             raise MCBNError(f"{path} is empty; it should hold rows of numbers")
@@ -85,7 +88,8 @@ class CsvTable:
         first = start
         while block := list(islice(lines, size)):
             numbers = self._numbers(block, columns, first)
-            require_finite(self.path, numbers, first, [name_of(self.names, c) for c in columns])
+            if self.finite:
+                require_finite(self.path, numbers, first, [name_of(self.names, c) for c in columns])
             yield Block(first, numbers, {c: np.array([cells[c] for _, cells in block], dtype=object) for c in keys})
             first += len(block)
 
@@ -95,8 +99,9 @@ class CsvTable:
             raise MCBNError(
                 f"{self.path}: row {row} (line {line}) has {len(cells)} columns, the first line {self.width}"
             )
+        empty = "" if self.finite else "nan"
         try:
-            return np.array([[float(cells[c]) for c in columns] for _, cells in block], dtype=np.float64)
+            return np.array([[float(cells[c] or empty) for c in columns] for _, cells in block], dtype=np.float64)
         except ValueError:
             texts = ((r, b[0], c, b[1][c]) for r, b in enumerate(block, first + 1) for c in columns)
             row, line, c, cell = next(text for text in texts if not is_number(text[-1]))
@@ -135,10 +140,10 @@ def is_number(cell: str) -> bool:
 
 
 class ParquetTable:
-    """A parquet file, through pyarrow."""
+    """A parquet file, through pyarrow; finite: as of a csv file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, finite: bool = True) -> None:
+        self.path, self.finite = path, finite
         self._arrow, parquet = pyarrow(path)
         try:
             self._file = parquet.ParquetFile(self._arrow.OSFile(os.fsencode(path)))  # of any name, UTF-8 or not
@@ -163,11 +168,13 @@ class ParquetTable:
         first = start
         for rows in self._slices(chosen, size, start, self.count() if stop is None else stop):
             arrays = [rows.column(name) for name in names]
-            self._require_full(arrays, names, first)
+            if self.finite:
+                self._require_full(arrays, names, first)
             numbers = np.empty((len(rows), len(arrays)))
             for place, array in enumerate(arrays):
                 numbers[:, place] = array.to_numpy(zero_copy_only=False)
-            require_finite(self.path, numbers, first, [repr(name) for name in names])
+            if self.finite:
+                require_finite(self.path, numbers, first, [repr(name) for name in names])
             yield Block(first, numbers, {c: rows.column(self.names[c]) for c in keys})
             first += len(numbers)
 
@@ -214,9 +221,9 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
         raise MissingExtraError(f"{path.name} needs pyarrow: pip install 'mcbn[parquet]', or use csv or npz") from error
 
 
-def open_table(path: Path) -> CsvTable | ParquetTable:
+def open_table(path: Path, *, finite: bool = True) -> CsvTable | ParquetTable:
     """Open a csv or parquet file."""
-    return CsvTable(path) if path.suffix.lower() == ".csv" else ParquetTable(path)
+    return (CsvTable if path.suffix.lower() == ".csv" else ParquetTable)(path, finite=finite)
 
 
 class StoredArray:
@@ -224,8 +231,8 @@ class StoredArray:
 
     names: tuple[str, ...] | None = None
 
-    def __init__(self, path: Path, member: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, member: str | None = None, *, finite: bool = True) -> None:
+        self.path, self.finite = path, finite
         self.label = str(path) if member is None else f"{path}[{member}]"
         self._values = self._load(member)
         self.shape, self.dtype = self._values.shape, self._values.dtype
@@ -247,10 +254,11 @@ class StoredArray:
         return (Block(i * size, array[:, list(columns)], {}) for i, array in enumerate(self.arrays(size)))
 
     def arrays(self, size: int) -> Iterator[Array]:
-        """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity."""
+        """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity, unless they are to pass."""
         for first in range(0, len(self), size):
             block = self._values[first : first + size]
-            require_finite(self.label, block, first, range(1, self.width + 1))
+            if self.finite:
+                require_finite(self.label, block, first, range(1, self.width + 1))
             yield np.array(block, self.dtype.newbyteorder("="), order="C")  # torch takes the machine's own byte order
 
     def _load(self, member: str | None) -> Array:

@@ -20,6 +20,7 @@ REGRESSION = ("mean", "std", "low", "high")
 CLASSIFICATION = ("probs", "label", "entropy", "mutual_information")
 ROWS = 8192  # of old predictions read at a time
 PROBABILITY = "prob_"  # one column a class: prob_0, prob_1, ... or by name
+NOVELTY = ("p_value", "distance", "combined")  # of each input, where a watch judged them
 PREFIXES = {"probs": PROBABILITY, "set": "set_"}
 
 
@@ -47,6 +48,8 @@ def arrays_of(
         if not np.isfinite(array).all():
             row = first + int(np.argwhere(~np.isfinite(array))[0][0]) + 1
             raise MCBNError(f"the network gives no finite {name} for row {row}: look at that input, and at its weights")
+    if pred.novelty is not None:
+        arrays |= {f"novelty_{name}": getattr(pred.novelty, name).cpu().numpy() for name in NOVELTY}
     return arrays if classes is None else arrays | {"label": np.array(classes)[arrays["label"]]}
 
 
@@ -69,7 +72,7 @@ def as_columns(arrays: Mapping[str, Any], classes: Sequence[str] | None = None) 
 def require_free_names(keys: Iterable[str], *more: str) -> None:
     """Refuse to pass on columns that are called like those of results."""
     names, prefixes = "|".join((*REGRESSION, *CLASSIFICATION[1:])), "|".join(PREFIXES.values())
-    taken = re.compile(rf"({names})(_\d+)?|({prefixes}).*|ask_human")
+    taken = re.compile(rf"({names})(_\d+)?|({prefixes}).*|ask_human|novelty_({'|'.join(NOVELTY)})")
     for name in keys:
         if taken.fullmatch(name) or name in more:
             raise MCBNError(f"the key column {name!r} is called like a result; rename it")

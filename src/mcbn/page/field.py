@@ -1,0 +1,120 @@
+"""One HTML file about inputs in the field: p-values over time, where the network sees a shift, the strangest inputs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mcbn import metrics
+from mcbn.field.watch import Watch
+from mcbn.model import MCBN
+from mcbn.page.charts import Spec, axis, series
+from mcbn.page.examples import COUNT, Group, heat, show_inputs, tile
+from mcbn.page.templates import number, render, save
+from mcbn.prediction import RegressionPrediction
+
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+WIDEST = 160  # cells of a row of the heat map; of more batches the farthest of neighbours is drawn
+
+
+def write_watch_page(
+    path: str | Path,
+    watch: Watch,
+    x: Any = None,
+    y: Any = None,
+    *,
+    rows: Rows | None = None,
+    bayes: MCBN[Any] | None = None,
+    adapted: MCBN[Any] | None = None,
+    names: Sequence[str] | None = None,
+    title: str = "Are these inputs like home?",
+) -> Path:
+    """Write one self-contained, interactive HTML file about a stream of inputs.
+
+    It draws the p-value of every batch, the evidence of the stream and a heat map of layers by batches, shows the
+    strangest inputs, and predictions before and after adaptation.
+
+    Args:
+        path: the file to write; its folder is made.
+        watch: what judges the inputs.
+        x: the inputs in their order, (N, ...); the strangest are shown. None: `rows` alone are.
+        y: their targets or labels, where known: before and after adaptation are then scored.
+        rows: what `Watch.read` gave for them; read here where not given, as a new stream.
+        bayes, adapted: an MCBN and what its `adapt` returned, or was loaded: shown before and after, on x.
+        names: one name a column of x.
+        title: heading of the page.
+
+    Returns:
+        The path.
+    """
+    if rows is None:
+        watch.reset()
+        rows = list(watch.read([x]))
+    before, after = ({} if x is None or m is None or adapted is None else _scores(m, x, y) for m in (bayes, adapted))
+    content: dict[str, Any] = {
+        "charts": _charts(rows, watch.false_alarms),
+        "layers": _layers(rows),
+        "strangest": {} if x is None else _strangest(watch, x, names),
+        "changes": [(name, before[name], after[name]) for name in before],
+        "adaptation": None if adapted is None else adapted.adaptation,
+    }
+    return save(Path(path), render("watch.html.j2", title=title, watch=watch, rows=rows, **content))
+
+
+def _charts(rows: Rows, rate: float) -> dict[str, Spec]:
+    """Draw p-values and evidence over time, as powers of ten; both cross the same height at an alarm."""
+    titles = [
+        f"row {row['row']} of {row['file']}: p = {number(row['p_value'], 2)}, {row['explanation']}" for row in rows
+    ]
+    surprise, evidence = (np.log10([row[name] for row in rows]) for name in ("p_value", "evidence"))
+    far = sum(row["p_value"] <= rate for row in rows)
+    drawn = {
+        "p_values": ("dots", "-log10 of the p-value", -surprise, f"{far} of {len(rows)} batches are beyond {rate:g}"),
+        "evidence": ("line", "log10 of the evidence", evidence, f"10^{evidence[-1]:.1f} at the end"),
+    }
+    limit, n = -np.log10(rate), len(rows)
+    charts = {}
+    for chart, (kind, label, values, said) in drawn.items():
+        dashes = series("line", "alarm", "red", [0, n + 1], [limit, limit], dash=True)
+        charts[chart] = {
+            "alt": f"{label} over time: {said}.",
+            "x": axis("batch", n + 1),
+            "y": axis(label, 1.1 * max(limit, values.max()), min(0, values.min())),
+            "series": [series(kind, label, "blue", np.arange(1, n + 1), values), dashes],
+            "titles": titles,
+        }
+    return charts
+
+
+def _layers(rows: Rows) -> dict[str, Any]:
+    """Draw how far each layer is, batch by batch: a row of colours a layer, log10 of its distance."""
+    names = [name for name in rows[0] if name.startswith("layer_")]
+    distances = np.array([[row[name] for row in rows] for name in names])  # (L, batches)
+    finite = distances[np.isfinite(distances)].max(initial=3)
+    edges = np.linspace(0, len(rows), min(WIDEST, len(rows)), endpoint=False).astype(int)
+    cells = np.log10(np.maximum.reduceat(distances, edges, axis=1).clip(1, finite))
+    strips = [heat(cell[None], np.log10(finite)) for cell in cells]
+    tiles = [tile(strip, name.removeprefix("layer_")) for name, strip in zip(names, strips, strict=True)]
+    return {"rows": tiles, "scale": tile(heat(np.linspace(0, 1, 64)[None], 1)), "top": float(finite)}
+
+
+def _strangest(watch: Watch, x: Any, names: Sequence[str] | None) -> Group:
+    """Show the inputs that are farthest from the reference, each by itself."""
+    novelty = watch.novelty(x)
+    chosen = novelty.distance.argsort(descending=True)[:COUNT].cpu().numpy()
+    cells = [[str(i), float(novelty.p_value[i]), float(novelty.distance[i])] for i in chosen]
+    return show_inputs(x, chosen, ["input", "p-value", "distance"], cells, names)
+
+
+def _scores(bayes: MCBN[Any], x: Any, y: Any) -> dict[str, float]:
+    """Sum up predictions of x, and score them where there are targets or labels y."""
+    pred = bayes.predict(x)
+    if isinstance(pred, RegressionPrediction):
+        uncertainty = {"mean std": float(pred.variance.sqrt().mean())}
+        return uncertainty if y is None else uncertainty | {"RMSE": float(metrics.rmse(pred.mean, y))}
+    uncertainty = {"mean entropy (nats)": float(pred.entropy.mean())}
+    if y is None:
+        return uncertainty
+    scored = {"accuracy": metrics.accuracy(pred.probs, y), "NLL (nats)": metrics.nll(pred.probs, y).mean()}
+    return uncertainty | {name: float(value) for name, value in scored.items()}
