@@ -19,9 +19,9 @@ from mcbn.files import replacing, require_output
 from mcbn.model import MCBN
 from mcbn.scale.job import read_folder
 from mcbn.tables import results
-from mcbn.tables.formats import open_table
 
 ALARM = 3  # exit code
+COLUMNS = {"p_value", "distance", "kind", "evidence"}  # of a table of readings, among others
 Inputs = f"{Data}; or a folder of csv, parquet or image files"
 Reference = Annotated[str | None, typer.Option(help=f"inputs as deployed before any shift, no labels: {Inputs}")]
 
@@ -33,7 +33,7 @@ def watch(
     reference: Reference = None,
     watch: WatchFile = None,
     data: Annotated[str | None, typer.Option(help=f"inputs to judge, in their order: {Inputs}")] = None,
-    out: Annotated[Path | None, typer.Option(help="csv or parquet file to write: one row a batch")] = None,
+    out: Annotated[Path, typer.Option(help="csv or parquet file to write: one row a batch")] = Path("readings.csv"),
     batch_size: Annotated[int | None, typer.Option(help="M, inputs read together; chosen where not given")] = None,
     false_alarms: Annotated[float | None, typer.Option(help="rate of a batch, bound of a stream (0.01)")] = None,
     go_on: Annotated[bool, typer.Option("--continue", help="go on with the stream that the watch file keeps")] = False,
@@ -56,19 +56,20 @@ def watch(
     Inputs at the end, of each table of a folder, that fill no batch are not read.
     """
     sources = {**source.sources(data), "--reference": reference, "--watch": watch, "--adapted": adapted}
-    place = None if data is None else _require_table(out, sources, overwrite)
+    if data is not None:
+        results.require_writable(out, sources, (), overwrite=overwrite, columns=COLUMNS)
     if page is not None:
         writable(page, {**sources, "--out": out}, overwrite)
     fitted = source.load()
-    home = _open_watch(fitted, files, reference, watch, batch_size, false_alarms)
-    if data is None or place is None:
+    home = _open_watch(fitted, files, reference, watch, batch_size=batch_size, false_alarms=false_alarms)
+    if data is None:
         if reference is None or watch is None:
             raise MCBNError("give --data to judge, or --reference and --watch to make the file of a watch")
         return typer.echo(f"{watch}: {home!r}")
     if not go_on:
         home.reset()
-    rows = _read(data, fitted, files, home, place)
-    with replacing(place) as temporary, results.WRITERS[place.suffix](temporary, None) as add:
+    rows = _read(data, fitted, files, home, out.parent)
+    with replacing(out) as temporary, results.WRITERS[out.suffix](temporary, None) as add:
         add({name: np.array([row[name] for row in rows]) for name in rows[0]})
     if page is not None:
         from mcbn.page.field import write_watch_page
@@ -81,36 +82,17 @@ def watch(
     _end(rows, home)
 
 
-def _require_table(out: Path | None, sources: dict[str, object], overwrite: bool) -> Path:
-    """Refuse a place for the readings before any work is done for them."""
-    if out is None or out.suffix not in (".csv", ".parquet"):
-        raise MCBNError(f"--out {out} must end in .csv or .parquet: p-values of --data go there")
-
-    def is_old(path: Path) -> bool:
-        with suppress(MCBNError):
-            return {"p_value", "distance", "kind", "evidence"} <= set(open_table(path).names or ())
-        return False
-
-    return require_output(out, sources, is_old, overwrite=overwrite)
-
-
-def _open_watch(
-    fitted: Fitted,
-    files: FileOptions,
-    reference: str | None,
-    path: Path | None,
-    batch_size: int | None = None,
-    false_alarms: float | None = None,
-) -> Watch:
+def _open_watch(fitted: Fitted, files: FileOptions, reference: str | None, path: Path | None, **settings: Any) -> Watch:
     """Read the file of a watch; or make a watch of a reference, and the file where one is named."""
     inputs = None if reference is None else _inputs(reference, fitted, files)[0]
+    asked = {name: value for name, value in settings.items() if value is not None}
     if path is not None and path.exists():
-        if batch_size is not None or false_alarms is not None:
-            raise MCBNError(f"{path} has its own batch size and false alarms; leave them out, or name a new file")
+        if asked:
+            raise MCBNError(f"{path} has its own {' and '.join(asked)}; leave that out, or name a new file")
         return Watch.load(path, fitted.bayes, reference=inputs)
     if inputs is None:
         raise MCBNError(f"there is no file {path}" if path else "give --reference, inputs as at home, or --watch")
-    made = fitted.bayes.watch(inputs, batch_size=batch_size, false_alarms=false_alarms or 0.01)
+    made = fitted.bayes.watch(inputs, **asked)
     if path is not None:
         made.save(path)
     return made
@@ -131,7 +113,7 @@ def _read(data: str, fitted: Fitted, files: FolderOptions, home: Watch, place: P
         if not rows:
             raise MCBNError(f"{data} fills no batch of M = {home.batch_size}; wait for more, or choose --batch-size")
         return rows
-    with tempfile.TemporaryDirectory(prefix=".mcbn-", dir=place.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=".mcbn-", dir=place) as name:
         home.save(Path(name) / "watch")
         job: dict[str, Any] = {"out": Path(name) / "job", "watch": Path(name) / "watch", "reading": True}
         summary = files.predict(data, fitted, batch_size=home.batch_size, **job)

@@ -11,18 +11,7 @@ from torch import Tensor
 import mcbn
 from mcbn import batches, saving, scale
 from mcbn.cli import session
-from mcbn.cli.session import (
-    FAILURE,
-    Data,
-    Fitted,
-    FittedOptions,
-    FolderOptions,
-    Key,
-    NetworkOptions,
-    Overwrite,
-    Target,
-    WatchFile,
-)
+from mcbn.cli.session import FAILURE, Data, Fitted, FittedOptions, Key, NetworkOptions, Overwrite, Target
 from mcbn.errors import MCBNError
 from mcbn.field.watch import Watch
 from mcbn.files import replacing, require_output, to_json
@@ -123,7 +112,7 @@ def _is_untuned(bayes: MCBN[Any]) -> bool:
 @session.command
 def predict(
     source: FittedOptions,
-    files: FolderOptions,
+    files: session.FolderOptions,
     data: Annotated[str, typer.Option(help=f"inputs: {Data}; or a folder of csv, parquet or image files")],
     out: Annotated[Path, typer.Option(help="csv, parquet or npz file to write; for many files a folder")],
     coverage: Annotated[float, typer.Option(help="share of targets that low to high, or the set, should hold")] = 0.95,
@@ -131,7 +120,7 @@ def predict(
     tolerance: Annotated[float | None, typer.Option(help="regression, with --risk: how far off is an error")] = None,
     method: Method = "sample",
     samples: Samples = None,
-    watch: WatchFile = None,
+    watch: session.WatchFile = None,
     resume: Annotated[bool, typer.Option("--resume", help="folder: go on with an interrupted job")] = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -193,7 +182,7 @@ def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any]
     return rows
 
 
-def _predict_many(data: str, fitted: Fitted, files: FolderOptions, out: Path, **options: Any) -> None:
+def _predict_many(data: str, fitted: Fitted, files: session.FolderOptions, out: Path, **options: Any) -> None:
     """Predict all files, say how many rows there are now, and end with code 1 where a file was left out."""
     if out.suffix in results.WRITERS:
         raise MCBNError(f"--out {out} must be a folder: many files go there; leave out {out.suffix}")
@@ -257,7 +246,7 @@ def export(
     inputs: Annotated[int, typer.Option(help="how many inputs will come at once; any number can")] = 1,
     method: Method = "sample",
     samples: Samples = None,
-    watch: WatchFile = None,
+    watch: session.WatchFile = None,
     each: Annotated[bool, typer.Option("--each", help="watch: judge every input by itself, any number")] = False,
     overwrite: Overwrite = False,
 ) -> None:

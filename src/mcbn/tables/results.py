@@ -2,8 +2,9 @@
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,13 @@ Writer = Callable[[Path, Sequence[str] | None], AbstractContextManager[Add]]
 WRITERS: dict[str, Writer] = {".csv": write_csv, ".parquet": write_parquet, ".npz": write_npz}
 
 
-def require_writable(path: Path, inputs: Mapping[str, Any], keys: Sequence[str], *, overwrite: bool) -> None:
-    """Refuse an output that cannot be written, or must not be, before any work is done for it."""
+def require_writable(
+    path: Path, inputs: Mapping[str, Any], keys: Sequence[str], *, overwrite: bool, columns: Set[str] = frozenset()
+) -> None:
+    """Refuse an output that cannot be written, or must not be, before any work is done for it.
+
+    columns: those of an old result that may be replaced; those of `mcbn predict` where not given.
+    """
     if path.suffix not in WRITERS:
         raise MCBNError(f"--out {path} must end in {', '.join(WRITERS)}")
     if path.suffix == ".npz" and keys:
@@ -146,13 +152,15 @@ def require_writable(path: Path, inputs: Mapping[str, Any], keys: Sequence[str],
     if path.suffix == ".parquet":
         pyarrow(path)
     require_free_names(keys)
-    require_output(path, inputs, is_result, overwrite=overwrite)
+    require_output(path, inputs, partial(is_result, columns=columns), overwrite=overwrite)
 
 
-def is_result(path: Path) -> bool:
-    """Tell whether a file is what `mcbn predict` writes."""
+def is_result(path: Path, columns: Set[str] = frozenset()) -> bool:
+    """Tell whether a file has these columns, or where none are named those that `mcbn predict` writes."""
     with suppress(MCBNError):
         names = set(_names(path))
+        if columns:
+            return columns <= names
         singly = {name.removesuffix("_0") for name in names}
         return set(REGRESSION) <= singly or set(CLASSIFICATION[1:]) <= names
     return False
