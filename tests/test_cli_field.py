@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mcbn
-from command_line import CLASSES, MODEL, MODULE, arrays, assert_refused, fit_all, invoke, network, predict
+from command_line import CLASSES, MODEL, MODULE, assert_refused, fit_all, invoke, network, predict
 from mcbn.cli.field import ALARM
 from mcbn.field.watch import Watch
 from workplace import furnish, working_in, write_csv
@@ -266,7 +266,12 @@ def test_mistakes_are_one_line() -> None:
         (*NET, "--watch", "home.watch", "--data", "home.npz", "--out", "train.csv"): "no old result of this command",
         (*NET, "--watch", "home.watch", "--data", "home.npz", "--page", "p.pdf"): "must end in .html",
         (*NET, "--watch", "home.watch", "--data", "home.npz", "--engine", "spark"): "--engine must be one of",
-        (*NET, *make, "--batch-size", "64"): "takes 99 held-out batches, which for batches of 64 is a reference of 8448",
+        (
+            *NET,
+            *make,
+            "--batch-size",
+            "64",
+        ): "takes 99 held-out batches, which for batches of 64 is a reference of 8448",
         (*NET, *make, "--false-alarms", "2"): "false_alarms must lie between 0 and 1",
         (*CLASSES, "--watch", "home.watch", "--data", "home.npz"): "was fitted on another network",
     }

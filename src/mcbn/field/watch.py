@@ -220,12 +220,9 @@ class Watch:
 
         Yields a row of a table a batch: file and row of its first input, `Reading.row`, and the evidence so far.
 
-        >>> import mcbn, torch
-        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-        >>> bayes = mcbn.MCBN(net.eval(), "regression").fit(torch.randn(64, 2), n_samples=4, batch_size=8)
-        >>> watch = bayes.watch(torch.randn(300, 2), batch_size=2)
-        >>> [row["row"] for row in watch.read([torch.randn(3, 2), torch.randn(2, 2)])]
-        [0, 2]
+        >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
+        >>> [row["row"] for row in watch.read([x[:5], x[5:9]])]
+        [0, 4]
         """
         waiting, row = None, 0
         for x in blocks:
