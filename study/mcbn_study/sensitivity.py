@@ -19,7 +19,7 @@ from mcbn_study.regression.measure import Evaluator, original_units
 from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
-from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks
+from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks, winners
 from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "sensitivity"
@@ -89,7 +89,7 @@ def measure(study: Study, M: int, decays: Sequence[float]) -> None:
     winner = [sorted(set(decays)).index(decay) for decay in decays]
     samples = {"selection_samples": study.profile.sensitivity_samples, "n_samples": 2}
     selected = cross_validate(study, problem, configurations, "bn", winner=winner, **samples)
-    chosen = [Choice(configurations[c], int(selected.epoch[0, b, c])) for b, c in enumerate(winner)]
+    chosen = [Choice(configurations[c], int(selected["epoch"][0, b, c])) for b, c in enumerate(winner)]
     final = final_problem(study, splits)
     trained = train_chosen(study, final, chosen, "bn")
     records, counts = [], pass_counts(study.profile, M)
@@ -99,8 +99,7 @@ def measure(study: Study, M: int, decays: Sequence[float]) -> None:
         seconds = (time.perf_counter() - started) / (len(drawn) * len(counts))
         for s, choice, runs in zip(splits, tuned, by_split(study, drawn), strict=True):
             records += score_runs(study, "sensitivity", "mcbn", s, runs, choice, seconds, batch_size=M)
-    tensors = {"rmse": selected.rmse, "epoch": selected.epoch, "winner": selected.winner}
-    study.journal.finish(name, tensors, records)
+    study.journal.finish(name, {name: selected[name] for name in ("rmse", "epoch", "winner")}, records)
 
 
 def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Choice], T: int) -> list[Choice]:
@@ -108,8 +107,8 @@ def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Cho
     F = study.profile.n_folds
     networks = grid_networks(problem, [chosen[0].configuration], "bn", describe(study.dataset).hidden_units)
     networks = networks.like(problem.train.x)
-    values = {name: value[0].flatten(0, 1).to(study.device) for name, value in selected.values.items()}  # (B F, ...)
+    values = {name: value.flatten(0, 1).to(study.device) for name, value in winners(selected, 0).items()}  # (B F, ...)
     evaluator = Evaluator(problem, networks.batch_size, T, study.numerics)
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
     mean, variance = (torch.split(each.cpu(), F) for each in moments)  # B of (F, n) each
-    return [choice.tuned(mean[b], variance[b], selected.y[0, b], study.dataset) for b, choice in enumerate(chosen)]
+    return [choice.tuned(mean[b], variance[b], selected["y"][0, b], study.dataset) for b, choice in enumerate(chosen)]

@@ -18,7 +18,7 @@ from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression import run as regression
 from mcbn_study.regression import search
 from mcbn_study.regression.profile import PAPER, Configuration
-from mcbn_study.regression.search import Choice, Search
+from mcbn_study.regression.search import Choice
 from mcbn_study.regression.train import load_networks
 from small_study import OURS, TINY, predictions
 
@@ -86,8 +86,8 @@ def test_each_criterion_and_split_chooses_among_all_cells(monkeypatch):
         scores = torch.tensor(values, dtype=torch.float64)
         y = torch.linspace(-3, 3, 10, dtype=torch.float64).expand(2, 2, 2, 10)
         epoch = torch.arange(8).view(2, 2, 2) + M
-        parts = {"values": {}, "mean": torch.zeros_like(y), "variance": torch.zeros_like(y), "y": y}
-        result = Search(rmse=scores, epoch=epoch, stopped=epoch[0], winner=scores.argmin(2), **parts)
+        parts = {"mean": torch.zeros_like(y), "variance": torch.zeros_like(y), "y": y}
+        result = dict(rmse=scores, epoch=epoch, stopped=epoch[0], winner=scores.argmin(2), **parts)
         found[search.Cell(str(M), (Configuration(0.1, M), Configuration(0.2, M)))] = result
     monkeypatch.setattr(search, "cells", lambda *_: list(found))
     monkeypatch.setattr(search, "search_cell", lambda study, family, cell: found[cell])

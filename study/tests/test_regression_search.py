@@ -11,7 +11,7 @@ from mcbn.data import load
 from mcbn_study.regression import train as training
 from mcbn_study.regression.measure import Evaluator, rmse
 from mcbn_study.regression.profile import PAPER, Configuration, Profile
-from mcbn_study.regression.search import CrossValidation, fold_problem, grid_networks
+from mcbn_study.regression.search import CrossValidation, fold_problem, grid_networks, winners
 from mcbn_study.regression.stack import Networks
 from mcbn_study.regression.train import Job, Trainer, train_jobs
 from test_regression_train import H, M, assert_same, problem
@@ -61,16 +61,16 @@ def test_search_follows_the_protocol(family, fresh, monkeypatch):
     naive = [naive_search(given, family, configuration, rules) for configuration in configurations]
     for i, name in enumerate(("mc", "plain")):
         scores = [best[name][0] for best, _ in naive]
-        assert_same(found.rmse[i, 0], torch.tensor(scores, dtype=torch.float64), 1e-8)
-        assert found.epoch[i, 0].tolist() == [best[name][1] for best, _ in naive]
+        assert_same(found["rmse"][i, 0], torch.tensor(scores, dtype=torch.float64), 1e-8)
+        assert found["epoch"][i, 0].tolist() == [best[name][1] for best, _ in naive]
         winner = scores.index(min(scores))
-        assert int(found.winner[i, 0]) == winner
+        assert int(found["winner"][i, 0]) == winner
         kept = naive[winner][0][name][2]
-        assert_same({n: v[i, 0] for n, v in found.values.items()}, kept, 1e-8)
-    assert found.stopped[0].tolist() == [end for _, end in naive]
-    assert len(set(found.stopped[0].tolist())) > 1, "the case should have configurations that stop early"
+        assert_same(winners(found, i, 0), kept, 1e-8)
+    assert found["stopped"][0].tolist() == [end for _, end in naive]
+    assert len(set(found["stopped"][0].tolist())) > 1, "the case should have configurations that stop early"
     assert len(search.trainer.networks.stream) < 9, "the stack should have shrunk"
-    assert epochs_seen[-1] == max(found.stopped[0].tolist())
+    assert epochs_seen[-1] == max(found["stopped"][0].tolist())
 
 
 def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
@@ -78,20 +78,20 @@ def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
     search = CrossValidation(given, RULES, [Configuration(0.1, M)], hidden=H, family="bn")
     found = search.run()
     wanted = grid_networks(given, [Configuration(0.1, M)], "bn", H)
-    values = {name: value[0, 0] for name, value in found.values.items()}
+    values = winners(found, 0, 0)
     samples = Evaluator(given, M, RULES.n_samples).samples(values, wanted)
     for f, n in enumerate((10, 9, 8)):
         drawn = samples[f, :, :n] * given.y_std[f] + given.y_mean[f]
-        assert_same(found.mean[0, 0, f, :n], drawn.mean(0))
-        assert_same(found.variance[0, 0, f, :n], drawn.var(0, correction=0))
-        assert found.y[0, 0, f, n:].isnan().all()
-    assert (found.variance[1, 0, 0] == 0).all()  # plain networks have none
+        assert_same(found["mean"][0, 0, f, :n], drawn.mean(0))
+        assert_same(found["variance"][0, 0, f, :n], drawn.var(0, correction=0))
+        assert found["y"][0, 0, f, n:].isnan().all()
+    assert (found["variance"][1, 0, 0] == 0).all()  # plain networks have none
 
 
 def test_winner_can_be_given():
     configurations = [Configuration(decay, M) for decay in DECAYS]
     search = CrossValidation(problem(), RULES, configurations, hidden=H, family="bn", winner=[0])
-    assert search.run().winner.tolist() == [[0], [0]]
+    assert search.run()["winner"].tolist() == [[0], [0]]
 
 
 def test_batch_size_above_the_smallest_part_means_that_part():

@@ -66,6 +66,12 @@ class Problem:
         """Where the rows lie."""
         return self.train.x.device
 
+    @property
+    def targets(self) -> Tensor:
+        """Return what the networks are judged by in original units, (R, n) float64; NaN beyond a stream's own rows."""
+        y = self.query.y.double() * self.y_std[:, None] + self.y_mean[:, None]
+        return y.masked_fill(~self.query.mask, torch.nan)
+
     def keys(self, purpose: Purpose) -> Tensor:
         """Return the key of every stream for one use, (R,)."""
         return torch.tensor([purpose_key(stream, purpose) for stream in self.streams], device=self.device)

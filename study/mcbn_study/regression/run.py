@@ -5,7 +5,7 @@ test. Finished ones are never repeated; an interruption loses the one at work.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -100,10 +100,7 @@ def score_networks(study: Study, method: str) -> None:
     problem = final_problem(study)
     trained = train_chosen(study, problem, choices, family)
     samples = outputs(study, trained, problem, criterion, study.profile.n_samples)
-    seconds = (time.perf_counter() - started) / len(samples)
-    records = []
-    for s, choice, drawn in zip(study.profile.splits, choices, by_split(study, samples), strict=True):
-        records += _score_split(study, method, s, drawn, choice, seconds)
+    records = _score_splits(study, method, study.profile.splits, choices, by_split(study, samples), started)
     if method == "mcbn":
         _save_networks(study, problem, trained, choices)
     means = torch.stack([drawn.mean(0).float() for drawn in samples])  # (B seeds, n)
@@ -119,12 +116,8 @@ def score_ensemble(study: Study, method: str) -> None:
     choices = choose(study, *TESTED[method])
     started = time.perf_counter()
     choices = _tune_ensemble(study, choices)
-    members = _members(study, choices)  # (B K, n)
-    seconds = (time.perf_counter() - started) / len(choices)
-    records = []
-    for s, choice, drawn in zip(study.profile.splits, choices, by_split(study, members), strict=True):
-        together = drawn.double().to(study.device)  # (K, n)
-        records += _score_split(study, method, s, [together], choice, seconds)
+    ensembles = by_split(study, _members(study, choices).double().to(study.device))  # (K, n) each
+    records = _score_splits(study, method, study.profile.splits, choices, [[members] for members in ensembles], started)
     taus = torch.tensor([[choice.tau, choice.tau_constant] for choice in choices])
     study.journal.finish(f"{study.dataset}-test-{method}", {"tau": taus}, records)
 
@@ -134,15 +127,13 @@ def _tune_ensemble(study: Study, choices: Sequence[Choice]) -> list[Choice]:
     F, K = study.profile.n_folds, len(study.profile.seeds)
     problem = fold_problem(study, seeds=study.profile.seeds)
     trained = train_chosen(study, problem, choices, "bn")
-    single = [drawn[0].cpu() for drawn in outputs(study, trained, problem, "plain", 1)]  # (n,) each
-    units = problem.query.y.double() * problem.y_std[:, None] + problem.y_mean[:, None]
+    members = outputs(study, trained, problem, "plain", 1)  # (1, n) each; all of a fold's are of one length
     tuned = []
     for b, choice in enumerate(choices):
-        first = [(b * F + f) * K for f in range(F)]  # stream of each fold's first member
-        members = [torch.stack(single[r : r + K]) for r in first]  # (K, n) each
-        targets = [units[r, : len(single[r])].cpu() for r in first]
-        folds = [m.mean(0) for m in members], [m.var(0, correction=0) for m in members], targets
-        mean, variance, y = (pad_sequence(each, batch_first=True, padding_value=torch.nan) for each in folds)  # (F, n)
+        folds = [torch.cat(members[r : r + K]).cpu() for r in range(b * F * K, (b + 1) * F * K, K)]  # (K, n) each
+        moments = [m.mean(0) for m in folds], [m.var(0, correction=0) for m in folds]
+        mean, variance = (pad_sequence(each, batch_first=True, padding_value=torch.nan) for each in moments)  # (F, n)
+        y = problem.targets[b * F * K : (b + 1) * F * K : K, : mean.shape[1]].cpu()
         tuned.append(choice.tuned(mean, variance, y, study.dataset))
     return tuned
 
@@ -164,15 +155,13 @@ def score_mnf(study: Study, method: str) -> None:
     choices = mnf.search(dataset, missing, profile, device)
     epochs = [choice.epochs for choice in choices]
     samples = mnf.train_and_draw(dataset, missing, profile.seeds, epochs, profile.n_samples, device).double()
-    seconds = (time.perf_counter() - started) / len(samples)
-    for s, choice, drawn in zip(missing, choices, by_split(study, samples), strict=True):
-        study.journal.append(_score_split(study, method, s, drawn, choice, seconds))
+    study.journal.append(_score_splits(study, method, missing, choices, by_split(study, samples), started))
 
 
-def by_split(study: Study, runs: Any) -> Iterator[Any]:
+def by_split(study: Study, runs: Any) -> list[Any]:
     """Cut runs, ordered by split and seed, into those of each split."""
     K = len(study.profile.seeds)
-    return (runs[start : start + K] for start in range(0, len(runs), K))
+    return [runs[start : start + K] for start in range(0, len(runs), K)]
 
 
 def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
@@ -227,14 +216,18 @@ def final_targets(study: Study, s: int) -> Tensor:
     return study.data.y[split(len(study.data.y), s).test].to(study.device)
 
 
-def _score_split(
-    study: Study, method: str, s: int, samples: Sequence[Tensor], choice: Choice, seconds: float
+def _score_splits(
+    study: Study, method: str, splits: Sequence[int], choices: Sequence[Choice], runs: Sequence[Any], started: float
 ) -> list[Record]:
-    """Make the records of a split's test, and write its predictions."""
-    error = torch.stack([final_targets(study, s) - drawn.mean(0) for drawn in samples])
-    std = torch.stack([(drawn.var(0, correction=0) + 1 / choice.tau).sqrt() for drawn in samples])
-    save_predictions(study, study.dataset, method, s, error, std, [choice.tau_constant**-0.5] * len(samples))
-    return score_runs(study, "test", method, s, samples, choice, seconds)
+    """Make the records of a test, from draws (T, n) of the runs of each split, and write the predictions."""
+    seconds = (time.perf_counter() - started) / sum(map(len, runs))  # shared alike
+    records = []
+    for s, choice, samples in zip(splits, choices, runs, strict=True):
+        error = torch.stack([final_targets(study, s) - drawn.mean(0) for drawn in samples])
+        std = torch.stack([(drawn.var(0, correction=0) + 1 / choice.tau).sqrt() for drawn in samples])
+        save_predictions(study, study.dataset, method, s, error, std, [choice.tau_constant**-0.5] * len(samples))
+        records += score_runs(study, "test", method, s, samples, choice, seconds)
+    return records
 
 
 def save_predictions(

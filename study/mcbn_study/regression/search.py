@@ -7,7 +7,7 @@ et al. 2018, Section 4.3, and published code.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -28,38 +28,13 @@ from mcbn_study.study import Study
 
 Criterion = Literal["mc", "plain"]
 CRITERIA: tuple[Criterion, ...] = ("mc", "plain")
+# What cross-validation found, by name. rmse, epoch (2, B, C): the best mean RMSE over folds of each criterion, and its
+# epoch; stopped (B, C): the last epoch trained; winner (2, B): the best configuration; value.NAME (2, B, F, ...):
+# parameters of the winners' fold networks; mean, variance, y (2, B, F, n) of their validation rows in original units,
+# NaN beyond a fold's own.
+Search = dict[str, Tensor]
 SHRINK = 0.75  # the stack is rebuilt once so small a part of it is still in training
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
-
-
-@dataclass
-class Search:
-    """What cross-validation found: best mean RMSE over folds and its epoch, and each split's best networks.
-
-    rmse, epoch (2, B, C) per criterion; stopped (B, C): the last epoch trained; winner (2, B) the best configuration;
-    values: parameters of the winners' fold networks, each (2, B, F, ...); mean, variance, y (2, B, F, n) of their
-    validation rows in original units, NaN beyond a fold's own.
-    """
-
-    rmse: Tensor
-    epoch: Tensor
-    stopped: Tensor
-    winner: Tensor
-    values: Values
-    mean: Tensor
-    variance: Tensor
-    y: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all of it by name, as a cell keeps it."""
-        plain = {name: value for name, value in vars(self).items() if name != "values"}
-        return plain | {f"value.{name}": value for name, value in self.values.items()}
-
-    @classmethod
-    def of(cls, tensors: dict[str, Tensor]) -> "Search":
-        """Return what `tensors` described."""
-        plain = {name: value for name, value in tensors.items() if not name.startswith("value.")}
-        return cls(values=_under(tensors, "value."), **plain)
 
 
 class CrossValidation:
@@ -84,13 +59,10 @@ class CrossValidation:
         wanted = grid_networks(problem, configurations, family, hidden)
         order = ascending(problem, wanted)  # the place of each trained network in (B, F, C)
         self.trainer = Trainer(problem, wanted[order], numerics)
-        none = torch.full((self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
-        counts = {name: torch.zeros_like(none, dtype=torch.int64) for name in ("epoch", "waited")}
-        # The best evaluation of each (split, configuration), and the parameters it had: none yet
-        self.best = {
-            name: {"rmse": none, **counts, **{f"value.{n}": value.clone() for n, value in self.trainer.values.items()}}
-            for name in CRITERIA
-        }
+        # The best evaluation of each criterion, split and configuration, and the parameters it had: none yet
+        self.rmse = torch.full((2, self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
+        self.epoch, self.waited = (torch.zeros_like(self.rmse, dtype=torch.int64) for _ in range(2))
+        self.kept = {name: torch.stack([value, value]) for name, value in self.trainer.values.items()}  # (2, S, ...)
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
         self.stopped = torch.full((self.B, self.C), profile.max_epochs)
         self._all, self._order = self.trainer.networks, order.to(problem.device)
@@ -102,7 +74,7 @@ class CrossValidation:
         every, most = self.profile.evaluate_every, self.profile.max_epochs
         evaluator = Evaluator(self.problem, self._all.batch_size, self.profile.selection_samples, self.numerics)
         while bool(self.running.any()) and self.trainer.epoch + every <= most:
-            running = torch.nonzero(self._is_running()).flatten()
+            running = self._running()
             if len(running) <= SHRINK * len(self._present):
                 self.trainer.keep(running)
                 self._present = self._present[running]
@@ -113,63 +85,55 @@ class CrossValidation:
             on_evaluation(self.trainer.epoch)
         return self._result()
 
+    def _running(self) -> Tensor:
+        """Return the places in the trainer of networks whose configuration has not stopped."""
+        return torch.nonzero(self.running[self._split[self._present], self._configuration[self._present]]).flatten()
+
     def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
-        local = torch.nonzero(self._is_running()).flatten()  # places in the trainer
+        local = self._running()
         places = self._present[local]  # in the whole stack
         at = self._split[places], self._configuration[places]
         networks, values = self.trainer.networks[local], take(self.trainer.values, local)
         predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
-        for name, prediction in zip(CRITERIA, predictions, strict=True):
-            best, scores = self.best[name], rmse(prediction, self.problem, networks.stream)
-            total = scores.new_zeros(self.B, self.C).index_put_(at, scores, accumulate=True)
-            better = (total / self.F < best["rmse"]) & self.running  # NaN is never better
-            best["rmse"] = torch.where(better, total / self.F, best["rmse"])
-            best["epoch"] = torch.where(better, epoch, best["epoch"])
-            best["waited"] = torch.where(better, 0, best["waited"] + self.running.long())
+        for i, prediction in enumerate(predictions):
+            scores = rmse(prediction, self.problem, networks.stream)
+            mean = scores.new_zeros(self.B, self.C).index_put_(at, scores, accumulate=True) / self.F
+            better = (mean < self.rmse[i]) & self.running  # NaN is never better
+            self.rmse[i] = torch.where(better, mean, self.rmse[i])
+            self.epoch[i] = torch.where(better, epoch, self.epoch[i])
+            self.waited[i] = torch.where(better, 0, self.waited[i] + 1)
             chosen = better[at]  # (networks,)
-            for parameter, kept in _under(best, "value.").items():
-                kept[places[chosen]] = values[parameter][chosen]
-        waiting = torch.stack([best["waited"] >= self.profile.patience for best in self.best.values()]).all(0)
+            for name, kept in self.kept.items():
+                kept[i, places[chosen]] = values[name][chosen]
+        waiting = (self.waited >= self.profile.patience).all(0)
         self.stopped[(self.running & waiting).cpu()] = epoch
         self.running &= ~waiting
 
-    def _is_running(self) -> Tensor:
-        return self.running[self._split[self._present], self._configuration[self._present]]
-
     def _result(self) -> Search:
         """Gather the scores, and evaluate the best networks of each split and criterion with all T draws."""
-        best = [self.best[name] for name in CRITERIA]
-        winner = torch.stack([each["rmse"].argmin(1) for each in best])  # (2, B)
+        winner = self.rmse.argmin(2)  # (2, B)
         if self._winner is not None:
             winner = torch.tensor([self._winner] * len(CRITERIA), device=self.problem.device)
         place_of = torch.argsort(self._order).view(self.B, self.F, self.C)
-        places = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).squeeze(2) for row in winner]  # (B, F)
-        kept = [take(_under(each, "value."), at) for each, at in zip(best, places, strict=True)]
-        moments, y = zip(*map(self._validate, CRITERIA, kept, places), strict=True)
-        rmse, epoch = (torch.stack([each[name] for each in best]).cpu() for name in ("rmse", "epoch"))
-        values = {name: torch.stack([each[name] for each in kept]).cpu() for name in kept[0]}
-        mean, variance = (torch.stack(each).cpu() for each in zip(*moments, strict=True))
-        return Search(rmse, epoch, self.stopped, winner.cpu(), values, mean, variance, torch.stack(y).cpu())
+        at = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).flatten() for row in winner]  # (B F,) each
+        kept = [{name: kept[i, places] for name, kept in self.kept.items()} for i, places in enumerate(at)]
+        validated = [self._validate(*each) for each in zip(CRITERIA, kept, at, strict=True)]
+        rows = dict(zip(("mean", "variance", "y"), map(torch.stack, zip(*validated, strict=True)), strict=True))
+        rows |= {f"value.{name}": torch.stack([values[name] for values in kept]) for name in self.kept}
+        result = {name: tensor.unflatten(1, (self.B, self.F)) for name, tensor in rows.items()}
+        result |= {"rmse": self.rmse, "epoch": self.epoch, "stopped": self.stopped, "winner": winner}
+        return {name: tensor.cpu() for name, tensor in result.items()}
 
-    def _validate(self, criterion: Criterion, values: Values, places: Tensor) -> tuple[Moments, Tensor]:
-        """Return moments and targets of the validation rows, (B, F, n) in original units."""
-        networks = self._all[places.flatten()]
-        values = {name: value.flatten(0, 1) for name, value in values.items()}
+    def _validate(self, criterion: Criterion, values: Values, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return moments and targets of the validation rows, (B F, n) in original units."""
+        networks = self._all[places]
         evaluator = Evaluator(self.problem, networks.batch_size, self.profile.n_samples, self.numerics)
         if criterion == "mc":
             moments = evaluator.moments(values, networks)
         else:
             mean = evaluator.plain(values, networks).double()
             moments = Moments(mean, torch.zeros_like(mean))
-        y = self.problem.query.y[networks.stream].double()
-        mean, variance = original_units(moments, self.problem, networks.stream)
-        target, _ = original_units(Moments(y, y), self.problem, networks.stream)
-        shape = (self.B, self.F, -1)
-        return Moments(mean.view(shape), variance.view(shape)), target.view(shape)
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        return *original_units(moments, self.problem, networks.stream), self.problem.targets[networks.stream]
 
 
 def grid_networks(problem: Problem, configurations: Sequence[Configuration], family: Family, hidden: int) -> Networks:
@@ -238,14 +202,13 @@ def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[in
 
 def search_cell(study: Study, family: Family, cell: Cell) -> Search:
     """Return what one cell of the cross-validation found; one that has no file yet is run and written."""
-    tensors = study.journal.load(cell.name)
-    if tensors is not None:
-        return Search.of(tensors)
-    started = time.perf_counter()
-    done = cross_validate(study, fold_problem(study), cell.configurations, family)
-    records = _records(study, family, cell, done, time.perf_counter() - started)
-    study.journal.finish(cell.name, done.tensors(), records)
-    return done
+    search = study.journal.load(cell.name)
+    if search is None:
+        started = time.perf_counter()
+        search = cross_validate(study, fold_problem(study), cell.configurations, family)
+        records = _records(study, family, cell, search, time.perf_counter() - started)
+        study.journal.finish(cell.name, search, records)
+    return search
 
 
 def cross_validate(
@@ -265,7 +228,7 @@ def cross_validate(
     return validation.run(lambda epoch: study.progress.fraction(epoch / p.max_epochs))
 
 
-def _records(study: Study, family: Family, cell: Cell, done: Search, seconds: float) -> list[Record]:
+def _records(study: Study, family: Family, cell: Cell, search: Search, seconds: float) -> list[Record]:
     """Make one record a split and batch size or dropout rate: RMSE and epoch of every lambda."""
     C, records = len(study.profile.weight_decays), []
     for (b, s), first in product(enumerate(study.profile.splits), range(0, len(cell.configurations), C)):
@@ -275,11 +238,16 @@ def _records(study: Study, family: Family, cell: Cell, done: Search, seconds: fl
         place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
         scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
         for i, name in enumerate(CRITERIA):
-            scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in done.rmse[i, b, row].tolist()]
-            scores[f"epoch_{name}"] = done.epoch[i, b, row].tolist()
-        scores |= {"stopped": done.stopped[b, row].tolist(), "cell": cell.name}
+            scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in search["rmse"][i, b, row].tolist()]
+            scores[f"epoch_{name}"] = search["epoch"][i, b, row].tolist()
+        scores |= {"stopped": search["stopped"][b, row].tolist(), "cell": cell.name}
         records.append(study.record("selection", seconds, **place, **scores))
     return records
+
+
+def winners(search: Search, *at: int) -> Values:
+    """Return the parameters of the winners' fold networks of a criterion, or of a criterion and split."""
+    return {name.removeprefix("value."): value[at] for name, value in search.items() if name.startswith("value.")}
 
 
 def choose(study: Study, family: Family, criterion: Criterion) -> list[Choice]:
@@ -287,12 +255,8 @@ def choose(study: Study, family: Family, criterion: Criterion) -> list[Choice]:
     searches = [(cell, search_cell(study, family, cell)) for cell in cells(study.profile, study.dataset, family)]
     choices, i = [], CRITERIA.index(criterion)
     for b in range(len(study.profile.splits)):
-        cell, best = min(searches, key=lambda pair: float(pair[1].rmse[i, b].min()))
-        c = int(best.winner[i, b])
-        choice = Choice(
-            cell.configurations[c],
-            int(best.epoch[i, b, c]),
-            values={name: value[i, b] for name, value in best.values.items()},
-        )
-        choices.append(choice.tuned(best.mean[i, b], best.variance[i, b], best.y[i, b], study.dataset))
+        cell, best = min(searches, key=lambda pair: float(pair[1]["rmse"][i, b].min()))
+        c = int(best["winner"][i, b])
+        choice = Choice(cell.configurations[c], int(best["epoch"][i, b, c]), values=winners(best, i, b))
+        choices.append(choice.tuned(*(best[name][i, b] for name in ("mean", "variance", "y")), study.dataset))
     return choices
