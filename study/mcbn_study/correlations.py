@@ -8,9 +8,10 @@ from scipy import stats
 from torch import Tensor
 
 from mcbn import MCBN, data
+from mcbn.files import write_text
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.regression.train import load_networks
-from mcbn_study.tables import read_words, write_table
+from mcbn_study.tables import render
 
 CONFIG = {"n_samples": 500, "seed": 0}
 KEYS = ("dataset", "layer", "batch_size")
@@ -50,6 +51,6 @@ def correlate(mean: Tensor, std: Tensor) -> dict[str, Any]:
 def report(out: Path) -> None:
     """Write the table of the last run of each network, from records alone."""
     records = latest(read(out / RECORDS), KEYS)
-    rows = [[r["dataset"], r["n"], r["batch_size"], r["layer"], *(r[name] for name in MEASURED)] for r in records]
-    cells = [[*map(str, row[:4]), *(f"{value:.2f}" for value in row[4:])] for row in rows]
-    write_table(out, read_words(__package__)["correlations"], cells, rows, **records[0]["config"])
+    for ending in ("md", "csv"):
+        text = render(__package__, f"correlations.{ending}.j2", records=records, measured=MEASURED)
+        write_text(out / f"table.{ending}", text)

@@ -30,14 +30,12 @@ from mcbn.tables.formats import Array
 from mcbn_study import paper
 from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import Journal, Record, latest
-from mcbn_study.tables import read_words, table, to_page
+from mcbn_study.tables import render
 
 DATASETS = ("boston", "concrete")
 SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
 SPLITS = (1, 2, 3, 4, 5)
 STATES = (0, 1)  # random_state
-KEYS = ("dataset", "split", "random_state")
-PEER_KEYS = ("dataset", "split", "method")
 METHODS = {
     "mcbn": (MCBNRegressor, MCBNClassifier),
     "gradient boosting": (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier),
@@ -62,12 +60,10 @@ def repeat(
     **options: Any,
 ) -> list[Path]:
     """Fit and score on the embedded sets; options go to `MCBNRegressor`."""
-    journal = Journal(out, {"options": options})
-    for dataset, split, state in product(datasets, splits, states):
-        fields = {"dataset": dataset, "split": split, "random_state": state}
-        if not journal.has(**fields):
-            journal.add([{"kind": "estimator", **fields, **score(dataset, split, state=state, **options)}])
-    return [_write(Path(out) / "table.md", "estimators", _paper_rows(latest(journal.records, KEYS)))]
+    runs = [{"dataset": d, "split": s, "random_state": state} for d, s, state in product(datasets, splits, states)]
+    records = _measure(Journal(out, {"options": options}), "estimator", runs, options)
+    page = render(__package__, "estimators.md.j2", records=records, find=paper.find, mean=mean_cell)
+    return [write_text(Path(out) / "table.md", page)]
 
 
 def compare(
@@ -78,22 +74,30 @@ def compare(
     methods: Iterable[str] = METHODS,
 ) -> list[Path]:
     """Fit and score all methods on sets that they were not tuned on."""
-    journal = Journal(out, {"gaussian process rows": GP_ROWS}, name="peers.jsonl")
-    for dataset, split, method in product(datasets, splits, methods):
-        fields = {"dataset": dataset, "split": split, "method": method}
-        if not journal.has(**fields):
-            journal.add([{"kind": "peer", **fields, **score(dataset, split, method)}])
-    return [_write(Path(out) / "peers.md", "peers", _peer_rows(latest(journal.records, PEER_KEYS)))]
+    runs = [{"dataset": d, "split": s, "method": m} for d, s, m in product(datasets, splits, methods)]
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in _measure(Journal(out, {"gaussian process rows": GP_ROWS}, name="peers.jsonl"), "peer", runs, {}):
+        groups.setdefault((record["dataset"], record["method"]), []).append(record)
+    page = render(__package__, "estimators_peers.md.j2", groups=groups, mean=mean_cell)
+    return [write_text(Path(out) / "peers.md", page)]
 
 
-def score(dataset: str, split: int, method: str = "mcbn", *, state: int = 0, **options: Any) -> Record:
+def _measure(journal: Journal, kind: str, runs: Sequence[Record], options: Record) -> list[Record]:
+    """Score the runs that are not on record yet; return the last record of each."""
+    for run in runs:
+        if not journal.has(**run):
+            journal.add([{"kind": kind, **run, **score(**run, **options)}])
+    return latest(journal.records, list(runs[0]))
+
+
+def score(dataset: str, split: int, method: str = "mcbn", *, random_state: int = 0, **options: Any) -> Record:
     """Fit a method on the training rows of a split and score its test rows."""
     x, y = _load(dataset)
     train, test = (index.numpy() for index in data.split(len(x), split))
     if method == "gaussian process":
         train = np.random.default_rng(split).permutation(train)[:GP_ROWS]
     started, classify = time.perf_counter(), y.dtype.kind == "i"
-    model = _estimator(method, x.shape[1], classify, random_state=state, **options)
+    model = _estimator(method, x.shape[1], classify, random_state=random_state, **options)
     if classify:
         probs = model.fit(x[train], y[train]).predict_proba(x[test]).clip(LEAST)
         scores = {name: float(getattr(metrics, name)(probs, y[test])) for name in ("accuracy", "nll", "brier")}
@@ -130,28 +134,3 @@ def _estimator(method: str, n_inputs: int, classify: bool, **options: Any) -> An
     if not classify:
         kernel, options = kernel + kernels.WhiteKernel(), {"normalize_y": True, **options}
     return make_pipeline(StandardScaler(), kind(kernel, **options))
-
-
-def _paper_rows(records: Sequence[Record]) -> Sequence[Sequence[str]]:
-    """Lay out mean ± standard error over splits and states beside the paper's."""
-    rows = []
-    for dataset, metric in product(sorted({r["dataset"] for r in records}), ("rmse", "crps")):
-        values = [r[metric] for r in records if r["dataset"] == dataset]
-        printed = paper.find(dataset, "mcbn", metric)
-        shown = f"{printed.mean} ± {printed.standard_error}" if printed else ""
-        rows.append((dataset, metric.upper(), str(len(values)), mean_cell(values, decimals=3), shown))
-    return rows
-
-
-def _peer_rows(records: Sequence[Record]) -> Sequence[Sequence[str]]:
-    rows = []
-    for dataset, method in dict.fromkeys((r["dataset"], r["method"]) for r in records):
-        runs = [r for r in records if (r["dataset"], r["method"]) == (dataset, method)]
-        names = ("accuracy", "nll", "brier") if "nll" in runs[0] else ("rmse", "crps", "inside 95 %")
-        cells = [f"{name} {mean_cell([r[name] for r in runs], decimals=3)}" for name in (*names, "seconds")]
-        rows.append((dataset, method, str(len(runs)), *cells))
-    return rows
-
-
-def _write(path: Path, words: str, rows: Sequence[Sequence[str]]) -> Path:
-    return write_text(path, to_page(table(read_words(__package__)[words], rows)))

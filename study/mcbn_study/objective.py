@@ -16,10 +16,11 @@ from statistics import fmean
 from torch import Tensor
 
 from mcbn import data
+from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
-from mcbn_study.tables import read_words, write_table
+from mcbn_study.tables import render
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
@@ -67,7 +68,7 @@ def report(out: Path) -> None:
         pairs = [(r["fixed"]["relative"], r["implied"]) for r in records if r["n"] == n]
         of_decay = [i["decay"] / (i["difference"] / i["relative"]) for _, i in pairs]
         against = [i["difference"] / i["decay"] for _, i in pairs]
-        rows.append([n, *map(fmean, ([f for f, _ in pairs], [i["relative"] for _, i in pairs], of_decay, against))])
-    cells = [[str(n), *(f"{value:.4g}" for value in means)] for n, *means in rows]
-    numbers = [[n, *(round(v, 6) for v in means)] for n, *means in rows]
-    write_table(out, read_words(__package__)["objective"], cells, numbers)
+        columns = [f for f, _ in pairs], [i["relative"] for _, i in pairs], of_decay, against
+        rows.append((n, [fmean(values) for values in columns]))
+    for ending in ("md", "csv"):
+        write_text(out / f"table.{ending}", render(__package__, f"objective.{ending}.j2", rows=rows))

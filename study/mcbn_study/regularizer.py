@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mcbn import MCBN, data
+from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.estimates import cell, estimate
 from mcbn_study.journal import RECORDS, Journal, read
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_run
-from mcbn_study.tables import read_words, write_table
+from mcbn_study.tables import render
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
@@ -154,14 +155,12 @@ def _run_split(experiment: Experiment, dataset: str, split: int) -> list[dict[st
 def report(out: Path) -> None:
     """Write mean and standard error over runs, and paired differences from weight decay, from records alone."""
     runs = {tuple(r[key] for key in KEYS): r for r in read(out / RECORDS) if r["stage"] == "test"}
-    rows, cells = [], []
+    rows = []
     for dataset, method in sorted({key[:2] for key in runs}, key=lambda k: (k[0], list(GRID).index(k[1]))):
         keys = [key for key in runs if key[:2] == (dataset, method)]
         pairs = [(runs[key], runs[dataset, "weight decay", *key[2:]]) for key in keys]
         scored = [estimate([r[score] for r, _ in pairs], decimals=3) for score in SCORES]
         gaps = [estimate([r[score] - base[score] for r, base in pairs], decimals=3) for score in SCORES]
-        numbers = [None if v is None else round(v, 5) for e in (*scored, *gaps) for v in e[:2]]
-        rows.append([dataset, method, len(pairs), *numbers])
-        differences = ["" if method == "weight decay" else cell(gap, sign="+") for gap in gaps]
-        cells.append([dataset, method, str(len(pairs)), *map(cell, scored), *differences])
-    write_table(out, read_words(__package__)["regularizer"], cells, rows)
+        rows.append((dataset, method, scored, gaps))
+    for ending in ("md", "csv"):
+        write_text(out / f"table.{ending}", render(__package__, f"regularizer.{ending}.j2", rows=rows, cell=cell))

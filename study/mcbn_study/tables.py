@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from pathlib import Path
 from string import Template
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mcbn.errors import MCBNError
-from mcbn.files import write_text
 
 MISSING = "\N{EN DASH}"
 Words = Mapping[str, Any]  # of one table: title, label, header, note
@@ -89,21 +87,6 @@ def render(package: str, template: str = "report.md.j2", /, **content: Any) -> s
 def _straighten(text: str, align: str = "r", *, padded: bool = True) -> str:
     header, *rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
     return markdown(header, rows, align, padded=padded)
-
-
-def to_page(table: Table) -> str:
-    """Lay out a page of one table, straight in the source too: title, note and cells, which are Markdown already."""
-    head = [f"# {table.title}"] if table.title else []
-    return "\n\n".join([*head, *filter(None, [table.note]), markdown(table.header, table.rows)])
-
-
-def write_table(
-    out: Path, words: Words, cells: Sequence[Sequence[str]], numbers: Iterable[Sequence[Any]], **fields: Any
-) -> None:
-    """Write a page of one table, table.md, and its numbers, table.csv, whose columns `words` may name by themselves."""
-    shown = table(words, cells, **fields)
-    write_text(out / "table.md", to_page(shown))
-    write_text(out / "table.csv", to_csv(words.get("columns", shown.header), numbers))
 
 
 def to_markdown(table: Table) -> str:

@@ -31,7 +31,7 @@ def test_runs_are_recorded_once_and_the_table_is_their_mean(tmp_path: Path) -> N
 
 
 def test_score_depends_on_the_random_state_alone() -> None:
-    first, again, other = (estimators.score("boston", 1, state=state, **SMALL) for state in (0, 0, 1))
+    first, again, other = (estimators.score("boston", 1, random_state=state, **SMALL) for state in (0, 0, 1))
     assert first["rmse"] == pytest.approx(again["rmse"])
     assert first["rmse"] != other["rmse"]
 

@@ -123,7 +123,7 @@ def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_warm_up_changed_is_put_back() -> None:
     warmed, fresh = stacked([1, 2]), stacked([1, 2])
-    with stack.unchanged(list(warmed.network.parameters()), warmed.optimizer):
+    with warmed.unchanged():
         for _ in range(3):
             warmed._step()
     for one in (warmed, fresh):

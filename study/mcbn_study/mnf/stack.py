@@ -126,62 +126,28 @@ class Stack:
 
     def _tried_step(self) -> Callable[[], None]:
         """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
-        as_it_was = unchanged(list(self.network.parameters()), self.optimizer)
         if self.device.type == "cuda":
-            return capture(self._step, around=as_it_was)
-        with as_it_was:
+            return capture(self._step, around=self.unchanged())
+        with self.unchanged():
             self._step()
         return self._step
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Put back what steps inside change, and start the optimizer anew."""
+        try:
+            with checkpoints.unchanged(self.network.parameters()):
+                yield
+        finally:
+            for moments in self.optimizer.state.values():
+                checkpoints.put_back(moments.values(), map(torch.zeros_like, moments.values()))  # Adam's begin at zero
 
-@contextmanager
-def unchanged(state: Sequence[Tensor], optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-    """Put back what is changed of a state inside, and start the optimizer anew."""
-    try:
-        with checkpoints.unchanged(state):
-            yield
-    finally:
-        for moments in optimizer.state.values() if optimizer else ():
-            checkpoints.put_back(moments.values(), map(torch.zeros_like, moments.values()))  # Adam's begin at zero
 
-
-class Best:
-    """Early stopping of each network of a stack on its own validation data, without waiting for the GPU.
-
-    After an epoch the RMSE of the mean over fixed draws, or of a pass without noise, is taken; a network that has found
-    no new best for `patience` epochs has stopped, and what it would find later does not count. Nor does what it finds
-    within `apart` epochs of its last best.
-    """
-
-    def __init__(self, stack: Stack, x: Tensor, y: Tensor, noise: Tensor | None, *, patience: int, apart: int) -> None:
-        S = len(x)
-        self.stack, self.x, self.y, self.noise, self.patience, self.apart = stack, x, y, noise, patience, apart
-        self.parameters = [parameter.detach() for parameter in stack.network.parameters()]
-        self.kept = [parameter.clone() for parameter in self.parameters]
-        self.score = x.new_full((S,), torch.inf)
-        self.epoch, self.best_epoch = (torch.zeros(S, dtype=torch.int64, device=x.device) for _ in range(2))
-        self.stopped = torch.zeros(S, dtype=torch.bool, device=x.device)
-        state = [*self.kept, self.score, self.epoch, self.best_epoch, self.stopped]
-        on_gpu = x.device.type == "cuda"
-        self.check = capture(self._check, around=unchanged(state)) if on_gpu else self._check
-
-    @torch.no_grad()
-    def _check(self) -> None:
-        network = self.stack.network
-        mean = network.centre(self.x) if self.noise is None else sample_mean(network, self.x, self.noise)  # (S, n, D)
-        rmse = (mean - self.y).square().mean((1, 2)).sqrt()  # (S,)
-        self.epoch.add_(1)
-        waited = (self.best_epoch == 0) | (self.epoch - self.best_epoch > self.apart)
-        improved = (rmse < self.score) & waited & ~self.stopped
-        self.score.copy_(torch.where(improved, rmse, self.score))
-        self.best_epoch.copy_(torch.where(improved, self.epoch, self.best_epoch))
-        self.stopped.logical_or_(self.epoch - self.best_epoch >= self.patience)
-        keep_where(improved, self.parameters, self.kept)
-
-    def restore(self) -> list[int]:
-        """Put every network back to its best epoch, and return those epochs."""
-        checkpoints.put_back(self.parameters, self.kept)
-        return [int(epoch) for epoch in self.best_epoch.tolist()]
+@torch.no_grad()
+def validation_rmse(network: MNFNetwork, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+    """RMSE (S,) of the mean over draws, or of a pass without noise."""
+    mean = network.centre(x) if noise is None else sample_mean(network, x, noise)  # (S, n, D)
+    return (mean - y).square().mean((1, 2)).sqrt()
 
 
 def train_until_best(
@@ -189,28 +155,42 @@ def train_until_best(
 ) -> list[int]:
     """Train until every network has stopped; leave each at the epoch of its best validation RMSE, and return those.
 
-    x (S, n, Q), y (S, n, D) for validation; noise (S, T, draw_size) of the draws whose mean is judged, or None for a
-    pass without noise; apart: epochs that must lie between one best and the next.
+    A network that has found no new best for `patience` epochs has stopped, and what it would find later does not count;
+    nor does what it finds within `apart` epochs of its last best. x (S, n, Q), y (S, n, D) for validation; noise
+    (S, T, draw_size) of the draws whose mean is judged, or None for a pass without noise.
     """
-    best = Best(stack, x, y, noise, patience=patience, apart=apart)
+    parameters, kept = _copies(stack)
+    best = x.new_full((len(x),), torch.inf)
+    best_epoch = torch.zeros_like(best, dtype=torch.int64)
+    stopped = torch.zeros_like(best, dtype=torch.bool)
     for epoch in range(1, max_epochs + 1):
         stack.epoch()
-        best.check()
-        if epoch % WATCH_EVERY == 0 and bool(best.stopped.all()):
+        rmse = validation_rmse(stack.network, x, y, noise)
+        improved = (rmse < best) & ((best_epoch == 0) | (epoch - best_epoch > apart)) & ~stopped
+        best = torch.where(improved, rmse, best)
+        best_epoch = torch.where(improved, epoch, best_epoch)
+        stopped = stopped | (epoch - best_epoch >= patience)
+        keep_where(improved, parameters, kept)
+        if epoch % WATCH_EVERY == 0 and bool(stopped.all()):
             break
-    return best.restore()
+    checkpoints.put_back(parameters, kept)
+    return [int(epoch) for epoch in best_epoch.tolist()]
 
 
 def train_for(stack: Stack, epochs: Sequence[int]) -> None:
     """Train until the longest is done, and leave network s as it was after epochs[s]."""
-    parameters = [parameter.detach() for parameter in stack.network.parameters()]
-    kept = [parameter.clone() for parameter in parameters]
+    parameters, kept = _copies(stack)
     for epoch in range(1, max(epochs) + 1):
         stack.epoch()
         if epoch in epochs:
-            done = torch.tensor([count == epoch for count in epochs], device=stack.device)
-            keep_where(done, parameters, kept)
+            keep_where(torch.tensor([count == epoch for count in epochs], device=stack.device), parameters, kept)
     checkpoints.put_back(parameters, kept)
+
+
+def _copies(stack: Stack) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parameters of all networks, and copies of them."""
+    parameters = [parameter.detach() for parameter in stack.network.parameters()]
+    return parameters, [parameter.clone() for parameter in parameters]
 
 
 def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
