@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mcbn import MCBN, data
@@ -13,7 +13,7 @@ from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.regression.train import load_networks
 from mcbn_study.tables import render
 
-CONFIG = {"n_samples": 500, "seed": 0}
+CONFIG: dict[str, Any] = {"n_samples": 500, "seed": 0}
 KEYS = ("dataset", "layer", "batch_size")
 MEASURED = ("pair", "pair_beyond_chance", "units", "units_beyond_chance", "jointly_gaussian")
 

@@ -120,7 +120,7 @@ class CrossValidation:
         validated = [self._validate(*each) for each in zip(CRITERIA, kept, at, strict=True)]
         rows = dict(zip(("mean", "variance", "y"), map(torch.stack, zip(*validated, strict=True)), strict=True))
         rows |= {f"value.{name}": torch.stack([values[name] for values in kept]) for name in self.kept}
-        result = {name: tensor.unflatten(1, (self.B, self.F)) for name, tensor in rows.items()}
+        result = {name: torch.unflatten(tensor, 1, (self.B, self.F)) for name, tensor in rows.items()}
         result |= {"rmse": self.rmse, "epoch": self.epoch, "stopped": self.stopped, "winner": winner}
         return {name: tensor.cpu() for name, tensor in result.items()}
 
@@ -258,5 +258,5 @@ def choose(study: Study, family: Family, criterion: Criterion) -> list[Choice]:
         cell, best = min(searches, key=lambda pair: float(pair[1]["rmse"][i, b].min()))
         c = int(best["winner"][i, b])
         choice = Choice(cell.configurations[c], int(best["epoch"][i, b, c]), values=winners(best, i, b))
-        choices.append(choice.tuned(*(best[name][i, b] for name in ("mean", "variance", "y")), study.dataset))
+        choices.append(choice.tuned(best["mean"][i, b], best["variance"][i, b], best["y"][i, b], study.dataset))
     return choices
