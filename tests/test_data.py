@@ -311,19 +311,19 @@ def test_numpy_integers_count_as_integers():
 
 @pytest.mark.parametrize("number", [0, -1, True, 1.0, "1", None, 2**32])
 def test_bad_split_number_is_refused(number):
-    with pytest.raises(MCBNError, match="number must be a whole number from 1"):
+    with pytest.raises(MCBNError, match="number must be a whole number, at least 1, at most"):
         data.split(100, number)
 
 
 @pytest.mark.parametrize("n", [2, 100.0, True])
 def test_bad_row_count_is_refused(n):
-    with pytest.raises(MCBNError, match="n must be a whole number 3 or more"):
+    with pytest.raises(MCBNError, match="n must be a whole number, at least 3"):
         data.split(n, 1)
 
 
 @pytest.mark.parametrize("k", [1, 11, 2.0, True])
 def test_bad_fold_count_is_refused(k):
-    with pytest.raises(MCBNError, match="k must be a whole number from 2 to 10"):
+    with pytest.raises(MCBNError, match="k must be a whole number, at least 2, at most 10"):
         data.folds(torch.arange(10), k)
 
 
@@ -358,5 +358,5 @@ def test_toy_same_seed_same_points_other_seed_others():
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True])
 def test_toy_refuses_a_bad_count(n):
-    with pytest.raises(MCBNError, match="n must be a whole number 1 or more"):
+    with pytest.raises(MCBNError, match="n must be a whole number, at least 1"):
         data.toy(n)

@@ -240,8 +240,9 @@ def describe(tree: Any) -> str:
     return f"a {type(tree).__name__}"
 
 
-def require_int(name: str, value: Any, least: int) -> int:
+def require_int(name: str, value: Any, least: int, most: float = math.inf) -> int:
     """Check a whole-number argument (bool is not one)."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise MCBNError(f"{name} must be a whole number, at least {least}; got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+        bound = "" if most == math.inf else f", at most {most}"
+        raise MCBNError(f"{name} must be a whole number, at least {least}{bound}; got {value!r}")
     return int(value)

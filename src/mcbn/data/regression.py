@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mcbn.batches import require_int
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 
@@ -176,7 +177,7 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
     >>> toy(20).x.shape
     torch.Size([20, 1])
     """
-    _require_integer("n", n, least=1)
+    require_int("n", n, 1)
     generator = torch.Generator().manual_seed(seed)
     start, end = GAP
     x = torch.rand(n, generator=generator, dtype=torch.float64) * (HIGH - LOW - (end - start)) + LOW  # (n,)
@@ -199,8 +200,8 @@ def split(n: int, number: int) -> Split:
     >>> split(10, 1)
     Split(train=tensor([6, 4, 0, 3, 1, 7, 8, 5]), test=tensor([2, 9]))
     """
-    _require_integer("n", n, least=3)
-    _require_integer("number", number, least=1, most=2**32 - 1)
+    require_int("n", n, 3)
+    require_int("number", number, 1, 2**32 - 1)
     order = np.arange(n, dtype=np.int64)
     np.random.RandomState(number).shuffle(order)
     n_test = round(TEST_FRACTION * int(n))
@@ -225,7 +226,7 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
             f"train must be a 1-D int64 tensor of row indices, got {train.dtype} of shape "
             f"{tuple(train.shape)}; pass the train part of mcbn.data.split"
         )
-    _require_integer("k", k, least=2, most=len(train))
+    require_int("k", k, 2, len(train))
     generator = np.random.RandomState(FOLD_SEED)
     order = train.cpu().numpy().copy()
     generator.shuffle(order)
@@ -235,10 +236,3 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
         generator.shuffle(rest)
         cut.append(Fold(*(torch.from_numpy(indices.copy()).to(train.device) for indices in (rest, validation))))
     return cut
-
-
-def _require_integer(argument: str, value: int, *, least: int, most: int | None = None) -> None:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or value < least or (most is not None and value > most):
-        allowed = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise MCBNError(f"{argument} must be a whole number {allowed}, got {value!r}")

@@ -151,17 +151,11 @@ def open_examples(
     classify: bool = False,
     finite: bool = True,
 ) -> Examples:
-    """Open a csv, parquet, npy or npz file, or a `module:loader_factory`.
+    """Open a csv, parquet, npy or npz file, or a `module:loader_factory`, as a posterior was `fitted` on such data.
 
-    Args:
-        spec: path or factory.
-        target: columns of a table by name or place ("price", "a,b", "-1"), or an array of an npz file.
-        fitted: the layout a posterior was fitted with; columns are found by its names, whatever their order.
-        need_targets: refuse data without targets.
-        keys: which entries of a loader's dict batches the network takes (`Network.accepted_keys`).
-        passed_on: columns of a table that are no inputs; every block brings their values as they are.
-        classify: where the target column of a table holds text, take its sorted values for the names of the classes.
-        finite: refuse inputs that hold NaN or infinity.
+    target: columns of a table by name or place ("price", "a,b", "-1"), or an array of an npz file; keys: entries of a
+    loader's dict batches that the network takes; passed_on: columns of a table that are no inputs; classify: where a
+    target column holds text, take its sorted values for the names of the classes; finite: refuse NaN and infinity.
     """
     path = Path(spec)
     is_table = path.suffix.lower() in (".csv", ".parquet")
@@ -292,8 +286,5 @@ def require_fits(bayes: Any, x: Tensor, what: str, cure: str) -> None:
 
 
 def rows_of_block(row_bytes: int) -> int:
-    """Choose how many rows make a block: as many as fit 32 MB, at most 8192.
-
-    Part of the results: rounding depends on which rows go through the network together.
-    """
-    return max(1, min(MOST_ROWS, BLOCK_BYTES // max(1, row_bytes)))
+    """Choose how many rows make a block: as many as fit 32 MB, at most 8192."""
+    return max(1, min(MOST_ROWS, BLOCK_BYTES // max(1, row_bytes)))  # rounding depends on it, and so do the results

@@ -1,7 +1,4 @@
-"""Files of numbers read in blocks: tables in csv and parquet, arrays in npy and npz; no pickle.
-
-A bad cell is named by row and column.
-"""
+"""Files of numbers read in blocks, a bad cell named by row and column: csv and parquet, npy and npz; no pickle."""
 
 import csv
 import importlib
@@ -9,9 +6,9 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,11 +91,10 @@ class CsvTable:
             first += len(block)
 
     def _numbers(self, block: list[Line], columns: Sequence[int], first: int) -> Array:
-        if any(len(cells) != self.width for _, cells in block):
-            row, line, cells = next((r, *b) for r, b in enumerate(block, first + 1) if len(b[1]) != self.width)
-            raise MCBNError(
-                f"{self.path}: row {row} (line {line}) has {len(cells)} columns, the first line {self.width}"
-            )
+        for row, (line, cells) in enumerate(block, first + 1):
+            if len(cells) != self.width:
+                here = f"row {row} (line {line}) has {len(cells)} columns"
+                raise MCBNError(f"{self.path}: {here}, the first line {self.width}")
         empty = "" if self.finite else "nan"
         try:
             return np.array([[float(cells[c] or empty) for c in columns] for _, cells in block], dtype=np.float64)
@@ -115,19 +111,19 @@ class CsvTable:
             try:
                 delimiter = max(DELIMITERS, key=file.readline(MOST_CHARACTERS).count)
                 file.seek(0)
-                reader = csv.reader(self._short_lines(file), delimiter=delimiter)
+                lines = map(self._require_short, iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), count(1))
+                reader = csv.reader(lines, delimiter=delimiter)
                 yield from ((reader.line_num, cells) for cells in reader if cells)
             except UnicodeDecodeError as error:
                 raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
             except csv.Error as error:
                 raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
 
-    def _short_lines(self, file: IO[str]) -> Iterator[str]:
-        for number, line in enumerate(iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), 1):
-            if len(line) > MOST_CHARACTERS:
-                most = f"has more than {MOST_CHARACTERS:,} characters"
-                raise MCBNError(f"{self.path}: line {number} {most}: no row of a table; write large arrays as npy")
-            yield line
+    def _require_short(self, line: str, number: int) -> str:
+        if len(line) > MOST_CHARACTERS:
+            most = f"has more than {MOST_CHARACTERS:,} characters"
+            raise MCBNError(f"{self.path}: line {number} {most}: no row of a table; write large arrays as npy")
+        return line
 
 
 def is_number(cell: str) -> bool:
@@ -162,16 +158,15 @@ class ParquetTable:
     ) -> Iterator[Block]:
         """Yield blocks of `size` rows from start to stop: `columns` as numbers, `keys` as arrow arrays as they are."""
         names = [self.names[c] for c in columns]
-        for name in names:
-            self._require_numbers(name)
+        self._require_numbers(names)
         chosen = list(dict.fromkeys(self.names[c] for c in (*columns, *keys)))
         first = start
         for rows in self._slices(chosen, size, start, self.count() if stop is None else stop):
-            arrays = [rows.column(name) for name in names]
-            if self.finite:
-                self._require_full(arrays, names, first)
-            numbers = np.empty((len(rows), len(arrays)))
-            for place, array in enumerate(arrays):
+            numbers = np.empty((len(rows), len(names)))
+            for place, name in enumerate(names):
+                if (array := rows.column(name)).null_count and self.finite:
+                    row = first + array.is_null().to_pylist().index(True) + 1
+                    raise MCBNError(f"{self.path}: row {row}, column {name!r} is empty; clean or impute it first")
                 numbers[:, place] = array.to_numpy(zero_copy_only=False)
             if self.finite:
                 require_finite(self.path, numbers, first, [repr(name) for name in names])
@@ -200,17 +195,12 @@ class ParquetTable:
         groups = [g for g in range(len(edges) - 1) if edges[g] < stop and edges[g + 1] > start]
         return groups, start - int(edges[groups[0]]) if groups else 0
 
-    def _require_numbers(self, name: str) -> None:
-        types, kind = self._arrow.types, self._schema.field(name).type
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
-            fault = f"column {name!r} is not a number: the column holds {kind}"
-            raise MCBNError(f"{self.path}: row 1, {fault}; --key {name} leaves it out")
-
-    def _require_full(self, arrays: Sequence[Any], names: Sequence[str], first: int) -> None:
-        for array, name in zip(arrays, names, strict=True):
-            if array.null_count:
-                row = first + array.is_null().to_pylist().index(True) + 1
-                raise MCBNError(f"{self.path}: row {row}, column {name!r} is empty; clean or impute it first")
+    def _require_numbers(self, names: Sequence[str]) -> None:
+        types = self._arrow.types
+        for name, kind in ((name, self._schema.field(name).type) for name in names):
+            if not any(f(kind) for f in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)):
+                fault = f"column {name!r} is not a number: the column holds {kind}"
+                raise MCBNError(f"{self.path}: row 1, {fault}; --key {name} leaves it out")
 
 
 def pyarrow(path: Path) -> tuple[Any, Any]:

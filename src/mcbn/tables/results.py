@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.files import require_output
-from mcbn.prediction import ClassificationPrediction, RegressionPrediction, central_interval
+from mcbn.prediction import RegressionPrediction, central_interval
 from mcbn.tables.formats import Array, StoredArray, members, open_table, pyarrow
 
 Add = Callable[[Mapping[str, Any]], None]  # appends a block to a file, each array (n, ...)
@@ -25,12 +25,7 @@ NOVELTY = ("p_value", "distance", "combined")  # of each input, where a watch ju
 PREFIXES = {"probs": PROBABILITY, "set": "set_"}
 
 
-def arrays_of(
-    pred: RegressionPrediction | ClassificationPrediction,
-    coverage: float,
-    classes: Sequence[str] | None = None,
-    first: int = 0,
-) -> dict[str, Array]:
+def arrays_of(pred: Any, coverage: float, classes: Sequence[str] | None, first: int) -> dict[str, Array]:
     """Name what a prediction says of each input, each (N, ...); of many blocks, so that it never warns about tau.
 
     Labels are names where classes have names. What is not finite is refused, by its row: `first` is that of the first.
@@ -89,15 +84,12 @@ def write_csv(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]
             columns = as_columns(arrays, classes)
             if not file.tell():
                 writer.writerow(columns)
-            writer.writerows(zip(*(_digits(column) for column in columns.values()), strict=True))
+            for name, column in columns.items():  # digits that give the same numbers back: 9 in single precision
+                single = getattr(column, "dtype", None) == np.float32
+                columns[name] = [f"{value:.9g}" for value in column.tolist()] if single else column.tolist()
+            writer.writerows(zip(*columns.values(), strict=True))
 
         yield add
-
-
-def _digits(column: Any) -> list[Any]:
-    """Write numbers so that reading them back gives the same ones: 9 digits in single precision, 17 in double."""
-    values: list[Any] = column.tolist()
-    return [f"{value:.9g}" for value in values] if getattr(column, "dtype", None) == np.float32 else values
 
 
 @contextmanager

@@ -45,16 +45,8 @@ def evaluate_regression(
 ) -> Report:
     """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
 
-    Args:
-        bayes: fitted; its tau must be known.
-        pairs: inputs and targets of each block.
-        constant: tau of the constant twin, (D,); None: the best for these very targets, which favours the twin.
-        levels: of the intervals whose coverage is measured.
-        options: of `predict`.
-
-    Returns:
-        Scores of MCBN and of the constant twin, how far the first are on the way from the twin to the optimum in
-        percent, the share of targets inside each interval, and the twin's tau.
+    constant: tau of the constant twin, (D,); None: the best for these very targets, which favours the twin. levels: of
+    the intervals whose coverage is measured. Normalised: how far MCBN is on the way from the twin to the optimum.
     """
 
     def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
