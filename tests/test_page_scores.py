@@ -103,11 +103,13 @@ def test_spread_reliability_averages_tenths(points):
 
 def test_histograms_are_shares_of_each_group(points):
     std, error = points
-    edges, good, bad = scores.histograms(std, error <= np.median(error))
+    edges, (good, bad), medians = scores.histograms(std, error <= np.median(error))
     assert len(edges) == len(good) + 1
     assert good.sum() == pytest.approx(1)
     assert bad.sum() == pytest.approx(1)
-    assert scores.histograms(std, np.ones(N, bool))[2].sum() == 0
+    assert float(medians[0]) == pytest.approx(np.median(std[error <= np.median(error)]), rel=1e-2)
+    _, shares, medians = scores.histograms(std, np.ones(N, bool))
+    assert (shares[1].sum(), medians[1]) == (0, "none")
 
 
 def test_thinning_keeps_the_order_and_depends_on_the_seed():

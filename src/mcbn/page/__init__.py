@@ -129,7 +129,11 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
     return {
         "template": "regression.html.j2",
         "shown": spread,
-        "charts": charts.regression_charts(spread, units),
+        "units": units,
+        "small": spread.error <= np.median(spread.error),
+        "errors": charts.uncertainty_error(
+            spread.std, spread.error, constant_std=spread.constant_std, inputs=spread.inputs, units=units
+        ),
         "examples": examples.show_ends(spread, spread.std, columns, x, names),
     }
 
@@ -145,7 +149,7 @@ def _classification(
         "shown": ours,
         "plain": plain,
         "rows": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
-        "charts": charts.class_charts(ours, plain),
+        "errors": charts.error_rate(ours),
         "examples": examples.show_ends(ours, ours.entropy, columns, x, names),
     }
 

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.page.evidence import Spread, Vector, Votes
+from mcbn.page.templates import number
 
 LEVELS = np.linspace(0, 1, 101)
+MOST_NODES = 400  # of a curve
 FIFTHS = ("least uncertain", "second", "third", "fourth", "most uncertain")
 CLASS_SCORES = (
     ("Accuracy", "higher"),
@@ -33,6 +35,11 @@ class Curve(NamedTuple):
 
     x: Vector
     y: Vector
+
+    @property
+    def bulk(self) -> float:
+        """Height below which all but the highest points lie."""
+        return float(np.quantile(self.y, 0.98))
 
 
 class Bins(NamedTuple):
@@ -71,9 +78,15 @@ def fault(held: Vector, promised: Vector | float, words: tuple[str, str]) -> str
 
 
 def risk_coverage(uncertainty: Vector, loss: Vector) -> Curve:
-    """Mean loss over the most certain k of N points, against k / N (`mcbn.metrics.risk_coverage`)."""
-    curve = metrics.risk_coverage(np.ascontiguousarray(uncertainty), np.ascontiguousarray(loss))
-    return Curve(*(values.numpy() for values in curve))
+    """Mean loss over the most certain k of N points, against k / N (`mcbn.metrics.risk_coverage`), at a few nodes."""
+    coverage, risk = metrics.risk_coverage(np.ascontiguousarray(uncertainty), np.ascontiguousarray(loss))
+    shown = nodes(len(risk))
+    return Curve(coverage.numpy()[shown], risk.numpy()[shown])
+
+
+def nodes(length: int) -> NDArray[np.int64]:
+    """Choose at most 400 places of a curve, its ends among them."""
+    return np.unique(np.linspace(0, length - 1, MOST_NODES).astype(int))
 
 
 def coverage_by_group(evidence: Spread | Votes, uncertainty: Vector, groups: Sequence[str] | None) -> list[GroupRow]:
@@ -129,8 +142,10 @@ def _average(place: NDArray[np.int64], predicted: Vector, observed: Vector, n_bi
     return Bins(sums[0] / count[kept], sums[1] / count[kept], count[kept])
 
 
-def histograms(uncertainty: Vector, good: NDArray[np.bool_], n_bins: int = 30) -> tuple[Vector, Vector, Vector]:
-    """Edges (n + 1,), and the share of the good and of the other points in each bin (n,); each sums to 1 or is 0.
+def histograms(
+    uncertainty: Vector, good: NDArray[np.bool_], n_bins: int = 30
+) -> tuple[Vector, NDArray[np.float64], list[str]]:
+    """Edges (n + 1,), shares of the good and of the other points in each bin (2, n), and the medians of both in words.
 
     Values that all but agree fall into the middle bins: the edges are at least a thousandth of them apart.
     """
@@ -138,8 +153,8 @@ def histograms(uncertainty: Vector, good: NDArray[np.bool_], n_bins: int = 30) -
     room = max(0.0, 1e-3 * max(abs(low), abs(high)) - (high - low)) / 2
     edges = np.histogram_bin_edges(uncertainty, n_bins, (low - room, high + room))
     groups = (uncertainty[good], uncertainty[~good])
-    first, second = (np.histogram(group, edges)[0] / max(1, len(group)) for group in groups)
-    return edges, first, second
+    shares = np.stack([np.histogram(group, edges)[0] / max(1, len(group)) for group in groups])
+    return edges, shares, [number(float(np.median(group)), 3) if len(group) else "none" for group in groups]
 
 
 class Score(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -15,6 +15,7 @@ from mcbn.errors import MCBNError
 from mcbn.files import to_json, write_text
 
 MISSING = "\N{EN DASH}"
+Spec: TypeAlias = dict[str, Any]  # of a chart, as chart.js takes it
 
 
 def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] = (), **content: Any) -> str:
@@ -34,7 +35,8 @@ def environment(package: str = "mcbn.page") -> Environment:
     templates = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.filters |= {"number": number, "percent": percent, "sha256": _digest}
+    templates.filters |= {"number": number, "percent": percent, "sha256": _digest, "each": _each}
+    templates.globals |= {"axis": axis, "series": series, "binned": _binned}
     templates.tests["finite"] = math.isfinite
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     return templates
@@ -47,6 +49,24 @@ def _asset(package: str, name: str) -> str:
 
 def _digest(source: str) -> str:
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:
+    """Describe an axis; flags are `percent` and `flag`, which marks what lies above it."""
+    return {"label": label, "min": low, "max": top, **flags}
+
+
+def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> Spec:
+    """Describe one series: a band, a line, dots or bars."""
+    return {"name": name, "kind": kind, "color": color, "dash": dash, "x": rounded(x, 6), "y": rounded(y)}
+
+
+def _binned(bins: Any) -> list[Spec]:
+    return [series(kind, name, "blue", *bins[:2]) for kind, name in (("dots", "MCBN, bins"), ("line", "MCBN"))]
+
+
+def _each(words: str, *columns: Iterable[Any]) -> list[str]:
+    return [words.format(*values) for values in zip(*columns, strict=True)]
 
 
 def number(value: float | None, digits: int = 4) -> str:

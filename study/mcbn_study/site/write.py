@@ -8,8 +8,8 @@ import numpy as np
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page.charts import Spec, axis, series, uncertainty_error
-from mcbn.page.templates import render, rounded, save
+from mcbn.page.charts import uncertainty_error
+from mcbn.page.templates import Spec, axis, render, rounded, save, series
 from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
 from mcbn_study import journal
