@@ -9,9 +9,8 @@ import numpy as np
 from mcbn import metrics
 from mcbn.field.watch import Watch
 from mcbn.model import MCBN
-from mcbn.page.charts import Spec, axis, series
 from mcbn.page.examples import COUNT, Group, heat, show_inputs, tile
-from mcbn.page.templates import number, render, save
+from mcbn.page.templates import Spec, axis, number, render, save, series
 from mcbn.prediction import RegressionPrediction
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
