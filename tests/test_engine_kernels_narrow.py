@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit, program_of
+from mcbn.engine import constants
 from mcbn.engine import fuse as fusing
 from mcbn.engine import kernels as narrow
 from mcbn.engine import plan as plans
@@ -157,7 +158,8 @@ def test_engine_takes_the_kernels_and_says_so(monkeypatch) -> None:
     wanted = plain.sample(x[:2])
     assert "kernel" not in plain.explain(x[:2])
     monkeypatch.setattr(plans, "runs_kernels", lambda _: True)
-    found = bayes.sample(x[:2])
+    for _ in range(constants.CALLS_WITHOUT_KERNELS + 1):  # on a GPU the first do not wait for kernels
+        found = bayes.sample(x[:2])
     assert "6 convolutions in one kernel each with what follows" in bayes.explain(x[:2])
     assert_near(found, wanted)
 

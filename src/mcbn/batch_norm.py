@@ -304,4 +304,4 @@ def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         scale, shift = scale.view(shape), shift.view(shape)
     if scale.dtype == dtype == x.dtype:
         return torch.addcmul(shift, x, scale)
-    return torch.addcmul(shift.to(dtype), x.to(dtype), scale.to(dtype)).to(x.dtype)
+    return torch.addcmul(shift.to(dtype), x, scale.to(dtype)).to(x.dtype)  # x is cast inside the kernel
