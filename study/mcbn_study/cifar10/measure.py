@@ -1,6 +1,6 @@
 """What is measured on a trained network: Table 2, a sweep over M, and fresh batches beside shared draws."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -108,8 +108,10 @@ class Evaluation:
 
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
-        for part in self.images:
-            scored, seconds = timed(self._plain, part)
+        for part, (x, y) in self.images.items():
+            with torch.no_grad():
+                logits, seconds = timed(_in_parts, self.network, x)
+            scored = Scored(None, 1, score(torch.softmax(logits.double(), 1)[None], y))
             yield self._row("plain", part, None, scored, seconds)
         logits, seconds = timed(self._draw, self.profile.batch_size)
         for scored in curve(logits, self.images["test"].y, self.profile.n_samples):
@@ -118,12 +120,7 @@ class Evaluation:
         yield from self.queries(logits)
 
     def _draw(self, batch_size: int) -> Tensor:
-        return _sample_all(self._fit(batch_size, self.profile.n_draws), self.images["test"].x)
-
-    @torch.no_grad()
-    def _plain(self, part: str) -> Scored:
-        logits = torch.cat([self.network(images) for images in torch.split(self.images[part].x, AT_ONCE)])
-        return Scored(None, 1, score(torch.softmax(logits.double(), 1)[None], self.images[part].y))
+        return _in_parts(self._fit(batch_size, self.profile.n_draws).sample, self.images["test"].x)
 
     def _sweep(self) -> Iterator[Row]:
         """Score each M on validation and test images; test scores at the M of training stand in the curve."""
@@ -133,7 +130,7 @@ class Evaluation:
             for part, (x, y) in self.images.items():
                 if part == "test" and self.profile.batch_size == M and T in self.profile.n_samples:
                     continue
-                logits, seconds = timed(_sample_all, bayes, x)
+                logits, seconds = timed(_in_parts, bayes.sample, x)
                 (scored,) = curve(logits, y, [T])
                 yield self._row("mcbn", part, M, scored, seconds)
 
@@ -171,9 +168,9 @@ class Evaluation:
         return row | asdict(scored) | {"seconds": seconds and round(seconds, 3)}
 
 
-def _sample_all(bayes: MCBN[Any], x: Tensor) -> Tensor:
-    """Return logits (T, N, K) of many images."""
-    return torch.cat([bayes.sample(images) for images in torch.split(x, AT_ONCE)], 1)
+def _in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run many images a few at a time: logits (..., N, K)."""
+    return torch.cat([run(images) for images in torch.split(x, AT_ONCE)], -2)
 
 
 def exact() -> Any:

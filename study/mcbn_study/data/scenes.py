@@ -29,9 +29,6 @@ from mcbn_study.data.files import SETS, find, places, unpack
 
 CAMVID_URL, VOC_URL, VOC_MD5 = SETS["camvid"]["url"], SETS["voc"]["url"], SETS["voc"]["digest"]
 JPEG = {"quality": 93, "subsampling": 0}
-ZIPS = {(name, part): known for name in ("camvid", "voc") for part, known in SETS[name]["parts"].items()}
-KNOWN = {place: known["zip"] for place, known in ZIPS.items()}  # zips our results were computed on
-LABELS = {place: known["labels"] for place, known in ZIPS.items()}  # sha256 over names, sizes and label pixels
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # height, width
 
@@ -169,7 +166,8 @@ def open_pair(file: zipfile.ZipFile, name: str) -> tuple[Image.Image, Bytes]:
 
 def check_pairs(name: str, part: str, path: Path) -> str | None:
     """Say what is wrong with a zip of a set; None where it is the known file or holds the same labels."""
-    different = disagreement(path, KNOWN[name, part])
+    known = SETS[name]["parts"][part]  # zip our results were computed on, sha256 over names, sizes and label pixels
+    different = disagreement(path, known["zip"])
     if different is None:
         return None
     try:
@@ -177,7 +175,7 @@ def check_pairs(name: str, part: str, path: Path) -> str | None:
             labels = digest_labels(file)
     except (zipfile.BadZipFile, OSError, KeyError, MCBNError) as error:
         return f"{different}, and its contents cannot be read: {error}"
-    return None if labels == LABELS[name, part] else f"{different}, and its labels are others"
+    return None if labels == known["labels"] else f"{different}, and its labels are others"
 
 
 def digest_labels(file: zipfile.ZipFile) -> str:

@@ -77,6 +77,7 @@ def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
     augmentation: what counts is that the network knows the one as well as the other.
     """
     bayes, inputs = subject.fit(profile), corrupted.inputs
+    tried = profile.references * profile.clean_batches
     for size in profile.alarm_sizes:
         unseen = 1.4 * 99 * size < len(inputs.test.x) * 2 / 3
         images = inputs.test.x if unseen else inputs.train.x
@@ -88,24 +89,21 @@ def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
             rows = batch_rows(len(clean), size, profile.clean_batches, number)
             alarmed += int((p_values(watch, clean, rows) <= ALPHA).sum())
             facts = {"held_out": len(watch.null(size).held_out), **spread(watch, size)}
-        tried = profile.references * profile.clean_batches
         yield {"what": f"M = {size}", "M": size, "alarms": alarmed, "n": tried, "unseen": unseen, **facts}
     yield from _input_alarms(bayes, subject, inputs)
 
 
 def cost(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
     """Time a reading beside a plain pass of the same batch, in turns; on a CPU, time of the processor."""
-    images = corrupted.inputs.test.x
-    watch = subject.fit(profile).watch(
-        subject.prepare(images[: profile.n_reference]), batch_size=profile.power_sizes[0]
-    )
+    images, sizes = corrupted.inputs.test.x, profile.power_sizes
+    watch = subject.fit(profile).watch(subject.prepare(images[: profile.n_reference]), batch_size=sizes[0])
 
     def seconds(function: Callable[[Tensor], object], x: Tensor) -> float:
         started = time.process_time()
         _, elapsed = timed(function, x)
         return elapsed if x.is_cuda else time.process_time() - started
 
-    for size in profile.power_sizes:
+    for size in sizes:
         batches = [subject.prepare(images[rows]) for rows in batch_rows(len(images), size, profile.timed, 0)]
         pairs = [(seconds(watch, x), seconds(subject.run, x)) for x in batches][1:]  # the first warms up
         reading, plain = (1000 * float(np.median(column)) for column in zip(*pairs, strict=True))
@@ -179,8 +177,7 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
 
 def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dict[str, Tensor]:
     """Score the watch's held-out batches by the other tests."""
-    assert watch.reference is not None
-    runs = watch.reference.held_out
+    runs = watch.reference.held_out  # type: ignore[union-attr]
     rows = torch.from_numpy(runs[: len(runs) // size * size].reshape(-1, size))[: len(watch.null(size).held_out)]
     return {name: values.cpu() for name, values in tests(seen.take(rows)).items()}
 

@@ -14,14 +14,8 @@ from mcbn_study.shift import measure
 from mcbn_study.shift.profile import Inputs, ShiftProfile
 from mcbn_study.shift.train import foreign_subjects, near_subjects, own_subjects
 
-MEASUREMENTS: dict[str, Callable[..., Iterator[measure.Row]]] = {
-    "alarms": measure.alarms,
-    "streams": measure.streams,
-    "novelty": measure.novelty,
-    "centre": measure.centre,
-    "cost": measure.cost,
-}
-AT_SEVERITIES: dict[str, Callable[..., Iterator[measure.Row]]] = {"power": measure.power, "repair": measure.repair}
+MEASUREMENTS = ("alarms", "streams", "novelty", "centre", "cost")  # of each network, by functions of `measure`
+AT_SEVERITIES = ("power", "repair")
 NEAR_SEEDS = (1, 2, 3)
 
 
@@ -36,17 +30,11 @@ def run(
     kinds: Sequence[str] = (),
     datasets: Sequence[str] = NAMES,
 ) -> Path:
-    """Measure every network; append to `out`/records.jsonl.
+    """Measure every network; append to `out`/records.jsonl; networks of six classes lie in its `networks`.
 
-    Args:
-        profile: how much of everything.
-        inputs: images.
-        out: folder of records; networks of six classes lie in its `networks`.
-        networks: folder of the networks of `mcbn reproduce cifar10`; none: only foreign ones.
-        weights: folder of foreign ResNets, resnet20.npz and the like.
-        device: cpu or cuda.
-        kinds: of measurements: `MEASUREMENTS`, ensemble, near, sensor; all by default.
-        datasets: of the tables with a drifting sensor.
+    networks: folder of those of `mcbn reproduce cifar10`, none: only foreign ones; weights: folder of foreign ResNets,
+    resnet20.npz and the like; kinds: of measurements, `MEASUREMENTS`, `AT_SEVERITIES`, ensemble, near, sensor, all by
+    default; datasets: of the tables with a drifting sensor.
     """
     journal, inputs = Journal(out, asdict(profile), device), inputs.on(device)
     ours = own_subjects(networks, inputs, device) if networks else []
@@ -59,10 +47,11 @@ def run(
             same = {"kind": kind, "network": network, "seed": seed, **key, "seconds": round(seconds, 3)}
             journal.add({**same, **row} for row in measured)
 
-    for (kind, rows), subject in product(MEASUREMENTS.items(), subjects):
-        do(kind, subject.name, subject.seed, partial(rows, subject, corrupted, profile))
-    for severity, (kind, rows), subject in product(severities, AT_SEVERITIES.items(), subjects):
-        do(kind, subject.name, subject.seed, partial(rows, subject, corrupted, profile), severity=severity)
+    for kind, subject in product(MEASUREMENTS, subjects):
+        do(kind, subject.name, subject.seed, partial(getattr(measure, kind), subject, corrupted, profile))
+    for severity, kind, subject in product(severities, AT_SEVERITIES, subjects):
+        rows = partial(getattr(measure, kind), subject, corrupted, profile)
+        do(kind, subject.name, subject.seed, rows, severity=severity)
     for severity in severities if ours else ():
         do("ensemble", ours[0].name, None, partial(measure.ensemble, ours, corrupted, profile), severity=severity)
     for subject in near_subjects(profile, inputs, out / "networks", NEAR_SEEDS) if not kinds or "near" in kinds else ():
