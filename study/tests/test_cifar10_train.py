@@ -81,7 +81,7 @@ def test_networks_trained_together_are_those_trained_alone(dropout: float) -> No
 
 def test_networks_interrupted_together_go_on_together_or_one_by_one(tmp_path: Path) -> None:
     files = [tmp_path / f"{seed}.safetensors" for seed in (1, 2)]
-    options = {"dropout": 0.3, "checkpoint_seconds": 0.0}
+    options = {"dropout": 0.3}
 
     def interrupt(seed: int, epoch: Epoch) -> None:
         if epoch.number == 1:
@@ -140,7 +140,7 @@ def test_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Path,
         if epoch.number == 1:
             raise KeyboardInterrupt
 
-    options = {"seed": 1, "dropout": dropout, "checkpoint": checkpoint, "checkpoint_seconds": 0.0}
+    options = {"seed": 1, "dropout": dropout, "checkpoint": checkpoint}
     with pytest.raises(KeyboardInterrupt):
         train_one(TINY, images(), watch=interrupt, **options)
     assert checkpoint.exists()

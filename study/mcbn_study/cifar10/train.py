@@ -32,7 +32,6 @@ PADDING = 2  # pixels on each side: 36 x 36, of which 32 x 32 are cropped (autho
 OFFSETS = 2 * PADDING + 1
 SIZE = CIFAR10_SHAPE[-1]
 FORMAT = "mcbn-cifar-resnet-1"
-CHECKPOINT_SECONDS = 60.0
 
 
 class Choices(NamedTuple):
@@ -116,7 +115,6 @@ def train(
     dropout: float = 0.0,
     device: str = "cpu",
     files: Sequence[Path] = (),
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
 ) -> list["ResNetTrainer"]:
     """Train a network a seed by SGD with momentum, all at the same step: small ones leave most of a GPU idle alone.
@@ -127,13 +125,13 @@ def train(
     interrupted training goes on as if nothing had happened, and each network is the one it is when trained alone;
     except for the masks of dropout on a GPU: there one generator makes those of all networks.
 
-    seeds: of initial weights, order, crops, flips and dropout; files: one a network to keep its state in and to go on
-    from, at most every `checkpoint_seconds`, removed in the end; watch: is told of every epoch of every seed.
+    seeds: of initial weights, order, crops, flips and dropout; files: one a network to keep its state in after every
+    epoch and to go on from, removed in the end; watch: is told of every epoch of every seed.
     """
     require_labelled(images)
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
-    kept = started = time.perf_counter()
+    started = time.perf_counter()
     with fastest_convolutions(), torch.enable_grad():
         trainers = [ResNetTrainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
         replay = captured_step(trainers) if device != "cpu" else None
@@ -141,13 +139,11 @@ def train(
         before = trainers[0].epochs[-1].seconds if trainers[0].epochs else 0.0
         while trainers[0].steps_done < profile.steps:
             take_epoch(trainers, replay)
-            now = time.perf_counter()
+            seconds = round(before + time.perf_counter() - started, 3)
             for trainer in trainers:
-                trainer.finish_epoch(round(before + now - started, 3))
-            if files and trainers[0].steps_done < profile.steps and now - kept >= checkpoint_seconds:
-                for trainer, path in zip(trainers, files, strict=True):
-                    checkpoints.keep(path, trainer.state, trainer.settings, trainer.epochs)
-                kept = now
+                trainer.finish_epoch(seconds)
+            for trainer, path in zip(trainers, files, strict=bool(files)):
+                checkpoints.keep(path, trainer.state, trainer.settings, trainer.epochs)
             for trainer in trainers:
                 watch(trainer.seed, trainer.epochs[-1])
     for path in files:

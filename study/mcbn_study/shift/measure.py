@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from mcbn_study.scores import class_scores
 from mcbn_study.shift.baselines import BatchTests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import corrupt
 from mcbn_study.shift.profile import Inputs, ShiftProfile, white_noise
-from mcbn_study.shift.train import Features, Subject, novel_classes
+from mcbn_study.shift.train import Features, Subject, is_novel, known
 
 Row = dict[str, Any]
 ALPHA = 0.01
@@ -55,19 +55,17 @@ class Corrupted:
 
     def __init__(self, inputs: Inputs, profile: ShiftProfile) -> None:
         self.inputs, self.kept = inputs, dict[tuple[str, int], Tensor]()
-        self.reference, others = cut(len(inputs.test.x), profile.n_reference, 0)
-        self.others = others[: profile.n_pool + profile.n_scored]
+        reference, others = cut(len(inputs.test.x), profile.n_reference, 0)
+        others = others[: profile.n_pool + profile.n_scored]
+        self.home, (self.x, self.y) = inputs.test.x[reference], (part[others] for part in inputs.test)
         self.kinds = [kind for kind in profile.kinds if kind != "frost" or inputs.frost is not None]
 
     def at(self, severity: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the kinds and bytes (N, 3, 32, 32) of a severity; of 0 the images as they are."""
-        x = self.inputs.test.x[self.others]
-        for kind in self.kinds if severity else ():
-            if (kind, severity) not in self.kept:
-                self.kept[kind, severity] = corrupt(x, kind, severity, frost=self.inputs.frost)
-            yield kind, self.kept[kind, severity]
-        if severity == 0:
-            yield "none", x
+        for kind in self.kinds if severity else ["none"]:
+            if severity and (kind, severity) not in self.kept:
+                self.kept[kind, severity] = corrupt(self.x, kind, severity, frost=self.inputs.frost)
+            yield kind, self.kept.get((kind, severity), self.x)
 
 
 def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
@@ -157,10 +155,9 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
     """Share of corrupted batches that each test finds at 1 % false alarms, all ranked among the same clean batches."""
     if severity not in (0, *profile.power_severities):
         return
-    home = corrupted.inputs.test.x[corrupted.reference]
-    watch = subject.fit(profile).watch(subject.prepare(home), batch_size=profile.power_sizes[0])
+    watch = subject.fit(profile).watch(subject.prepare(corrupted.home), batch_size=profile.power_sizes[0])
     assert watch.reference is not None
-    seen = subject.look(home)
+    seen = subject.look(corrupted.home)
     tests = BatchTests(seen.take(torch.from_numpy(watch.reference.rows_to_fit(profile.n_reference))))
     held_out = {size: _held_out(watch, seen, tests, size) for size in profile.power_sizes}
     for kind, x in corrupted.at(severity):
@@ -184,59 +181,45 @@ def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dic
 
 def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
     """Score what the network says of corrupted images, as it is and repaired in every way."""
-    (test, n), bayes = (corrupted.inputs.test, profile.n_pool), subject.fit(profile)
-    watch = bayes.watch(subject.prepare(test.x[corrupted.reference]), batch_size=profile.batch_size)
-    validation, y = corrupted.inputs.validation, test.y[corrupted.others]
+    bayes, validation, n = subject.fit(profile), corrupted.inputs.validation, profile.n_pool
+    watch = bayes.watch(subject.prepare(corrupted.home), batch_size=profile.batch_size)
     tau = temperature(subject.look(validation.x).logits[None], validation.y)
-    every = severity in (0, *profile.power_severities[1:2])
-    for kind, x in corrupted.at(severity):
-        pool, shown = Images(x[:n], y[:n]), Images(x[n:], y[n:])
-        rows = _plain_repairs(subject, tau, x, shown.y, profile)
-        for row in chain(rows, _moved_repairs(subject, bayes, watch, pool, shown, profile, every)):
-            yield {"corruption": kind, **row}
+    for kind, images in corrupted.at(severity):
+        x, y = subject.prepare(images[n:]), corrupted.y[n:]
+        repaired = _plain_repairs(subject, tau, images, x, profile) | {"mcbn": _probs(bayes, x)}
+        for method, probs in repaired.items():
+            yield {"corruption": kind, "method": method, **_scores(probs, y)}
+        for method, pair, pool in _pools(Images(images[:n], corrupted.y[:n]), profile, severity):
+            adapted, seconds = timed(bayes.adapt, subject.prepare(pool), reference=watch)
+            probs, facts = _probs(adapted, x), Row(n_pool=len(pool), adapt_seconds=round(seconds, 3))
+            facts |= {field: getattr(adapted.adaptation, field) for field in ("moved", "settled", "p_value")}
+            for when, of in (("before", repaired["mcbn"]), ("after", probs)) if pair else ():
+                rows = torch.isin(y, torch.tensor(pair, device=y.device))
+                facts |= {"pair": pair, f"pair_{when}": float(metrics.accuracy(of[rows], y[rows]))}
+            yield {"corruption": kind, "method": method, **_scores(probs, y), **facts}
 
 
-def _plain_repairs(subject: Subject, tau: float, images: Tensor, y: Tensor, profile: ShiftProfile) -> Iterator[Row]:
-    """Score the last of some images by the network as it is, tempered, and with statistics of the images themselves."""
-    shown, size = images[-len(y) :], profile.unlabelled[0]
-    logits, x = subject.look(shown).logits, subject.prepare(shown)
+def _plain_repairs(subject: Subject, tau: float, images: Tensor, x: Tensor, profile: ShiftProfile) -> dict[str, Tensor]:
+    """Return probabilities (N, K) of the last N images, prepared x, by the network and with their own statistics."""
+    logits, size = subject.look(images[-len(x) :]).logits, profile.unlabelled[0]
     repaired = {
         "plain": logits,
         "temperature": tau * logits,
         "batch": blended(subject.network, x, size, 1.0),
         "blend": blended(subject.network, x, size, size / (size + PSEUDO)),
-        "tent": tent(subject.network, subject.prepare(images[-profile.n_tent :]))[-len(y) :],
+        "tent": tent(subject.network, subject.prepare(images[-profile.n_tent :]))[-len(x) :],
     }
-    for method, values in repaired.items():
-        yield {"method": method, **_scores(probabilities(values[None]), y)}
+    return {method: probabilities(values[None]) for method, values in repaired.items()}
 
 
-def _moved_repairs(
-    subject: Subject, bayes: MCBN[Any], watch: Watch, pool: Images, shown: Images, profile: ShiftProfile, every: bool
-) -> Iterator[Row]:
-    """Score MCBN as fitted, and adapted to some of the pool; every: to few as well, and to two classes alone."""
-    x = subject.prepare(shown.x)
-    before = _probs(bayes, x)
-    yield {"method": "mcbn", **_scores(before, shown.y)}
+def _pools(pool: Images, profile: ShiftProfile, severity: int) -> Iterator[tuple[str, tuple[int, ...], Tensor]]:
+    """Yield images to adapt to; clean and at the middle severity also few, and those of two classes, which it names."""
+    every = severity in (0, *profile.power_severities[1:2])
     for count in profile.unlabelled if every else profile.unlabelled[:1]:
-        yield {"method": f"adapt {count}"} | _adapted(subject, bayes, watch, pool.x[:count], x, shown.y)[1]
+        yield f"adapt {count}", (), pool.x[:count]
     for pair in profile.pairs if every else ():
-        of_pair, rows = (torch.isin(y, torch.tensor(pair, device=y.device)) for y in (shown.y, pool.y))
-        after, row = _adapted(subject, bayes, watch, pool.x[rows][: profile.pool_of_pair], x, shown.y)
-        right = [float(metrics.accuracy(probs[of_pair], shown.y[of_pair])) for probs in (before, after)]
-        yield {"method": "adapt pair", "pair": pair, **row, "pair_before": right[0], "pair_after": right[1]}
-
-
-def _adapted(
-    subject: Subject, bayes: MCBN[Any], watch: Watch, pool: Tensor, x: Tensor, y: Tensor
-) -> tuple[Tensor, Row]:
-    started = time.perf_counter()
-    adapted = bayes.adapt(subject.prepare(pool), reference=watch)
-    seconds = time.perf_counter() - started
-    probs, report = _probs(adapted, x), adapted.adaptation
-    assert report is not None
-    facts = {"moved": report.moved, "settled": report.settled, "p_value": report.p_value, "n_pool": len(pool)}
-    return probs, {**_scores(probs, y), **facts, "adapt_seconds": round(seconds, 3)}
+        rows = torch.isin(pool.y, torch.tensor(pair, device=pool.y.device))
+        yield "adapt pair", pair, pool.x[rows][: profile.pool_of_pair]
 
 
 def _probs(bayes: MCBN[Any], x: Tensor) -> Tensor:
@@ -249,39 +232,32 @@ def _scores(probs: Tensor, y: Tensor) -> Row:
 
 def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
     """Score the averaged probabilities of several networks."""
-    y = corrupted.inputs.test.y[corrupted.others[profile.n_pool :]]
     for kind, x in corrupted.at(severity):
         logits = torch.stack([subject.look(x[profile.n_pool :]).logits for subject in subjects])
-        yield {"corruption": kind, "method": "ensemble", **_scores(probabilities(logits), y)}
+        scores = _scores(probabilities(logits), corrupted.y[profile.n_pool :])
+        yield {"corruption": kind, "method": "ensemble", **scores}
 
 
 def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
     """Score clean images with draws of the training images and of others in their place, centred or not."""
-    inputs = corrupted.inputs
-    fit: dict[str, Any] = {"n_samples": profile.n_samples, "batch_size": profile.batch_size, "seed": subject.seed}
-    x, y = (part[corrupted.others[profile.n_pool :]] for part in inputs.test)
-    stand_ins = {name: subject.prepare(images.to(x.device)) for name, images in inputs.far.items()}
-    images = {"training images": subject.train, "test images": subject.prepare(inputs.test.x[corrupted.reference])}
+    x, y = corrupted.x[profile.n_pool :], corrupted.y[profile.n_pool :]
+    stand_ins = {name: subject.prepare(images.to(x.device)) for name, images in corrupted.inputs.far.items()}
+    images: Row = {"training images": subject.train, "test images": subject.prepare(corrupted.home), **stand_ins}
     yield {"data": "none: as it is", "centre": "", **_scores(subject.look(x).logits.softmax(1), y)}
-    for (name, drawn_from), where in product({**images, **stand_ins}.items(), ("drawn", "running")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the data disagree with the running statistics is the point
-            bayes = MCBN(subject.network, "classification").fit(drawn_from, centre=where, **fit)
+    for (name, drawn_from), where in product(images.items(), ("drawn", "running")):
+        with warnings.catch_warnings(action="ignore"):  # that these disagree with the running statistics is the point
+            bayes = subject.fit(profile, drawn_from, centre=where)
         yield {"data": name, "centre": where, **_scores(_probs(bayes, subject.prepare(x)), y)}
 
 
 def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, near: bool = False) -> Iterator[Row]:
     """AUROC of strange inputs against test images: foreign sets, or the classes the network never saw."""
-    inputs, test, train = corrupted.inputs, corrupted.inputs.test, corrupted.inputs.train
-    known = torch.ones_like(test.y).bool()
+    test, train, familiar = corrupted.inputs.test, corrupted.inputs.train, corrupted.inputs.test.x
+    far = {**corrupted.inputs.far, "white noise": white_noise(profile.novel)}
+    sets = {name: x[: profile.novel].to(test.x.device) for name, x in far.items()}
     if near:
-        known = ~torch.isin(test.y, torch.tensor(novel_classes(subject.seed), device=test.y.device))
-        kept = ~torch.isin(train.y, torch.tensor(novel_classes(subject.seed), device=train.y.device))
-        train, sets = Images(train.x[kept], train.y[kept]), {"new classes": test.x[~known]}
-    else:
-        sets = {n: x[: profile.novel].to(test.x.device) for n, x in inputs.far.items()}
-        sets["white noise"] = white_noise(profile.novel).to(test.x.device)
-    familiar = test.x[known]
+        train, (familiar, _) = (known(images, subject.seed) for images in (train, test))
+        sets = {"new classes": test.x[is_novel(test.y, subject.seed)]}
     reference, others = cut(len(familiar), len(familiar) * 3 // 4, 0)
     watch = subject.fit(profile).watch(subject.prepare(familiar[reference]), batch_size=2)
     baselines = input_scores(subject.look(train.x), train.y)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +54,10 @@ class Subject:
         prepared = (self.prepare(some) for some in torch.split(images, AT_ONCE))
         return Features(*(values.double() for values in look_inside(self.network, prepared)))
 
-    def fit(self, profile: ShiftProfile) -> MCBN[ClassificationPrediction]:
-        """Draw statistics of training batches."""
-        bayes = MCBN(self.network, "classification")
-        return bayes.fit(self.train, n_samples=profile.n_samples, batch_size=profile.batch_size, seed=self.seed)
+    def fit(self, profile: ShiftProfile, images: Any = None, **how: Any) -> MCBN[ClassificationPrediction]:
+        """Draw statistics of training batches, or of other images."""
+        draws = {"n_samples": profile.n_samples, "batch_size": profile.batch_size, "seed": self.seed}
+        return MCBN(self.network, "classification").fit(self.train if images is None else images, **draws, **how)
 
 
 def own_subjects(networks: Path, inputs: Inputs, device: str) -> list[Subject]:
@@ -78,13 +78,21 @@ def novel_classes(seed: int) -> list[int]:
     return [(seed + step) % 10 for step in (0, 2, 5, 7)]
 
 
+def is_novel(y: Tensor, seed: int) -> Tensor:
+    """Tell which labels (N,) are of classes that the network of this seed never sees."""
+    return torch.isin(y, torch.tensor(novel_classes(seed), device=y.device))
+
+
+def known(images: Images, seed: int) -> Images:
+    """Leave out the images of the classes that the network of this seed never sees."""
+    return Images(*(part[~is_novel(images.y, seed)] for part in images))
+
+
 def near_subjects(profile: ShiftProfile, inputs: Inputs, folder: Path, seeds: Sequence[int]) -> list[Subject]:
     """Train, or load, a network a seed on the images of six classes; labels keep their numbers."""
     subjects, device = [], str(inputs.train.x.device)
     for seed in seeds:
-        path = folder / f"resnet{profile.near.depth}-near{seed}.safetensors"
-        kept = ~torch.isin(inputs.train.y, torch.tensor(novel_classes(seed), device=device))
-        seen = Images(inputs.train.x[kept], inputs.train.y[kept])
+        path, seen = folder / f"resnet{profile.near.depth}-near{seed}.safetensors", known(inputs.train, seed)
         if not path.exists():
             (trainer,) = train(profile.near, seen, seeds=[seed], device=device)
             save_network(trainer.network.cpu(), path, trainer.settings | {"novel": novel_classes(seed)})
