@@ -95,11 +95,6 @@ class Results:
         mixed = len({r["device"] for r in self.costs.values()}) > 1
         return f"{fmean(r['milliseconds'] for r in costs):.3g}" + (f" ({costs[0]['device']})" if mixed else "")
 
-    @property
-    def hardware(self) -> str:
-        """What the methods were timed on."""
-        return ", ".join(sorted({r["hardware"] for r in self.costs.values()}))
-
 
 def write(out: str | Path = "results/alternatives") -> list[Path]:
     """Write summary.csv, table.md and severity.png of the records in a folder."""

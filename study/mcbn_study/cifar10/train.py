@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +177,8 @@ class ResNetTrainer:
         for parameter in network.parameters():  # momenta exist from the start, so that a capture knows them
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.state = checkpoints.training_state(self.network, self.optimizer)
-        self.choices: Choices = batches.move(self._choose(0), torch.device(device), None)  # (S, M) each
+        self.choose = partial(epoch_choices, len(images.y), profile.batch_size, seed)  # of an epoch
+        self.choices: Choices = batches.move(self.choose(0), torch.device(device), None)  # (S, M) each
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the epoch
         self.sums = torch.zeros(2, device=device)  # of loss and accuracy over the steps of an epoch
 
@@ -188,7 +190,7 @@ class ResNetTrainer:
     def begin_epoch(self) -> None:
         """Get ready for an epoch: `steps` are its steps, or those that are left of the training."""
         number, per_epoch = len(self.epochs), len(self.choices.rows)
-        for tensor, values in zip(self.choices, self._choose(number), strict=True):
+        for tensor, values in zip(self.choices, self.choose(number), strict=True):
             tensor.copy_(values)
         self.place.zero_()
         self.sums.zero_()
@@ -213,9 +215,6 @@ class ResNetTrainer:
         if not loss < float("inf"):
             raise MCBNError(f"training diverged before step {self.steps.stop}: the mean loss of the epoch is {loss}")
         self.epochs.append(Epoch(len(self.epochs), self.steps.stop, loss, accuracy, seconds))
-
-    def _choose(self, epoch: int) -> Choices:
-        return epoch_choices(len(self.y), self.profile.batch_size, self.seed, epoch)
 
 
 def _resume(trainers: Sequence[ResNetTrainer], files: Sequence[Path]) -> None:

@@ -47,11 +47,8 @@ def obtain(name: str, *, source: str | None = None, folder: str | os.PathLike[st
     """Return the folder that holds an image set, its files checked; fetch the set where it is missing.
 
     Looks in $MCBN_DATA_DIR and in the cache; a damaged file in the first is refused, one in the cache replaced.
-
-    Arguments:
-        name: "cifar10", "camvid" or "voc".
-        source: the only source to use, from scratch; by default each in turn, where no copy is found.
-        folder: look and put the files there; by default $MCBN_DATA_DIR and the cache, and the cache.
+    source: the only one to use, from scratch; by default each in turn, where no copy is found. folder: look and put the
+    files there; by default $MCBN_DATA_DIR and the cache, and the cache.
     """
     if name not in IMAGE_SETS:
         raise MCBNError(f"there is no image set {name!r}; choose one of {', '.join(IMAGE_SETS)}")

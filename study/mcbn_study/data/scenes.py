@@ -88,13 +88,9 @@ CAMVID, VOC = SCENE_SETS.values()
 def load_scenes(
     kind: SceneSet, part: str, *, folder: str | os.PathLike[str] | None = None, limit: int | None = None
 ) -> Scenes:
-    """Read one part of a set; a damaged archive, image or label is refused with its name.
+    """Read one part of a set, or its first images; a damaged archive, image or label is refused with its name.
 
-    Args:
-        kind: CAMVID or VOC.
-        part: "train", "val", or "test" where the set has it.
-        folder: holds `NAME/PART.zip`; by default $MCBN_DATA_DIR, then the cache that `mcbn data NAME` fills.
-        limit: read only the first images.
+    folder: holds `NAME/PART.zip`; by default $MCBN_DATA_DIR, then the cache that `mcbn data NAME` fills.
     """
     if part not in kind.parts:
         raise MCBNError(f"{kind.name} has the parts {', '.join(kind.parts)}, not {part!r}")

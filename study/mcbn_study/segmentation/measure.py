@@ -1,7 +1,4 @@
-"""Ways to segment, and their scores: the plain network, draws shared by all images, and the paper's.
-
-In the paper's way each image stands in batches of its own.
-"""
+"""Ways to segment, and their scores: the plain network, draws shared by all images, and the paper's batches of each."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

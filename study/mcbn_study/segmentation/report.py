@@ -15,11 +15,11 @@ from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
 from mcbn_study.journal import Record
 from mcbn_study.png import PHOTOGRAPH, save_figure
+from mcbn_study.segmentation.scores import REFUSED
 from mcbn_study.tables import read_words, render, to_csv
 
 _WORDS = read_words(__package__)
 SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))
-REFUSED = (0, 5, 10, 20, 30, 50)
 COLUMNS = _WORDS["columns"]["maps"]  # of a picture: method, map, title
 LINES = _WORDS["refusal"]["lines"]  # of the refusal curve: method, map, name, colour
 Bytes = NDArray[np.uint8]

@@ -56,7 +56,7 @@ class Subject:
 
     def fit(self, profile: ShiftProfile, images: Any = None, **how: Any) -> MCBN[ClassificationPrediction]:
         """Draw statistics of training batches, or of other images."""
-        draws = {"n_samples": profile.n_samples, "batch_size": profile.batch_size, "seed": self.seed}
+        draws: dict[str, Any] = {"n_samples": profile.n_samples, "batch_size": profile.batch_size, "seed": self.seed}
         return MCBN(self.network, "classification").fit(self.train if images is None else images, **draws, **how)
 
 
