@@ -36,15 +36,15 @@ def test_study_trains_measures_and_records_once(tmp_path: Path, monkeypatch: pyt
     assert files == ["resnet8-seed1.safetensors", "resnet8-seed2.safetensors"]
     found = mcbn_study.journal.read(path)
     assert [r["seed"] for r in found if r["kind"] == study.TRAINING] == [1, 2]
-    assert len([r for r in found if r["kind"] == study.KIND]) == 22
-    assert all({"config_hash", "commit", "device", "hardware", "seconds", "seed"} <= r.keys() for r in found[1:12])
+    assert len([r for r in found if r["kind"] == study.KIND]) == 28
+    assert all({"config_hash", "commit", "device", "hardware", "seconds", "seed"} <= r.keys() for r in found[1:15])
     study.run(STUDY, tmp_path, seeds=[1, 2])
     assert mcbn_study.journal.read(path) == found
     elsewhere = tmp_path / "elsewhere"
     study.run(STUDY, elsewhere, seeds=[1], networks=tmp_path / "networks")
     assert not (elsewhere / "networks").exists()
     assert [r["scores"] for r in mcbn_study.journal.read(elsewhere / "records.jsonl")[1:]] == [
-        r["scores"] for r in found[1:12]
+        r["scores"] for r in found[1:15]
     ]
 
 
