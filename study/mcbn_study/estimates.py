@@ -1,38 +1,27 @@
 """A mean over runs, ours or the paper's: its standard error, its test, how it differs, and how a table shows it."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from statistics import fmean, stdev
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
-from mcbn.data import NAMES, describe
-from mcbn_study.tables import MISSING, Table, Words, table
+from mcbn_study.tables import MISSING
 
 _SIGNIFICANCE = (0.05, 0.01, 0.001, 0.0001)
-Triple: TypeAlias = tuple[str, str, str]  # ours, the paper's, the difference
-Column: TypeAlias = tuple[str, Callable[[str], Triple]]  # its heading, and the triple of a data set
 
 
 class Estimate(NamedTuple):
-    """A mean over n runs.
-
-    Attributes:
-        standard_error: of the mean; a single run has none.
-        p_value: of the one-sample t-test of mean 0, where that was asked for.
-        decimals: as printed; where None, two digits of the error show, in 2 to 4 decimals.
-        search: standard deviation of the mean from search to search, where the search was repeated.
-        searches: how many searches the mean is over.
-    """
+    """A mean over n runs."""
 
     mean: float
-    standard_error: float | None
+    standard_error: float | None  # of the mean; a single run has none
     n: int
-    p_value: float | None = None
-    decimals: int | None = None
-    search: float | None = None
-    searches: int = 1
+    p_value: float | None = None  # of the one-sample t-test of mean 0, where that was asked for
+    decimals: int | None = None  # as printed; where None, two digits of the error show, in 2 to 4 decimals
+    search: float | None = None  # standard deviation of the mean from search to search, where those were repeated
+    searches: int = 1  # that the mean is over
 
     @property
     def apart(self) -> float:
@@ -126,23 +115,6 @@ def difference(ours: Estimate | None, theirs: Estimate | None) -> str:
         return shown
     low, high = (f"{end:z.{_decimals(ours)}f}" for end in welch(ours, theirs))
     return f"{shown} ({low} to {high})"
-
-
-def triple(ours: Estimate | None, theirs: Estimate | None, show: str = "error") -> Triple:
-    """Show ours, the paper's and their difference; `show` as in `cell`."""
-    return cell(ours, show), cell(theirs, show), "" if show == "p" else difference(ours, theirs)
-
-
-def comparison(words: Words, columns: Sequence[Column], heading: str = "", **fields: str) -> Table:
-    """Lay out three rows a data set: ours, the paper's, the difference; `heading` is that over these words.
-
-    words, fields: as `tables.table` takes them; columns: a heading, and what gives the triple of a data set.
-    """
-    rows: list[tuple[str, ...]] = []
-    for name in NAMES:
-        ours, theirs, gaps = zip(*(column(name) for _, column in columns), strict=True)
-        rows += [(describe(name).title, "ours", *ours), ("", "paper", *theirs), ("", "difference", *gaps)]
-    return table(words, rows, ("Dataset", heading, *(head for head, _ in columns)), **fields)
 
 
 def _decimals(estimate: Estimate) -> int:

@@ -144,10 +144,7 @@ def append(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def extend(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add records at the end of the file, on disk when this returns; folder and file are made if need be.
-
-    What a killed writer left of its last line is removed first; whole records are never touched.
-    """
+    """Add records, on disk when this returns, after what a killed writer left of a last line is removed."""
     lines = b"".join(map(_line, records))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,14 +60,11 @@ def _commit() -> str:
 
 
 class Numerics(NamedTuple):
-    """How stacked networks are computed; numbers change by rounding alone.
+    """How stacked networks are computed; numbers change by rounding alone."""
 
-    tf32: multiply as TF32; compiled: fuse elementwise work by torch.compile; fused: many training steps in one kernel.
-    """
-
-    tf32: bool = False
-    compiled: bool = False
-    fused: bool = False
+    tf32: bool = False  # multiply as TF32
+    compiled: bool = False  # fuse elementwise work by torch.compile
+    fused: bool = False  # many training steps in one kernel
 
 
 EXACT = Numerics()

@@ -12,16 +12,13 @@ N_SENSITIVITY = 15  # 3 splits x 5 seeds
 
 
 class Place(NamedTuple):
-    """Where a number is printed: LaTeX label of its table, data set as in `mcbn.data`, the rest as in the records.
+    """Where a number is printed: data sets as in `mcbn.data`, the rest as in the records."""
 
-    batch_size, M, and n_samples, T, stand in the sensitivity tables alone.
-    """
-
-    table: str
+    table: str  # LaTeX label
     dataset: str
     method: str
     metric: str
-    batch_size: int | None = None
+    batch_size: int | None = None  # M, and T: in the sensitivity tables alone
     n_samples: int | None = None
 
 

@@ -36,10 +36,7 @@ class Provenance(NamedTuple):
 
 
 def trace(study: str, records: Sequence[Record], command: str) -> Provenance:
-    """Collect hardware, seconds and commits of a study's records; a time shared by many is counted once.
-
-    The command gets the options that the records tell of: the profile, and a GPU.
-    """
+    """Collect hardware, seconds (once where shared) and commits; the command gets options that records tell of."""
     hardware = sorted({str(record.get("hardware") or record.get("device") or "unknown") for record in records})
     commits = sorted({str(record.get("commit") or "unknown")[:12] for record in records})
     profiles = {str(record["profile"]) for record in records if record.get("profile")}

@@ -29,17 +29,13 @@ ListTasks = Callable[["Study"], Sequence[Task]]
 
 @dataclass(frozen=True)
 class Setup:
-    """Where a study runs and how it computes.
-
-    engine: "local", or "ray": cells as tasks of the cluster at `address`. For a GPU: `compiled` fuses elementwise work
-    by torch.compile, `fused` many training steps into one CUDA kernel.
-    """
+    """Where a study runs and how it computes."""
 
     device: str = "cpu"
-    engine: str = "local"
+    engine: str = "local"  # or "ray": cells as tasks of the cluster at `address`
     address: str | None = None
-    compiled: bool = False
-    fused: bool = False
+    compiled: bool = False  # on a GPU: fuse elementwise work by torch.compile
+    fused: bool = False  # on a GPU: many training steps in one CUDA kernel
 
 
 def run_study(

@@ -33,21 +33,13 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of plain text; every row has as many as the header.
+    """Cells of plain text; every row has as many as the header."""
 
-    Attributes:
-        title: heading in Markdown, start of the caption in LaTeX.
-        label: name to refer to it by, the paper's own where the paper has that table.
-        header: column names.
-        rows: cells; a row that starts with an empty cell continues the one above.
-        note: what a reader must know, after the title.
-    """
-
-    title: str
-    label: str
+    title: str  # heading in Markdown, start of the caption in LaTeX
+    label: str  # name to refer to it by, the paper's own where the paper has that table
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
+    rows: Sequence[Sequence[str]]  # one that starts with an empty cell continues the one above
+    note: str = ""  # what a reader must know, after the title
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -134,10 +134,7 @@ def _parameter(name: str, option: Options) -> inspect.Parameter:
 
 
 def _register(name: str, experiment: Callable[..., Lines | None], words: Options, shared: Options) -> None:
-    """Make a command of a function that gives lines to print: mistakes end it in one line.
-
-    Where its tensors are small, `one_thread`, it runs on one thread on a CPU.
-    """
+    """Make a command of a function that gives lines to print; mistakes end it in one line."""
 
     def run(**options: Any) -> None:
         one_thread = (

@@ -26,10 +26,7 @@ Streams = Sequence[torch.Generator]  # one a network
 
 
 def initial(generators: Streams, *shape: int, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:
-    """Draw a parameter (S, *shape), network s from generators[s]: N(mean, scale^2 4 / (fan in + fan out)).
-
-    The initialisation of Louizos and Welling's published code ("he2"; a vector has no fan out).
-    """
+    """Draw a parameter (S, *shape): N(mean, scale^2 4 / (fan in + fan out)), "he2" of the published code."""
     std = scale * math.sqrt(4 / sum(shape))
     drawn = [torch.randn(shape, generator=g, dtype=torch.float32, device="cpu") for g in generators]
     return nn.Parameter(mean + std * torch.stack(drawn))

@@ -41,10 +41,7 @@ def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) 
 
 
 class Stack:
-    """S networks in training, on x (S, N, Q) and y (S, N, D), or labels (S, N) where `classify`.
-
-    `keys[s]` names the random streams of network s. `max_steps` says how long training may get.
-    """
+    """S networks in training on x (S, N, Q), y (S, N, D), or labels (S, N); `keys[s]` names the streams of each."""
 
     def __init__(
         self,

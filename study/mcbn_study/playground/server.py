@@ -22,10 +22,7 @@ TRAIN_SECONDS = 0.25  # a call: several bands a second, so that one sees it lear
 
 
 class Playground(ThreadingHTTPServer):
-    """Serves the page on 127.0.0.1, and trains one network for each open page; one call trains at a time.
-
-    Port 0 is any free one; `serve_forever` runs it.
-    """
+    """Serves the page on 127.0.0.1, port 0: any; one network for each open page, one call trains at a time."""
 
     daemon_threads = True
 

@@ -24,10 +24,7 @@ TOY = {"x_train": 1, "y_train": 1, "x_grid": 1, "mean": 1, "std": 1, "constant_s
 
 
 def write_figures(predictions: Path, out: Path) -> list[Path]:
-    """Write one PNG per method that has predictions, a panel per data set, and toy.png where toy.npz is there.
-
-    Shown is the first seed of the lowest split. Teye et al. 2018, Figure 2 (left) and the appendix; Figure 1.
-    """
+    """Write a PNG per method with predictions (first seed, lowest split), Figure 2 (left), and toy.png, Figure 1."""
     written = []
     for method in tracked(METHODS, "drawing figures", "method"):
         files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}

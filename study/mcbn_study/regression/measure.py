@@ -86,10 +86,7 @@ class Evaluator:
 
     @torch.no_grad()
     def plain(self, values: Values, networks: Networks) -> Tensor:
-        """Return what the deterministic networks say, (S, n).
-
-        BN: statistics of one pass over the whole training part. Dropout: every unit kept.
-        """
+        """Return what plain networks say, (S, n): BN with statistics of the whole training part, every unit kept."""
         at_once = self._at_once(max(self.problem.train.y.shape[1], self.problem.query.y.shape[1]), networks)
         with precision(self.tf32):
             pieces = self._pieces(values, networks, at_once)
@@ -238,10 +235,7 @@ def score_run(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> di
 def score_gaussian(
     mean: Tensor, variance: Tensor, y: Tensor, tau: float, tau_constant: float
 ) -> dict[str, float | None]:
-    """Score a Gaussian epistemic distribution, mean and variance (n,), as `score_run` does draws.
-
-    Its mixture over infinitely many draws is the Gaussian N(mean, variance + 1/tau) itself: pll is that log density.
-    """
+    """Score N(mean, variance), (n,), as `score_run` does infinitely many of its draws: that mixture is Gaussian."""
     mean, total, y = mean.double(), variance.double() + 1 / tau, y.double()
     log_density = -0.5 * ((y - mean).square() / total + torch.log(2 * math.pi * total))  # (n,)
     return _scores(mean, total, log_density, y, tau_constant)

@@ -54,10 +54,7 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
 def train_and_draw(
     dataset: str, splits: Sequence[int], seeds: Sequence[int], epochs: Sequence[int], n_samples: int, device: str
 ) -> Tensor:
-    """Train on all of train+CV, every split for its number of epochs, and draw for the test rows.
-
-    Returns draws (S, T, n) in original units, S = splits x seeds.
-    """
+    """Train on train+CV for each split's epochs; draw for the test rows, (splits x seeds, T, n) in original units."""
     runs = [(s, seed) for s in splits for seed in seeds]
     problem = _problem(dataset, [data.split(data.describe(dataset).n, s) for s, _ in runs], device)
     keys = [(data.NAMES.index(dataset), s, TEST, seed) for s, seed in runs]

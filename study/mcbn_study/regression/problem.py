@@ -33,14 +33,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of R streams in standardised units; rows beyond a stream's own are zero.
+    """Rows of R streams in standardised units; rows beyond a stream's own are zero."""
 
-    x (R, N, Q), y (R, N), n (R,) rows of each stream, mask (R, N) which rows are its own.
-    """
-
-    x: Tensor
-    y: Tensor
-    n: Tensor
+    x: Tensor  # (R, N, Q)
+    y: Tensor  # (R, N)
+    n: Tensor  # (R,): how many are a stream's own
 
     @property
     def mask(self) -> Tensor:
@@ -50,16 +47,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Problem:
-    """R streams: what they train on, what they are judged on, and the units of the target.
-
-    y_mean, y_std (R,) float64; streams: the key of each.
-    """
+    """R streams: what they train on, what they are judged on, and the units of the target."""
 
     train: Rows
     query: Rows
-    y_mean: Tensor
+    y_mean: Tensor  # (R,) float64
     y_std: Tensor
-    streams: tuple[int, ...]
+    streams: tuple[int, ...]  # the key of each
 
     @property
     def device(self) -> torch.device:
@@ -119,10 +113,7 @@ def random_bits(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def uniforms(keys: Tensor, outer: Tensor, n_rows: int, n_units: int) -> Tensor:
-    """Draw float32 numbers in [0, 1) for (stream, outer position, row, unit): (R, A, n_rows, n_units).
-
-    outer (A,) counts steps or draws. A number stays the same whatever the number of rows or streams.
-    """
+    """Draw float32 numbers in [0, 1) by (stream, outer position (A,), row, unit) alone: (R, A, n_rows, n_units)."""
     rows = torch.arange(n_rows, device=keys.device)
     units = torch.arange(n_units, device=keys.device)
     counters = (outer[:, None, None] << 32) + (rows[:, None] << 10) + units  # (A, rows, units)
@@ -131,10 +122,7 @@ def uniforms(keys: Tensor, outer: Tensor, n_rows: int, n_units: int) -> Tensor:
 
 
 def row_orders(keys: Tensor, n_rows: Tensor, epochs: Tensor) -> Tensor:
-    """Permute the rows of each stream for each epoch: (R, E, N); beyond a stream's own rows come the padding ones.
-
-    keys, n_rows (R,), epochs (E,); N is the largest of n_rows.
-    """
+    """Permute rows of streams, keys and n_rows (R,), for epochs (E,): (R, E, N), N the most; padding rows come last."""
     N = int(n_rows.max())
     rows = torch.arange(N, device=keys.device)
     counters = (epochs[:, None] << 32) + rows  # (E, N)

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple, TypeAlias
@@ -12,7 +11,7 @@ from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study import journal, paper
-from mcbn_study.estimates import Estimate, Triple, cell, comparison, estimate, triple
+from mcbn_study.estimates import Estimate, cell, difference, estimate
 from mcbn_study.journal import RECORDS, Record
 from mcbn_study.provenance import total_seconds
 from mcbn_study.regression.figures import write_figures
@@ -28,17 +27,14 @@ from mcbn_study.regression.summary import (
     summarise,
     summary_csv,
 )
-from mcbn_study.tables import MISSING, Table, read_words, render, table, to_latex
+from mcbn_study.tables import MISSING, Table, Words, read_words, render, table, to_latex
 
 _COMMAND = "mcbn reproduce regression"
-_METHODS = ("mcbn", "mcdo", "mnf")  # of the paper's tables of scores
 _TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets
 _REPEATED = ("rmse", "crps")
 _LATEX = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
 _WORDS = read_words(__package__)
-BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of the sensitivity tables, at T = 100
-FORWARD_PASSES = (250, 100, 50)  # at M = 128
-SensitivityValues: TypeAlias = Mapping[tuple[str, str, int, int], Sequence[float]]  # by data set, metric, M, T
+Pairs: TypeAlias = Mapping[str, tuple[Estimate | None, Estimate | None]]  # ours and the paper's by data set
 
 
 class RegressionReport(NamedTuple):
@@ -102,21 +98,29 @@ def read(results: str | Path) -> RegressionReport:
 def paper_tables(summary: Summary) -> list[Table]:
     """Lay out the text's Table 1 and the appendix tables of scores; what was not run is a dash."""
 
-    def column(method: str, metric: str, show: str, dataset: str) -> Triple:
-        return triple(summary.get((dataset, method, metric)), paper.find(dataset, method, metric), show)
+    def pairs(method: str, metric: str) -> Pairs:
+        return {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES}
 
-    scored = [(f"{METHODS[m]} {score.upper()}", m, score) for score in ("crps", "pll") for m in _METHODS]
-    shown = [(METHODS[m] if show == "error" else "p-value", m, show) for m in _METHODS for show in ("error", "p")]
     columns = {
-        "main": [(head, m, f"{score}_normalized", "stars") for head, m, score in scored],
-        **{score: [(head, m, f"{score}_normalized", show) for head, m, show in shown] for score in ("crps", "pll")},
-        "raw": [(head, m, score, "error") for head, m, score in scored],
-        "rmse": [(METHODS[m], m, "rmse", "error") for m in ("mcbn", "bn", "mcdo", "do", "mnf")],
+        name: [(head, show, pairs(method, metric)) for head, method, metric, show in _WORDS[name]["columns"]]
+        for name in ("main", "crps", "pll", "raw", "rmse")
     }
-    return [
-        comparison(_WORDS[name], [(head, partial(column, *asked)) for head, *asked in heads], **_WORDS["notes"])
-        for name, heads in columns.items()
-    ]
+    return [_comparison(_WORDS[name], shown, **_WORDS["notes"]) for name, shown in columns.items()]
+
+
+def _comparison(words: Words, columns: Sequence[tuple[str, str, Pairs]], heading: str = "", **fields: str) -> Table:
+    """Lay out three rows a data set: ours, the paper's, the difference.
+
+    columns: of each its heading, how it shows ("error", "stars" or "p", as `cell` does), and what it compares; heading:
+    that over ours, paper and difference.
+    """
+    rows: list[tuple[str, ...]] = []
+    for d in NAMES:
+        shown = [(show, *pairs[d]) for _, show, pairs in columns]
+        rows.append((describe(d).title, "ours", *(cell(ours, show) for show, ours, _ in shown)))
+        rows.append(("", "paper", *(cell(theirs, show) for show, _, theirs in shown)))
+        rows.append(("", "difference", *("" if show == "p" else difference(*pair) for show, *pair in shown)))
+    return table(words, rows, ("Dataset", heading, *(head for head, *_ in columns)), **fields)
 
 
 def sensitivity_tables(varied: Iterable[Record]) -> list[Table]:
@@ -128,29 +132,25 @@ def sensitivity_tables(varied: Iterable[Record]) -> list[Table]:
             value = score(run, metric)
             if run["method"] == "mcbn" and value is not None:
                 values.setdefault((run["dataset"], metric, run["batch_size"], run["n_samples"]), []).append(value)
-    return [_sensitivity_table(values, over_sizes, name) for over_sizes in (True, False) for name in ("CRPS", "PLL")]
+    return [
+        _sensitivity_table(values, over, name) for over in _WORDS["sensitivity"]["over"] for name in ("CRPS", "PLL")
+    ]
 
 
-def _sensitivity_table(values: SensitivityValues, over_sizes: bool, name: str) -> Table:
-    varied, fixed = ("batch size", "T = 100") if over_sizes else ("forward passes", "M = 128")
-    settings = [(M, M, 100) for M in BATCH_SIZES] if over_sizes else [(T, 128, T) for T in FORWARD_PASSES]
-    label, metric = f"{'batch_size' if over_sizes else 'forward_pass'}_{name}", f"{name.lower()}_normalized"
+def _sensitivity_table(values: Mapping[tuple[str, str, int, int], Sequence[float]], over: str, name: str) -> Table:
+    words, label, metric = _WORDS["sensitivity"], f"{over}_{name}", f"{name.lower()}_normalized"
 
-    def pair(M: int, T: int, dataset: str) -> tuple[Estimate | None, Estimate | None]:
-        measured = values.get((dataset, metric, M, T))
-        printed = paper.find_sensitivity(f"table:{label}", dataset, metric, M, T)
-        return estimate(measured) if measured else None, printed
+    def pair(d: str, M: int, T: int) -> tuple[Estimate | None, Estimate | None]:
+        measured = values.get((d, metric, M, T))
+        return estimate(measured) if measured else None, paper.find_sensitivity(f"table:{label}", d, metric, M, T)
 
-    def column(M: int, T: int, dataset: str) -> Triple:
-        return triple(*pair(M, T, dataset))
-
-    columns = [(str(value), partial(column, M, T)) for value, M, T in settings]
-    fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
-    pairs = [pair(M, T, dataset) for dataset in NAMES for _, M, T in settings]
+    varied, fixed, settings = words["over"][over].values()
+    columns = [(head, "error", {d: pair(d, M, T) for d in NAMES}) for head, (M, T) in settings.items()]
+    pairs = [(a, b) for *_, column in columns for a, b in column.values() if a and b]
     bound = 2 * math.sqrt(2)
-    agree = [abs(a.mean - b.mean) - b.half_unit <= bound * (a.standard_error or 0) for a, b in pairs if a and b]
-    fields |= {"agree": str(sum(agree)), "cells": str(len(agree))}
-    return comparison(_WORDS["sensitivity"], columns, varied.capitalize(), **fields)
+    agree = sum(abs(a.mean - b.mean) - b.half_unit <= bound * (a.standard_error or 0) for a, b in pairs)
+    fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
+    return _comparison(words, columns, varied.capitalize(), agree=str(agree), cells=str(len(pairs)), **fields)
 
 
 def further_tables(summary: Summary) -> list[Table]:
@@ -221,35 +221,31 @@ def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[st
 
 
 class Gap(NamedTuple):
-    """Our mean beside a printed one."""
+    """Our mean beside a printed one, each with a standard error."""
 
     key: Key
     ours: Estimate
     printed: Estimate
-    excess: float  # ours minus the paper's
-    combined: float  # standard error of the difference: sqrt(e^2 + e_paper^2), e with the search's spread
 
-    def within(self, *, rounding: bool = False) -> bool:
-        """Whether ours, an error where lower is better, is at most 2 combined standard errors above the paper's."""
-        return self.excess - (self.printed.half_unit if rounding else 0.0) <= 2 * self.combined
+    @property
+    def excess(self) -> float:
+        """Ours minus the paper's."""
+        return self.ours.mean - self.printed.mean
 
-    def differs(self, *, rounding: bool = False, searched: bool = True) -> bool:
-        """Whether the means are more than 2 standard errors apart, of runs and search or of runs alone."""
-        runs_alone = math.hypot(self.ours.standard_error or 0.0, self.printed.standard_error or 0.0)
-        granted = self.printed.half_unit if rounding else 0.0
-        return abs(self.excess) - granted > 2 * (self.combined if searched else runs_alone)
+    def beyond(self, excess: float, *, rounding: bool = False, searched: bool = True) -> bool:
+        """Whether an excess is more than 2 standard errors of the difference, of runs and search or of runs alone.
+
+        The error is sqrt(e^2 + e_paper^2); rounding: half a unit of the last printed digit is granted.
+        """
+        ours, printed = self.ours.apart if searched else self.ours.standard_error, self.printed.standard_error
+        return excess - (self.printed.half_unit if rounding else 0.0) > 2 * math.hypot(ours or 0.0, printed or 0.0)
 
 
 def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
     """Return the gap of every data set that has two runs or more and a printed number."""
-    return [gap for name in NAMES if (gap := _gap(summary, (name, method, metric)))]
-
-
-def _gap(summary: Summary, key: Key) -> Gap | None:
-    ours, printed = summary.get(key), paper.find(*key)
-    if not ours or not printed or ours.standard_error is None or printed.standard_error is None:
-        return None
-    return Gap(key, ours, printed, ours.mean - printed.mean, math.hypot(ours.apart, printed.standard_error))
+    keys = [(name, method, metric) for name in NAMES]
+    both = [Gap(key, ours, printed) for key in keys if (ours := summary.get(key)) and (printed := paper.find(*key))]
+    return [gap for gap in both if None not in (gap.ours.standard_error, gap.printed.standard_error)]
 
 
 def n_significant(summary: Summary) -> tuple[int, int]:
@@ -260,23 +256,16 @@ def n_significant(summary: Summary) -> tuple[int, int]:
 
 
 def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> list[Table]:
-    """Count the data sets on which we agree with the paper, then list where we differ.
-
-    published_mnf: of MNF stopped by the rule of the published script.
-    """
-    return [_counts(summary), _differences(summary, published_mnf or {})]
-
-
-def _counts(summary: Summary) -> Table:
+    """Count the sets on which we agree with the paper, list where we differ; published_mnf: stopped as published."""
     rows = []
-    for method, metric in ((method, metric) for metric in ("rmse", "crps") for method in ("mcbn", "mcdo")):
+    for metric, method in product(("rmse", "crps"), ("mcbn", "mcdo")):  # where lower is better
         compared = gaps(summary, method, metric)
-        strict, lenient = (sum(gap.within(rounding=rounding) for gap in compared) for rounding in (False, True))
+        strict, lenient = (sum(not gap.beyond(gap.excess, rounding=r) for gap in compared) for r in (False, True))
         claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
     n, tested = n_significant(summary)
     rows.append(("MCBN: normalised CRPS significantly above 0", *_verdict(n, tested, _TARGET_SIGNIFICANT), MISSING))
-    return table(_WORDS["fidelity"], rows)
+    return [table(_WORDS["fidelity"], rows), _differences(summary, published_mnf or {})]
 
 
 def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
@@ -286,22 +275,22 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
 
 def _differences(summary: Summary, published_mnf: Summary) -> Table:
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
+    apart = [gap for gap in compared if gap.beyond(abs(gap.excess))]
     rows: list[tuple[str, ...]] = []
-    for gap in (gap for gap in compared if gap.differs()):
+    for gap in apart:
         dataset, method, metric = gap.key
         better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
-        names, cause = (METRICS[metric], METHODS[method]), _finding(gap, published_mnf)
-        rows.append((*names, describe(dataset).title, *triple(gap.ours, gap.printed), better, cause))
-    rows = rows or [("none", *[""] * 7)]
-    outside, runs_alone = (sum(gap.differs(searched=searched) for gap in compared) for searched in (True, False))
-    chance = 0.05 * len(compared)
-    counts = {"outside": outside, "runs_alone": runs_alone}
-    return table(_WORDS["differences"], rows, (), compared=len(compared), chance=chance, **counts)
+        shown = cell(gap.ours), cell(gap.printed), difference(gap.ours, gap.printed)
+        names = METRICS[metric], METHODS[method], describe(dataset).title
+        rows.append((*names, *shown, better, _finding(gap, published_mnf)))
+    runs_alone = sum(gap.beyond(abs(gap.excess), searched=False) for gap in compared)
+    counts = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
+    return table(_WORDS["differences"], rows or [("none", *[""] * 7)], chance=0.05 * len(compared), **counts)
 
 
 def _finding(gap: Gap, published_mnf: Summary) -> str:
     """Say what an experiment found about a difference, or that none explains it."""
-    if not gap.differs(rounding=True):
+    if not gap.beyond(abs(gap.excess), rounding=True):
         return "rounding"
     stopped = published_mnf.get(gap.key)
     return f"not explained; MNF stopped as published: {cell(stopped)}" if stopped else "not explained"

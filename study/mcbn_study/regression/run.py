@@ -108,10 +108,9 @@ def score_networks(study: Study, method: str) -> None:
 
 
 def score_ensemble(study: Study, method: str) -> None:
-    """Score the networks of all seeds of the configuration best by the plain criterion as one ensemble a split.
+    """Score the networks of all seeds, best by the plain criterion, as a deep ensemble (Lakshminarayanan et al. 2017).
 
-    A deep ensemble (Lakshminarayanan et al. 2017) of plain BN networks: mean over members, variance across members
-    + 1/tau. tau and its constant twin are tuned on the folds by ensembles of the same configuration and epochs.
+    Mean over members, variance across members + 1/tau, which is tuned on the folds by ensembles trained alike.
     """
     choices = choose(study, *TESTED[method])
     started = time.perf_counter()

@@ -38,10 +38,7 @@ WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack s
 
 
 class CrossValidation:
-    """Trains B F C networks. Streams of the problem are ordered by split, then fold.
-
-    `winner` names the configuration of each split beforehand; otherwise the lowest RMSE decides.
-    """
+    """Trains B F C networks on streams ordered by split, then fold; `winner`: each split's configuration, if known."""
 
     def __init__(
         self,

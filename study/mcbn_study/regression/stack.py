@@ -24,15 +24,12 @@ _relu_backward = torch.ops.aten.threshold_backward
 
 @dataclass(frozen=True)
 class Networks:
-    """S networks to train: the stream of each and its configuration.
-
-    stream (S,) indexes `Problem.streams`; weight_decay (S,) is lambda; rate (S,) of dropout, unused by "bn".
-    """
+    """S networks to train: the stream of each and its configuration."""
 
     family: Family
-    stream: Tensor
-    weight_decay: Tensor
-    rate: Tensor
+    stream: Tensor  # (S,), of `Problem.streams`
+    weight_decay: Tensor  # (S,), lambda
+    rate: Tensor  # (S,) of dropout, unused by "bn"
     batch_size: int
     hidden: int = 50
 
@@ -65,10 +62,7 @@ def matrices(values: Values, n_inputs: int) -> list[Tensor]:
 
 
 def initial_values(family: Family, streams: Sequence[int], n_inputs: int, hidden: int) -> Values:
-    """Draw the initial parameters of one network a stream: truncated normal, std 0.1; gamma 1, beta 0.
-
-    Biases of the dropout family's ReLU layers are absolute values.
-    """
+    """Draw one network a stream: truncated normal, std 0.1; gamma 1, beta 0; biases of dropout's layers positive."""
     seeds = [purpose_key(stream, "weights") for stream in streams]
     values = stacked.initial_values(n_inputs, (hidden, hidden), seeds=seeds)
     if family == "bn":
@@ -139,10 +133,7 @@ def fold(mean: Tensor, variance: Tensor, values: Values, layer: int) -> Affine:
 
 @torch.no_grad()
 def network_states(values: Values, networks: Networks, problem: Problem) -> list[dict[str, Tensor]]:
-    """Return each BN network as a state dict of `RegressionMLP`.
-
-    Running statistics are those of one pass over the whole training part: the plain network.
-    """
+    """Return BN networks as state dicts of `RegressionMLP`, with statistics of the whole training part: plain ones."""
     states = []
     for index in range(len(networks.stream)):
         state = stacked.network(values, index, problem.train.x.shape[2]).state_dict()

@@ -251,10 +251,7 @@ def _train_stack(
 def networks_of(
     problem: Problem, family: Family, streams: Sequence[int], configurations: Sequence[Configuration], hidden: int
 ) -> Networks:
-    """List one network a stream and configuration; all share a batch size.
-
-    A batch size above the smallest training part means that part: published code.
-    """
+    """List one network a stream and configuration, all of one batch size, at most the smallest part (their code)."""
     M = min(configurations[0].batch_size, int(problem.train.n.min()))
     weight_decay = torch.tensor([configuration.weight_decay for configuration in configurations])
     rate = torch.tensor([configuration.rate or 0.0 for configuration in configurations])
