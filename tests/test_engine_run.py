@@ -287,7 +287,7 @@ class OnGpu(list):
     ("T", "chunk", "width", "outputs", "group"),
     [
         (128, 1, 2**22, 2560, 8),  # as many as a graph takes
-        (20, 1, 2**23, 2**22, 2),  # outputs as large as what is handed on at once: just two side by side
+        (20, 1, 2**23, 2**22, 4),  # outputs as large as what is handed on at once: just those side by side
         (9, 1, 2**22, 10, 5),  # 5 and 4, not 8 and 1
         (128, 128, 2**19, 320, 1),  # one pass holds them all
         (32, 1, 2**29, 10, 1),  # too large for a graph

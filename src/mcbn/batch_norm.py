@@ -298,10 +298,10 @@ def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     dtype = statistics_dtype(x)
     if x.is_cuda and scale.dtype == dtype != x.dtype and scale.ndim == 1 and storage_of(scale):  # none under `vmap`
         zero, one = torch.zeros_like(scale), torch.ones_like(scale)
-        return torch.batch_norm(x, scale, shift, zero, one, False, 0.0, 0.0, False)
+        return torch.native_batch_norm(x, scale, shift, zero, one, False, 0.0, 0.0)[0]
     if x.ndim > 2:
         shape = (-1,) + (1,) * (x.ndim - 2)
         scale, shift = scale.view(shape), shift.view(shape)
     if scale.dtype == dtype == x.dtype:
         return torch.addcmul(shift, x, scale)
-    return torch.addcmul(shift.to(dtype), x, scale.to(dtype)).to(x.dtype)  # x is cast inside the kernel
+    return torch.addcmul(shift.to(dtype), x.to(dtype), scale.to(dtype)).to(x.dtype)
