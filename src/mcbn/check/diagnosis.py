@@ -165,10 +165,7 @@ class Diagnosis:
             )
 
     def _of_spread(self) -> Iterator[str]:
-        """Judge the first layer to run: there the analytic spread holds for random batches of any data.
-
-        Few draws see little of heavy tails: standard deviations that spread less than they should are no alarm.
-        """
+        """Judge the first layer: there the analytic spread holds for any data; few draws see little of heavy tails."""
         first, (low, high) = self.layers[0], _spread_limits(self.n_samples)
         if max(first.mean_spread, first.std_spread) > high or first.mean_spread < low:
             yield (
@@ -266,11 +263,8 @@ def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
 
 
 def _spread_limits(T: int) -> tuple[float, float]:
-    """Bound the ratio of drawn to analytic std: by SPREAD_LIMIT, and by what chance does to the std of T draws.
-
-    (T - 1) s^2 / sigma^2 is chi-squared; its 0.1 and 99.9 % quantiles are those of Wilson and Hilferty 1931.
-    """
-    k = max(T - 1, 1)
+    """Bound the ratio of drawn to analytic std: by SPREAD_LIMIT, and by what chance does to the std of T draws."""
+    k = max(T - 1, 1)  # (T - 1) s^2 / sigma^2 is chi-squared; its 0.1 and 99.9 % quantiles by Wilson and Hilferty 1931
     low, high = (max(1 - 2 / (9 * k) + z * math.sqrt(2 / (9 * k)), 0.0) ** 1.5 for z in (-3.09, 3.09))
     return min(low, 1 / SPREAD_LIMIT), max(high, SPREAD_LIMIT)
 

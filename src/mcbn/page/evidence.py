@@ -170,12 +170,7 @@ def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Vot
 
 
 def _vote(
-    probs: Tensor,
-    y: Tensor,
-    kept: Tensor,
-    first: int,
-    information: Tensor | None = None,
-    sets: Tensor | None = None,
+    probs: Tensor, y: Tensor, kept: Tensor, first: int, information: Tensor | None = None, sets: Tensor | None = None
 ) -> dict[str, Tensor | None]:
     sets = smallest_set(probs, LEVEL) if sets is None else sets
     y, K = require_labels(y, probs), probs.shape[1]

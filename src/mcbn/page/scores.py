@@ -101,12 +101,9 @@ def coverage_by_group(evidence: Spread | Votes, uncertainty: Vector, groups: Seq
 
 
 def interval_coverage(error: Vector, std: Vector) -> Curve:
-    """Share of points inside their central Gaussian interval, for levels 0 to 1: |error| <= z_level std.
-
-    A point lies inside from the level erf(|error| / (std sqrt 2)) on.
-    """
+    """Share of points inside their central Gaussian interval, for levels 0 to 1: |error| <= z_level std."""
     scale = np.where(std > 0, std, 1.0)
-    needed = np.array([math.erf(z / math.sqrt(2)) for z in np.abs(error) / scale])
+    needed = np.array([math.erf(z / math.sqrt(2)) for z in np.abs(error) / scale])  # a point is inside from there on
     needed = np.where(std > 0, needed, (error != 0).astype(float))
     return Curve(LEVELS, np.searchsorted(np.sort(needed), LEVELS, side="right") / len(needed))
 
@@ -142,16 +139,11 @@ def _average(place: NDArray[np.int64], predicted: Vector, observed: Vector, n_bi
     return Bins(sums[0] / count[kept], sums[1] / count[kept], count[kept])
 
 
-def histograms(
-    uncertainty: Vector, good: NDArray[np.bool_], n_bins: int = 30
-) -> tuple[Vector, NDArray[np.float64], list[str]]:
-    """Edges (n + 1,), shares of the good and of the other points in each bin (2, n), and the medians of both in words.
-
-    Values that all but agree fall into the middle bins: the edges are at least a thousandth of them apart.
-    """
+def histograms(uncertainty: Vector, good: NDArray[np.bool_]) -> tuple[Vector, Vector, list[str]]:
+    """Edges (n + 1,), shares of the good and of the other points in each bin (2, n), and both medians in words."""
     low, high = float(uncertainty.min()), float(uncertainty.max())
-    room = max(0.0, 1e-3 * max(abs(low), abs(high)) - (high - low)) / 2
-    edges = np.histogram_bin_edges(uncertainty, n_bins, (low - room, high + room))
+    room = max(0.0, 1e-3 * max(abs(low), abs(high)) - (high - low)) / 2  # values that all but agree: middle bins
+    edges = np.histogram_bin_edges(uncertainty, 30, (low - room, high + room))
     groups = (uncertainty[good], uncertainty[~good])
     shares = np.stack([np.histogram(group, edges)[0] / max(1, len(group)) for group in groups])
     return edges, shares, [number(float(np.median(group)), 3) if len(group) else "none" for group in groups]

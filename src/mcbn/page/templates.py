@@ -19,10 +19,7 @@ Spec: TypeAlias = dict[str, Any]  # of a chart, as chart.js takes it
 
 
 def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] = (), **content: Any) -> str:
-    """Fill in a template of the `assets` of a package, which may extend those of this one; `scripts` lie beside it.
-
-    Everything is escaped where it enters, as text, attribute or embedded data.
-    """
+    """Fill in a template of the `assets` of a package, or of this one, all escaped; `scripts` lie beside it."""
     sources = [_asset("mcbn.page", "chart.js"), *(_asset(package, name) for name in scripts)]
     page = environment(package).get_template(template)
     return page.render(style=_asset("mcbn.page", "page.css"), sources=sources, **content)
@@ -35,7 +32,8 @@ def environment(package: str = "mcbn.page") -> Environment:
     templates = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.filters |= {"number": number, "percent": percent, "sha256": _digest, "each": _each}
+    templates.filters |= {"number": number, "percent": percent, "each": _each}
+    templates.filters["sha256"] = lambda source: base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
     templates.globals |= {"axis": axis, "series": series, "binned": _binned}
     templates.tests["finite"] = math.isfinite
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
@@ -45,10 +43,6 @@ def environment(package: str = "mcbn.page") -> Environment:
 @cache
 def _asset(package: str, name: str) -> str:
     return resources.files(package).joinpath("assets", name).read_text("utf-8")
-
-
-def _digest(source: str) -> str:
-    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:

@@ -69,11 +69,7 @@ class Columns(NamedTuple):
 
 
 def find_columns(table: Table, target: str | None, fitted: Layout, keys: Sequence[str] = ()) -> Columns:
-    """Find the columns of a table.
-
-    Keys are found by name. Targets are those asked for, else those of the fit where this table has them. Inputs are
-    found by the names of the fit, else they are all the others.
-    """
+    """Find keys by name, targets as asked for or else of the fit, inputs by the names of the fit or else all others."""
     places = {name: place for place, name in enumerate(table.names or ())}
     if missing := [name for name in keys if name not in places]:
         raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")

@@ -36,10 +36,7 @@ def name_of(names: Sequence[str] | None, column: int) -> str:
 
 
 def require_finite(label: object, block: Array, first: int, names: Sequence[object]) -> None:
-    """Refuse NaN, infinity and what becomes infinite in single precision.
-
-    Rows (n, ...) count from `first` (from 0) on; names are of the columns where (n, C).
-    """
+    """Refuse NaN, infinity, also in single precision, in rows (n, ...) from `first` on; names are of columns (n, C)."""
     with np.errstate(over="ignore"):
         usable = np.isfinite(block.astype(np.float32, copy=False))
     if block.dtype.kind != "f" or usable.all():

@@ -165,10 +165,7 @@ def _names(path: Path) -> list[str]:
 
 
 def read_predictions(path: Path) -> tuple[dict[str, Array], tuple[str, ...] | None]:
-    """Read what `mcbn predict` wrote: mean and std (N,), or probs (N, K) and mutual_information (N,).
-
-    Beside it, the names of the classes, where they have names.
-    """
+    """Read what `mcbn predict` wrote: mean and std, or probs (N, K) and mutual_information; and names of classes."""
     if not path.is_file():
         raise MCBNError(f"there is no file {path}")
     names = _names(path)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from jinja2 import Environment, PackageLoader
 from torch import Tensor
 
 from mcbn import metrics, noise
@@ -20,9 +21,6 @@ LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
 Scores = dict[str, float | None]
 Report = dict[str, Any]  # scores and what they were made with, as JSON has them
-NAMES = {"accuracy": "accuracy", "brier": "Brier score", "error_auroc": "AUROC of errors"}  # the others: capitals
-HIGHER_IS_BETTER = ("pll", "accuracy", "error_auroc")
-TWINS = {"regression": "constant twin", "classification": "plain network", "multilabel": "plain network"}
 ITSELF = "the scored data itself, so it is the best constant there"
 
 
@@ -124,21 +122,9 @@ def gather(bayes: MCBN[Any], scores: Report, *, data: str, n_samples: int | None
 
 def as_text(report: Report) -> str:
     """Lay the scores out as a table."""
-    twin, percent = report.get("constant") or report["plain"], report.get("normalized_percent", {})
-    head = f"{report['task']} on {report['n_points']} points of {report['data']}, "
-    lines = [head + f"T = {report['n_samples']}, M = {report['batch_size']}, tau = {number(report['tau'])}"]
-    lines += [f"! {report['worse_mean']}", ""] if report.get("worse_mean") else [""]
-    lines.append(f"{'':36}{'MCBN':>12}{TWINS[report['task']]:>16}" + (f"{'normalised %':>16}" if percent else ""))
-    for key, score in report["mcbn"].items():
-        title = f"{NAMES.get(key, key.upper())} ({'higher' if key in HIGHER_IS_BETTER else 'lower'} is better)"
-        share = f"{number(percent[key]):>16}" if key in percent else ""
-        lines.append(f"{title:36}{number(score):>12}{number(twin[key]):>16}{share}")
-    for level, share in report.get("coverage", {}).items():
-        lines.append(f"{f'inside the {100 * float(level):g} % interval':36}{f'{100 * share:.1f} %':>12}")
-    if "constant_tau" in report:
-        tau = number(report["constant_tau"])
-        lines += ["", f"constant twin: same mean, tau = {tau}, tuned on {report['constant_tau_tuned_on']}"]
-    return "\n".join(lines)
+    page = Environment(loader=PackageLoader(__package__, ""), trim_blocks=True, lstrip_blocks=True)
+    page.filters["number"] = number
+    return page.get_template("scores.txt.j2").render({"coverage": {}, **report}).rstrip()
 
 
 def number(value: float | list[float] | None) -> str:
