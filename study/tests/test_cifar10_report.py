@@ -107,3 +107,24 @@ def test_no_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(mcbn.MCBNError, match="no CIFAR-10 records; make them with `mcbn reproduce cifar10`"):
         report.write(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_gain_is_shown_for_networks_that_others_measured(tmp_path: Path) -> None:
+    about = {"kind": "score", "data": "test", "tempered": False}
+    scored = {"plain": 0.3, "mcbn": 0.26, "thinned_plain": 0.25}
+    rows = [about | {"method": method, "nll": nll + e} for method, nll in scored.items() for e in (-0.01, 0.01)]
+    rows += [
+        about | {"method": "mcbn_joint", "tempered": tempered, "nll": nll}
+        for tempered, nll in ((True, 0.24), (False, 9))
+    ]
+    rows.append(about | {"method": "mcbn", "data": "validation", "nll": 5.0})
+    config = {"n_test": 10_000, "batch_size": 32}
+    foreign = [{"family": f, "pll": pll, "config": config} for f, pll in (("plain", -0.4), ("sample", -0.3))]
+    foreign.append({"family": "plain", "pll": -7.0, "config": config | {"n_test": 500}})
+    journal.extend(tmp_path / "alternatives" / "records.jsonl", rows)
+    journal.extend(tmp_path / "posteriors" / "cifar.jsonl", foreign)
+    assert report.gains_by_network(tmp_path) == [
+        ("ours", "-0.3000", "-0.2600", "0.0400", "-0.2400"),
+        ("the paper's", "-0.3200", "-0.2800", "0.0400", "–"),
+        ("trained by others at M = 128", "-0.4000", "-0.3000", "0.1000", "–"),
+    ]

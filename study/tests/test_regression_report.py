@@ -74,9 +74,13 @@ def test_boston_searched_as_published_is_set_beside_ours(tmp_path):
     for variant, seed, rmse in (("fresh", 1, 2.5), ("fresh", 2, 3.5), ("all", 1, 2.75)):
         runs = [r | {"rmse": rmse} for r in synthetic.study(("boston",), ("mcbn",))]
         synthetic.write(tmp_path / "boston" / variant / str(seed) / "records.jsonl", iter(runs))
-    rows = {row[0]: row[1:] for row in regression.read(tmp_path).repeats[-1].rows}
-    assert rows["fresh draws"] == ("2", "3.000", "0.707", "2.500", "1")
-    assert rows["all three"] == ("1", "2.750", MISSING, "2.750", "1")
+    table = regression.read(tmp_path).repeats[-1]
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["fresh draws"] == ("2", "3.000", "0.707", "2.500", "0.4", "1")
+    assert rows["all three"] == ("1", "2.750", MISSING, "2.750", MISSING, "1")
+    assert f"Of 4 searches, {2 + int(rows['ours'][-1])} has the paper's 2.75 or less" in table.note
+    moved = max(abs(float(mean) - float(rows["ours"][1])) for _, mean, *_ in rows.values())
+    assert f"by {moved:.3f} at most" in table.note
     assert list(rows) == ["ours", "all three", "fresh draws"]
 
 

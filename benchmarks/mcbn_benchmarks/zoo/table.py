@@ -59,7 +59,8 @@ def matrix(records: Sequence[Record]) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """Lay out every network, then what was refused, has no batch norm or could not run, with the reason."""
-    shown = {"summary": summary(records), "matrix": matrix(records), "torch": records[0]["torch"] if records else ""}
+    versions = ", ".join(dict.fromkeys(r["torch"] for r in ran(records)))
+    shown = {"summary": summary(records), "matrix": matrix(records), "torch": versions}
     return render(__package__, records=records, **shown)
 
 

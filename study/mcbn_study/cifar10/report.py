@@ -14,12 +14,13 @@ from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest
 from mcbn_study.png import save_figure
-from mcbn_study.tables import read_words, render
+from mcbn_study.tables import MISSING, read_words, render
 
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 _WORDS = read_words(__package__)
 SCORES = {name: Score(**words) for name, words in _WORDS["measured"].items()}
 PLAIN_TARGET, MCBN_TARGET, REACHED_BY, TRAINING_SECONDS = -0.32, -0.28, 4, 600
+FOREIGN_IMAGES, FOREIGN_SIZE = 10_000, 32  # test images and M of the network that others trained
 Values = dict[int, float]  # by seed
 
 
@@ -72,7 +73,8 @@ def write(out: str | Path = "results/cifar10") -> list[Path]:
     out = Path(out)
     recorded = journal.read(out / RECORDS)
     studies = collect(recorded)
-    written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", page(studies))]
+    text = page(studies, gains_by_network(out.parent))
+    written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
     return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in studies)]
 
 
@@ -91,14 +93,30 @@ def _latest(recorded: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return rows, latest([r for r in recorded if r["kind"] == TRAINING], ("network", "seed"))
 
 
-def page(studies: Sequence[Measurements]) -> str:
-    """Lay out all tables of each network, and what was asked of it."""
+def gains_by_network(results: Path) -> list[tuple[str, ...]]:
+    """Lay out PLL of plain network, MCBN, and MCBN with M and tau chosen, of `alternatives` and `posteriors`."""
+    means: dict[str, list[float]] = {}
+    for r in journal.read(results / "alternatives" / RECORDS):
+        if r["kind"] == "score" and r["data"] == "test" and r["tempered"] == r["method"].endswith("_joint"):
+            means.setdefault(r["method"], []).append(-r["nll"])
+    for r in journal.read(results / "posteriors" / "cifar.jsonl"):
+        if r["config"]["n_test"] == FOREIGN_IMAGES and r["config"]["batch_size"] == FOREIGN_SIZE:
+            means[f"foreign {r['family']}"] = [r["pll"]]
+    pll = {method: fmean(values) for method, values in means.items()}
+    pll |= {"paper plain": _printed(None) or 0.0, "paper": _printed(128) or 0.0}
+    rows = [(title, *(pll.get(method) for method in methods)) for title, *methods in _WORDS["gains"]["networks"]]
+    shown = [(title, plain, ours, ours - plain, tuned) for title, plain, ours, tuned in rows if plain and ours]
+    return [(row[0], *(MISSING if value is None else f"{value:.4f}" for value in row[1:])) for row in shown]
+
+
+def page(studies: Sequence[Measurements], gains_of: Sequence[tuple[str, ...]] = ()) -> str:
+    """Lay out all tables of each network, and what was asked of it; gains_of: networks, by `gains_by_network`."""
 
     def gains(ours: Values, theirs: Values) -> list[float]:
         return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
 
     functions = {"targets": targets, "mean_cell": mean_cell, "mean": fmean, "printed": _printed, "gains": gains}
-    return render(__package__, studies=studies, scores=SCORES, **functions)
+    return render(__package__, studies=studies, scores=SCORES, gains_of=gains_of, **functions)
 
 
 def summary(recorded: Sequence[Record]) -> str:

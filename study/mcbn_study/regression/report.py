@@ -87,7 +87,10 @@ def read(results: str | Path) -> RegressionReport:
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
         fidelity=fidelity_tables(summary, published_mnf),
-        repeats=[table(_WORDS[name], rows) for name, rows in (("repeats", repeated), ("boston", boston)) if rows],
+        repeats=[
+            *([table(_WORDS["repeats"], repeated)] if repeated else []),
+            *([table(_WORDS["boston"], boston, **_standing(boston))] if boston else []),
+        ],
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
         further=[*further_tables(searches[1]), coverage_table(summary)],
@@ -215,9 +218,17 @@ def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[st
     rows: list[tuple[str, ...]] = []
     printed = paper.find(*key)
     for name, m in means.items():
-        numbers = (f"{mean(m):.3f}", f"{stdev(m):.3f}" if m[1:] else MISSING, f"{min(m):.3f}")
+        below = f"{(mean(m) - printed.mean) / stdev(m):.1f}" if m[1:] and printed else MISSING
+        numbers = (f"{mean(m):.3f}", f"{stdev(m):.3f}" if m[1:] else MISSING, f"{min(m):.3f}", below)
         rows.append((name, str(len(m)), *numbers, str(sum(printed is not None and rmse <= printed.mean for rmse in m))))
     return rows
+
+
+def _standing(boston: Sequence[Sequence[str]]) -> dict[str, object]:
+    """Count the searches that reach the paper's RMSE, and how far any row's mean is from ours, the first."""
+    searches, reached = (sum(int(row[column]) for row in boston) for column in (1, -1))
+    moved = max(abs(float(row[2]) - float(boston[0][2])) for row in boston)
+    return {"searches": searches, "reached": reached or "none", "moved": f"{moved:.3f}"}
 
 
 class Gap(NamedTuple):
