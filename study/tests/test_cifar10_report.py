@@ -10,6 +10,7 @@ import mcbn
 from mcbn_study import journal
 from mcbn_study.cifar10 import report
 from mcbn_study.cifar10.run import KIND, TRAINING
+from mcbn_study.tables import MISSING
 
 WHERE = {"hardware": "a GPU", "torch": "2", "commit": "0123456789abcdef", "config": {"batch_size": 32}}
 CURVE = {1: -0.36, 2: -0.32, 4: -0.30, 128: -0.27}
@@ -125,6 +126,6 @@ def test_the_gain_is_shown_for_networks_that_others_measured(tmp_path: Path) -> 
     journal.extend(tmp_path / "posteriors" / "cifar.jsonl", foreign)
     assert report.gains_by_network(tmp_path) == [
         ("ours", "-0.3000", "-0.2600", "0.0400", "-0.2400"),
-        ("the paper's", "-0.3200", "-0.2800", "0.0400", "–"),
-        ("trained by others at M = 128", "-0.4000", "-0.3000", "0.1000", "–"),
+        ("the paper's", "-0.3200", "-0.2800", "0.0400", MISSING),
+        ("trained by others at M = 128", "-0.4000", "-0.3000", "0.1000", MISSING),
     ]

@@ -48,7 +48,7 @@ def test_the_same_records_give_the_same_bytes(complete):
 def test_markdown_shows_every_table_and_figure(complete):
     _, written = complete
     text = written[2].read_text("utf-8")
-    assert text.count("\n## ") == 19
+    assert text.count("\n## ") == 20
     for figure in written[3:]:
         assert f"(figures/{figure.name})" in text
     assert "Profile of the runs: paper." in text

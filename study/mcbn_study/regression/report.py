@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
@@ -224,7 +224,7 @@ def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[st
     return rows
 
 
-def _standing(boston: Sequence[Sequence[str]]) -> dict[str, object]:
+def _standing(boston: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Count the searches that reach the paper's RMSE, and how far any row's mean is from ours, the first."""
     searches, reached = (sum(int(row[column]) for row in boston) for column in (1, -1))
     moved = max(abs(float(row[2]) - float(boston[0][2])) for row in boston)
