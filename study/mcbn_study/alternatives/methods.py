@@ -158,10 +158,8 @@ def require_laplace() -> Any:
         with warnings.catch_warnings(action="ignore"):  # its back ends use deprecated parts of torch
             from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MissingExtraError(
-            f"last-layer Laplace needs laplace-torch ({error}); pip install 'mcbn[laplace]', or leave `laplace` out of "
-            "the methods"
-        ) from error
+        needed = f"last-layer Laplace needs laplace-torch ({error}); pip install 'mcbn[laplace]'"
+        raise MissingExtraError(f"{needed}, or leave `laplace` out of the methods") from error
     return Laplace
 
 

@@ -133,9 +133,8 @@ def _compared(results: Results, best: Method) -> Iterator[str]:
         if ours is None or not theirs:
             continue
         shown = {m: f"{NAMES[m]} (by {_gap(results, m, best, sets, metric)})" for m in theirs}
-        low, high = (
-            "; ".join(shown[m] for m, value in theirs.items() if side * (value - ours) < 0) for side in (1, -1)
-        )
+        low = "; ".join(shown[m] for m, value in theirs.items() if value < ours)
+        high = "; ".join(shown[m] for m, value in theirs.items() if value > ours)
         better, worse = (low, high) if metric in LOWER_IS_BETTER else (high, low)
         said = f"better are {better}" if better else "no alternative is better"
         yield f"- {heading}: {said}.{f' Worse: {worse}.' if worse else ''}"
@@ -143,9 +142,8 @@ def _compared(results: Results, best: Method) -> Iterator[str]:
 
 def _gap(results: Results, rival: Method, best: Method, sets: Sequence[str], metric: str) -> str:
     """Lay out how far a rival is from the best mode: paired by seed where it has seeds, else from the mean."""
-    ours, theirs = (
-        {s: fmean(v) for s, v in results.by_seed(m, sets, metric).items() if len(v) == len(sets)} for m in (best, rival)
-    )
+    both = (results.by_seed(method, sets, metric).items() for method in (best, rival))
+    ours, theirs = ({seed: fmean(v) for seed, v in values if len(v) == len(sets)} for values in both)
     if not (ours and theirs):
         return MISSING
     gaps = [theirs[seed] - ours[seed] for seed in ours.keys() & theirs.keys()]

@@ -97,11 +97,9 @@ class Evaluation:
     Differs: draws come from the 48,000 images that the network was trained on, not from 50,000.
     """
 
-    def __init__(
-        self, network: nn.Module, profile: CifarProfile, images: Split, *, seed: int, device: str = "cpu"
-    ) -> None:
-        train, validation, test = map(require_labelled, images)
-        self.network, self.profile, self.seed = network.to(device).eval(), profile, seed
+    def __init__(self, network: nn.Module, profile: CifarProfile, images: Split, *, seed: int) -> None:
+        (train, validation, test), device = map(require_labelled, images), next(network.parameters()).device
+        self.network, self.profile, self.seed = network.eval(), profile, seed
         self.train = Augmented(train.x.to(device))
         parts = {"validation": validation, "test": test}
         self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items()}
@@ -200,10 +198,8 @@ def per_query(
     cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
     """
     if batch_size < 2 or n_samples < 1 or not len(x) or (pool is not None and pool < n_samples):
-        raise MCBNError(
-            f"per_query needs batch_size >= 2 (M - 1 training images), n_samples >= 1, images to predict for and a "
-            f"pool of at least n_samples; got {batch_size}, {n_samples}, {len(x)} and {pool}"
-        )
+        needs = "per_query needs batch_size >= 2 (M - 1 training images), 1 <= n_samples <= pool, and images to predict"
+        raise MCBNError(f"{needs}; got {batch_size}, {n_samples}, {pool}, and {len(x)} images")
     bayes = MCBN(network, "classification")
     count = pool or len(x) * n_samples
     drawn = bayes.fit(images, n_samples=count, batch_size=batch_size - 1, seed=seed).posterior

@@ -64,10 +64,8 @@ def train_networks(
     for path in filter(Path.exists, paths.values()):
         facts = network_facts(path)
         if facts["training"] != profile.training or facts["dropout"] != dropout:
-            raise MCBNError(
-                f"{path} was trained with other settings (profile {facts['profile']!r}, dropout {facts['dropout']}); "
-                "use another folder with --out or --networks"
-            )
+            others = f"other settings (profile {facts['profile']!r}, dropout {facts['dropout']})"
+            raise MCBNError(f"{path} was trained with {others}; use another folder with --out or --networks")
     left = [seed for seed, path in paths.items() if not path.exists()]
     unfinished = folder / "unfinished"
     if left:
@@ -90,6 +88,6 @@ def evaluate(journal: Journal, profile: CifarProfile, path: Path, queries: bool 
     if journal.has(network_hash=content, part="query" if queries else "test"):
         return
     about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
-    seed = network_facts(path)["seed"]
-    evaluation = Evaluation(load_network(path), profile, profile.load(), seed=seed, device=journal.device)
+    network, seed = load_network(path).to(journal.device), network_facts(path)["seed"]
+    evaluation = Evaluation(network, profile, profile.load(), seed=seed)
     journal.add([about | row for row in (evaluation.queries() if queries else evaluation.rows())])

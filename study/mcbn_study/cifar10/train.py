@@ -224,9 +224,7 @@ def _resume(trainers: Sequence[ResNetTrainer], files: Sequence[Path]) -> None:
         trainer.epochs = [Epoch(*values) for values in epochs or ()]
     reached = [trainer.steps_done for trainer in trainers]
     if len(set(reached)) > 1:
-        raise MCBNError(
-            f"the networks stopped at different steps, {reached}, and cannot go on together; train them one by one"
-        )
+        raise MCBNError(f"networks that stopped at different steps, {reached}, cannot go on together; go one by one")
 
 
 def take_epoch(trainers: Sequence[ResNetTrainer], replay: Callable[[], None] | None) -> None:

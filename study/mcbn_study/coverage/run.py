@@ -103,9 +103,7 @@ def train_networks(x: Tensor, y: Tensor, hidden: Sequence[int], settings: dict[s
     return {seed: Standardized(network, x, y).eval() for seed, network in networks.items()}
 
 
-def run_cifar(
-    networks: str | Path, out: str | Path, *, device: str = "cpu", n_samples: int = 128, images: Any = None
-) -> Path:
+def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int = 128, images: Any = None) -> Path:
     """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
     from mcbn_study.alternatives import methods
     from mcbn_study.alternatives.inputs import load_networks

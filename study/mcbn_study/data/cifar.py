@@ -81,9 +81,8 @@ def require_labelled(images: Images) -> Images:
     if len(x) != len(y) or not len(x):
         raise MCBNError(f"images need as many labels, at least one; got {len(x)} images and {len(y)} labels")
     if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < len(CIFAR10_CLASSES):
-        raise MCBNError(
-            f"labels must be whole numbers 0..{len(CIFAR10_CLASSES) - 1}; got {y.min().item()}..{y.max().item()}"
-        )
+        last = len(CIFAR10_CLASSES) - 1
+        raise MCBNError(f"labels must be whole numbers 0..{last}; got {y.min().item()}..{y.max().item()}")
     return images
 
 

@@ -8,7 +8,6 @@ every score, are compared pixel by pixel with those our results were computed on
 
 import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,9 +84,7 @@ SCENE_SETS = {name: _scene_set(name, **SETS[name]["scenes"]) for name in ("camvi
 CAMVID, VOC = SCENE_SETS.values()
 
 
-def load_scenes(
-    kind: SceneSet, part: str, *, folder: str | os.PathLike[str] | None = None, limit: int | None = None
-) -> Scenes:
+def load_scenes(kind: SceneSet, part: str, *, folder: Path | None = None, limit: int | None = None) -> Scenes:
     """Read one part of a set, or its first images; a damaged archive, image or label is refused with its name.
 
     folder: holds `NAME/PART.zip`; by default $MCBN_DATA_DIR, then the cache that `mcbn data NAME` fills.
@@ -97,21 +94,18 @@ def load_scenes(
     file = f"{kind.name}/{part}.zip"
     place = find((file,), folder)
     if place is None:
-        raise MCBNError(
-            f"no {file} in {' nor '.join(map(str, places(folder)))}: run `mcbn data {kind.name}`, or set MCBN_DATA_DIR "
-            f"to the folder that holds {kind.name}/"
-        )
+        get = f"run `mcbn data {kind.name}`, or set MCBN_DATA_DIR to the folder that holds {kind.name}/"
+        raise MCBNError(f"no {file} in {' nor '.join(map(str, places(folder)))}: {get}")
     path = place / file
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.read("names.txt").decode().split()[:limit]
             if not names:
-                raise MCBNError(f"{path}: names.txt names no image; remove the file and run `mcbn data {kind.name}`")
+                raise KeyError("names.txt names no image")
             pairs = [_read_pair(archive, kind, name, f"{path}: {name}") for name in names]
     except (zipfile.BadZipFile, KeyError, EOFError, UnicodeDecodeError) as error:
-        raise MCBNError(
-            f"{path} is damaged or no archive of scenes ({error}); remove it and run `mcbn data {kind.name}`"
-        ) from error
+        wrong = f"{path} is damaged or no archive of scenes ({error})"
+        raise MCBNError(f"{wrong}; remove it and run `mcbn data {kind.name}`") from error
     x, y = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
     return Scenes(x, y, tuple(names), kind)
 
@@ -128,9 +122,8 @@ def _read_pair(archive: zipfile.ZipFile, kind: SceneSet, name: str, where: str) 
     shown = np.flatnonzero(np.bincount(label.ravel()))  # 0.8 ms an image; sorting takes 2.0
     wrong = shown[(shown >= len(kind.classes)) & (shown != kind.void)]
     if wrong.size:
-        raise MCBNError(
-            f"{where}: label {wrong[0]} is outside the class list, 0..{len(kind.classes) - 1} and {kind.void} for void"
-        )
+        known = f"0..{len(kind.classes) - 1} and {kind.void} for void"
+        raise MCBNError(f"{where}: label {wrong[0]} is outside the class list, {known}")
     x, y = torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0), torch.from_numpy(label).unsqueeze(0)
     scene = Scenes(x, y, (name,), kind)
     scene = scene if size == kind.size else scene.shrink(kind.size)

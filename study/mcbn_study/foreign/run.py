@@ -121,10 +121,8 @@ def framed_crops(images: Tensor) -> Augmented:
 def load_resnet(path: Path) -> nn.Module:
     """Read published weights into a ResNet of their depth, 20 or 32 or another, in eval mode."""
     if not path.is_file():
-        raise MCBNError(
-            f"there is no {path}; save the weights of github.com/akamaster/pytorch_resnet_cifar10, ResNet-32, there as "
-            "an npz of its state dict"
-        )
+        published = "github.com/akamaster/pytorch_resnet_cifar10, ResNet-32"
+        raise MCBNError(f"there is no {path}; save the weights of {published}, there as an npz of its state dict")
     with np.load(path) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     units = len({name.split(".")[1] for name in tensors if name.startswith("layer1.")})
@@ -215,9 +213,7 @@ class RandomCrops(Dataset[Tensor]):
         width = min(image.width, round((area * image.width * image.height * ratio) ** 0.5))
         height = min(image.height, round((area * image.width * image.height / ratio) ** 0.5))
         left, top = np.random.randint(image.width - width + 1), np.random.randint(image.height - height + 1)
-        crop = image.crop((left, top, left + width, top + height)).resize(
-            (SIZE, SIZE), resample=Image.Resampling.BICUBIC
-        )
+        crop = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         flipped = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop
         return prepare(flipped, self.scale)
 

@@ -56,14 +56,11 @@ def _has_runs(study: Study, **fields: Any) -> bool:
     return all(study.journal.has(**fields | {kinds: name, "split": s, "seed": seed}) for name, s, seed in runs)
 
 
-def _compare(
-    study: Study, regression: Study, dataset: str, final: Sequence[Network], trained: Sequence[Network]
-) -> None:
+def _compare(study: Study, regression: Study, dataset: str, final: list[Network], trained: list[Network]) -> None:
     """Measure every network of a data set; write predictions, then the records of both folders."""
     data, T = load(dataset), study.profile.n_samples
-    choices = {
-        s: choose_batch_size([pair for pair in trained if pair[1]["split"] == s], data, T) for s in study.profile.splits
-    }
+    by_split = {s: [pair for pair in trained if pair[1]["split"] == s] for s in study.profile.splits}
+    choices = {s: choose_batch_size(networks, data, T) for s, networks in by_split.items()}
     network, info = final[0]
     measure(network, info, data, T, choices[info["split"]])  # first calls compile and load: not to be timed
     measured = [(info, measure(network, info, data, T, choices[info["split"]])) for network, info in final]

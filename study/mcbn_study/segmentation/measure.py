@@ -142,10 +142,8 @@ class SceneEvaluation:
     def _tuned(self) -> tuple[Estimator, dict[str, float]]:
         """Choose M by the log likelihood of the validation part; draws are stretched, training images not needed."""
         val, T = self.profile.load("val").to(self.device), self.profile.n_samples
-        by_size = {
-            M: shared_draws(self.bayes.with_posterior(self.bayes.posterior.at_batch_size(M)), T)
-            for M in self.profile.tuned_batch_sizes
-        }
+        drawn = {M: self.bayes.posterior.at_batch_size(M) for M in self.profile.tuned_batch_sizes}
+        by_size = {M: shared_draws(self.bayes.with_posterior(draws), T) for M, draws in drawn.items()}
         losses = {M: measure(estimator, val, [])[0].nll() for M, estimator in by_size.items()}
         best = min(losses, key=lambda M: losses[M])
         return by_size[best], {"batch_size": float(best)} | {f"val_nll_at_{M}": loss for M, loss in losses.items()}

@@ -90,9 +90,7 @@ def load_shown(path: Path) -> Shown:
             maps = {name: file[name] * file[f"{name}_scale"] for name in MAPS if name in file}
             return Shown([str(name) for name in file["names"]], file["label"], maps)
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise MCBNError(
-            f"{path} is no whole file of maps ({error}); remove it and its records, and run the study again"
-        ) from error
+        raise MCBNError(f"{path} is no whole file of maps ({error}); remove it and its records, run again") from error
 
 
 def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Figure | None":

@@ -98,10 +98,8 @@ class PixelScores:
         index = torch.where(valid, level + LEVELS * (~right), 2 * LEVELS)
         histogram = torch.bincount(index.flatten(), minlength=2 * LEVELS + 1)[:-1].view(2, LEVELS)
         self.histograms[name] = self.histograms.get(name, 0) + histogram
-        by_place = [
-            torch.stack([(values * where).double().sum(), where.sum().double()])
-            for where in (valid & ~near, valid & near)
-        ]
+        places = valid & ~near, valid & near
+        by_place = [torch.stack([(values * where).double().sum(), where.sum().double()]) for where in places]
         self.sums[name] = self.sums.get(name, 0) + torch.stack(by_place).cpu()
 
     def nll(self) -> float:
@@ -123,6 +121,5 @@ class PixelScores:
             values[f"boundary_ratio_{name}"] = (at / inside).item()
             for percent in REFUSED:
                 values[f"accuracy_refused_{percent}_{name}"] = accuracy_after_refusal(histogram, percent)
-        return values | {
-            f"iou_{name}": value for name, value in zip(self.classes, iou(self.counts).tolist(), strict=True)
-        }
+        by_class = zip(self.classes, iou(self.counts).tolist(), strict=True)
+        return values | {f"iou_{name}": value for name, value in by_class}

@@ -20,7 +20,7 @@ class BatchTests:
 
     def __init__(self, reference: Features) -> None:
         probs = reference.logits.softmax(-1)
-        self.ascending = probs.sort(0).values  # (n, K)
+        self.ascending = probs.T.sort().values  # (K, n)
         self.mean_entropy = entropy(probs, 1).mean()
         self.hidden = reference.hidden[:SAMPLE]
         self.width = torch.cdist(self.hidden, self.hidden).median()  # the median heuristic
@@ -41,13 +41,10 @@ class BatchTests:
 
     def largest_ks(self, probs: Tensor) -> Tensor:
         """BBSD (Rabanser et al. 2019): the largest Kolmogorov-Smirnov distance of any class's probabilities."""
-        ordered, (n, K), M = probs.sort(1).values, self.ascending.shape, probs.shape[1]
-        step = torch.arange(M, device=probs.device) / M
-        below = torch.stack(
-            [torch.searchsorted(self.ascending[:, k].contiguous(), ordered[..., k].contiguous()) for k in range(K)], 2
-        )
-        share = below / n - step[:, None]  # F(x_i) - (i - 1) / M
-        return torch.maximum(share, 1 / M - share).amax((1, 2))
+        ordered, (K, n), (B, M, _) = probs.permute(2, 0, 1).sort().values, self.ascending.shape, probs.shape
+        below = torch.searchsorted(self.ascending, ordered.reshape(K, -1)).reshape(K, B, M)
+        share = below / n - torch.arange(M, device=probs.device) / M  # F(x_i) - (i - 1) / M
+        return torch.maximum(share, 1 / M - share).amax((0, 2))
 
 
 def input_scores(train: Features, y: Tensor) -> Callable[[Features], dict[str, Tensor]]:

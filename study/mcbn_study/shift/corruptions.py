@@ -37,10 +37,8 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, frost: T
     frost: bytes (5, 3, h, w), photographs as `load_frost` reads them, for the kind frost.
     """
     if kind not in STRENGTHS or severity not in range(6) or (kind == "frost" and frost is None):
-        raise MCBNError(
-            f"corruptions are {', '.join(STRENGTHS)}, severities 0 to 5, frost with frost=load_frost(folder) of the "
-            f"package imagecorruptions; got {kind!r}, {severity!r}"
-        )
+        known = f"corruptions are {', '.join(STRENGTHS)}, severities 0 to 5, frost with frost=load_frost(folder)"
+        raise MCBNError(f"{known} of the package imagecorruptions; got {kind!r}, {severity!r}")
     require_images(images)
     if severity == 0:
         return images

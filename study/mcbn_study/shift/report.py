@@ -18,10 +18,7 @@ from mcbn_study.tables import read_words, render
 NAMES: dict[str, str] = read_words(__package__)["methods"]
 START, END = "<!-- shift -->", "<!-- /shift -->"
 LEVEL, RATE = 0.99, 0.01
-KEYS = (
-    *("kind", "network", "seed", "what", "M", "corruption", "severity", "method", "pair"),
-    *("data", "centre", "drift"),
-)
+KEYS = ["kind", "network", "seed", "what", "M", "corruption", "severity", "method", "pair", "data", "centre", "drift"]
 REPAIRS = ("repair", "ensemble")
 FEW = ("mcbn", "adapt 256", "adapt 32", "adapt pair")
 BASELINES = ("softmax", "entropy", "energy", "mahalanobis", "knn")
@@ -129,9 +126,8 @@ def _novelty_aims(records: Selection) -> Iterator[Aim]:
 def _repair_aims(records: Selection) -> Iterator[Aim]:
     kept = records.where(kind="repair")
     shifted, severities = kept.shifted, sorted(kept.shifted.each("severity"))
-    ours, *rivals = (
-        {f: shifted.mean(f, method=m) for f in ("accuracy", "nll", "ece")} for m in ("adapt 256", "batch", "blend")
-    )
+    scores, methods = ("accuracy", "nll", "ece"), ("adapt 256", "batch", "blend")
+    ours, *rivals = ({score: shifted.mean(score, method=m) for score in scores} for m in methods)
     gain = 100 * (ours["accuracy"] - max(r["accuracy"] for r in rivals))
     where = f"severities {', '.join(map(str, severities))}"
     yield f"adapt, 256 unlabelled, accuracy ({where})", "1 point above BN and blend", f"{gain:+.1f}", gain >= 1
