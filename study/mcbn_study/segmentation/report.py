@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,20 +75,12 @@ def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "plots.Figure"
     return figure
 
 
-class Shown(NamedTuple):
-    """What one method gave for the images shown."""
-
-    names: list[str]
-    label: Bytes  # (n, H, W)
-    maps: dict[str, NDArray[np.float32]]  # each (n, H, W)
-
-
-def load_shown(path: Path) -> Shown:
-    """Read the labels and maps that the study kept."""
+def load_shown(path: Path) -> dict[str, NDArray[Any]]:
+    """Read what the study kept of the images shown: names (n,), label (n, H, W), and maps (n, H, W) by name."""
     try:
         with np.load(path, allow_pickle=False) as file:
             maps = {name: file[name] * file[f"{name}_scale"] for name in MAPS if name in file}
-            return Shown([str(name) for name in file["names"]], file["label"], maps)
+            return {"names": file["names"], "label": file["label"], **maps}
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise MCBNError(f"{path} is no whole file of maps ({error}); remove it and its records, run again") from error
 
@@ -102,15 +94,15 @@ def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Fi
     if not all(path.exists() for path in files.values()):
         return None
     shown = {method: load_shown(path) for method, path in files.items()}
-    kind, labels = SCENE_SETS[dataset], shown["mcbn"].label
-    scenes = _find(kind, config, shown["mcbn"].names)
+    kind, labels = SCENE_SETS[dataset], shown["mcbn"]["label"]
+    scenes = _find(kind, config, shown["mcbn"]["names"].tolist())
     figure, axes, bars = _frame(*scenes.y.shape)
     x, y = scenes.x.permute(0, 2, 3, 1).numpy(), scenes.y.numpy()
     for panels, image, truth, label in zip(axes, x, y, labels, strict=True):
         for ax, picture in zip(panels, (image, paint(truth, kind), paint(label, kind)), strict=False):
             ax.imshow(picture, interpolation="nearest")
     for column, (method, name, _) in enumerate(COLUMNS, 3):
-        _draw_maps(axes[:, column].tolist(), bars[column], shown[method].maps[name])
+        _draw_maps(axes[:, column].tolist(), bars[column], shown[method][name])
     _add_classes(figure, kind, np.unique(np.concatenate([y.ravel(), labels.ravel()])).tolist())
     return figure
 
