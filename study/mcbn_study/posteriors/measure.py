@@ -35,7 +35,7 @@ from mcbn_study.regression.measure import score_gaussian, score_run, tune_tau, v
 FAMILIES = ("sample", "sample_again", "gaussian", "layerwise", "diagonal", "linear", "linear_gaussian", "tuned")
 AGAIN = 1000  # added to the seed of `sample_again`
 Bayes = MCBN[RegressionPrediction]
-Network = tuple[nn.Module, dict[str, Any]]  # with what `load_networks` says of it
+Networks = Sequence[tuple[nn.Module, dict[str, Any]]]  # each with what `load_networks` says of it
 
 
 class TunedPosterior(NamedTuple):
@@ -82,7 +82,7 @@ def measure(
     return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in measured.items()}
 
 
-def choose_batch_size(networks: Sequence[Network], data: Regression, T: int) -> TunedPosterior:
+def choose_batch_size(networks: Networks, data: Regression, T: int) -> TunedPosterior:
     """Choose M' and tau for one split by CRPS on the validation rows of its fold networks, averaged over the folds.
 
     Candidates are those of `MCBN.tune(batch_sizes="auto")`; the trained M is kept where none is better.

@@ -16,7 +16,7 @@ from mcbn.data import NAMES, load, split
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
-from mcbn_study.posteriors.measure import FAMILIES, FamilyScores, Network, choose_batch_size, measure
+from mcbn_study.posteriors.measure import FAMILIES, FamilyScores, Networks, choose_batch_size, measure
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request, save_predictions
 from mcbn_study.regression.train import load_networks
@@ -56,7 +56,7 @@ def _has_runs(study: Study, **fields: Any) -> bool:
     return all(study.journal.has(**fields | {kinds: name, "split": s, "seed": seed}) for name, s, seed in runs)
 
 
-def _compare(study: Study, regression: Study, dataset: str, final: list[Network], trained: list[Network]) -> None:
+def _compare(study: Study, regression: Study, dataset: str, final: Networks, trained: Networks) -> None:
     """Measure every network of a data set; write predictions, then the records of both folders."""
     data, T = load(dataset), study.profile.n_samples
     by_split = {s: [pair for pair in trained if pair[1]["split"] == s] for s in study.profile.splits}
