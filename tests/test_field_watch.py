@@ -101,7 +101,7 @@ def test_p_values_are_uniform_over_references() -> None:
         rows = gaussian_rows(40 + 19 + 1, 100 + number).exp()  # far from Gaussian
         null = fit_null(rows[:40], rows[40:59], {"a": 1, "b": 3})
         p_values.append(float(rank_p_values(null.metric(rows[59:]), null.held_out)))
-        layers.append(float(null.layers(rows[59:], {"a": 1, "b": 3})[1].min()))
+        layers.append(float(null.layers(rows[59:], {"a": 1, "b": 3}).min()))
     for k in (1, 2, 5, 10, 15):
         assert within_binomial(sum(p <= k / 20 + 1e-9 for p in p_values), n, k / 20)
         assert within_binomial(sum(p <= k / 20 + 1e-9 for p in layers), n, k / 20)  # any layer at all
@@ -461,3 +461,7 @@ def test_the_page_runs_as_it_stands(
     code = page.split("```python\n")[1].split("```")[0]
     exec(compile(code, "docs/field.md", "exec"), {"__name__": "snippet"})
     assert "moved by 200 inputs" in capsys.readouterr().out
+
+
+def test_a_watch_says_what_it_watches() -> None:
+    assert repr(watched("images")) == f"Watch(2 layers, batch_size={M}, false_alarms=0.01)"

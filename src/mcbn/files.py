@@ -99,11 +99,8 @@ def require_output(
 ) -> Path:
     """Refuse to write where something of the user's is, before any work is done for it.
 
-    Args:
-        path: the file to write.
-        inputs: what the command reads, by option; one of them under another name, a link, is found out.
-        is_result: tells whether a file is an old result of the same command, the only kind that may be replaced.
-        overwrite: replace it.
+    inputs are what the command reads, by option: one of them under another name, a link, is found out. Only an old
+    result of the same command (`is_result`) is ever replaced, and only to `overwrite` it.
     """
     if path.is_dir():
         raise MCBNError(f"--out {path} is a folder; name a file")

@@ -202,11 +202,9 @@ class Posterior:
         return replace(self, mean=mean, var=var, batch_size=M, fitted_batch_size=fitted)
 
     def moved(self, shift: Tensor, scale: Tensor) -> "Posterior":
-        """Move every draw, or the Gaussian they come from: s' = shift + scale s, means and standard deviations.
+        """Move every draw, or the Gaussian they come from: s' = shift + scale s, (P,) each, scale not negative.
 
-        Args:
-            shift: (P,), for each call its means, then its standard deviations, in the order of `layers`.
-            scale: (P,), not negative.
+        s holds each call's means, then its standard deviations, in the order of `layers`.
         """
         if self.gaussian is not None:
             like = self.gaussian.location

@@ -59,12 +59,10 @@ def coordinates(statistics: Statistics) -> Tensor:
 
 
 def fit_metric(z: Tensor, *, directions: int, ridge: float = 0.0) -> Metric:
-    """Fit a distance to coordinates z (F, P) of the reference.
+    """Fit a distance to coordinates z (F, P) of the reference, one row a batch or an input.
 
-    Args:
-        z: one row a batch, or an input.
-        directions: K at most; also at most a quarter of F, since variances of few rows are too uncertain to divide by.
-        ridge: added to the variance of every direction, in units of the average one of the K leading.
+    K is at most `directions` and a quarter of F, since variances of few rows are too uncertain to divide by; `ridge` is
+    in units of the average variance of the K leading directions, and added to that of every one.
     """
     F, P = z.shape
     location = z.mean(0)
@@ -114,10 +112,10 @@ class Null(NamedTuple):
     layer_scale: Tensor  # (L,)
     largest: Tensor  # (R,) over layers
 
-    def layers(self, z: Tensor, channels: Mapping[str, int]) -> tuple[Tensor, Tensor]:
-        """Return score and p-value of every layer, (t, L) each."""
+    def layers(self, z: Tensor, channels: Mapping[str, int]) -> Tensor:
+        """Return the p-value of every layer, (t, L)."""
         scores = (layer_scores(self.metric.standardize(z), channels) - self.layer_location) / self.layer_scale
-        return scores, rank_p_values(scores.reshape(-1), self.largest).reshape(scores.shape)
+        return rank_p_values(scores.reshape(-1), self.largest).reshape(scores.shape)
 
 
 def fit_null(fitting: Tensor, held_out: Tensor, channels: Mapping[str, int]) -> Null:

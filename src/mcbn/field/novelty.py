@@ -141,16 +141,10 @@ def fit_inputs(network: Network, task: str, centre: Centre, reference: Reference
 def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> Tensor:
     """Combine distance and entropy by a truncated product of their p-values, and rank it: exact, though they depend.
 
-    With an input put among the R held out, each of the R + 1 has the p-value rank / (R + 1) by either score; the sum
-
-        max(0, log `BEYOND` - log p_distance) - log p_entropy
-
-    of the input is ranked among all R + 1. A distance that is not remarkable adds nothing (truncated product: Zaykin et
-    al. 2002), so that it does not blur what the entropy says of inputs that look familiar.
-
-    Args:
-        scores: distance and entropy of each input, (N,), large where strange.
-        held_out: the same of the held-out inputs, (R,).
+    With an input of scores (N,) put among the R held out, each of the R + 1 has the p-value rank / (R + 1) by either
+    score, large where strange; the sum max(0, log `BEYOND` - log p_distance) - log p_entropy of the input is ranked
+    among all R + 1. A distance that is not remarkable adds nothing (truncated product: Zaykin et al. 2002), so that it
+    does not blur what the entropy says of inputs that look familiar.
     """
     R, blocks = len(held_out[0]), []
     for start in range(0, len(scores[0]), BLOCK):
@@ -170,11 +164,8 @@ def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Ten
 def class_proportions(probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate the class proportions (K,) of inputs by expectation maximisation (Saerens et al. 2002).
 
-    pi_k <- mean_i q_ik,  q_ik = pi_k / prior_k p_ik / sum_l(pi_l / prior_l p_il),  from pi = prior.
-
-    Args:
-        probs: p, predicted for the inputs, (N, K).
-        reference: the same for the reference, (R, K), whose mean is the prior.
+    pi_k <- mean_i q_ik,  q_ik = pi_k / prior_k p_ik / sum_l(pi_l / prior_l p_il),  from pi = prior; p (N, K) is what is
+    predicted for the inputs, prior the mean of that for the reference (R, K).
     """
     prior = reference.double().mean(0).clamp(min=1e-9)
     proportions = prior

@@ -23,14 +23,10 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Reference:
-    """Inputs by row, cut at random into two parts: to fit with, and held out.
+    """Inputs by row, cut at random by `seed` into two parts: to fit with, and held out.
 
-    Args:
-        data: what `MCBN.fit` takes; of an iterable the inputs are kept in memory.
-        network: what the inputs are for.
-        picker: what of a batch goes to the network.
-        run: inputs that come in runs of this many neighbours (frames of a video) stay together, in order.
-        seed: of the cut and of every choice of rows.
+    data is what `MCBN.fit` takes, of which `picker` chooses what goes to the network; of an iterable the inputs are
+    kept in memory. Inputs that come in runs of `run` neighbours (frames of a video) stay together, in order.
     """
 
     def __init__(self, data: Any, network: Network, picker: batches.Picker, *, run: int = 1, seed: int = 0) -> None:

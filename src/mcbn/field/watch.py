@@ -22,6 +22,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -180,7 +181,6 @@ class Watch:
         self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
         self.nulls: dict[int, Null] = {}
         self.inputs_null: InputNull | None = None
-        self.reset()
 
     @property
     def channels(self) -> dict[str, int]:
@@ -243,14 +243,12 @@ class Watch:
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
-        self.begun: Martingale | None = None
+        vars(self).pop("stream", None)
 
-    @property
+    @cached_property
     def stream(self) -> Martingale:
         """The stream under way; begun when it is first asked for."""
-        if self.begun is None:
-            self.begun = Martingale(self.null(self.batch_size).held_out, self.seed)
-        return self.begun
+        return Martingale(self.null(self.batch_size).held_out, self.seed)
 
     def novelty(self, x: Any) -> Novelty:
         """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
@@ -401,7 +399,7 @@ class Watch:
         offsets = [(mean.square() / log_var.exp()).mean() for mean, log_var in zip(moved[::2], home[1::2], strict=True)]
         columns = (
             torch.stack([part.square().mean() for part in of_layer]),
-            null.layers(z, self.channels)[1][0],
+            null.layers(z, self.channels)[0],
             torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp(),
             torch.stack(offsets).sqrt(),
         )
@@ -440,8 +438,8 @@ class Watch:
         if self.reference is None or self.task != "classification" or not self.input_null().probs.shape[1]:
             return None
         null = self.input_null()
-        proportions = class_proportions(see(self.network, self.task, self.centre, x).probs, null.probs)
-        weights = class_weights(null.probs, proportions)
+        seen = see(self.network, self.task, self.centre, x, classes_only=True)
+        weights = class_weights(null.probs, class_proportions(seen.probs, null.probs))
         return self.reference.weighted(null.rows, weights, size, needed_batches(self.false_alarms))
 
     def _require_reference(self, purpose: str) -> Reference:
@@ -453,7 +451,7 @@ class Watch:
         return self.reference
 
     def __repr__(self) -> str:
-        return f"Watch({len(self.centre)} layers, batch_size={self.batch_size}, false_alarms={self.false_alarms})"
+        return f"Watch({len(self.channels)} layers, batch_size={self.batch_size}, false_alarms={self.false_alarms})"
 
 
 def needed_batches(false_alarms: float) -> int:

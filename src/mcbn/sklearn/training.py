@@ -39,15 +39,9 @@ CHECK_EVERY = 5  # epochs
 def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> tuple[MCBN[Any], int, list[MCBN[Any]]]:
     """Train, choose epochs and tau on held-out rows, and draw the batch statistics of the network of all rows.
 
-    Args:
-        rows: at least two.
-        n_outputs: D, or K classes.
-        settings: the estimator, for its parameters, which are checked.
-        seed: of all that is drawn.
-
-    Returns:
-        The fitted MCBN with its tau, the epochs its network was trained for, and the MCBN of every fold, calibrated on
-        the rows it has not seen; none where all rows were on both sides.
+    rows are at least two, n_outputs is D or K classes; the settings are checked. Returns the fitted MCBN with its tau,
+    the epochs its network was trained for, and the MCBN of every fold, calibrated on the rows it has not seen; none
+    where all rows were on both sides.
     """
     run = _Run(rows, n_outputs, settings, seed)
     values, epochs = run.train()
