@@ -120,14 +120,9 @@ def _judge_values(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
     """Return CRPS (N,), whether the interval holds, the std and the absolute error, averaged over outputs."""
     y = match_shape(y, pred.mean)
     low, high = pred.interval(level)
-    values = (
-        metrics.crps_gaussian(pred.mean, pred.variance, y),
-        (low <= y) & (y <= high),
-        pred.std,
-        (y - pred.mean).abs(),
-    )
-    loss, covered, std, error = (flatten(value, 1).double().mean(1) for value in values)
-    return loss, covered, std, error
+    crps, covered = metrics.crps_gaussian(pred.mean, pred.variance, y), (low <= y) & (y <= high)
+    values = crps, covered, pred.std, (y - pred.mean).abs()
+    return tuple(flatten(value, 1).double().mean(1) for value in values)
 
 
 def _judge_labels(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:

@@ -91,8 +91,15 @@ class Calibration:
 
     def set(self, probs: Tensor, level: float | None, groups: Any = None, seed: int = 0) -> Tensor:
         """Return which classes belong to the set, boolean, shaped as the probabilities (N, K, ...)."""
-        share = draw_shares(probs, seed) if self.randomized else None
-        return set_scores(probs, self.penalty, share) <= self.thresholds(level, probs, groups)
+        return self.score_classes(probs, seed) <= self.thresholds(level, probs, groups)
+
+    def score_classes(self, probs: Tensor, seed: int) -> Tensor:
+        """Score every class (N, K, ...); random shares are drawn by the seed, one an input and pixel."""
+        share = None
+        if self.randomized:
+            generator = torch.Generator().manual_seed(seed)
+            share = torch.rand(len(probs), 1, *probs.shape[2:], generator=generator).to(probs)
+        return set_scores(probs, self.penalty, share)
 
     def for_prediction(self, method: str, n_samples: int, mean: str = "drawn") -> "Calibration":
         """Return itself, or a copy that refuses: scores of one way to predict promise nothing of another."""
@@ -203,8 +210,7 @@ def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     labels = require_labels(y.masked_fill(ignored, 0), probs)
     valid = ~ignored.reshape(labels.shape).to(labels.device)
     kept = flatten(valid, 1).any(1)  # (N,)
-    share = draw_shares(probs, seed) if settings.randomized else None
-    scores = set_scores(probs, settings.penalty, share).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
+    scores = settings.score_classes(probs, seed).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
     group = labels[kept] if settings.by == "class" else group.to(kept.device)[kept]
     top, label = probs.max(1)
     ranked = (None, None) if dense else (1 - top[kept], (label != labels)[kept].to(probs.dtype))
@@ -246,12 +252,6 @@ def class_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Te
     rank = torch.arange(1, probs.shape[1] + 1, device=probs.device).reshape(1, -1, *(1,) * (probs.ndim - 2))
     scores = 1 - below + weight * (rank - free).clamp(min=0).to(probs)
     return torch.zeros_like(probs).scatter(1, order, scores if share is None else scores - share * ordered)
-
-
-def draw_shares(probs: Tensor, seed: int) -> Tensor:
-    """Draw one uniform number an input and pixel, (N, 1, ...)."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(len(probs), 1, *probs.shape[2:], generator=generator).to(probs)
 
 
 def mixture_scores(samples: Tensor, tau: Tensor, y: Tensor) -> Tensor:

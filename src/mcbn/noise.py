@@ -100,13 +100,13 @@ def tune(
     ignore_index: int | None = None,
 ) -> Tuned:
     """Find the best tau of a predictor's draws on held-out data: of an `mcbn.MCBN`, or of a baseline."""
-    pairs, head = labelled(predictor, data, targets), predictor.noise == "head"
-    if predictor.noise == "full":
-        moments = ((predictor.predict(x, n_samples=n_samples, covariance=True), y) for x, y in pairs)
-        return _tune_full(*_gather(_residuals_and_covariances(pred, y) for pred, y in moments))
-    if score == "crps":
-        each = (_moments_and_targets(predictor.predict(x, n_samples=n_samples), y) for x, y in pairs)
-        mean, epistemic, scale, y = _gather(each)
+    pairs, head, full = labelled(predictor, data, targets), predictor.noise == "head", predictor.noise == "full"
+    if full or score == "crps":
+        options: dict[str, Any] = {"n_samples": n_samples} | ({"covariance": True} if full else {})
+        columns = _gather(_moments_and_targets(predictor.predict(x, **options), y, full) for x, y in pairs)
+        if full:
+            return _tune_full(*columns)
+        mean, epistemic, scale, y = columns
         bounds = _log_tau_bounds((mean.double() - y.double()) / scale.double().sqrt())
         return _tuned(_crps(mean, epistemic, y, scale), *bounds)
     loader = as_loader(data) if is_stream(data) else [data]
@@ -190,14 +190,6 @@ def _mixture(samples: Tensor, y: Tensor, log_variance: Tensor) -> Loss:
     return lambda log_tau: -(torch.logsumexp(-0.5 * log_tau.exp() * squares - half, 0) + 0.5 * log_tau).mean(0)
 
 
-def _residuals_and_covariances(pred: RegressionPrediction, y: Tensor) -> list[Tensor]:
-    """Return the epistemic covariance (n, D, D) of a batch and its residuals (n, D)."""
-    y = require_finite_targets(match_shape(y, pred.mean))
-    if pred.mean.ndim != 2 or pred.epistemic_covariance is None:
-        raise MCBNError(f'noise="full" is for outputs (N, D); the network gives {tuple(pred.mean.shape)}')
-    return [pred.epistemic_covariance.double(), y.double() - pred.mean.double()]
-
-
 def _tune_full(epistemic: Tensor, residual: Tensor) -> Tuned:
     """Take as covariance of the noise that of the residuals r (n, D) less the draws' own E (n, D, D), on average.
 
@@ -254,11 +246,18 @@ def _softmax(logits: Tensor, y: Tensor) -> Loss:
     return loss
 
 
-def _moments_and_targets(pred: RegressionPrediction, y: Tensor) -> list[Tensor]:
-    """Return mean, epistemic variance, variance of the noise at tau = 1, and targets of a batch, (n, D) each."""
+def _moments_and_targets(pred: RegressionPrediction, y: Tensor, full: bool) -> list[Tensor]:
+    """Return mean, epistemic variance, variance of the noise at tau = 1, and targets of a batch, (n, D) each.
+
+    full: the epistemic covariance (n, D, D), and residuals (n, D).
+    """
     y = require_finite_targets(match_shape(y, pred.mean))
-    scale = torch.ones_like(pred.mean) if pred.head_variance is None else pred.head_variance
-    return [_by_output(values) for values in (pred.mean, pred.epistemic, scale, y)]
+    if not full:
+        scale = torch.ones_like(pred.mean) if pred.head_variance is None else pred.head_variance
+        return [_by_output(values) for values in (pred.mean, pred.epistemic, scale, y)]
+    if pred.mean.ndim != 2 or pred.epistemic_covariance is None:
+        raise MCBNError(f'noise="full" is for outputs (N, D); the network gives {tuple(pred.mean.shape)}')
+    return [pred.epistemic_covariance.double(), y.double() - pred.mean.double()]
 
 
 def _samples_and_targets(
