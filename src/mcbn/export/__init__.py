@@ -23,16 +23,8 @@ from mcbn import __version__, batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, MissingExtraError
-from mcbn.export.predictors import (
-    PROMISED,
-    RESULTS,
-    LinearPredictor,
-    PooledPredictor,
-    PromisingPredictor,
-    SamplePredictor,
-    Summary,
-    summary_of,
-)
+from mcbn.export import predictors
+from mcbn.export.predictors import PROMISED, RESULTS, Summary, summary_of
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
@@ -162,14 +154,13 @@ def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
 def _whole(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None, level: float | None) -> nn.Module:
     """Put all there is together: one network or several, and what is promised of them."""
     members = getattr(bayes, "members", [bayes])
-    predictors = [_predictor(m, m.engine_for(T, chunk)[0], inputs, method, T, chunk) for m in members]
-    whole: nn.Module = predictors[0] if len(predictors) == 1 else PooledPredictor(predictors)
+    each = [_predictor(m, m.engine_for(T, chunk)[0], inputs, method, T, chunk) for m in members]
+    whole: nn.Module = each[0] if len(each) == 1 else predictors.PooledPredictor(each)
     if level is None or bayes.calibration is None:
         return whole
     prediction = bayes.predict(inputs, method=method, n_samples=T)
     like = prediction.mean if bayes.task == "regression" else prediction.probs
-    calibration = prediction.calibration
-    return PromisingPredictor(whole, calibration.score, calibration.thresholds(level, like), calibration.penalty)
+    return predictors.PromisingPredictor(whole, prediction.calibration, level, like)
 
 
 def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: int, chunk: int | None) -> nn.Module:
@@ -190,7 +181,7 @@ def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: 
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
     chunk = _chunk(T, program.width * len(output), chunk if apart else 1)
-    return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
+    return predictors.SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:
@@ -219,22 +210,21 @@ def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Ten
     with Gather(expansion.chosen) as mode:
         engine.network.run_copy(inputs)
     chosen = [rows for name in names for rows in mode.drawn[name]]  # (K, C) each
-    return LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
+    return predictors.LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep the exporters' notes about themselves from the user."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in map(logging.getLogger, LOGGERS)}
     try:
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated", category=FutureWarning)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
-from mcbn.conformal import set_scores
+from mcbn.conformal import Calibration, set_scores
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.linear import Expansion, Linearised
@@ -239,10 +239,10 @@ class PromisingPredictor(nn.Module):
 
     threshold: Tensor
 
-    def __init__(self, predictor: nn.Module, score: str, threshold: Tensor, penalty: tuple[float, int]) -> None:
+    def __init__(self, predictor: nn.Module, calibration: Calibration, level: float, like: Tensor) -> None:
         super().__init__()
-        self.predictor, self.score, self.penalty = predictor, score, penalty
-        self.register_buffer("threshold", threshold)
+        self.predictor, self.score, self.penalty = predictor, calibration.score, calibration.penalty
+        self.register_buffer("threshold", calibration.thresholds(level, like))
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
