@@ -141,7 +141,7 @@ def test_the_command_says_in_one_line_what_is_wrong(folder):
     model = ("--model", f"{MODULE}:make", "--data", "test.csv", "--out", "there")
     (folder / "there").mkdir()
     (folder / "there" / "old.parquet").write_text("")
-    assert "--engine must be one of local, ray" in refused(*model, "--engine", "spark")
+    assert "--engine must be one of ['local', 'ray']" in refused(*model, "--engine", "spark")
     assert "must be a folder" in refused(*model[:-1], "x.parquet", "--resume")
     assert "no job.json" in refused(*model, "--resume")
     (folder / "in").mkdir()
@@ -179,7 +179,7 @@ def test_the_study_goes_to_the_cluster_that_is_named(name, module, tmp_path, mon
     assert (asked["engine"], asked["address"]) == ("ray", "head:6379")
     assert (asked["datasets"], asked["out"]) == (["yacht"], Path("there"))
     result = CliRunner().invoke(app, f"reproduce {name} --engine spark".split())
-    assert (result.exit_code, "--engine must be one of local, ray" in result.stderr) == (2, True)
+    assert (result.exit_code, "--engine must be one of ['local', 'ray']" in result.stderr) == (2, True)
 
 
 def test_a_folder_is_predicted_as_its_files_one_by_one(folder):

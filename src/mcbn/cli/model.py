@@ -59,7 +59,8 @@ def fit(
     """
     sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": network.weights}
     require_output(out, sources, saving.is_posterior, overwrite=overwrite)
-    bayes: MCBN[Any] = MCBN(network.make(), task, layers=_read_layers(layers))
+    first = int(layers) if layers and layers.isdigit() else session.split_names(layers) or None
+    bayes: MCBN[Any] = MCBN(network.make(), task, layers=first)
     named = Layout(classes=tuple(session.split_names(classes)) or None)
     keys, classify = session.split_names(key), bayes.task == "classification"
     train = open_examples(data, target=target, fitted=named, passed_on=keys, classify=classify)
@@ -74,13 +75,6 @@ def fit(
     typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
 
 
-def _read_layers(text: str | None) -> int | list[str] | None:
-    """Read --layers: a number of first layers, or names."""
-    if text is None:
-        return None
-    return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
-
-
 def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
     """Fit the posterior."""
     if train.loader is None and batch_size is None:
@@ -92,17 +86,11 @@ def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int 
         require_fits(bayes, next(train.blocks()).x, columns, "--target and --key leave others out")
     with bar("drawing", n_samples, "batch") as tick, counting(bayes, tick):
         bayes.fit(train.training_data(), n_samples=n_samples, batch_size=batch_size, **options)
-    if train.layout.classes is not None:
-        _require_classes(bayes, train)
-
-
-def _require_classes(bayes: MCBN[Any], train: Examples) -> None:
-    """Refuse names of classes that are not as many as the network has."""
-    names = train.layout.classes or ()
-    K = bayes.predict(next(train.blocks()).x[:2], n_samples=1).probs.shape[1]
-    if len(names) != K:
-        cure = "name them all, in the order of its outputs, by --classes"
-        raise MCBNError(f"the network tells {K} classes apart, but there are {len(names)} names of classes; {cure}")
+    if names := train.layout.classes:
+        K = bayes.predict(next(train.blocks()).x[:2], n_samples=1).probs.shape[1]
+        if len(names) != K:
+            cure = "name them all, in the order of its outputs, by --classes"
+            raise MCBNError(f"the network tells {K} classes apart, but there are {len(names)} names of classes; {cure}")
 
 
 def _is_untuned(bayes: MCBN[Any]) -> bool:

@@ -71,9 +71,15 @@ def report(
         _refuse_alone(of_network)
         if data is None:
             raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
+        from mcbn.page import write_prediction_page
+
         path = writable(out or Path("report.html"), sources, overwrite)
-        examples = {"target": target, "passed_on": session.split_names(key)}
-        page = _of_predictions(path, predictions, data, examples, wording)
+        predicted, names = outputs.read_predictions(predictions)
+        examples: dict[str, Any] = {"target": target, "passed_on": session.split_names(key), "need_targets": True}
+        test = open_examples(data, fitted=Layout(classes=names), **examples)
+        x, y = session.read_whole(test)
+        wording["classes"] = wording["classes"] or names
+        page = write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
     else:
         _refuse_alone({**of_network, "--data": data})
         require_own_folder(out or Path("site"), "index.html")
@@ -96,18 +102,6 @@ def _of_network(
     return write_page(path, fitted.bayes, x, y, train=fit_data, **wording)
 
 
-def _of_predictions(
-    path: Path, predictions: Path, data: str, examples: dict[str, Any], wording: dict[str, Any]
-) -> Path:
-    from mcbn.page import write_prediction_page
-
-    predicted, classes = outputs.read_predictions(predictions)
-    test = open_examples(data, need_targets=True, fitted=Layout(classes=classes), **examples)
-    x, y = session.read_whole(test)
-    wording["classes"] = wording["classes"] or classes
-    return write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
-
-
 def writable(path: Path, sources: Mapping[str, Any], overwrite: bool) -> Path:
     """Refuse a place for a page before any work is done for it."""
     if path.suffix not in (".html", ".htm"):
@@ -116,6 +110,5 @@ def writable(path: Path, sources: Mapping[str, Any], overwrite: bool) -> Path:
 
 
 def _refuse_alone(options: Mapping[str, object]) -> None:
-    alone = [name for name, value in options.items() if value is not None]
-    if alone:
+    if alone := [name for name, value in options.items() if value is not None]:
         raise MCBNError(f"{', '.join(alone)} without --posterior, the file that `mcbn fit` wrote")

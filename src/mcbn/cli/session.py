@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mcbn import saving, scale
-from mcbn.errors import MCBNError, one_line
+from mcbn.errors import MCBNError, one_line, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import Tick, bar, counting
@@ -145,12 +145,6 @@ def one_line_warnings() -> Iterator[None]:
         yield
 
 
-def require_engine(engine: str) -> None:
-    """Refuse an engine that does not exist."""
-    if engine not in ENGINES:
-        raise MCBNError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
-
-
 class Fitted(NamedTuple):
     """A posterior of `mcbn fit` with its network."""
 
@@ -158,19 +152,10 @@ class Fitted(NamedTuple):
     layout: Layout  # of the table it was fitted on
     constant: Tensor | None  # tau of the constant twin, where the file has it
 
-    def open(
-        self,
-        data: str,
-        target: str | None,
-        *,
-        need_targets: bool = True,
-        passed_on: Sequence[str] = (),
-        finite: bool = True,
-    ) -> Examples:
-        """Open data for this network; columns are found by the names of the fit."""
-        names = (self.bayes.network or Network(self.bayes.model)).accepted_keys
-        options: dict[str, Any] = {"need_targets": need_targets, "keys": names, "passed_on": passed_on}
-        return open_examples(data, target=target, fitted=self.layout, finite=finite, **options)
+    def open(self, data: str, target: str | None, *, need_targets: bool = True, **options: Any) -> Examples:
+        """Open data for this network as `open_examples` does; columns are found by the names of the fit."""
+        options |= {"keys": (self.bayes.network or Network(self.bayes.model)).accepted_keys, "fitted": self.layout}
+        return open_examples(data, target=target, need_targets=need_targets, **options)
 
     def save(self, bayes: MCBN[Any], path: Path) -> None:
         """Write the posterior of an MCBN with what is known of tables and the constant twin here."""
@@ -240,8 +225,7 @@ class FolderOptions(FileOptions):
 
     def is_many(self, data: str) -> bool:
         """Tell whether data is a job of many files; refuse an engine that does not exist."""
-        require_engine(self.engine)
-        return self.engine == "ray" or Path(data).is_dir()
+        return require_choice("--engine", self.engine, ENGINES) == "ray" or Path(data).is_dir()
 
     def predict(self, data: str, fitted: Fitted, **options: Any) -> scale.Summary:
         """Have the files worked on, here or on a cluster."""

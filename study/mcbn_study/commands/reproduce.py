@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mcbn.cli.session import one_line_errors, one_line_warnings, require_engine
-from mcbn.errors import MCBNError
+from mcbn.cli.session import ENGINES, one_line_errors, one_line_warnings
+from mcbn.errors import MCBNError, require_choice
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
 KINDS = {"path": Path, "text": str, "number": int, "numbers": list[int], "names": list[str]}
@@ -37,7 +37,7 @@ def _report(experiment: str, *places: Path) -> Lines:
 
 def regression(profile: str, methods: list[str], engine: str, **options: Any) -> Lines:
     """Run the study as a profile says, but for its switches."""
-    require_engine(engine)
+    require_choice("--engine", engine, ENGINES)
     chosen = replace(_profile("regression", profile), **{name: options.pop(name) for name in SWITCHES})
     methods = methods or _load("regression.profile").METHODS
     journal = _load("regression.run").run(chosen, methods=methods, engine=engine, **options)
@@ -46,7 +46,7 @@ def regression(profile: str, methods: list[str], engine: str, **options: Any) ->
 
 def sensitivity(profile: str, engine: str, **options: Any) -> Lines:
     """Run the study with the choices of a regression study."""
-    require_engine(engine)
+    require_choice("--engine", engine, ENGINES)
     journal = _load("sensitivity").run(_profile("regression", profile), engine=engine, **options)
     return [f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}"]
 
