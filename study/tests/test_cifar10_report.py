@@ -119,11 +119,11 @@ def test_the_gain_is_shown_for_networks_that_others_measured(tmp_path: Path) -> 
         for tempered, nll in ((True, 0.24), (False, 9))
     ]
     rows.append(about | {"method": "mcbn", "data": "validation", "nll": 5.0})
-    config = {"n_test": 10_000, "batch_size": 32}
-    foreign = [{"family": f, "pll": pll, "config": config} for f, pll in (("plain", -0.4), ("sample", -0.3))]
-    foreign.append({"family": "plain", "pll": -7.0, "config": config | {"n_test": 500}})
+    about = {"network": "resnet32", "n": 10_000}
+    foreign = [about | {"method": m, "pll": pll} for m, pll in (("plain", -0.4), ("MCBN, M = 32", -0.3))]
+    foreign.append(about | {"method": "plain", "pll": -7.0, "n": 500})
     journal.extend(tmp_path / "alternatives" / "records.jsonl", rows)
-    journal.extend(tmp_path / "posteriors" / "cifar.jsonl", foreign)
+    journal.extend(tmp_path / "foreign" / "records.jsonl", foreign)
     assert report.gains_by_network(tmp_path) == [
         ("ours", "-0.3000", "-0.2600", "0.0400", "-0.2400"),
         ("the paper's", "-0.3200", "-0.2800", "0.0400", MISSING),

@@ -27,8 +27,8 @@ class ABNN(Predictor):
     """Draws of several networks whose batch norm gives gamma x^ (1 + alpha e) + beta, e ~ N(0, 1) for every value.
 
     One is the trained network itself; the others were trained on with that noise, each with sqrt(K) random classes
-    that weigh more in its loss, so that they differ (Franchi et al. 2024, Sections 3.2 and 3.3). Draw t is of network
-    t mod n. What the paper leaves open follows torch-uncertainty, by the same authors, but for what is marked above.
+    that weigh more in its loss, so that they differ (Franchi et al. 2024). Draw t is of network t mod n. What the paper
+    leaves open follows torch-uncertainty, by the same authors, but for what is marked above.
 
     Args:
         model: a trained classifier with batch norm; it is copied, never modified.

@@ -20,7 +20,7 @@ KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 _WORDS = read_words(__package__)
 SCORES = {name: Score(**words) for name, words in _WORDS["measured"].items()}
 PLAIN_TARGET, MCBN_TARGET, REACHED_BY, TRAINING_SECONDS = -0.32, -0.28, 4, 600
-FOREIGN_IMAGES, FOREIGN_SIZE = 10_000, 32  # test images and M of the network that others trained
+N_TEST = 10_000  # all test images
 Values = dict[int, float]  # by seed
 
 
@@ -94,19 +94,21 @@ def _latest(recorded: Sequence[Record]) -> tuple[list[Record], list[Record]]:
 
 
 def gains_by_network(results: Path) -> list[tuple[str, ...]]:
-    """Lay out PLL of plain network, MCBN, and MCBN with M and tau chosen, of `alternatives` and `posteriors`."""
-    means: dict[str, list[float]] = {}
+    """Lay out PLL of plain network, MCBN, its gain, and MCBN with M and tau chosen; also of foreign networks."""
+    pll = {"paper plain": [_printed(None) or 0.0], "paper": [_printed(128) or 0.0]}
     for r in journal.read(results / "alternatives" / RECORDS):
         if r["kind"] == "score" and r["data"] == "test" and r["tempered"] == r["method"].endswith("_joint"):
-            means.setdefault(r["method"], []).append(-r["nll"])
-    for r in journal.read(results / "posteriors" / "cifar.jsonl"):
-        if r["config"]["n_test"] == FOREIGN_IMAGES and r["config"]["batch_size"] == FOREIGN_SIZE:
-            means[f"foreign {r['family']}"] = [r["pll"]]
-    pll = {method: fmean(values) for method, values in means.items()}
-    pll |= {"paper plain": _printed(None) or 0.0, "paper": _printed(128) or 0.0}
-    rows = [(title, *(pll.get(method) for method in methods)) for title, *methods in _WORDS["gains"]["networks"]]
-    shown = [(title, plain, ours, ours - plain, tuned) for title, plain, ours, tuned in rows if plain and ours]
-    return [(row[0], *(MISSING if value is None else f"{value:.4f}" for value in row[1:])) for row in shown]
+            pll.setdefault(r["method"], []).append(-r["nll"])
+    for r in journal.read(results / "foreign" / RECORDS):
+        if r["n"] == N_TEST:
+            pll[f"{r['network']} {r['method']}"] = [r["pll"]]
+    rows = []
+    for title, *methods in _WORDS["gains"]["networks"]:
+        plain, ours, tuned = (fmean(pll[method]) if method in pll else None for method in methods)
+        if plain and ours:
+            numbers = (plain, ours, ours - plain, tuned)
+            rows.append((title, *(MISSING if value is None else f"{value:.4f}" for value in numbers)))
+    return rows
 
 
 def page(studies: Sequence[Measurements], gains_of: Sequence[tuple[str, ...]] = ()) -> str:
