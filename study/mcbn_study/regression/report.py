@@ -295,7 +295,7 @@ def _differences(summary: Summary, published_mnf: Summary) -> Table:
         names = METRICS[metric], METHODS[method], describe(dataset).title
         rows.append((*names, *shown, better, _finding(gap, published_mnf)))
     runs_alone = sum(gap.beyond(abs(gap.excess), searched=False) for gap in compared)
-    counts = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
+    counts: dict[str, Any] = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
     return table(_WORDS["differences"], rows or [("none", *[""] * 7)], chance=0.05 * len(compared), **counts)
 
 
