@@ -232,7 +232,7 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
 
 
 def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
-    """Score every class as `class_scores` does, but the most probable one 0, unless shares are random, (N, K, ...).
+    """Score every class as `class_scores` does, but the most probable one 0 unless shares are random, (N, K, ...).
 
     Differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed.
     """

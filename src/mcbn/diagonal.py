@@ -55,10 +55,9 @@ def _sqrt(square: Tensor) -> Tensor:
 
 
 class Population:
-    """Sums over examples of one call's inputs, merged batch by batch.
+    """Sums over examples of one call's inputs, in double precision, merged batch by batch.
 
-    Example i has the averages p_i of h - c and q_i of (h - c)^2 over its positions, c a pivot near the population's
-    mean, so that no digits cancel. In double precision.
+    Example i has averages p_i of h - c and q_i of (h - c)^2 over its positions; a pivot c near the mean saves digits.
     """
 
     def __init__(self, pivot: Tensor) -> None:
@@ -98,10 +97,7 @@ class Population:
 def observe(
     network: Network, drawn: TrainingBatches, layers: Layers, inputs: batches.Picker
 ) -> tuple[Gaussian, Recorded]:
-    """Run every example once through the network, each layer seeing inputs normalised by their batch.
-
-    Returns the factorised Gaussian, and for the drift check the statistics of some batches.
-    """
+    """Run every example once, normalised by its batch: the factorised Gaussian, and batches for the drift check."""
     keys, chosen = network.accepted_keys, frozenset[str]()
     populations: dict[str, Population] = {}
     kept: list[Observe] = []

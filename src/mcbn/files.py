@@ -20,10 +20,7 @@ MOST_RATIO, LEAST_SUSPECT = 200, 2**30  # an archive that grows beyond both, in 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on leaving without an error it takes the place of `path`.
-
-    It is on disk then, and whoever the user's umask allows may read it. What killed runs left of it is removed.
-    """
+    """Give a temporary path; left without an error it takes the place of `path`, on disk and as the umask allows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}{LEFT}") as name, held(Path(name)):

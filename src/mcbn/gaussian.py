@@ -238,10 +238,7 @@ def stretch(drawn: Tensor, factor: float) -> Tensor:
 
 
 def stretch_positive(drawn: Tensor, factor: float) -> Tensor:
-    """Stretch positive draws (T, C) in their logarithm, keeping their mean: s_bar s^factor / mean(s^factor).
-
-    To first order in their spread this is `stretch`; it is never negative, and stretching by 1 / factor undoes it.
-    """
+    """Stretch positive draws (T, C) in their logarithm, keeping their mean: s_bar s^factor / mean(s^factor)."""
     values = drawn.double()
     weights = torch.softmax(factor * values.log(), 0)  # (T, C), s^factor / sum(s^factor)
     return (values.mean(0) * len(values) * weights).where(values.amax(0) > 0, values.new_zeros(())).to(drawn)

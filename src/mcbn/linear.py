@@ -87,10 +87,7 @@ class Linearised(NamedTuple):
 
 
 class Expansion:
-    """What does not depend on the inputs: the point that outputs are expanded about, and the covariance there.
-
-    Moments are those of the first T draws; those of a Gaussian are taken as they are.
-    """
+    """What does not depend on the inputs: the point to expand about, and the covariance of the first T draws there."""
 
     def __init__(self, network: Network, posterior: Posterior, inputs: Any, T: int) -> None:
         model, seed = posterior.gaussian, posterior.seed

@@ -51,7 +51,13 @@ def pll(samples: TensorLike, y: TensorLike, tau: TensorLike) -> Tensor:
         )
     T, N = samples.shape[:2]
     residual = _floating(samples - y).reshape(T, N, -1)  # (T, N, D)
-    tau = _precision(tau, y.shape[1:], residual)  # (D,)
+    tau = _tensor(tau, "tau", residual.device, residual.dtype)
+    if not ((tau > 0) & tau.isfinite()).all():
+        raise MCBNError(f"tau must be positive and finite; got {tau.tolist()}")
+    try:
+        tau = tau.broadcast_to(y.shape[1:]).reshape(-1)  # (D,)
+    except RuntimeError as error:
+        raise MCBNError(f"tau {tuple(tau.shape)} does not fit one output {tuple(y.shape[1:])}") from error
     log_mix = torch.logsumexp(-0.5 * (tau * residual.square()).sum(-1), 0)  # (N,)
     return log_mix - math.log(T) - 0.5 * len(tau) * _LOG_2PI + 0.5 * tau.log().sum()
 
@@ -242,10 +248,7 @@ def _losses_by_rank(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, 
 
 
 def worse_mean(drawn: Tensor, plain: Tensor, name: str) -> str:
-    """Say that the mean over draws is worse than the plain network's by losses of both, of any shape; else nothing.
-
-    name: of the average loss, "RMSE" for the root of squared errors.
-    """
+    """Say that the mean over draws is worse than the plain network's by losses of both ("RMSE": their root), or ""."""
     difference = (drawn.double() - plain.double()).flatten()
     if not difference.mean() > 0:
         return ""
@@ -301,17 +304,6 @@ def _point_means(**scores: TensorLike) -> list[Tensor | float]:
     if len(shapes) > 1:
         raise MCBNError(f"{', '.join(scores)} must cover the same points; got shapes {sorted(shapes)}")
     return [_floating(value).mean() if isinstance(value, Tensor) else float(value) for value in values]
-
-
-def _precision(tau: TensorLike, output_shape: torch.Size, like: Tensor) -> Tensor:
-    """Return tau checked, in the dtype of `like`, one value per output: (D,)."""
-    tau = _tensor(tau, "tau", like.device, like.dtype)
-    if not ((tau > 0) & tau.isfinite()).all():
-        raise MCBNError(f"tau must be positive and finite; got {tau.tolist()}")
-    try:
-        return tau.broadcast_to(output_shape).reshape(-1)
-    except RuntimeError as error:
-        raise MCBNError(f"tau {tuple(tau.shape)} does not fit one output {tuple(output_shape)}") from error
 
 
 def _probs_and_labels(probs: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]:

@@ -27,10 +27,7 @@ LEAST_PIVOT = 1e-6  # probability that draws are compared with: below it a ratio
 
 
 class Moments:
-    """Mean and variance over draws, streamed: memory does not grow with T.
-
-    Sums are taken about the first draw, so equal draws give a variance of exactly zero and large means cost no digits.
-    """
+    """Mean and variance over draws, streamed as sums about the first: equal draws give a variance of exactly zero."""
 
     def __init__(self, *, covariance: bool = False) -> None:
         self.count = 0
@@ -153,10 +150,7 @@ def gaussian(
 def classification(
     chunks: Iterable[Tensor], tau: Tensor, *, several: bool = False, keep: bool = False, tolerance: float | None = None
 ) -> ClassificationPrediction:
-    """Stream logits of draws into a classification prediction: probabilities are averaged, never logits.
-
-    several: one logit for each of several labels of an input.
-    """
+    """Stream logits of draws into averaged class probabilities; several: an input has a logit for each label."""
     moments = Probabilities(tau, several)
     samples = _feed(chunks, moments.add_outputs, moments, keep, tolerance)
     mean, variance = (value[:, 1] if several else value for value in (moments.mean, moments.variance))

@@ -137,10 +137,7 @@ def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tup
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:
-    """Minimise a function of one variable between bounds by golden sections, elementwise for many at once.
-
-    Each step keeps 61.8 % of the bracket and costs one evaluation; it finds the minimum of a unimodal function.
-    """
+    """Minimise a unimodal function between bounds, elementwise: golden sections, each 61.8 % of the last bracket."""
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     f_left, f_right = function(left), function(right)
@@ -155,18 +152,12 @@ def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Te
 
 
 def tau_by_crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Tensor:
-    """Find the tau of each output, (D,), that minimises the mean CRPS of N(mean, epistemic + 1/tau) (section 4.2).
-
-    All arguments (n, D).
-    """
+    """Find the tau of each output, (D,), of least mean CRPS of N(mean, epistemic + 1/tau) (section 4.2); all (n, D)."""
     return minimize_bounded(_crps(mean, epistemic, y), *_log_tau_bounds(mean.double() - y.double())).exp()
 
 
 def constant_tau(mean: Tensor, y: Tensor) -> Tensor:
-    """Find the tau of the constant twin, the same mean with one variance for all inputs, by CRPS (section 4.2).
-
-    mean and y (N,) or (N, D, ...); one tau an output, (D,).
-    """
+    """Find the tau of the constant twin by CRPS, one an output, (D,); mean and y (N,) or (N, D, ...) (section 4.2)."""
     rows = _by_output(mean)  # (n, D)
     return tau_by_crps(rows, torch.zeros_like(rows), _by_output(y))
 
@@ -191,7 +182,7 @@ def _mixture(samples: Tensor, y: Tensor, log_variance: Tensor) -> Loss:
 
 
 def _tune_full(epistemic: Tensor, residual: Tensor) -> Tuned:
-    """Take as covariance of the noise that of the residuals r (n, D) less the draws' own E (n, D, D), on average.
+    """Take as covariance of the noise that of residuals r (n, D) less the draws' own E (n, D, D), on average.
 
     S = 1/n sum_i (r_i r_i^T - E_i), its eigenvalues in units of the residuals kept above the bound of tau.
     """
@@ -223,10 +214,7 @@ def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_temperature(logits: Tensor, y: Tensor) -> Tensor:
-    """Find the tau, (), that maximises the mean log of the averaged softmax(tau * logits).
-
-    logits (T, n, K), labels y (n,). The paper has tau = 1 for classification (section 3.2).
-    """
+    """Find the tau, (), of largest mean log of the averaged softmax(tau * logits), (T, n, K), for labels y (n,)."""
     return _tune_classes(logits, y).tau.to(logits)
 
 
@@ -311,10 +299,7 @@ def candidates(batch_sizes: str | Sequence[int], fitted: int) -> list[int]:
 
 
 def best(tuned: Mapping[int, Tuned], score: str) -> int:
-    """Choose the batch size of least loss; the first is kept where none is better.
-
-    Outputs of several units count alike: CRPS relative to that of the first batch size, log densities as they are.
-    """
+    """Choose the batch size of least loss, the first of equals; CRPS counts relative to that of the first."""
     reference = next(iter(tuned.values())).loss  # (D,)
 
     def loss(M: int) -> float:

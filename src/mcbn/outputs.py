@@ -114,10 +114,7 @@ def as_float(output: Tensor) -> Tensor:
 
 
 def as_logits(chunk: Tensor, several: bool = False) -> Tensor:
-    """Give logits of draws (t, N, K, ...) a class axis 2.
-
-    A single unit (t, N) or (t, N, 1, ...) is a binary logit, K = 2; of several labels each is, (t, N, 2, K, ...).
-    """
+    """Give logits (t, N, K, ...) a class axis 2, K = 2 for a single unit, (t, N, 2, K, ...) for several labels."""
     chunk = as_float(chunk)
     if several or chunk.ndim == 2:
         chunk = chunk.unsqueeze(2)

@@ -136,7 +136,9 @@ class Posterior:
         twice = [t for t, after in pairwise(ascending) if t == after]
         if twice:
             raise MCBNError(f"draw {twice[0]} is in several of the parts; merge parts that share no draw")
-        mean, var = (_join([getattr(share, kind) for share in shares], order) for kind in ("mean", "var"))
+        index = torch.tensor(order, device=next(iter(shares[0].mean.values())).device)
+        kinds = [[getattr(share, kind) for share in shares] for kind in ("mean", "var")]
+        mean, var = ({n: torch.cat([s[n].to(index.device) for s in kind])[index] for n in kind[0]} for kind in kinds)
         whole = ascending == tuple(range(len(ascending)))
         return replace(shares[0], mean=mean, var=var, numbers=None if whole else ascending)
 
@@ -246,12 +248,6 @@ def _require_one_fit(shares: Sequence[Posterior]) -> None:
             one, other = getattr(first, name), getattr(share, name)
             if one != other:
                 raise MCBNError(f"the parts were drawn with {name}={one} and {name}={other}; fit them alike")
-
-
-def _join(shares: Sequence[Mapping[str, Tensor]], order: Sequence[int]) -> dict[str, Tensor]:
-    """Lay the rows of several shares end to end and put them in order, (T, C) a layer."""
-    joined = {name: torch.cat([share[name].to(value.device) for share in shares]) for name, value in shares[0].items()}
-    return {name: value[torch.tensor(order, device=value.device)] for name, value in joined.items()}
 
 
 def _index(statistics: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:

@@ -48,11 +48,7 @@ def checksums(tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> dict[st
 
 
 def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file: its tensors by name, on the CPU, and its text.
-
-    One that is missing, truncated, of another kind, or not as it was written is an MCBNError; `hint`, at its end, says
-    what to do about it.
-    """
+    """Read the tensors of a safetensors file by name, on the CPU, and its text; an MCBNError ends in the hint."""
     from safetensors import safe_open
 
     advice = f"; {hint}" if hint else ""

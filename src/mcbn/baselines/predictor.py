@@ -16,10 +16,7 @@ from mcbn.outputs import OutputReading, require_outputs
 
 
 class Predictor(ABC):
-    """T draws of a network's output, their moments, and a noise level tau tuned on held-out data.
-
-    A method says which network runs (`network`) and how its draws are made (`draws`).
-    """
+    """T draws of a network's output, their moments, and tau: a method says which `network` runs and its `draws`."""
 
     n_samples: int = 100  # T where a call names none
     network: Network  # the private copy that runs
@@ -99,10 +96,7 @@ class Predictor(ABC):
         self.noise_precision, self.calibration = noise.require_tau(value), None
 
     def tune(self, data: Any, *, score: str | None = None, n_samples: int | None = None, **options: Any) -> Self:
-        """Set tau on held-out data as `mcbn.MCBN.tune` does, with its targets and ignore_index as options.
-
-        n_samples is what `fit` was given where it is not.
-        """
+        """Set tau on held-out data as `mcbn.MCBN.tune` does, with its targets and ignore_index as options."""
         score = noise.require_score(self.task, score)
         tuned = noise.tune(self, data, score=score, n_samples=self._count(n_samples), **options)
         self.tau = tuned.tau

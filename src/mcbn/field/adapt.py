@@ -70,25 +70,17 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """What `adapt` found and did, as `adapted.adaptation`.
+    """What `adapt` found and did, as `adapted.adaptation`."""
 
-    Args:
-        n_inputs: unlabelled inputs used, those of earlier calls included.
-        p_value: of the watch, for all of them together.
-        moves: by call; none where nothing was moved.
-        classes: predicted proportions of the inputs, (K,), that the reference was mixed in; None: no classes.
-        settled: both starts led to the same proportions.
-        base: the posterior before.
-        pool: the inputs, for a later call with more.
-    """
-
-    n_inputs: int
-    p_value: float
-    moves: Mapping[str, Move]
-    classes: Tensor | None
-    settled: bool
-    base: Posterior = field(repr=False)
-    pool: Any = field(repr=False)
+    n_inputs: int  # unlabelled inputs used, those of earlier calls included
+    p_value: float  # of the watch, for all of them together
+    moves: Mapping[str, Move]  # by call; none where nothing was moved
+    classes: (
+        Tensor | None
+    )  # predicted proportions of the inputs, (K,), that the reference was mixed in; None: no classes
+    settled: bool  # both starts led to the same proportions
+    base: Posterior = field(repr=False)  # before
+    pool: Any = field(repr=False)  # the inputs, for a later call with more
 
     @property
     def moved(self) -> bool:

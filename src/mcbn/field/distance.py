@@ -130,8 +130,7 @@ def fit_null(fitting: Tensor, held_out: Tensor, channels: Mapping[str, int]) -> 
 def pooled_p_value(distances: Tensor, held_out: Tensor, *, seed: int = 0, rounds: int = 999) -> float:
     """Test several batches at once: are their distances (k,) larger than the held-out ones (R,)? Exact by permutation.
 
-    Scores are -log of the rank among all k + R from above; their sum over the k is compared with that over k of all at
-    random, so that p = (1 + #{sum_b >= sum}) / (1 + rounds).
+    The sum over the k of -log rank, from above among all k + R, against that of `rounds` random choices of k.
     """
     k, everything = len(distances), torch.cat([distances, held_out])
     ranks = len(everything) - torch.searchsorted(everything.sort().values, everything, side="left")  # 1: the largest

@@ -38,8 +38,7 @@ class Grouped(BatchNormMode):
 def record_all(recorder: Recorder, batch_stream: Iterable[Any]) -> Iterator[Statistics]:
     """Yield the statistics of batches of one size, (t, C) each, as `Recorder.all` does, many in one pass.
 
-    The first batches are recorded one by one too; where a pass of several does not give the same (a network that mixes
-    its rows in another way than by batch norm), the recorder does the rest.
+    Where the first batch alone does not give the same, its rows are mixed in another way: the recorder does the rest.
     """
     remaining = iter(batch_stream)
     first = next(remaining, None)

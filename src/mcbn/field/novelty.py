@@ -34,18 +34,11 @@ Centre = tuple[dict[str, Tensor], dict[str, Tensor]]  # mean and variance by cal
 
 @dataclass(frozen=True, eq=False)
 class Novelty:
-    """How strange each input is, (N,) each; small p-values are strange.
+    """How strange each input is, (N,) each; small p-values are strange."""
 
-    Args:
-        distance: of an input's own statistics from the reference.
-        p_value: rank of that among held-out inputs: at most alpha for a share alpha of inputs as in the reference.
-        combined: the same for distance and entropy of the class probabilities together (`combined_p_values`); p_value
-            itself where there are no classes.
-    """
-
-    distance: Tensor
-    p_value: Tensor
-    combined: Tensor
+    distance: Tensor  # of an input's own statistics from the reference
+    p_value: Tensor  # its rank among held-out inputs: at most alpha for a share alpha of inputs as in the reference
+    combined: Tensor  # the same of distance and entropy together (`combined_p_values`); p_value without classes
 
     def to(self, device: torch.device | str | None) -> "Novelty":
         """Move every tensor to a device."""
@@ -176,10 +169,7 @@ def class_proportions(probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def class_weights(reference: Tensor, proportions: Tensor) -> Tensor:
-    """Weigh reference inputs, of predicted probabilities (R, K), so that their classes come in proportions (K,): (R,).
-
-    w_i ~ sum_k proportion_k / prior_k p_ik: the mixture of p(x | k) that the proportions say, if p is calibrated.
-    """
+    """Weigh reference inputs (R, K) to have classes in proportions (K,): w_i ~ sum_k proportion_k / prior_k p_ik."""
     probs = reference.double()
     weights = probs @ (proportions / probs.mean(0).clamp(min=1e-9))
     return weights / weights.sum()

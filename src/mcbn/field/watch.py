@@ -69,23 +69,14 @@ class LayerReading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One batch against the reference.
+    """One batch against the reference."""
 
-    Args:
-        p_value: rank of the distance among R held-out batches of the same size: exact under exchangeability.
-        distance: D (`mcbn.field.distance`).
-        kind: "none"; "inputs": shifted; "classes": only the mixture of classes is another; "not finite": NaN, infinity.
-        layers: one entry a batch-norm call, in calling order.
-        false_alarms: the rate asked for.
-        class_p_value: rank among batches of the predicted classes, where that was asked; approximate: they overlap.
-    """
-
-    p_value: float
-    distance: float
-    kind: str
-    layers: tuple[LayerReading, ...]
-    false_alarms: float
-    class_p_value: float | None = None
+    p_value: float  # rank of the distance among R held-out batches of the same size: exact under exchangeability
+    distance: float  # D (`mcbn.field.distance`)
+    kind: str  # "none"; "inputs": shifted; "classes": only their mixture is another; "not finite": NaN, infinity
+    layers: tuple[LayerReading, ...]  # one entry a batch-norm call, in calling order
+    false_alarms: float  # the rate asked for
+    class_p_value: float | None = None  # among batches of the predicted classes, if asked; approximate: they overlap
 
     @property
     def shifted(self) -> bool:

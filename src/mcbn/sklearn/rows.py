@@ -47,10 +47,7 @@ class Rows(NamedTuple):
 
 
 def systematic(weights: Tensor, size: int, offset: Tensor) -> Tensor:
-    """Choose row i where (k + offset) sum w / size falls into its stretch of the cumulated weights, k < size: (size,).
-
-    Each row comes floor or ceil of size w_i / sum w times (Madow 1949).
-    """
+    """Choose row i where (k + offset) sum w / size, k < size, falls into its stretch of weights (Madow 1949)."""
     edges = weights.cumsum(0)  # (n,)
     points = (torch.arange(size, dtype=torch.float64) + offset) * (edges[-1] / size)  # (size,)
     return torch.searchsorted(edges, points, right=True).clamp_(max=len(weights) - 1)
@@ -70,9 +67,9 @@ def distinct(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np
 
 
 def folds(rows: Rows, k: int, seed: int) -> list[tuple[Rows, Rows]]:
-    """Cut rows into at most k held-out parts, class by class where y holds classes; each comes after the rest of it.
+    """Cut rows into at most k held-out parts, class by class, each after the rest of it; equal rows are on one side.
 
-    Equal rows never lie on both sides. Below four rows there is nothing to spare: both sides are all of them.
+    Below four rows there is nothing to spare: both sides are all of them.
     """
     n = len(rows.x)
     k = min(k, n // 2)

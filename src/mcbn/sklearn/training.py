@@ -190,10 +190,7 @@ class _Run:
         network.eval()
 
     def tau(self, values: Values) -> Tensor:
-        """Tune tau on the held-out rows of all folds: the noise precision of each output, or inverse temperature.
-
-        Logits are never sharpened: rows that are all classified rightly would drive tau to infinity.
-        """
+        """Tune tau on the held-out rows of all folds; logits are never sharpened: rows all right would ask for it."""
         self.fitted = fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
         held_out = [held.take(held.repeated().numpy()) for _, held in self.splits]
         y = [held.y.reshape(len(held.y), -1) for held in held_out]  # (n, D)
