@@ -225,9 +225,9 @@ def test_linear_says_why_a_data_set_is_skipped(monkeypatch: pytest.MonkeyPatch) 
 
 def test_peer_says_in_words_why_it_cannot_run(tmp_path: Path) -> None:
     ready = cases.prepare(SMALL, "cpu")
-    assert "2-d" in cases.Peer.reason_against(ready, tmp_path)
+    assert "2-d" in cases.reason_against_peer(ready, tmp_path)
     images = cases.Prepared(torch.nn.BatchNorm2d(3), ready.train, ready.query)
-    assert "cannot be imported here: --peer-path" in cases.Peer.reason_against(images, tmp_path)
+    assert "cannot be imported here: --peer-path" in cases.reason_against_peer(images, tmp_path)
 
 
 def test_growth_of_memory_counts_the_call_alone(tmp_path: Path) -> None:

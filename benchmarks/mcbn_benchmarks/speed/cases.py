@@ -73,19 +73,13 @@ class Case:
         return f"{self.name} N={self.n}"
 
 
-def efficient() -> nn.Module:
-    """Return an EfficientNet-B0, which torchvision has."""
-    from torchvision.models import efficientnet_b0
-
-    network: nn.Module = efficientnet_b0()
-    return network
-
-
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")
 RESNET32 = Case("resnet32", partial(cifar_resnet, 5), (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
-EFFICIENT = Case("efficientnet", efficient, (3, 224, 224), 64, 1, 32)
+EFFICIENT = Case(
+    "efficientnet", lambda: importlib.import_module("torchvision.models").efficientnet_b0(), (3, 224, 224), 64, 1, 32
+)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 MEMORY = (
@@ -135,10 +129,7 @@ def prepare(case: Case, device: str) -> Prepared:
 
 
 def fitted(case: Case, ready: Prepared) -> MCBN[Any]:
-    """Draw the T sets of statistics; where fewer batches are recorded, each stands for several draws.
-
-    Running repeated draws takes the time and memory of others.
-    """
+    """Draw the T sets of statistics; where fewer batches are recorded, each stands for several draws: same cost."""
     T = case.n_samples
     few = min(T, case.recorded or T)
     bayes: MCBN[Any] = MCBN(ready.network, case.task).fit(ready.train, n_samples=few, batch_size=BATCH_SIZE)
@@ -205,55 +196,42 @@ def folded(network: nn.Module) -> nn.Module:
     return copy
 
 
-class Folded:
-    """An expert's limit: T passes with batch norm folded into the weights, channels last, in one CUDA graph.
-
-    Without statistics, one set of weights for all T passes, and no moments.
-    """
-
-    def __init__(self, network: nn.Module, query: Tensor, n_samples: int) -> None:
-        self.network, self.inputs = (
-            folded(network),
-            query.contiguous(memory_format=torch.channels_last),
-        )  # stay in place
-        self.replay = capture(partial(forwards, self.network, self.inputs, n_samples), warm_ups=1)
-
-    def __call__(self, n_samples: int) -> None:
-        """Run all T passes."""
-        self.replay()
+def folded_passes(network: nn.Module, query: Tensor, n_samples: int) -> Method:
+    """Return an expert's limit: T passes of the folded network in one CUDA graph, the same weights, no moments."""
+    passes = partial(forwards, folded(network), query.contiguous(memory_format=torch.channels_last), n_samples)
+    replay = capture(passes, warm_ups=1)
+    return lambda _: replay()
 
 
-class Peer:
-    """torch-uncertainty's MCBatchNorm, fitted; T passes with its stored statistics."""
-
-    def __init__(self, case: Case, ready: Prepared, folder: Path | None) -> None:
-        self.query, T, device = ready.query, case.n_samples, ready.query.device
-        self.wrapped = load_peer(folder)(num_estimators=T, mc_batch_size=BATCH_SIZE, device=device)
-        self.wrapped.mc_batch_norm_layers = []  # the class's own list would collect the layers of every case
-        self.wrapped.set_model(ready.network)
-        rows = TensorDataset(ready.train, torch.zeros(len(ready.train)))
-        generator = torch.Generator().manual_seed(0)  # rows with repetition: its `fit` wants T batches from one pass
-        sampler = RandomSampler(rows, replacement=True, num_samples=T * BATCH_SIZE, generator=generator)
-        self.wrapped.fit(DataLoader(rows, sampler=sampler))
-        self.wrapped.eval()
+def fit_peer(case: Case, ready: Prepared, folder: Path | None) -> Method:
+    """Fit torch-uncertainty's MCBatchNorm, and return T passes with its stored statistics, (T N, ...)."""
+    T, device = case.n_samples, ready.query.device
+    wrapped = load_peer(folder)(num_estimators=T, mc_batch_size=BATCH_SIZE, device=device)
+    wrapped.mc_batch_norm_layers = []  # the class's own list would collect the layers of every case
+    wrapped.set_model(ready.network)
+    rows = TensorDataset(ready.train, torch.zeros(len(ready.train)))
+    generator = torch.Generator().manual_seed(0)  # rows with repetition: its `fit` wants T batches from one pass
+    sampler = RandomSampler(rows, replacement=True, num_samples=T * BATCH_SIZE, generator=generator)
+    wrapped.fit(DataLoader(rows, sampler=sampler))
+    wrapped.eval()
 
     @torch.no_grad()
-    def __call__(self, n_samples: int) -> Tensor:
-        """Return the outputs of T draws, (T N, ...)."""
-        self.wrapped.num_estimators = n_samples
-        outputs: Tensor = self.wrapped(self.query)
-        return outputs
+    def run(n_samples: int) -> object:
+        wrapped.num_estimators = n_samples
+        return wrapped(ready.query)
 
-    @staticmethod
-    def reason_against(ready: Prepared, folder: Path | None) -> str:
-        """Say why it cannot run this case; empty where it can."""
-        if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
-            return "cannot run: it knows 2-d batch norm only"
-        try:
-            load_peer(folder)
-        except Exception as error:  # a foreign package may fail in any way
-            return f"cannot be imported here: {error}"
-        return ""
+    return run
+
+
+def reason_against_peer(ready: Prepared, folder: Path | None) -> str:
+    """Say why torch-uncertainty cannot run this case; empty where it can."""
+    if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
+        return "cannot run: it knows 2-d batch norm only"
+    try:
+        load_peer(folder)
+    except Exception as error:  # a foreign package may fail in any way
+        return f"cannot be imported here: {error}"
+    return ""
 
 
 def load_peer(folder: Path | None) -> Any:

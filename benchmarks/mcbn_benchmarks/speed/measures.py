@@ -115,10 +115,10 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
     }
     if options.compile:
         methods["mcbn compiled"] = lambda T: bayes.predict(ready.query, n_samples=T, compile=True)
-    if reason := cases.Peer.reason_against(ready, options.peer_path):
+    if reason := cases.reason_against_peer(ready, options.peer_path):
         yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
     else:
-        methods[PEER] = cases.Peer(case, ready, options.peer_path)
+        methods[PEER] = cases.fit_peer(case, ready, options.peer_path)
     yield from _timed(case, methods, options, OURS, peaks)
 
 
@@ -133,7 +133,7 @@ def precision(case: Case, options: Options) -> Iterator[Record]:
     yield nearness(case, ready.query, single, bayes)
     methods: dict[str, Method] = {
         PLAIN: partial(cases.forwards, network, query),
-        FOLDED: cases.Folded(network, query, case.n_samples),
+        FOLDED: cases.folded_passes(network, query, case.n_samples),
         "mcbn": lambda T: bayes.predict(query, n_samples=T),
     }
     if case.dtype != torch.float32:
