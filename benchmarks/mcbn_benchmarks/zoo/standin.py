@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -27,14 +28,12 @@ class _Kind(type):
         return name
 
 
-class _Names(ModuleType):
-    """A module in which every name is a class of its own that cannot be used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        kind = self.__dict__[name] = _Kind(name, (nn.Module,), {"__init__": _refuse})
-        return kind
+def _name(module: ModuleType, name: str) -> Any:
+    """Make of any name of a module a class of its own that cannot be used."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    setattr(module, name, _Kind(name, (nn.Module,), {"__init__": _refuse}))
+    return getattr(module, name)
 
 
 def _refuse(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,12 +50,9 @@ class _Finder(MetaPathFinder, Loader):
         """Take over the packages named, and no other."""
         return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] in self.names else None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make a module of names."""
-        return _Names(spec.name)
-
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: there is no code."""
+        """Let every name be there."""
+        module.__dict__["__getattr__"] = partial(_name, module)
 
 
 def _is_missing(name: str) -> bool:
