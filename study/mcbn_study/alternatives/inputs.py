@@ -90,10 +90,7 @@ def load_foreign(path: str | Path) -> dict[str, Queries]:
 
 
 def build_foreign(path: str | Path, *, n: int = 500, seed: int = 0) -> Path:
-    """Write the sets "voc", "camvid" and "digits", n images (3, 32, 32) each at most, as one npz.
-
-    Needs scikit-learn, and the archives `voc/val.zip` and `camvid/test.zip` in $MCBN_DATA_DIR.
-    """
+    """Write n images (3, 32, 32) at most of "voc" and "camvid", in $MCBN_DATA_DIR, and scikit-learn's "digits"."""
     sets = {
         "voc": photographs("voc/val.zip", VOC_ALLOWED, n=n, seed=seed),
         "camvid": photographs("camvid/test.zip", CAMVID_ALLOWED, n=n, seed=seed),

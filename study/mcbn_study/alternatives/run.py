@@ -1,7 +1,4 @@
-"""The comparison: every method on the networks of every seed and the same images, one record a score.
-
-Scores are those of the probabilities, and of the entropy as a sign that an image is out of place.
-"""
+"""The comparison: every method on the networks of every seed and the same images, one record a score."""
 
 import time
 import warnings
@@ -70,10 +67,7 @@ def run(
 
 
 def clock(journal: Journal, tasks: Iterable[Task], x: Tensor) -> None:
-    """Time methods on images, each alone on its machine.
-
-    setup_seconds is what it takes to get ready: for MCBN the draws, for its other modes what comes on top of them.
-    """
+    """Time methods on images; setup_seconds: for MCBN its draws, for its other modes what comes on top of them."""
     for method, material, seed in tasks:
         for name in (method, "dropout_usual") if method == "dropout" else (method,):
             key = {"kind": "cost", "method": name, "seed": seed}

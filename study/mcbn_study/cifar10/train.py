@@ -56,10 +56,7 @@ def crop(padded: Tensor, chosen: Choices) -> Tensor:
 
 
 def epoch_choices(n: int, batch_size: int, seed: int, epoch: int) -> Choices:
-    """Choose all batches of an epoch, (S, M) with S = n // M, by a generator of (seed, epoch) alone.
-
-    Every image once at most; the last partial batch is left out.
-    """
+    """Choose the full batches of an epoch, (S, M), S = n // M, each image once at most, by (seed, epoch) alone."""
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     shape = n // batch_size, batch_size
     rows = generator.permutation(n)[: shape[0] * batch_size].reshape(shape)

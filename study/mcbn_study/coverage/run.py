@@ -139,10 +139,7 @@ def count_sets(probs: Tensor, y: Tensor, penalty: tuple[float, int], by: str) ->
 
 
 def count_risk(probs: Tensor, y: Tensor) -> dict[str, float]:
-    """Return how often the promised risk was exceeded, and the mean share kept.
-
-    Held-out images are drawn with replacement, so that the test images are the population itself.
-    """
+    """Return how often the promised risk was exceeded, and the mean share kept; the images are the population."""
     (top, label), exceeded, kept = probs.max(1), 0, 0.0
     for number in range(RESAMPLINGS):
         held = torch.randint(len(y), (len(y) // 2,), generator=torch.Generator().manual_seed(number))

@@ -30,10 +30,7 @@ def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -
 
 
 def unpack(archive: Path, place: Callable[[str], Path | None], required: Iterable[str] = ()) -> None:
-    """Write each plain file of a tar file to the place its name gives, where there is one; all required must be there.
-
-    Nothing else of it touches the disk. A damaged archive, or one without a required member, raises MCBNError.
-    """
+    """Write each plain file of a tar file to the place its name gives, if any; all required must be there."""
     missing, size = set(required), 0
     try:
         with tarfile.open(archive) as tar, bar(f"unpacking {archive.name}", len(missing) or None, "file") as tick:

@@ -90,10 +90,7 @@ def _probabilities(bayes: MCBN[ClassificationPrediction], family: str, x: Tensor
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
-    """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; with its seconds.
-
-    Probabilities are fetched from the device, so that the clock stops when the work is done.
-    """
+    """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; with its seconds."""
     at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
     probs, seconds = timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
     return {"n": len(y), **class_scores(probs, y), "seconds": seconds}

@@ -83,10 +83,7 @@ def measure(
 
 
 def choose_batch_size(networks: Networks, data: Regression, T: int) -> TunedPosterior:
-    """Choose M' and tau for one split by CRPS on the validation rows of its fold networks, averaged over the folds.
-
-    Candidates are those of `MCBN.tune(batch_sizes="auto")`; the trained M is kept where none is better.
-    """
+    """Choose M' and tau for one split by CRPS on the validation rows of its fold networks, averaged over the folds."""
     moments: dict[int, list[tuple[Tensor, Tensor]]] = {}
     targets = []
     for network, info in networks:
@@ -122,11 +119,8 @@ def _fit(network: nn.Module, x: Tensor, T: int, M: int, seed: int, family: str =
 
 
 def _score(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float, method: str) -> FamilyScores:
-    """Score the T draws of a posterior, or the Gaussian that the network linearised in its statistics predicts.
-
-    The time is that of `predict`, moments only, when what does not depend on the inputs has been made.
-    """
-    for _ in range(2):
+    """Score the T draws of a posterior, or the Gaussian that the network linearised in its statistics predicts."""
+    for _ in range(2):  # the time is that of moments alone, once what does not depend on the inputs is made
         bayes.predict(x, method=method)
     pred, seconds = timed(lambda: bayes.predict(x, method=method))
     mean, variance, tau = pred.mean.flatten().double(), pred.epistemic.flatten().double(), float(bayes.tau)

@@ -33,10 +33,7 @@ def run(
     regression: str | Path = "results/regression",
     datasets: Sequence[str] = (),
 ) -> CellJournal:
-    """Compare the families on the networks in the folder `regression`; by default on every set that has them.
-
-    Appends to the records of both folders, a data set at a time; finished ones are not repeated.
-    """
+    """Compare the families on the networks in `regression`, of all sets by default; append to both folders' records."""
     check_request(datasets, ("mcbn",), Setup())
     folder = Path(regression)
     saved = [name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists()]

@@ -160,10 +160,7 @@ class SceneEvaluation:
 
 
 def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> tuple[PixelScores, dict[str, Any], float]:
-    """Predict all images, a few at a time: scores, labels and maps of the shown ones, seconds of predicting.
-
-    Maps are stored in 256 steps up to their largest value, kept beside them.
-    """
+    """Predict all images: scores, labels and maps (in 256 steps up to the largest value) of those shown, seconds."""
     scores, kept, seconds = PixelScores(scenes.kind.classes, scenes.kind.void), dict[str, list[Tensor]](), 0.0
     for start in range(0, len(scenes), AT_ONCE):
         rows = slice(start, start + AT_ONCE)

@@ -86,10 +86,7 @@ def load_shown(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Figure | None":
-    """Draw rows of image, truth, segmentation and maps, with colour bars and the classes (Figure 2, right).
-
-    None where a method of the columns has no maps yet. The images themselves are read from the data set.
-    """
+    """Draw rows of image, truth, segmentation and maps (Figure 2, right); None where a method has no maps yet."""
     files = {method: folder / f"{dataset}-{method}.npz" for method, _, _ in COLUMNS}
     if not all(path.exists() for path in files.values()):
         return None

@@ -18,14 +18,12 @@ Echo = Callable[[str], None]
 
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
-    """Train, then score every method that is not recorded yet for this network; write the maps of a few images.
-
-    M is tuned only where there are validation images besides the test images. Returns the file of records.
-    """
+    """Train, then score every method that is not recorded yet for this network, with the maps of a few images."""
     out, weights = Path(out), Path(out) / "networks" / f"{profile.dataset}.safetensors"
     train_network(profile, out, device=device, echo=echo)
     config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
     journal = Journal(out, config, device)
+    # M is tuned only where there are validation images besides the test images
     possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
     if wanted := [method for method in possible if not journal.has(method=method)]:
         with fastest_convolutions():

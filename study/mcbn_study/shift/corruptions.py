@@ -32,10 +32,7 @@ Formula = Callable[[Tensor, Any, Generator], Tensor]  # images (N, 3, H, W) in 0
 
 
 def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, frost: Tensor | None = None) -> Tensor:
-    """Corrupt bytes (N, 3, 32, 32) where they are; severity 0 leaves them alone, seed decides on all that is random.
-
-    frost: bytes (5, 3, h, w), photographs as `load_frost` reads them, for the kind frost.
-    """
+    """Corrupt bytes (N, 3, 32, 32); seed decides on all that is random; frost: of `load_frost`, for that kind."""
     if kind not in STRENGTHS or severity not in range(6) or (kind == "frost" and frost is None):
         known = f"corruptions are {', '.join(STRENGTHS)}, severities 0 to 5, frost with frost=load_frost(folder)"
         raise MCBNError(f"{known} of the package imagecorruptions; got {kind!r}, {severity!r}")
