@@ -8,11 +8,10 @@ convolutions in half precision, so that it stays small.
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -188,14 +187,9 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     """Return the mean IoU of the plain network, which is left in eval mode."""
     network.eval()
     few, classes = zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True), scenes.kind.classes
-    with precision(scenes.x.device.type):
+    with torch.autocast(device := scenes.x.device.type, torch.bfloat16, enabled=device == "cuda"):
         counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
     return mean_iou(torch.stack(counts).sum(0))
-
-
-def precision(device: str) -> AbstractContextManager[Any]:
-    """Run passes in bfloat16 on a GPU."""
-    return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
 
 
 def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
@@ -208,7 +202,7 @@ def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: 
         (group,) = run.optimizer.param_groups
         group["lr"] = learning_rate(done, steps_in_all, peak=profile.learning_rate, warm_up=profile.warm_up)
         x, y = show(scenes, view)
-        with precision(device):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = run.network(x)  # (M, K, H, W)
         loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
         run.optimizer.zero_grad(set_to_none=True)

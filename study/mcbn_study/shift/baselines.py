@@ -20,7 +20,7 @@ class BatchTests:
 
     def __init__(self, reference: Features) -> None:
         probs = reference.logits.softmax(-1)
-        self.ascending = probs.T.sort().values  # (K, n)
+        self.ascending = probs.T.contiguous().sort().values  # (K, n)
         self.mean_entropy = entropy(probs, 1).mean()
         self.hidden = reference.hidden[:SAMPLE]
         self.width = torch.cdist(self.hidden, self.hidden).median()  # the median heuristic
@@ -41,8 +41,9 @@ class BatchTests:
 
     def largest_ks(self, probs: Tensor) -> Tensor:
         """BBSD (Rabanser et al. 2019): the largest Kolmogorov-Smirnov distance of any class's probabilities."""
-        ordered, (K, n), (B, M, _) = probs.permute(2, 0, 1).sort().values, self.ascending.shape, probs.shape
-        below = torch.searchsorted(self.ascending, ordered.reshape(K, -1)).reshape(K, B, M)
+        (K, n), (B, M, _) = self.ascending.shape, probs.shape
+        ordered = probs.permute(2, 0, 1).contiguous().sort().values.reshape(K, -1)  # (K, B M)
+        below = torch.searchsorted(self.ascending, ordered).reshape(K, B, M)
         share = below / n - torch.arange(M, device=probs.device) / M  # F(x_i) - (i - 1) / M
         return torch.maximum(share, 1 / M - share).amax((0, 2))
 

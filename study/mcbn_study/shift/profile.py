@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from mcbn_study.alternatives.inputs import load_foreign
@@ -75,8 +73,3 @@ def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None)
     far = {name: queries.x for name, queries in load_foreign(foreign).items()} if foreign else {}
     some = Images(train.x[: profile.n_train], train.y[: profile.n_train])
     return Inputs(some, validation, test, far, load_frost(frost) if frost else None)
-
-
-def white_noise(n: int, seed: int = 0) -> Tensor:
-    """Uniform bytes (n, 3, 32, 32): the foreign set that needs no file."""
-    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, 3, 32, 32), np.uint8))

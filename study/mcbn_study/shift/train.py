@@ -43,12 +43,6 @@ class Subject:
     prepare: Callable[[Tensor], Tensor]
     train: Dataset[Tensor]
 
-    @torch.no_grad()
-    def run(self, x: Tensor) -> Tensor:
-        """Run prepared images as they are."""
-        logits: Tensor = self.network(x)
-        return logits
-
     def look(self, images: Tensor) -> Features:
         """Run bytes (N, 3, 32, 32) through the network as it is."""
         prepared = (self.prepare(some) for some in torch.split(images, AT_ONCE))
