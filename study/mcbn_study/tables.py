@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from string import Template
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -72,7 +71,7 @@ def render(package: str, template: str = "report.md.j2", /, **content: Any) -> s
     """
     loader = PackageLoader(package, "")
     page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"plain": escape_markdown, "markdown": to_markdown, "table": _straighten}
+    page.filters |= {"plain": escape_markdown, "markdown": to_markdown, "table": _straighten, "latex": escape_latex}
     return page.get_template(template).render(markdown=markdown, **content).rstrip() + "\n"
 
 
@@ -113,19 +112,7 @@ def escape_markdown(text: str) -> str:
 
 def to_latex(table: Table) -> str:
     """Lay out as a floating table, for documents with the packages booktabs and graphicx."""
-    space = "\\addlinespace[2pt]\n" if len(table.groups) < len(table.rows) else ""
-    return Template(resources.files(__package__).joinpath("table.tex").read_text("utf-8")).substitute(
-        title=escape_latex(table.title),
-        note=escape_latex(table.note),
-        label=table.label,
-        columns="l" + "r" * (len(table.header) - 1),
-        header=_row_latex(table.header),
-        body=f"\n{space}".join("\n".join(map(_row_latex, rows)) for rows in table.groups),
-    )
-
-
-def _row_latex(cells: Sequence[str]) -> str:
-    return " & ".join(map(escape_latex, cells)) + r" \\"
+    return render(__package__, "table.tex.j2", table=table)
 
 
 def escape_latex(text: str) -> str:

@@ -13,7 +13,6 @@ from mcbn.engine.kernels import options
 from mcbn.errors import MCBNError
 from mcbn_study.machine import Numerics
 from mcbn_study.regression import fused
-from mcbn_study.regression import train as training
 from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Networks
 from mcbn_study.regression.train import Trainer
@@ -30,7 +29,7 @@ def kernel(monkeypatch, tmp_path_factory):
         return
     if shutil.which("g++") is None:
         pytest.skip("needs a GPU or g++")
-    monkeypatch.setattr(training.kernels, "available", lambda: True)
+    monkeypatch.setattr(fused.kernels, "available", lambda: True)
     monkeypatch.setattr(fused, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
 
 
@@ -112,7 +111,7 @@ def test_company_changes_no_bit():
 
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(training.kernels, "available", lambda: False)
+    monkeypatch.setattr(fused.kernels, "available", lambda: False)
     with pytest.raises(MCBNError, match=r"needs a GPU.*run without --fused"):
         trainers("bn", fused=True)
 

@@ -107,17 +107,12 @@ def test_jobs_get_their_own_epochs_and_configuration():
         Job(0, Configuration(1e-3, 8), 4),
     ]
     trained = train_jobs(given, jobs, "bn", H)
-    assert sorted(place for part in trained for place in part.jobs) == [0, 1, 2, 3]
-    for part in trained:
-        for i, place in enumerate(part.jobs):
-            job, zero = jobs[place], torch.zeros(1)
-            decay = torch.tensor([job.configuration.weight_decay])
-            alone = Trainer(
-                given, Networks("bn", torch.tensor([job.stream]), decay, zero, job.configuration.batch_size, H)
-            )
-            alone.advance(job.epochs)
-            assert int(part.networks.stream[i]) == job.stream
-            assert_same({n: v[i] for n, v in part.values.items()}, {n: v[0] for n, v in alone.values.items()})
+    for job, (networks, values) in zip(jobs, trained, strict=True):
+        decay, zero = torch.tensor([job.configuration.weight_decay]), torch.zeros(1)
+        alone = Trainer(given, Networks("bn", torch.tensor([job.stream]), decay, zero, job.configuration.batch_size, H))
+        alone.advance(job.epochs)
+        assert networks.stream.tolist() == [job.stream]
+        assert_same(values, alone.values)
 
 
 def test_switches_of_the_published_code_change_the_search_alone():

@@ -19,18 +19,20 @@ from torch.nn.utils.rnn import pad_sequence
 from mcbn.data import NAMES, describe, split
 from mcbn.errors import MCBNError
 from mcbn.files import replacing
+from mcbn.stacked import Values
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.regression import mnf
 from mcbn_study.regression.measure import Evaluator, score_run
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
 from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell, search_weight
-from mcbn_study.regression.stack import Family, Networks, network_states, take
-from mcbn_study.regression.train import Job, Trained, save_networks, train_jobs
+from mcbn_study.regression.stack import Family, Networks, network_states
+from mcbn_study.regression.train import Job, save_networks, train_jobs
 from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
 Names = Sequence[str]
+Trained = Sequence[tuple[Networks, Values]]  # networks of one stream each
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
 TESTED: dict[str, tuple[Family, Criterion]] = {
     "mcbn": ("bn", "mc"),
@@ -172,27 +174,23 @@ def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
     return make_problem(study.data, parts, study.device)
 
 
-def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], family: Family) -> list[Trained]:
+def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], family: Family) -> Trained:
     """Train a network for every stream with the choice of its split."""
     each = len(problem.streams) // len(choices)
     jobs = [Job(r, *choices[r // each][:2]) for r in range(len(problem.streams))]
     return train_jobs(problem, jobs, family, describe(study.dataset).hidden_units, study.numerics)
 
 
-def outputs(
-    study: Study, trained: Sequence[Trained], problem: Problem, criterion: Criterion, n_samples: int
-) -> list[Tensor]:
+def outputs(study: Study, trained: Trained, problem: Problem, criterion: Criterion, n_samples: int) -> list[Tensor]:
     """Return the draws (T, n), or the plain output (1, n), of each stream's network in original units."""
-    drawn: dict[int, Tensor] = {}
-    for places, networks, values in trained:
-        evaluator = Evaluator(problem, networks.batch_size, n_samples, study.numerics)
-        for i, place in enumerate(places):
-            one = torch.tensor([i], device=problem.device)
-            alone = take(values, one), networks[one]
-            output = evaluator.samples(*alone)[0] if criterion == "mc" else evaluator.plain(*alone)
-            r = int(networks.stream[i])
-            drawn[place] = output[:, : int(problem.query.n[r])].double() * problem.y_std[r] + problem.y_mean[r]
-    return [drawn[place] for place in sorted(drawn)]
+    sizes = {networks.batch_size for networks, _ in trained}
+    evaluators = {M: Evaluator(problem, M, n_samples, study.numerics) for M in sizes}
+    drawn = []
+    for networks, values in trained:
+        evaluator, r = evaluators[networks.batch_size], int(networks.stream)
+        output = evaluator.samples(values, networks)[0] if criterion == "mc" else evaluator.plain(values, networks)
+        drawn.append(output[:, : int(problem.query.n[r])].double() * problem.y_std[r] + problem.y_mean[r])
+    return drawn
 
 
 def score_runs(
@@ -239,18 +237,16 @@ def save_predictions(
         np.savez_compressed(temporary, **arrays)
 
 
-def _save_networks(study: Study, problem: Problem, trained: Sequence[Trained], choices: Sequence[Choice]) -> None:
+def _save_networks(study: Study, problem: Problem, trained: Trained, choices: Sequence[Choice]) -> None:
     """Write the networks of the test, by split, seed, and the fold networks of the winning configurations."""
-    states: dict[int, dict[str, Tensor]] = {}
-    for places, networks, values in trained:
-        states |= dict(zip(places, network_states(values, networks, problem), strict=True))
+    states = [state for networks, values in trained for state in network_states(values, networks, problem)]
     folds, F = fold_problem(study), study.profile.n_folds
     values = {name: torch.cat([c.values[name] for c in choices]).to(study.device) for name in choices[0].values}
     stream = torch.arange(len(folds.streams), device=study.device)
     unused = torch.zeros(len(stream), device=study.device)
     networks = Networks("bn", stream, unused, unused, 0, describe(study.dataset).hidden_units)
     for end, saved, runs in (
-        ("", [states[place] for place in sorted(states)], [{"seed": seed} for seed in study.profile.seeds]),
+        ("", states, [{"seed": seed} for seed in study.profile.seeds]),
         ("_folds", network_states(values, networks, folds), [{"fold": f, "n_folds": F} for f in range(F)]),
     ):
         infos = [

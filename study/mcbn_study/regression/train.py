@@ -13,7 +13,6 @@ from torch.optim.adam import adam
 from mcbn import stacked
 from mcbn.data import folds, split
 from mcbn.data import load as load_data
-from mcbn.engine import kernels
 from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
@@ -33,6 +32,7 @@ BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**27}  # that batches and masks of a blo
 ORDER_NUMBERS = 2**24  # rows permuted at a time
 EPOCH_STEPS = 2**16  # more than any epoch has: positions of dropout masks
 FORMAT = "mcbn study networks"
+Block = tuple[Tensor, Tensor, Tensor]  # what k steps read: x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H)
 GRADIENTS: dict[Family, Callable[..., Values]] = {"bn": stacked.gradients, "dropout": dropout_gradients}
 
 
@@ -41,14 +41,6 @@ class _Group(NamedTuple):
 
     rows: slice
     steps: int
-
-
-class _Block(NamedTuple):
-    """Memory that a block of steps reads its batches from."""
-
-    x: Tensor  # (S, k M, Q)
-    y: Tensor  # (S, k M)
-    uniform: Tensor  # (R, k M, Q + 2H) of the dropout family
 
 
 class Trainer:
@@ -68,7 +60,7 @@ class Trainer:
         self.problem, self.networks, self.numerics = problem, networks.like(problem.train.x), numerics
         self.epoch, self._graphs = 0, problem.device.type == "cuda" if graphs is None else graphs
         self._gradients = prepared(GRADIENTS[networks.family], numerics.compiled)
-        self._fits = numerics.fused and _fits(networks)
+        self._fits = numerics.fused and fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
         self._row_keys, self._mask_keys = problem.keys("rows"), problem.keys("training dropout")
@@ -76,14 +68,17 @@ class Trainer:
 
     def advance(self, epochs: int) -> None:
         """Train every network for so many further epochs."""
-        chunk = max(1, ORDER_NUMBERS // self.problem.train.y.numel())
+        chunk, M = max(1, ORDER_NUMBERS // self.problem.train.y.numel()), self.networks.batch_size
         end = self.epoch + epochs
         with precision(self.numerics.tf32):
             while self.epoch < end:
                 now = torch.arange(self.epoch, min(self.epoch + chunk, end), device=self.problem.device)
                 orders = row_orders(self._row_keys, self.problem.train.n, now)  # (R, E, N)
                 for rows, positions, active in self._segments(orders, now):
-                    self._train(rows, positions, active)
+                    for start in range(0, len(positions), most := self._block_steps()):
+                        steps = positions[start : start + most]
+                        self._load(rows[:, start * M : (start + len(steps)) * M], steps)
+                        self._run(len(steps), active)
                 self.epoch += len(now)
 
     def keep(self, index: Tensor) -> None:
@@ -99,7 +94,7 @@ class Trainer:
         taken = [float(self.epoch * group.steps) for group in self._groups]
         self._taken = [[torch.tensor(steps, device=self.problem.device) for _ in values] for steps in taken]
         self._count = self.epoch * self._groups[0].steps  # without a look at the GPU
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, Block] = {}
         self._captured: dict[tuple[int, int], Callable[[], None] | None] = {}
 
     def _segments(self, orders: Tensor, epochs: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -113,13 +108,6 @@ class Trainer:
                 rows = orders[:, some, first * M : group.steps * M].flatten(1)
                 yield rows, (epochs[some, None] * EPOCH_STEPS + steps).flatten(), active
                 first = group.steps
-
-    def _train(self, rows: Tensor, positions: Tensor, active: int) -> None:
-        M = self.networks.batch_size
-        for start in range(0, len(positions), self._block_steps()):
-            now = positions[start : start + self._block_steps()]
-            self._load(rows[:, start * M : (start + len(now)) * M], now)
-            self._run(len(now), active)
 
     def _block_steps(self) -> int:
         S, R = len(self.networks.stream), len(self.problem.streams)
@@ -135,7 +123,7 @@ class Trainer:
         at = (rows + torch.arange(0, R * N, N, device=rows.device)[:, None])[n.stream]  # (S, k M)
         units = Q + 2 * n.hidden if n.family == "dropout" else 0
         uniform = uniforms(self._mask_keys, positions, n.batch_size, units).flatten(1, 2)
-        new = _Block(train.x.view(R * N, Q)[at], train.y.view(R * N)[at], uniform)
+        new = train.x.view(R * N, Q)[at], train.y.view(R * N)[at], uniform
         block = self._blocks.setdefault(len(positions), new)
         if block is not new:  # a captured graph reads from where the first block was
             for target, source in zip(block, new, strict=True):
@@ -161,11 +149,11 @@ class Trainer:
             steps()
 
     def _take_steps(self, size: int, active: int) -> None:
-        block, M, n = self._blocks[size], self.networks.batch_size, self.networks
+        (x, y, uniform), M, n = self._blocks[size], self.networks.batch_size, self.networks
         for k in range(size):
             batch = slice(k * M, (k + 1) * M)
-            rest = (block.uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
-            every = self._gradients(self.values, block.x[:, batch], block.y[:, batch, None], n.weight_decay, *rest)
+            rest = (uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
+            every = self._gradients(self.values, x[:, batch], y[:, batch, None], n.weight_decay, *rest)
             values, grads, first, second = (
                 [tensors[name][group.rows] for group in self._groups[active:] for name in self.values]
                 for tensors in (self.values, every, *self.moments)
@@ -173,16 +161,6 @@ class Trainer:
             taken = [steps for group in self._taken[active:] for steps in group]
             how: dict[str, Any] = {"fused": True, "capturable": self._graphs, "amsgrad": False, "maximize": False}
             adam(values, grads, first, second, [], taken, lr=LEARNING_RATE, **ADAM, **how)
-
-
-def _fits(networks: Networks) -> bool:
-    """Tell whether the kernel of fused steps takes such networks."""
-    if not kernels.available():
-        raise MCBNError(
-            "fused steps are a CUDA kernel, which needs a GPU, CUDA's compiler and PyTorch 2.8 or later; run without "
-            "--fused"
-        )
-    return fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
 
 
 def _groups(steps: Tensor) -> list[_Group]:
@@ -208,44 +186,27 @@ class Job(NamedTuple):
     epochs: int
 
 
-class Trained(NamedTuple):
-    """Networks of one batch size, in the order of `jobs`, which are places in the list that was asked for."""
-
-    jobs: list[int]
-    networks: Networks
-    values: Values
-
-
 def train_jobs(
     problem: Problem, jobs: Sequence[Job], family: Family, hidden: int, numerics: Numerics = EXACT
-) -> list[Trained]:
+) -> list[tuple[Networks, Values]]:
     """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
-    by_size: dict[int, list[int]] = {}
-    for place, job in enumerate(jobs):
-        by_size.setdefault(job.configuration.batch_size, []).append(place)
-    return [_train_stack(problem, jobs, by_size[M], family, hidden, numerics) for M in sorted(by_size)]
-
-
-def _train_stack(
-    problem: Problem, jobs: Sequence[Job], places: list[int], family: Family, hidden: int, numerics: Numerics
-) -> Trained:
-    streams, configurations = [jobs[place].stream for place in places], [jobs[place].configuration for place in places]
-    networks = networks_of(problem, family, streams, configurations, hidden)
-    order = ascending(problem, networks)
-    places = [places[i] for i in order.tolist()]
-    trainer = Trainer(problem, networks[order], numerics)
-    networks, values = trainer.networks, {name: value.clone() for name, value in trainer.values.items()}
-    epochs = torch.tensor([jobs[place].epochs for place in places], device=problem.device)
-    present = torch.arange(len(places), device=problem.device)
-    for end in sorted(set(epochs.tolist())):
-        trainer.advance(end - trainer.epoch)
-        ready = epochs[present] == end
-        for name, value in trainer.values.items():
-            values[name][present[ready]] = value[ready]
-        if not bool(ready.all()):
-            trainer.keep(torch.nonzero(~ready).flatten())
-            present = present[~ready]
-    return Trained(places, networks, values)
+    trained: dict[int, tuple[Networks, Values]] = {}
+    for M in sorted({job.configuration.batch_size for job in jobs}):
+        places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == M]
+        streams, configurations, _ = zip(*(jobs[place] for place in places), strict=True)
+        networks = networks_of(problem, family, streams, configurations, hidden)
+        order = ascending(problem, networks)
+        trainer, places = Trainer(problem, networks[order], numerics), [places[i] for i in order.tolist()]
+        for end in sorted({jobs[place].epochs for place in places}):
+            trainer.advance(end - trainer.epoch)
+            ready = [jobs[place].epochs == end for place in places]
+            for i in (i for i, done in enumerate(ready) if done):
+                one = torch.tensor([i], device=problem.device)
+                trained[places[i]] = trainer.networks[one], take(trainer.values, one)
+            if not all(ready):
+                trainer.keep(torch.nonzero(~torch.tensor(ready, device=problem.device)).flatten())
+                places = [place for place, done in zip(places, ready, strict=True) if not done]
+    return [trained[place] for place in range(len(jobs))]
 
 
 def networks_of(
