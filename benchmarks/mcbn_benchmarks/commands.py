@@ -50,12 +50,12 @@ def _command(function: Callable[..., Iterable[object] | None]) -> Callable[..., 
 
 def _keep(records: Iterable[dict[str, Any]], out: Path | None, device: str = "cpu") -> Iterator[str]:
     """Add records to the file, where one is named, with where they were made; give them as lines."""
-    from mcbn_study.journal import append
+    from mcbn_study.journal import extend
     from mcbn_study.machine import environment
 
     for record in records:
         if out is not None:
-            append(out, record | asdict(environment(device)))
+            extend(out, [record | asdict(environment(device))])
         yield json.dumps(record)
 
 

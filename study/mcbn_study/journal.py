@@ -1,4 +1,4 @@
-"""The records of an experiment: an append-only file, one JSON object a line, and what is asked of it.
+"""The records of an experiment: an append-only file, one JSON object a line, what is asked of it, where it is from.
 
 An object cut off anywhere before its closing brace is no JSON, so a last line without a line end is either a whole
 record or no record; `read` and `extend` decide alike. One writer at a time; of a study in cells, any number.
@@ -6,12 +6,13 @@ record or no record; `read` and `extend` decide alike. One writer at a time; of 
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeAlias
 
 from torch import Tensor
 
@@ -28,6 +29,14 @@ KEYS = {  # what makes a record of a study in cells the record of one run
     "selection": ("dataset", "family", "batch_size", "dropout", "split"),
     "sensitivity": ("dataset", "method", "split", "seed", "batch_size", "n_samples"),
     "posterior": ("dataset", "family", "split", "seed"),
+}
+
+_TIMED = ("regression", "sensitivity", "statistics", "objective", "regularizer", "speed")  # record by record
+_SHARED = {  # kinds of records that carry the seconds of a whole run, which they share: what tells it from others
+    "score": ("method", "seed", "config_hash"),  # seconds since a method began: its last record has them all
+    "selection": ("cell", "seconds"),  # a cell may have been run twice
+    "statistics": ("config_hash", "seconds"),
+    "regularizer": ("dataset", "split", "method", "seconds"),
 }
 
 
@@ -138,11 +147,6 @@ def latest(records: Iterable[Record], keys: Sequence[str]) -> list[Record]:
     return list({tuple(record[key] for key in keys): record for record in records}.values())
 
 
-def append(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Add one record at the end of the file, as `extend` does."""
-    extend(path, [record])
-
-
 def extend(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Add records, on disk when this returns, after what a killed writer left of a last line is removed."""
     lines = b"".join(map(_line, records))
@@ -222,3 +226,45 @@ def _parse(line: bytes) -> Record | None:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+class Provenance(NamedTuple):
+    """What made the records of a study."""
+
+    command: str
+    hardware: str
+    seconds: float
+    records: int
+    commits: tuple[str, ...]
+
+    @property
+    def time(self) -> str:
+        """Show the seconds as people say them."""
+        if not self.records:
+            return "\N{EN DASH}"
+        minutes, seconds = divmod(round(self.seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def trace(study: str, records: Sequence[Record], command: str) -> Provenance:
+    """Collect hardware, seconds (once where shared) and commits; the command gets options that records tell of."""
+    hardware = sorted({str(record.get("hardware") or record.get("device") or "unknown") for record in records})
+    commits = sorted({str(record.get("commit") or "unknown")[:12] for record in records})
+    profiles = {str(record["profile"]) for record in records if record.get("profile")}
+    command += f" --profile {profiles.pop()}" if len(profiles) == 1 else ""
+    command += " --device cuda" * any("NVIDIA" in str(r.get("device")) for r in records if r.get("profile"))
+    return Provenance(command, ", ".join(hardware), total_seconds(study, records), len(records), tuple(commits))
+
+
+def total_seconds(study: str, records: Iterable[Record]) -> float:
+    """Sum the seconds of records, once for those that share a run."""
+    by_run: dict[Any, float] = {}
+    for number, record in enumerate(records):
+        kind, seconds = str(record.get("kind") or study), float(record.get("seconds") or 0.0)
+        if kind in _SHARED:
+            run: Any = (kind, *(record.get(name) for name in _SHARED[kind]))
+        else:  # all records of one run of an untimed study bear its seconds, to the digit
+            run = number if study in _TIMED else (kind, record.get("seed"), seconds)
+        by_run[run] = max(seconds, by_run.get(run, 0.0))
+    return math.fsum(by_run.values())

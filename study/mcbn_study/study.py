@@ -1,15 +1,17 @@
 """A study of the paper's regression networks at work: its cells, and what each of them needs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from tqdm import tqdm
+
 from mcbn.data import Regression, load
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.machine import Numerics, environment
-from mcbn_study.progress import Progress
 from mcbn_study.regression.profile import Profile
 
 
@@ -24,6 +26,7 @@ class Task(NamedTuple):
     weight: float = 0.0  # of the work, for progress
 
 
+LAYOUT = "{desc} {percentage:3.0f}% |{bar}| {elapsed}<{remaining} {postfix}"  # of progress
 ListTasks = Callable[["Study"], Sequence[Task]]
 
 
@@ -50,6 +53,32 @@ def run_study(
     sets = {dataset: load(dataset) for dataset in datasets}
     study = Study(name, profile, out, setup)
     return study.run(list_tasks(study), sets)
+
+
+class Progress:
+    """A bar over cells of work of known weight, on a terminal; none for no work, or elsewhere."""
+
+    def __init__(self, total: float = 0.0, title: str = "") -> None:
+        self._bar = tqdm(total=total, desc=title, bar_format=LAYOUT, disable=None if total else True)
+        self._done, self._weight = 0.0, 0.0
+
+    @contextmanager
+    def cell(self, name: str, weight: float) -> Iterator[None]:
+        """Count a cell as done on leaving, also one that ended early."""
+        self._weight = weight
+        self._bar.set_postfix_str(name)
+        yield
+        self.fraction(1.0)
+        self._done, self._weight = self._done + weight, 0.0
+
+    def fraction(self, part: float) -> None:
+        """Say how much of the present cell is done, 0 to 1."""
+        self._bar.n = self._done + part * self._weight
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Leave the terminal as it is."""
+        self._bar.close()
 
 
 class Study:

@@ -26,13 +26,13 @@ def read_quietly(path):
 
 def test_what_was_appended_is_read_in_order(path):
     for record in (FIRST, SECOND, FIRST):
-        journal.append(path, record)
+        journal.extend(path, [record])
     assert journal.read(path) == [FIRST, SECOND, FIRST]
 
 
 def test_many_are_appended_as_one_by_one(path, tmp_path):
     for record in (FIRST, SECOND):
-        journal.append(path, record)
+        journal.extend(path, [record])
     journal.extend(tmp_path / "other.jsonl", iter([FIRST, SECOND]))
     assert (tmp_path / "other.jsonl").read_bytes() == path.read_bytes()
     before = path.read_bytes()
@@ -42,8 +42,8 @@ def test_many_are_appended_as_one_by_one(path, tmp_path):
 
 
 def test_every_record_is_one_line_of_json(path):
-    journal.append(path, FIRST)
-    journal.append(path, SECOND)
+    journal.extend(path, [FIRST])
+    journal.extend(path, [SECOND])
     lines = path.read_text().split("\n")
     assert [json.loads(line) for line in lines[:2]] == [FIRST, SECOND]
     assert lines[2:] == [""]
@@ -57,39 +57,39 @@ def test_an_empty_file_holds_no_records(path):
     path.parent.mkdir()
     path.touch()
     assert journal.read(path) == []
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     assert journal.read(path) == [FIRST]
 
 
 @pytest.mark.parametrize("later", [[], [SECOND]])
 def test_a_write_cut_at_any_byte_loses_that_record_alone(path, later):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     before = path.read_bytes()
-    journal.append(path, SECOND)
+    journal.extend(path, [SECOND])
     whole = path.read_bytes()
     for size in range(len(before), len(whole) + 1):
         path.write_bytes(whole[:size])
         kept = [FIRST, SECOND] if size >= len(whole) - 1 else [FIRST]
         assert read_quietly(path) == kept
         for record in later:
-            journal.append(path, record)
+            journal.extend(path, [record])
         assert read_quietly(path) == kept + later
         if later:
             assert journal.read(path) == kept + later  # no warning: the end was mended
 
 
 def test_the_first_write_cut_at_any_byte_can_be_followed(path):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     whole = path.read_bytes()
     for size in range(len(whole) - 1):
         path.write_bytes(whole[:size])
         assert read_quietly(path) == []
-        journal.append(path, SECOND)
+        journal.extend(path, [SECOND])
         assert journal.read(path) == [SECOND]
 
 
 def test_a_cut_off_last_line_is_named_in_a_warning(path):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     with path.open("ab") as file:
         file.write(b'{"kind": "te')
     with pytest.warns(UserWarning, match=r"mcbn: .*records\.jsonl ends in a line that was cut off \(12 bytes\)"):
@@ -97,7 +97,7 @@ def test_a_cut_off_last_line_is_named_in_a_warning(path):
 
 
 def test_zeros_left_by_a_crash_count_as_cut_off(path):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     with path.open("ab") as file:
         file.write(b"\0" * 40)
     with pytest.warns(UserWarning, match="40 bytes"):
@@ -108,16 +108,16 @@ def test_zeros_left_by_a_crash_count_as_cut_off(path):
     "damaged", [b'{"kind": "te', b"[1, 2]", b"3", b'{"a": NaN}', b"\xff\xfe", b'{"a": 1}{"b": 2}', b"\0"]
 )
 def test_damage_elsewhere_names_the_line(path, damaged):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     with path.open("ab") as file:
         file.write(damaged + b"\n")
-    journal.append(path, SECOND)
+    journal.extend(path, [SECOND])
     with pytest.raises(MCBNError, match=r"records\.jsonl, line 2 is damaged"):
         journal.read(path)
 
 
 def test_a_damaged_last_line_that_ends_properly_is_no_cut(path):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     with path.open("ab") as file:
         file.write(b'{"kind": "te\n')
     with pytest.raises(MCBNError, match="line 2"):
@@ -135,17 +135,17 @@ def test_blank_lines_hold_nothing_but_count(path):
 
 @pytest.mark.parametrize("bad", [{"a": float("nan")}, {"a": {"b": float("inf")}}, {"a": {1, 2}}, [("a", 1)]])
 def test_what_is_no_json_is_refused_and_nothing_is_written(path, bad):
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     before = path.read_bytes()
     with pytest.raises(MCBNError):
-        journal.append(path, bad)
+        journal.extend(path, [bad])
     assert path.read_bytes() == before
 
 
 def test_records_reach_the_disk_before_append_returns(path, monkeypatch):
     synced = []
     monkeypatch.setattr(journal.os, "fsync", lambda descriptor: synced.append(path.read_bytes()))
-    journal.append(path, FIRST)
+    journal.extend(path, [FIRST])
     assert [json.loads(content) for content in synced] == [FIRST]
 
 

@@ -2,7 +2,7 @@
 
 from mcbn.data import NAMES
 from mcbn_study import paper
-from mcbn_study.regression import summary
+from mcbn_study.regression import report as summary
 
 
 def test_printed_numbers_are_complete():

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from mcbn import data, metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.playground.learner import UNITS, Learner, Settings, read_points
-from mcbn_study.playground.server import Playground
+from mcbn_study.playground.server import UNITS, Learner, Playground, Settings, read_points
 from untouched import generators
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 import synthetic
 from mcbn.data import NAMES
 from mcbn.errors import MCBNError
-from mcbn_study.regression import summary
+from mcbn_study.regression import report as summary
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn_study import paper
 from mcbn_study.estimates import Estimate
-from mcbn_study.regression import report, summary
+from mcbn_study.regression import report
 from mcbn_study.tables import MISSING, to_latex, to_markdown
 from table_cells import cells_of, check_latex
 
@@ -21,7 +21,7 @@ def runs():
 
 @pytest.fixture(scope="module")
 def rows(runs):
-    return summary.summarise(runs)
+    return report.summarise(runs)
 
 
 def table(found, label):
@@ -165,11 +165,11 @@ def test_the_spread_of_the_search_widens_the_error():
 def test_means_are_over_searches_with_the_error_over_runs_and_the_spread():
     key = ("boston", "mcbn", "crps_normalized")
     searches = [{key: Estimate(mean, error, 25, 0.01)} for mean, error in ((1.0, 0.2), (2.0, 0.4), (6.0, 0.6))]
-    pooled = summary.over_searches([*searches, {}])[key]
+    pooled = report.over_searches([*searches, {}])[key]
     assert pooled[:3] == pytest.approx((3.0, 0.4, 25))
     assert pooled.p_value == pytest.approx(2 * stats.t.sf(3.0 / 0.4, 24))
     assert (pooled.search, pooled.searches) == (pytest.approx(np.std([1, 2, 6], ddof=1)), 3)
-    assert summary.over_searches(searches[:1]) == searches[0]
+    assert report.over_searches(searches[:1]) == searches[0]
 
 
 def test_mnf_shows_what_the_published_rule_gives_and_explains_nothing():
@@ -205,12 +205,12 @@ def test_a_higher_normalised_score_is_better():
     assert [row[-2] for row in report.fidelity_tables(rows)[1].rows] == ["better", "worse"]
 
 
-@pytest.mark.parametrize("metric", summary.METRICS)
+@pytest.mark.parametrize("metric", report.METRICS)
 @pytest.mark.parametrize("method", ["mcbn", "mcdo", "mnf"])
 def test_every_printed_mean_that_differs_is_listed_on_the_right_side(method, metric):
     rows = {(d, method, metric): shifted(d, method, metric, errors) for d, errors in (("energy", 30), ("yacht", 1))}
     (listed,) = report.fidelity_tables(rows)[1].rows
-    assert listed[:3] == (summary.METRICS[metric], summary.METHODS[method], "Energy Efficiency")
+    assert listed[:3] == (report.METRICS[metric], report.METHODS[method], "Energy Efficiency")
     assert listed[-2] == ("worse" if metric in ("rmse", "crps") else "better")
 
 

@@ -15,7 +15,7 @@ from mcbn.errors import MCBNError
 from mcbn.page import examples, templates
 from mcbn_study import paper
 from mcbn_study.commands.reproduce import reproduce
-from mcbn_study.provenance import total_seconds, trace
+from mcbn_study.journal import total_seconds, trace
 from mcbn_study.site.markdown import read_blocks
 from mcbn_study.site.write import COMMANDS, ITEMS, PAGES, find_folders, report, site
 

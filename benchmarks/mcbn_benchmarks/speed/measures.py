@@ -55,7 +55,7 @@ def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
         for record in measure(options, only):
             measured.append(record)
             if out is not None:
-                journal.append(out / f"{name}.jsonl", asdict(record) | asdict(where))
+                journal.extend(out / f"{name}.jsonl", [asdict(record) | asdict(where)])
     print(table(measured, where))
     if out is not None and measured:
         newest = table(latest(out / f"{name}.jsonl", where), where)

@@ -12,7 +12,7 @@ from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.cifar10.train import Epoch, load_network, network_facts, save_network, train
 from mcbn_study.journal import Journal
 from mcbn_study.machine import environment
-from mcbn_study.progress import Progress
+from mcbn_study.study import Progress
 
 KIND, TRAINING = "cifar10", "cifar10 training"
 

@@ -10,7 +10,7 @@ from mcbn.files import write_text
 from mcbn_study import journal
 from mcbn_study.estimates import Estimate, cell, estimate, mean_cell
 from mcbn_study.journal import RECORDS, Record
-from mcbn_study.regression.summary import METRICS, runs, score
+from mcbn_study.regression.report import METRICS, runs, score
 from mcbn_study.tables import read_words, render
 
 _WORDS = read_words(__package__)

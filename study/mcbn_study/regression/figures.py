@@ -13,10 +13,10 @@ from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
 from mcbn_study.png import save_figure
-from mcbn_study.regression.summary import METHODS
-from mcbn_study.tables import MISSING
+from mcbn_study.tables import MISSING, read_words
 
 Vector = NDArray[np.float64]
+METHODS: dict[str, str] = read_words(__package__)["methods"]
 # MCBN, MNF and MCDO as in Teye et al. 2018, Figure 2
 COLORS = {"mcbn": "tab:blue", "mnf": "tab:purple", "mcdo": "tab:red", "ensemble": "tab:green"}
 SHAPES = {"error": 2, "std": 2, "constant_std": 1}

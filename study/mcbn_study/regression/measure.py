@@ -125,7 +125,7 @@ class Evaluator:
         z = torch.bmm(train.x.view(R * N, Q)[at.flatten(1)], weights[0]).view(*at.shape, -1)  # (s, t, M, H)
         variance, mean = torch.var_mean(z, 2, correction=0)  # (s, t, H)
         first = fold(mean, variance, values, 1)
-        a = self._hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))
+        a = self._hidden(z, *(each.unsqueeze(2) for each in first))
         z = torch.bmm(a.view(len(stream), -1, networks.hidden), weights[1]).view_as(a)
         variance, mean = torch.var_mean(z, 2, correction=0)
         return self._bn_forward(values, self.problem.query.x[stream], first, fold(mean, variance, values, 2))
@@ -140,12 +140,12 @@ class Evaluator:
     def _bn_forward(self, values: Values, x: Tensor, first: Affine, second: Affine) -> Tensor:
         """Predict x (s, n, Q) under t pairs of statistics, (s, t, H) each: (s, t, n)."""
         s, n, Q = x.shape
-        t, H = first.scale.shape[1:]
+        t, H = first[0].shape[1:]
         weights = matrices(values, Q)
         z = torch.bmm(x, weights[0]).unsqueeze(1)  # (s, 1, n, H): the same for all draws
-        a = self._hidden(z, first.scale.unsqueeze(2), first.shift.unsqueeze(2))  # (s, t, n, H)
+        a = self._hidden(z, *(each.unsqueeze(2) for each in first))  # (s, t, n, H)
         z = torch.bmm(a.view(s, t * n, H), weights[1]).view(s, t, n, H)
-        output: Tensor = self._head(z, second.scale.unsqueeze(2), second.shift.unsqueeze(2), weights[2])
+        output: Tensor = self._head(z, *(each.unsqueeze(2) for each in second), weights[2])
         return output.add_(values["bias3"][:, None])
 
     def _dropout_outputs(self, values: Values, networks: Networks, draws: slice) -> Tensor:

@@ -7,7 +7,7 @@ of three Linear layers with bias, ReLU between. The loss of one network is 1/2 m
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from mcbn.stacked import Values
 from mcbn_study.regression.problem import Problem, purpose_key
 
 Family = Literal["bn", "dropout"]
+Affine = tuple[Tensor, Tensor]  # scale and shift, (..., H) each
 _relu_backward = torch.ops.aten.threshold_backward
 
 
@@ -41,13 +42,6 @@ class Networks:
         """Bring the tensors to the device and the precision of x."""
         moved = (self.stream.to(x.device), self.weight_decay.to(x), self.rate.to(x))
         return Networks(self.family, *moved, self.batch_size, self.hidden)
-
-
-class Affine(NamedTuple):
-    """What batch statistics make of a BN layer: z -> scale z + shift, each (..., H)."""
-
-    scale: Tensor
-    shift: Tensor
 
 
 def take(values: Values, index: Tensor) -> Values:
@@ -125,10 +119,10 @@ def _masked_moments(z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fold(mean: Tensor, variance: Tensor, values: Values, layer: int) -> Affine:
-    """Return what statistics (S, ..., H) make of a BN layer."""
+    """Return what statistics (S, ..., H) make of a BN layer: z -> scale z + shift."""
     gamma, beta = (values[f"{name}{layer}"].view(len(mean), *[1] * (mean.ndim - 2), -1) for name in ("gamma", "beta"))
     scale = gamma * torch.rsqrt(variance + BN_EPSILON)
-    return Affine(scale, torch.addcmul(beta, mean, scale, value=-1))
+    return scale, torch.addcmul(beta, mean, scale, value=-1)
 
 
 @torch.no_grad()

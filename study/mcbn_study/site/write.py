@@ -13,11 +13,10 @@ from mcbn.page.templates import Spec, axis, render, rounded, save, series
 from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
 from mcbn_study import journal
-from mcbn_study.provenance import Provenance, trace
-from mcbn_study.regression.figures import TOY, first_split, load_arrays, read_predictions
+from mcbn_study.journal import Provenance, trace
+from mcbn_study.regression.figures import METHODS, TOY, first_split, load_arrays, read_predictions
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
-from mcbn_study.regression.summary import METHODS
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
 from mcbn_study.tables import MISSING, read_words, table
 
