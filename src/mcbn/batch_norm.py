@@ -9,7 +9,7 @@ layer, dropout and everything else stay as they are.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ContextDecorator, suppress
 from functools import partial
 from typing import Any, NamedTuple, Self
 from weakref import WeakSet
@@ -29,7 +29,6 @@ BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls o
 }
 STATISTICS = ("running_mean", "running_var")
 DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
-_running = threading.local()  # the mode active in this thread, for the hooks of `watch`
 _unwatched: WeakSet[nn.Module] = WeakSet()  # modules that ran in a thread without a mode
 
 
@@ -58,8 +57,11 @@ def layer_of(name: str) -> str:
     return name.rsplit("#", 1)[0]
 
 
-class BatchNormMode(TorchFunctionMode):
-    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`."""
+class BatchNormMode(ContextDecorator, TorchFunctionMode):
+    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`.
+
+    Under any mode attention takes no shortcut of PyTorch's, which pads otherwise.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,8 +77,7 @@ class BatchNormMode(TorchFunctionMode):
     def __enter__(self) -> Self:
         self.calls.clear()  # a new pass
         self.next_rows.clear()
-        self.outer = getattr(_running, "mode", None)
-        _running.mode = self
+        self.outer, _running.mode = _running.mode, self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -102,16 +103,6 @@ class BatchNormMode(TorchFunctionMode):
         return BatchNormCall(layer, name, arguments["input"], **kept, unchanged=unchanged, piece=piece)
 
 
-def as_draws_run(run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    """Run a network under a mode, as draws do: attention then takes no shortcut of PyTorch's, which pads otherwise."""
-
-    def run_in_mode(inputs: Any) -> Tensor:
-        with BatchNormMode():
-            return run(inputs)
-
-    return run_in_mode
-
-
 def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
     """Say where in memory the rows of a view start, and where rows right after them would; None of other tensors."""
     storage = storage_of(x) if is_view(x) else 0
@@ -130,19 +121,24 @@ def watch(module: nn.Module) -> None:
         child.register_forward_hook(_leave, always_call=True)
 
 
+class _Running(threading.local):
+    mode: BatchNormMode | None = None  # active in this thread
+
+
+_running = _Running()
+
+
 def _enter(name: str, module: nn.Module, args: Any) -> None:
-    mode: BatchNormMode | None = getattr(_running, "mode", None)
-    if mode is None:
+    if _running.mode is None:
         _unwatched.add(module)
     else:
-        mode.path.append(name)
-        mode.entered.add(name)
+        _running.mode.path.append(name)
+        _running.mode.entered.add(name)
 
 
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
-    mode: BatchNormMode | None = getattr(_running, "mode", None)
-    if mode is not None:
-        mode.path.pop()
+    if _running.mode is not None:
+        _running.mode.path.pop()
 
 
 class Survey(BatchNormMode):

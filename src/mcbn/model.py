@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mcbn import batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
-from mcbn.batch_norm import as_draws_run, layer_of
+from mcbn.batch_norm import BatchNormMode, layer_of
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, pass_over, require_share
 from mcbn.check import drift
@@ -297,7 +297,7 @@ class MCBN(Generic[P]):
         True
         """
         network = self.network or self.copy_network()
-        return network.over(x, as_draws_run(network.raw), torch.cat, self.inputs)
+        return network.over(x, BatchNormMode()(network.raw), torch.cat, self.inputs)  # as draws run
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are.
@@ -306,7 +306,7 @@ class MCBN(Generic[P]):
         torch.Size([64, 3])
         """
         network, head = self.network or self.copy_network(), self.noise == "head"
-        run = as_draws_run(lambda inputs: moments.plain_mean(network, inputs, head=head))
+        run = BatchNormMode()(partial(moments.plain_mean, network, head=head))
         return network.over(x, run, torch.cat, self.inputs)
 
     def tune(

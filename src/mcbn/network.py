@@ -85,7 +85,15 @@ def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
             "that yours is never touched: keep what cannot be copied (open files, locks, generators) out of it"
         ) from error
     common = shared(model, frozen)
-    refuse_own(model, common)
+    named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    names = {id(value): name or "network" for name, value in named}
+    for label, value in common:
+        if id(value) in names:
+            raise MCBNError(
+                f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'}), "
+                "and mcbn runs a private copy so that yours is never touched: reach it through self, not by a global "
+                "name, a weak reference, a cached method or a __deepcopy__ that returns the original"
+            )
     for parent in list(frozen.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, "_orig_mod"):
@@ -97,19 +105,6 @@ def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
     for module in frozen.modules():
         module.training = False  # also where a network overrides train() and keeps parts of it in train mode
     return frozen, common
-
-
-def refuse_own(model: nn.Module, common: list[tuple[str, Any]]) -> None:
-    """Refuse a network whose copy still leads to modules, parameters or buffers of the original."""
-    named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
-    names = {id(value): name or "network" for name, value in named}
-    for label, value in common:
-        if id(value) in names:
-            raise MCBNError(
-                f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'}), "
-                "and mcbn runs a private copy so that yours is never touched: reach it through self, not by a global "
-                "name, a weak reference, a cached method or a __deepcopy__ that returns the original"
-            )
 
 
 def structure(model: nn.Module) -> list[str]:

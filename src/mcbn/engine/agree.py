@@ -75,10 +75,12 @@ def tolerance(own: Tensor, error: Tensor | None = None, *, digit: float = 0.0) -
     variance = _wide(own).var(0) if len(own) > 1 else torch.zeros_like(size)
     by_axis = []
     for axis in {1, max(1, size.ndim - 1)}:  # outputs lie along the second, or the last where channels come last
-        scale, spread = _largest(size, axis), _mean(variance, axis).sqrt()
+        others = [other for other in range(size.ndim) if other != axis]
+        scale, spread = _largest(size, axis), variance.mean(others, keepdim=True).double().sqrt()
         rounding = max(digit, torch.finfo(own.dtype).eps) * scale
         if error is not None:
-            measured, unit = _mean(_wide(error).square(), axis).sqrt(), torch.maximum(spread, rounding)
+            measured = _wide(error).square().mean(others, keepdim=True).double().sqrt()
+            unit = torch.maximum(spread, rounding)
             typical = (measured / unit.clamp(min=TINY)).median() * unit
             rounding = torch.maximum(rounding, torch.maximum(measured, typical).minimum(most * scale))
         by_axis.append(FRACTION * spread + TIMES * rounding)
@@ -120,11 +122,6 @@ def _largest(sizes: Tensor, axis: int) -> Tensor:
     others = [other for other in range(sizes.ndim) if other != axis]
     largest = sizes.amax(others, keepdim=True).double()
     return largest.maximum(SMALLEST * largest.amax())
-
-
-def _mean(values: Tensor, axis: int) -> Tensor:
-    """Return the mean of each output along an axis of (N, ...)."""
-    return values.mean([other for other in range(values.ndim) if other != axis], keepdim=True).double()
 
 
 def _wide(values: Tensor) -> Tensor:

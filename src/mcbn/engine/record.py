@@ -7,7 +7,7 @@ the rest run, so whoever takes a share of the draws runs them too: draw t then h
 """
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
@@ -170,49 +170,30 @@ def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
     return True
 
 
-class Gathered:
-    """Statistics (t, C) of a layer that come a few draws at a time, in one growing buffer.
-
-    Small results kept between the large ones of a pass would keep the allocator from using that memory again, and `fit`
-    of a ResNet-18 would grow with T.
-    """
-
-    def __init__(self) -> None:
-        self.buffer: Tensor | None = None  # (capacity, C)
-        self.count = 0
-
-    def add(self, rows: Tensor) -> None:
-        """Copy in further rows (t, C)."""
-        start, self.count = self.count, self.count + len(rows)
-        held = rows[:0] if self.buffer is None else self.buffer
-        if self.count > len(held):
-            held = torch.cat([held, rows.new_empty(max(GROUP, self.count), rows.shape[1])])
-        held[start : self.count] = rows
-        self.buffer = held
-
-    @property
-    def rows(self) -> Tensor:
-        """All rows, (T, C)."""
-        return torch.empty(0) if self.buffer is None else self.buffer[: self.count].clone()
-
-
 def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite."""
-    joined: defaultdict[str, tuple[Gathered, Gathered]] = defaultdict(lambda: (Gathered(), Gathered()))
-    T = 0
+    """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite.
+
+    They are copied into one growing buffer a layer: small results kept between the large ones of a pass would keep the
+    allocator from using that memory again, and `fit` of a ResNet-18 would grow with T.
+    """
+    buffers, counts, T = dict[str, Tensor](), Counter[str](), 0  # (capacity, 2, C)
     for block in blocks:
         T += len(next(iter(block.values()))[0])
-        for name, (mean, var) in block.items():
-            joined[name][0].add(mean)
-            joined[name][1].add(var)
-    for name, (rows, _) in joined.items():
-        if rows.count != T:
+        for name, pair in block.items():
+            rows = torch.stack(pair, 1)  # (t, 2, C)
+            start, counts[name] = counts[name], counts[name] + len(rows)
+            held = buffers.get(name, rows[:0])
+            if counts[name] > len(held):
+                held = torch.cat([held, rows.new_empty(max(GROUP, counts[name]), *rows.shape[1:])])
+            held[start : counts[name]] = rows
+            buffers[name] = held
+    for name, calls in counts.items():
+        if calls != T:
             raise MCBNError(
-                f"layer {name!r} was called for {rows.count} of {T} training batches; the network takes another "
+                f"layer {name!r} was called for {calls} of {T} training batches; the network takes another "
                 "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
             )
-    means, variances = ({name: pair[i].rows for name, pair in joined.items()} for i in (0, 1))
-    for name in means:
-        if not bool(torch.isfinite(means[name]).all() and torch.isfinite(variances[name]).all()):
+        if not bool(torch.isfinite(buffers[name][:T]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
-    return means, variances
+    mean, var = ({name: held[:T, kind].clone() for name, held in buffers.items()} for kind in (0, 1))
+    return mean, var
