@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ from mcbn.engine import constants, rewrite
 from mcbn.engine.rewrite import Workspace
 from mcbn.engine.trace import Norm, ReplayTracer
 
-V = TypeVar("V", Tensor, Tensor | None)
 Pass = Callable[[tuple[Tensor, ...], Tensor], Tensor]  # (shared, rows (t, S)) -> samples (t, N, ...)
 Sampler = Callable[[int, int], Tensor]  # draws start to stop -> samples (t, N, ...)
 
@@ -61,9 +60,7 @@ class Program:
 
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
-        tensors = batches.tensors_of(inputs)
-        if self.clones_inputs:
-            tensors = [t.clone() for t in tensors]
+        tensors = [t.clone() if self.clones_inputs else t for t in batches.tensors_of(inputs)]
         if self.channels_last:
             tensors = [_in_layout(t, torch.channels_last) for t in tensors]
         return tuple(self.shared.forward(*tensors))
@@ -104,17 +101,15 @@ class Program:
         return torch.cat([table for pair in pairs for table in pair], 1)
 
 
-def _in_layout(value: V, layout: torch.memory_format) -> V:
+def _in_layout(value: Any, layout: torch.memory_format) -> Any:
     return value.contiguous(memory_format=layout) if value is not None and value.ndim == 4 else value
 
 
 def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     """Make a program of a trace; `fold(width, convolutional)` decides whether batch norm goes into weights."""
     convolutional = any(node.target is F.conv2d for node in tracer.graph.nodes)
-    depends = rewrite.depends_on_draw(tracer.graph)
-    narrow, ours = 0.0, runs_kernels(tracer)
-    fusing = ours or tracer.on_gpu
-    if fusing:
+    depends, narrow, ours = rewrite.depends_on_draw(tracer.graph), 0.0, runs_kernels(tracer)
+    if fusing := ours or tracer.on_gpu:
         from mcbn.engine import fuse
 
         narrow = fuse.narrow_share(tracer, depends) if ours else 0.0
@@ -255,9 +250,8 @@ def plans_for(
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
     if program.narrow is not None:
         layouts.insert(0, replace(program, each=program.narrow, narrow=None))
-    sizes = dict.fromkeys((chunk, 1))
-    groups = {size: passes_at_once(program, omega, size, outputs) if outputs is not None else 1 for size in sizes}
-    plans = [Plan(size, layout, omega, layout.run, dtype, groups[size]) for layout in layouts for size in sizes]
+    groups = {n: 1 if outputs is None else passes_at_once(program, omega, n, outputs) for n in (chunk, 1)}
+    plans = [Plan(size, layout, omega, layout.run, dtype, groups[size]) for layout in layouts for size in groups]
     if compile and not (omega.is_cuda and program.folded):  # cuDNN's fused convolutions are faster than compiled ones
         plans.insert(0, Plan(chunk, program, omega, _compiled(program), dtype, groups[chunk]))
     return plans

@@ -87,7 +87,7 @@ class Engine:
         self._warned = False
         self._own_code = OwnCode("a plan does not pay yet, or its kernels are being compiled", self.replay)
         self._independence: dict[Any, bool] = {}  # by shape of the inputs and sizes of blocks
-        self._scaled: tuple[list[Any], list[Any], Tensor] | None = None  # layers, their tensors, scales and shifts
+        self._scaled: tuple[list[Any], Any, Tensor] | None = None  # layers, their tensors, scales and shifts
         self.plans_at_once = False  # from the first draw on: results then do not depend on the calls before
         self._lock = ProcessLock()
 
@@ -120,7 +120,10 @@ class Engine:
     def _passes(self, key: Any, inputs: Any, start: int, stop: int) -> Iterator[Tensor]:
         """Yield samples of as many draws as go through at once, fewer where memory runs out."""
         history = self._history(key)
-        pays = self._pays(key, history, stop - start)
+        pays = self.plans_at_once or key in self.plans or key[1] is not None or key[2]  # chunks or compiled code asked
+        if not pays:
+            history.own_draws += stop - start
+            pays = history.own_draws >= constants.DRAWS_BEFORE_PLAN
         blocks = self._blocks(inputs, key[1], key[2], self.plans.get(key)) if pays else [(inputs, self._own_code)]
         workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
         samplers = [plan.prepare(block, workspace) for block, plan in blocks]
@@ -139,13 +142,6 @@ class Engine:
                 due = False
             yield samples  # (t, N, ...)
             start += chunk
-
-    def _pays(self, key: Any, history: History, draws: int) -> bool:
-        """Tell whether so many more draws of a shape are worth a plan; who asks for chunks or compiled code has one."""
-        if self.plans_at_once or key in self.plans or key[1] is not None or key[2]:
-            return True
-        history.own_draws += draws
-        return history.own_draws >= constants.DRAWS_BEFORE_PLAN
 
     def _history(self, key: Any) -> History:
         history = self._histories.get(key)
@@ -177,21 +173,16 @@ class Engine:
                 self.plans.clear()
             warned, self._warned = self._warned, True
         if not warned:
-            warnings.warn(
-                f"mcbn: {reason}; these results and all that follow come from the network's own code, draw by draw",
-                UserWarning,
-                stacklevel=2,
-            )
+            follows = "these results and all that follow come from the network's own code, draw by draw"
+            warnings.warn(f"mcbn: {reason}; {follows}", UserWarning, stacklevel=2)
         yield samples.unsqueeze(0)
-        for t in range(start + 1, stop):
-            yield self.replay(inputs, t).unsqueeze(0)
+        yield from (self.replay(inputs, t).unsqueeze(0) for t in range(start + 1, stop))
 
     def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
         blocks = self._blocks(inputs, chunk_size, compile=False)
         plan = blocks[0][1]
-        N = batches.size_of(inputs)
-        size = f"{N} inputs" if len(blocks) == 1 else f"{N} inputs in {len(blocks)} blocks"
+        size = f"{batches.size_of(inputs)} inputs" + (f" in {len(blocks)} blocks" if len(blocks) > 1 else "")
         if isinstance(plan, OwnCode):
             return f"{n_samples} draws for {size}: one by one through the network's own code, because {plan.reason}."
         program = plan.program
@@ -223,15 +214,14 @@ class Engine:
     def plan(self, inputs: Any, chunk_size: int | None = None, *, compile: bool = False) -> Plan | OwnCode:
         """Look up how inputs of this shape run, or find out."""
         key = self._key(inputs), chunk_size, compile
-        plan = self.plans.get(key)
-        if plan is None:
-            with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
-                plan = self.plans.get(key)  # another thread may have found it meanwhile
-                if plan is None:
-                    inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
-                    plan = self._find_plan(inputs, chunk_size, compile)
-                    if plan is not self._own_code:
-                        keep(self.plans, key, plan, constants.PLANS_KEPT)
+        if (plan := self.plans.get(key)) is not None:
+            return plan
+        with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
+            if (plan := self.plans.get(key)) is None:  # or another thread has found it meanwhile
+                inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
+                plan = self._find_plan(inputs, chunk_size, compile)
+                if plan is not self._own_code:
+                    keep(self.plans, key, plan, constants.PLANS_KEPT)
         return plan
 
     def _key(self, inputs: Any) -> Any:
@@ -269,13 +259,11 @@ class Engine:
 
     def _proven(self, choices: list[Plan], inputs: Any, first: Tensor, history: History) -> Plan | None:
         """Return the first plan that agrees with the network's own code, whose first sample is known."""
-        own = {0: first} | {t: self.replay(inputs, t) for t in self._references() if t}
-        program = choices[0].program
+        own, program = {0: first} | {t: self.replay(inputs, t) for t in self._references() if t}, choices[0].program
         measure = cache(partial(self._rounding, inputs, program.width))
         history.digit = TF32_DIGIT if program.convolutional and is_tf32(first) else 0.0
         history.largest, history.width = _largest(inputs), program.width
-        proven = (p for p in choices if self._agrees(self._samples(p, inputs), own, measure, history.digit))
-        return next(proven, None)
+        return next((p for p in choices if self._agrees(self._samples(p, inputs), own, measure, history.digit)), None)
 
     def _references(self) -> list[int]:
         """Return the draws by which a plan is judged: of few outputs, two alone say little about their spread."""
@@ -335,8 +323,7 @@ class Engine:
         layers = [(norm.name, norm.eps, id(norm.weight), id(norm.bias)) for norm in program.norms]
         if self._scaled is None or self._scaled[0] != layers:
             omega = program.scales_and_shifts(self.posterior.mean, self.posterior.var)
-            held = [(norm.weight, norm.bias) for norm in program.norms]  # while these live, no others have their ids
-            self._scaled = layers, held, omega
+            self._scaled = layers, program.norms, omega  # while these norms live, no other tensors have their ids
         return self._scaled[2]
 
     def _blocks(
