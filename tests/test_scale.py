@@ -79,7 +79,7 @@ def test_parts_are_enough_to_share_out_and_depend_on_the_inputs_alone(tables, tm
     monkeypatch.setattr(scale.job, "SPLIT_BYTES", 0)
     monkeypatch.setattr(scale.job, "PARTS", 5)  # of 185 rows: 37, which is three batches of 16
     files = scale.job.list_files(tables)
-    cut = scale.job.cut_tables(files, 16, None)
+    cut = scale.job.cut(files, 16, None)
     assert [(part.start, part.stop) for part in cut] == [
         (0, 48),
         (48, 50),
@@ -90,9 +90,9 @@ def test_parts_are_enough_to_share_out_and_depend_on_the_inputs_alone(tables, tm
         (48, 64),
     ]
     monkeypatch.setattr(scale.job, "PART_ROWS", 20)
-    assert len(scale.job.cut_tables(files, 16, None)) == 2 + 3 + 1 + 2  # 32 rows at most
+    assert len(scale.job.cut(files, 16, None)) == 2 + 3 + 1 + 2  # 32 rows at most
     images = {f"{i}.png": tmp_path / f"{i}.png" for i in range(23)}
-    assert [len(part.files) for part in scale.job.cut_images(images, 2, None)] == [6, 6, 6, 5]
+    assert [len(part.files) for part in scale.job.cut(images, 2, None)] == [6, 6, 6, 5]
     assert scale.predict(tables, BAYES, out=tmp_path / "a", key="id", batch_size=16).parts == 8
     monkeypatch.undo()
     scale.predict(tables, BAYES, out=tmp_path / "b", key="id", batch_size=16)

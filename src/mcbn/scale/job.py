@@ -85,17 +85,20 @@ def _under(place: Path) -> Iterator[tuple[str, Path]]:
         raise MCBNError(f"there is no file or folder {place}")
 
 
-def cut_tables(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
-    """Make a part of every table, several of a large parquet file: each of a whole number of batches."""
-    counts = {label: _count(path, part_rows) for label, path in files.items()}
-    step = _step(sum(count or 0 for count in counts.values()), batch_rows, part_rows, PART_ROWS)
-    parts = []
-    for number, (label, path) in enumerate(files.items()):
-        rows = counts[label]
-        for piece, start in enumerate(range(0, rows, step) if rows else [0]):
-            stop = min(start + step, rows) if rows else None
-            parts.append(Part(f"part-{number:06d}-{piece:05d}", [str(path)], [label], start, stop))
-    return parts
+def cut(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
+    """Make parts of whole batches: of images in their order, or of every table, several of a large parquet file."""
+    labels, paths, N = list(files), list(map(str, files.values())), len(files)
+    if Path(paths[0]).suffix.lower() not in TABLES:
+        step = _step(N, batch_rows, part_rows, PART_IMAGES)
+        pieces = [(start, min(start + step, N)) for start in range(0, N, step)]
+        return [Part(f"part-{i:06d}-00000", paths[a:b], labels[a:b], a, b) for i, (a, b) in enumerate(pieces)]
+    counts = [_count(path, part_rows) for path in files.values()]
+    step = _step(sum(rows or 0 for rows in counts), batch_rows, part_rows, PART_ROWS)
+    return [
+        Part(f"part-{i:06d}-{piece:05d}", paths[i : i + 1], labels[i : i + 1], a, min(a + step, rows) if rows else None)
+        for i, rows in enumerate(counts)
+        for piece, a in enumerate(range(0, rows, step) if rows else [0])
+    ]
 
 
 def _count(path: Path, part_rows: int | None) -> int | None:
@@ -112,14 +115,6 @@ def _step(rows: int, batch_rows: int, asked: int | None, most: int) -> int:
     """Choose the rows of a part by the inputs alone, so that a job can be gone on with on other machines."""
     wanted = asked or max(LEAST * batch_rows, min(most, -(-rows // PARTS)))
     return -(-wanted // batch_rows) * batch_rows  # up to whole batches
-
-
-def cut_images(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
-    """Make parts of a whole number of batches each, in the order of the labels."""
-    labels, paths = list(files), list(map(str, files.values()))
-    step = _step(len(files), batch_rows, part_rows, PART_IMAGES)
-    edges = [(start, min(start + step, len(files))) for start in range(0, len(files), step)]
-    return [Part(f"part-{i:06d}-00000", paths[a:b], labels[a:b], a, b) for i, (a, b) in enumerate(edges)]
 
 
 class Batch(NamedTuple):
@@ -277,7 +272,7 @@ def plan(
     if any(place.is_dir() and folder.is_relative_to(place.resolve()) for place in _places(inputs)):
         raise MCBNError(f"the folder of the results, {folder}, lies among the inputs; name another one")
     reader = Reader(batch_size or 0, keys, layout, target, transform, finite=not reading).probe(files)
-    parts = cut_files(reader, files, part_rows)
+    parts = tuple(cut(files, reader.batch_rows, part_rows))
     _require_first(bayes, reader, parts[0])
     options = {"method": method, "n_samples": n_samples}
     settings = {
@@ -295,17 +290,12 @@ def plan(
     return Job(folder, parts, reader, coverage, options, settings, place, reading)
 
 
-def cut_files(reader: Reader, files: dict[str, Path], part_rows: int | None = None) -> tuple[Part, ...]:
-    """Cut tables or images into parts."""
-    return tuple((cut_tables if reader.is_table else cut_images)(files, reader.batch_rows, part_rows))
-
-
 def read_folder(folder: Path, *, key: Sequence[str], **how: Any) -> Tensor:
     """Read all rows or images of a folder, (N, ...); options as of `plan`."""
     files = list_files(folder)
     reader = Reader(0, tuple(key), **how).probe(files)
     blocks = []
-    for batch in (batch for part in cut_files(reader, files) for batch in reader.read(part)):
+    for batch in (batch for part in cut(files, reader.batch_rows, None) for batch in reader.read(part)):
         if batch.bad:
             raise MCBNError(f"{batch.bad[0]['file']} of {folder} cannot be used: {batch.bad[0]['reason']}")
         blocks.append(batch.x)
