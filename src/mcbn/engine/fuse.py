@@ -43,7 +43,10 @@ def _fuse_with_cudnn(graph: fx.Graph, conv: fx.Node) -> None:
         return
     with graph.inserting_before(end):
         if isinstance(other, fx.Node):
-            bias = _with_bias_of(other, bias, graph)
+            added = other.args[2] if _is_plain_convolution(other) and len(other.users) == 1 else None
+            if added is not None:  # a bias that costs a pass over all values where it is added
+                other.update_arg(2, None)
+                bias = graph.call_function(torch.add, (bias, added))
             operands: tuple[Any, ...] = (x, weight, other, 1.0, bias, *where)
         else:
             operands = (x, weight, bias, *where)
@@ -211,12 +214,3 @@ def _changes_between(first: fx.Node, last: fx.Node) -> bool:
 def _chain(first: fx.Node, last: fx.Node) -> list[fx.Node]:
     """List nodes from the first to the last, each of which the next one reads."""
     return [last] if first is last else [first, *_chain(next(iter(first.users)), last)]
-
-
-def _with_bias_of(shortcut: fx.Node, bias: Any, graph: fx.Graph) -> Any:
-    """Add the bias of a convolution that is itself added: added there, it costs a pass over all its values."""
-    if not _is_plain_convolution(shortcut) or len(shortcut.users) > 1 or shortcut.args[2] is None:
-        return bias
-    bias_of_shortcut = shortcut.args[2]
-    shortcut.update_arg(2, None)
-    return graph.call_function(torch.add, (bias, bias_of_shortcut))

@@ -84,13 +84,8 @@ class Differentiator:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
         key = batches.key_of(inputs), settings_of(self.network.module)
         with self._lock:
-            method = self.methods.get(key, self.plain)
-            if key not in self.methods:
-                keep(self.methods, key, None, constants.PLANS_KEPT)
-        if method is None:  # seen before
-            method = self.fastest(inputs)
-            with self._lock:
-                keep(self.methods, key, method, constants.PLANS_KEPT)
+            method = self.methods.get(key, self.plain) or self.fastest(inputs)  # the fastest for what was seen before
+            keep(self.methods, key, method if key in self.methods else None, constants.PLANS_KEPT)
         return method(inputs)
 
     def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:

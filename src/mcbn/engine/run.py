@@ -1,9 +1,5 @@
 """Draws through the network: f_omega(x) for the statistics omega of every draw, by the plan that is fastest.
 
-Plans, from few inputs to many: several draws in one pass (stacked, or by `torch.vmap` over their scales and shifts);
-one draw a pass, batch norm folded into the weights; draw by draw through the network's own code, for networks that
-cannot be traced, and where gradients are wanted. The numbers are the same.
-
 A plan costs as much as some draws to prepare. The first draws of a shape run by the network's own code, and a plan is
 prepared once it pays (`constants.DRAWS_BEFORE_PLAN`): who predicts once does not lose by it. It is used if it agrees
 with the network's own code (`mcbn.engine.agree`), and compared again on the inputs of its 2nd, 4th, 8th, ... call, and

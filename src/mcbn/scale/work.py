@@ -164,13 +164,23 @@ class Folder:
     @classmethod
     @contextmanager
     def opened(cls, job: Job, *, resume: bool, overwrite: bool = False) -> Iterator["Folder"]:
-        """Open the folder of a job for this run alone."""
-        require_free(job.folder, resume, overwrite)
-        job.folder.mkdir(parents=True, exist_ok=True)
-        with held(job.folder) as is_ours:
+        """Open the folder of a job for this run alone, with its settings and no rests of killed workers."""
+        folder, before = job.folder, job.folder / JOB
+        require_free(folder, resume, overwrite)
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder) as is_ours:
             if is_ours is False:
-                raise MCBNError(f"another run works in {job.folder}; wait for its end, or name another folder")
-            _open(job, resume, overwrite)
+                raise MCBNError(f"another run works in {folder}; wait for its end, or name another folder")
+            there = require_free(folder, resume, overwrite)
+            if overwrite and not resume:
+                clear(folder)
+            if before.exists():
+                _require_same(json.loads(before.read_text()), job)
+            elif resume and (visible := [name for name in there if not name.startswith(".")]):
+                raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
+            write_text(before, json.dumps(job.settings, indent=1) + "\n")
+            (folder / MANIFEST).unlink(missing_ok=True)
+            remove_leftovers(folder)
             yield cls(job, resume=resume)
 
     def missing(self) -> list[Part]:
@@ -226,26 +236,14 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder / SPOOL, ignore_errors=True)
 
 
-def _open(job: Job, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder of something else; leave one that holds this job's settings and no rests of killed workers."""
-    folder = job.folder
-    there = require_free(folder, resume, overwrite)
-    before = folder / JOB
-    if overwrite and not resume:
-        clear(folder)
-    if before.exists():
-        was, now = json.loads(before.read_text()), json.loads(json.dumps(job.settings))
-        for name in sorted(was.keys() | now.keys()):
-            if was.get(name) != now.get(name):
-                raise MCBNError(
-                    f"{folder} belongs to another job: its {name} was {was.get(name)!r}, is {now.get(name)!r} now; "
-                    "go on with the same inputs, network, posterior and options, or name another folder"
-                )
-    elif resume and (visible := [name for name in there if not name.startswith(".")]):
-        raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
-    write_text(before, json.dumps(job.settings, indent=1) + "\n")
-    (folder / MANIFEST).unlink(missing_ok=True)
-    remove_leftovers(folder)
+def _require_same(before: dict[str, Any], job: Job) -> None:
+    now = json.loads(json.dumps(job.settings))
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise MCBNError(
+                f"{job.folder} belongs to another job: its {name} was {before.get(name)!r}, is {now.get(name)!r} now; "
+                "go on with the same inputs, network, posterior and options, or name another folder"
+            )
 
 
 def read_results(folder: str | Path) -> Any:
