@@ -118,9 +118,9 @@ def test_both_halves_of_a_graph_compute_what_the_whole_does(again: bool) -> None
     root.register_buffer("c", torch.randn(3))
     later = reached(graph, lambda one: one is y)
     sizes = [one for one in graph.nodes if one.target is len] if again else []
-    halves = split(graph, later, both=sizes)
-    assert [one.target for one in halves.crossing] == ([torch.sin, torch.mul] if again else [len, torch.mul])
-    first, second = as_code(root, halves.first), as_code(root, halves.second)
+    first, second, crossing = split(graph, later, both=sizes)
+    assert [one.target for one in crossing] == ([torch.sin, torch.mul] if again else [len, torch.mul])
+    first, second = as_code(root, first), as_code(root, second)
     x, value = torch.randn(2, 3), torch.randn(2, 3)
     assert torch.equal(second(*first(x), value), as_code(root, graph)(x, value))
 
@@ -129,5 +129,5 @@ def test_copies_of_a_node_keep_its_facts() -> None:
     graph, y = whole()
     known = Facts((2, 3), torch.float32, memory="y")
     declare(y, known)
-    halves = split(graph, reached(graph, lambda one: one is y))
-    assert [facts(one) for one in halves.second.nodes if one.name == "y"] == [known]
+    _, second, _ = split(graph, reached(graph, lambda one: one is y))
+    assert [facts(one) for one in second.nodes if one.name == "y"] == [known]

@@ -41,7 +41,7 @@ draws. The rules are for what two draws of one input cannot show.
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import fx, nn
@@ -88,23 +88,16 @@ def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
     return behind
 
 
-class Halves(NamedTuple):
-    """A graph cut in two: `first` gives the values of `crossing`, in order, which `second` takes as first arguments."""
-
-    first: fx.Graph
-    second: fx.Graph
-    crossing: list[fx.Node]  # nodes of the whole graph
-
-
 def split(
     graph: fx.Graph,
     later: Collection[fx.Node],
     *,
     both: Collection[fx.Node] = (),
     needed: Callable[[fx.Node], bool] = matters,
-) -> Halves:
+) -> tuple[fx.Graph, fx.Graph, list[fx.Node]]:
     """Cut a graph into what runs first and what runs later; that such an order is safe is for the caller to know.
 
+    Returns both, and the nodes whose values cross: the first gives them, the second takes them as first arguments.
     later: nodes of the second graph, with all that reads them. Placeholders among them are its further arguments.
     both: nodes that both graphs compute (sizes, say), so that they need not cross; constants are in both anyway.
     needed: tells which nodes stay though nobody reads them.
@@ -126,7 +119,7 @@ def split(
     second.output(copies_behind[result])
     for half in (first, second):
         half.eliminate_dead_code(needed)
-    return Halves(first, second, crossing)
+    return first, second, crossing
 
 
 def as_code(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:

@@ -139,8 +139,8 @@ def split_by_draw(
     names, parameters = _take_parameters(tracer.graph, folded or {}, apply)
     if stacked:
         _use_workspace(tracer.graph, depends)
-    halves = split(tracer.graph, depends | parameters)
-    return as_code(tracer.root, halves.first), as_code(tracer.root, halves.second), names
+    shared, each, _ = split(tracer.graph, depends | parameters)
+    return as_code(tracer.root, shared), as_code(tracer.root, each), names
 
 
 def _take_parameters(

@@ -108,13 +108,15 @@ def _halve(whole: fx.GraphModule, n_inputs: int, N: int) -> OpenProgram:
     parameters = [node for node in nodes if node.op == "placeholder"][n_inputs:]
     drawn = reached(whole.graph, lambda node: node in parameters)
     sizes = _sizes_read(drawn, nodes)
-    halves = split(whole.graph, drawn, both=sizes, needed=lambda node: node.op in ("placeholder", "output"))
-    for argument, node in zip(halves.second.nodes, halves.crossing, strict=False):
+    first, second, crossing = split(
+        whole.graph, drawn, both=sizes, needed=lambda node: node.op in ("placeholder", "output")
+    )
+    for argument, node in zip(second.nodes, crossing, strict=False):
         argument.meta["val"] = node.meta["val"]
     results = [node.meta.get("val") for node in nodes if node.op != "get_attr"]
     width = max(math.prod(map(size_seen, value.shape)) for value in results if isinstance(value, Tensor)) // N
-    axes = [_batch_axis(node) for node in halves.crossing]
-    return OpenProgram(as_code(whole, halves.first), as_code(whole, halves.second), axes, max(1, width))
+    axes = [_batch_axis(node) for node in crossing]
+    return OpenProgram(as_code(whole, first), as_code(whole, second), axes, max(1, width))
 
 
 def _sizes_read(drawn: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
