@@ -10,7 +10,7 @@ from mcbn import metrics
 from mcbn.field.watch import Watch
 from mcbn.model import MCBN
 from mcbn.page.examples import COUNT, Group, heat, show_inputs, tile
-from mcbn.page.templates import Spec, axis, number, render, save, series
+from mcbn.page.templates import render, save
 from mcbn.prediction import RegressionPrediction
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
@@ -52,38 +52,15 @@ def write_watch_page(
         rows = list(watch.read([x]))
     before, after = ({} if x is None or m is None or adapted is None else _scores(m, x, y) for m in (bayes, adapted))
     content: dict[str, Any] = {
-        "charts": _charts(rows, watch.false_alarms),
+        "surprise": -np.log10([row["p_value"] for row in rows]),
+        "evidence": np.log10([row["evidence"] for row in rows]),
+        "limit": -np.log10(watch.false_alarms),
         "layers": _layers(rows),
         "strangest": {} if x is None else _strangest(watch, x, names),
         "changes": [(name, before[name], after[name]) for name in before],
         "adaptation": None if adapted is None else adapted.adaptation,
     }
     return save(Path(path), render("watch.html.j2", title=title, watch=watch, rows=rows, **content))
-
-
-def _charts(rows: Rows, rate: float) -> dict[str, Spec]:
-    """Draw p-values and evidence over time, as powers of ten; both cross the same height at an alarm."""
-    titles = [
-        f"row {row['row']} of {row['file']}: p = {number(row['p_value'], 2)}, {row['explanation']}" for row in rows
-    ]
-    surprise, evidence = (np.log10([row[name] for row in rows]) for name in ("p_value", "evidence"))
-    far = sum(row["p_value"] <= rate for row in rows)
-    drawn = {
-        "p_values": ("dots", "-log10 of the p-value", -surprise, f"{far} of {len(rows)} batches are beyond {rate:g}"),
-        "evidence": ("line", "log10 of the evidence", evidence, f"10^{evidence[-1]:.1f} at the end"),
-    }
-    limit, n = -np.log10(rate), len(rows)
-    charts = {}
-    for chart, (kind, label, values, said) in drawn.items():
-        dashes = series("line", "alarm", "red", [0, n + 1], [limit, limit], dash=True)
-        charts[chart] = {
-            "alt": f"{label} over time: {said}.",
-            "x": axis("batch", n + 1),
-            "y": axis(label, 1.1 * max(limit, values.max()), min(0, values.min())),
-            "series": [series(kind, label, "blue", np.arange(1, n + 1), values), dashes],
-            "titles": titles,
-        }
-    return charts
 
 
 def _layers(rows: Rows) -> dict[str, Any]:
