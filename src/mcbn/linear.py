@@ -71,9 +71,8 @@ class Linearised(NamedTuple):
     def shares(self, channels: Mapping[str, int]) -> dict[str, tuple[float, float]]:
         """Split the predictive variance among layers: each one's share, and what it would be alone; none if it is 0.
 
-        With J_l, d_l a layer's block of gradient and deviations and V the variance of sum_l J_l d_l,
-        share_l = Cov(J_l d_l, sum_k J_k d_k) / V, which sums to 1, and alone_l = Var(J_l d_l) / V; their difference is
-        the layer's half of its cross terms.
+        J_l, d_l a layer's block of gradient and deviations, V the variance of sum_l J_l d_l: alone_l = Var(J_l d_l) / V
+        and share_l = Cov(J_l d_l, sum_k J_k d_k) / V, which sums to 1.
         """
         sizes = [2 * C for C in channels.values()]
         blocks = zip(torch.split(self.jacobian, sizes, 2), torch.split(self.deviations, sizes, 1), strict=True)

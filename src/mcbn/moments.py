@@ -84,10 +84,7 @@ def regression(
     tolerance: float | None = None,
     draws: Callable[[int], Iterator[Tensor]] | None = None,
 ) -> RegressionPrediction:
-    """Stream draws into a regression prediction, all of them or until the mean is known to the tolerance.
-
-    head: outputs are means, then log variances of the noise. draws: gives the first so many again.
-    """
+    """Stream draws into a regression prediction; head: means, then log variances; draws: the first so many again."""
     moments, variances = Moments(covariance=covariance), Moments()
 
     def add(chunk: Tensor) -> None:
@@ -127,10 +124,7 @@ def _feed(
 def gaussian(
     linear: "Linearised", tau: Tensor, *, head: bool, covariance: bool, draws: Callable[[int], Iterator[Tensor]] | None
 ) -> RegressionPrediction:
-    """Make a regression prediction of a linearised network.
-
-    A log variance s is Gaussian like every output: E[exp(s)] = exp(E[s] + Var[s] / 2).
-    """
+    """Predict by a linearised network; a log variance s is Gaussian as well: E[exp(s)] = exp(E[s] + Var[s] / 2)."""
     mean, projected, T = linear.mean, linear.projected, len(linear.deviations)  # (N, ...), (N, D, S')
     variance, head_variance = projected.square().sum(2).reshape(mean.shape), None
     if head:
@@ -191,10 +185,7 @@ def plain_mean(network: "Network", inputs: Any, *, head: bool = False) -> Tensor
 
 
 class Probabilities(Moments):
-    """Moments of class probabilities over draws, and the sum of their divergences from a pivot (N, ...).
-
-    1/T sum_t KL(p_t || p) = 1/T sum_t KL(p_t || q) - KL(p || q) for every q: here the first draw, kept off zero.
-    """
+    """Moments of class probabilities; 1/T sum_t KL(p_t || p) = 1/T sum_t KL(p_t || q) - KL(p || q), q a pivot."""
 
     def __init__(self, tau: Tensor, several: bool = False) -> None:
         super().__init__()

@@ -198,10 +198,9 @@ def _tune_full(epistemic: Tensor, residual: Tensor) -> Tuned:
 
 
 def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Bound log tau of each output by its residuals (n, D): targets of any scale do.
+    """Bound log tau by residuals (n, D): noise from 1e-3 squared median errors to 100 mean squares, as in the paper.
 
-    The noise variance lies between a thousandth of the squared median error and 100 times the mean squared error. The
-    lower end is reached where the draws alone already spread wider than the errors; the paper bounds tau likewise.
+    The lower end is reached where the draws alone already spread wider than the errors.
     """
     square = residual.square().mean(0)  # (D,)
     if not bool((square > 0).all()):
@@ -235,10 +234,7 @@ def _softmax(logits: Tensor, y: Tensor) -> Loss:
 
 
 def _moments_and_targets(pred: RegressionPrediction, y: Tensor, full: bool) -> list[Tensor]:
-    """Return mean, epistemic variance, variance of the noise at tau = 1, and targets of a batch, (n, D) each.
-
-    full: the epistemic covariance (n, D, D), and residuals (n, D).
-    """
+    """Return mean, epistemic variance, noise at tau = 1, targets (n, D); full: epistemic (n, D, D) and residuals."""
     y = require_finite_targets(match_shape(y, pred.mean))
     if not full:
         scale = torch.ones_like(pred.mean) if pred.head_variance is None else pred.head_variance

@@ -204,10 +204,7 @@ class Posterior:
         return replace(self, mean=mean, var=var, batch_size=M, fitted_batch_size=fitted)
 
     def moved(self, shift: Tensor, scale: Tensor) -> "Posterior":
-        """Move every draw, or the Gaussian they come from: s' = shift + scale s, (P,) each, scale not negative.
-
-        s holds each call's means, then its standard deviations, in the order of `layers`.
-        """
+        """Move draws, or their Gaussian: s' = shift + scale s, (P,) each; a call's means, then standard deviations."""
         if self.gaussian is not None:
             like = self.gaussian.location
             return self._drawn_from(self.gaussian.moved(shift.to(like), scale.to(like)))

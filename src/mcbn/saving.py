@@ -1,7 +1,4 @@
-"""A posterior as one safetensors file: plain tensors plus text metadata, no pickle.
-
-`read_tensors` and `write_tensors` serve whatever else is kept so.
-"""
+"""A posterior, and whatever else is kept so, as one safetensors file: plain tensors plus text, no pickle."""
 
 import hashlib
 import json

@@ -101,9 +101,8 @@ def layer_scores(u: Tensor, channels: Mapping[str, int]) -> Tensor:
 class Null(NamedTuple):
     """The reference's batches of one size: a distance fitted on some, and the others' distances to rank among.
 
-    A layer's score is standardised over the batches that fitted; its p-value is its rank among the LARGEST score of
-    each held-out batch, so that under the null any layer at all is at most alpha with probability at most alpha
-    (Westfall and Young 1993).
+    A layer's standardised score is ranked among the LARGEST of each held-out batch, so that any layer at all is at most
+    alpha with probability at most alpha under the null (Westfall and Young 1993).
     """
 
     metric: Metric

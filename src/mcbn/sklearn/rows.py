@@ -1,7 +1,6 @@
 """Training data as distinct rows with weights: a row of weight 2 is that row twice, one of weight 0 is absent.
 
-Everything downstream (standardisation, held-out parts, batches) is a function of these alone, so a fit depends
-neither on the order of the rows nor on whether repetition is spelled out or given as a weight.
+All that follows depends on these alone: neither on the order of rows nor on whether repetition is spelled out.
 """
 
 from typing import NamedTuple

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
 from mcbn import stacked
-from mcbn.conformal import Calibration, set_scores
 from mcbn.model import MCBN
 from mcbn.networks import BN_EPSILON, RegressionMLP, Standardized, StandardizedInputs
 from mcbn.noise import inverse_temperature, tau_by_crps
+from mcbn.prediction import join
 from mcbn.sklearn.rows import Rows, folds
 from mcbn.stacked import Values
 
@@ -39,9 +39,7 @@ CHECK_EVERY = 5  # epochs
 def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> tuple[MCBN[Any], int, list[MCBN[Any]]]:
     """Train, choose epochs and tau on held-out rows, and draw the batch statistics of the network of all rows.
 
-    rows are at least two, n_outputs is D or K classes; the settings are checked. Returns the fitted MCBN with its tau,
-    the epochs its network was trained for, and the MCBN of every fold, calibrated on the rows it has not seen; none
-    where all rows were on both sides.
+    Returns the fitted MCBN, its epochs, and the MCBN of every fold, if any, calibrated on the rows it has not seen.
     """
     run = _Run(rows, n_outputs, settings, seed)
     values, epochs = run.train()
@@ -191,30 +189,25 @@ class _Run:
 
     def tau(self, values: Values) -> Tensor:
         """Tune tau on the held-out rows of all folds; logits are never sharpened: rows all right would ask for it."""
-        self.fitted = fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
-        held_out = [held.take(held.repeated().numpy()) for _, held in self.splits]
-        y = [held.y.reshape(len(held.y), -1) for held in held_out]  # (n, D)
+        self.fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
+        self.held_out = [held.take(held.repeated().numpy()) for _, held in self.splits]
+        pairs = [(bayes, held.x) for bayes, held in zip(self.fitted, self.held_out, strict=True)]
+        y = torch.cat([held.y.reshape(len(held.y), -1) for held in self.held_out])  # (n, D)
         if self.classify:
-            logits = [bayes.sample(held.x) for bayes, held in zip(fitted, held_out, strict=True)]  # (T, n, K)
-            tau = inverse_temperature(torch.cat(logits, 1), torch.cat(y)[:, 0]).clamp(max=1)
-            every = (set_scores((tau * each).softmax(2).mean(0)) for each in logits)
-            self.scores = [scores.gather(1, labels) for scores, labels in zip(every, y, strict=True)]
-            return tau
-        predictions = [bayes.predict(held.x) for bayes, held in zip(fitted, held_out, strict=True)]
-        moments = [tuple(m.reshape(len(m), -1) for m in (pred.mean, pred.epistemic)) for pred in predictions]
-        mean, epistemic = (torch.cat(column) for column in zip(*moments, strict=True))
-        tau = tau_by_crps(mean, epistemic, torch.cat(y))  # (D,)
-        pairs = zip(moments, y, strict=True)
-        self.scores = [(target - mean).abs() / (variance + 1 / tau).sqrt() for (mean, variance), target in pairs]
+            logits = torch.cat([bayes.sample(x) for bayes, x in pairs], 1)  # (T, n, K)
+            return inverse_temperature(logits, y[:, 0]).clamp(max=1)
+        pred = join([bayes.predict(x) for bayes, x in pairs])
+        tau = tau_by_crps(pred.mean.reshape(y.shape), pred.epistemic.reshape(y.shape), y)  # (D,)
         return tau.reshape(()) if tau.numel() == 1 else tau
 
     def calibrated(self, tau: float | Tensor) -> list[MCBN[Any]]:
-        """Calibrate the network of every fold by the scores of the rows it has not seen, as `tau` left them."""
-        for bayes, scores in zip(self.fitted, self.scores, strict=True):
-            bayes.tau, score = tau, "aps" if self.classify else "std"
-            ordered, T = scores.double().cpu().sort(0).values, bayes.posterior.n_samples
-            bayes.calibration = Calibration(score, {0: ordered}, {0: len(ordered)}, n_samples=T)
-        return self.fitted if len(self.splits) > 1 else []
+        """Calibrate the network of every fold on the rows it has not seen; none where there are no such rows."""
+        if len(self.splits) == 1:
+            return []
+        for bayes, held in zip(self.fitted, self.held_out, strict=True):
+            bayes.tau = tau
+            bayes.calibrate((held.x, held.y))
+        return self.fitted
 
 
 def _row_numbers(rows: Rows, seed: int, count: int) -> Iterator[Tensor]:
