@@ -216,15 +216,11 @@ def write_pairs(path: Path, pairs: dict[str, tuple[Path, Path]]) -> None:
         for name, (image, label) in tracked(pairs.items(), f"writing {path.name}", "image"):
             if not label.is_file():
                 raise MCBNError(f"the source has no labels for image {name}")
-            with Image.open(image) as pixels, Image.open(label) as labels:
-                numbers = Image.fromarray(np.array(labels))  # a palette image gives its numbers
-                raw = image.read_bytes() if image.suffix == ".jpg" else _encode(pixels.convert("RGB"), "JPEG", **JPEG)
-                file.writestr(f"images/{name}.jpg", raw)
-                file.writestr(f"labels/{name}.png", _encode(numbers, "PNG", optimize=True))
+            with Image.open(label) as labels, file.open(f"labels/{name}.png", "w") as out:
+                Image.fromarray(np.array(labels)).save(out, "PNG", optimize=True)  # a palette image gives its numbers
+            with Image.open(image) as pixels, file.open(f"images/{name}.jpg", "w") as out:
+                if image.suffix == ".jpg":
+                    out.write(image.read_bytes())
+                else:
+                    pixels.convert("RGB").save(out, "JPEG", **JPEG)
         file.writestr("names.txt", "".join(f"{name}\n" for name in pairs))
-
-
-def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()

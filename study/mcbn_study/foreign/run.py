@@ -38,8 +38,7 @@ SIZE = 224
 # Animals of the photographs: label of VOC -> classes of ImageNet
 ANIMALS = {8: range(281, 286), 12: range(151, 269), 13: (339,), 10: (345, 346), 17: (348, 349)}
 FAMILIES = ("plain", "sample", "gaussian", "layerwise", "diagonal")
-NAMES: dict[str, tuple[str, ...]] = {family: (family,) for family in FAMILIES}  # what is fitted -> measured with it
-NAMES["sample"] = ("sample", "linear")
+NAMES = {family: [family] for family in FAMILIES} | {"sample": ["sample", "linear"]}  # fitted -> measured with it
 AT_ONCE = {"cpu": 100, "cuda": 1250}  # images of 32 x 32
 Row = dict[str, Any]
 
