@@ -15,21 +15,12 @@ from mcbn_study.tables import MISSING, read_words, render
 
 Method = tuple[str, bool]  # its name, and whether tau was tuned on the validation images
 _WORDS = read_words(__package__)
-NAMES: dict[Method, str] = {
-    (method, tempered): name
-    for method, names in _WORDS["methods"].items()
-    for tempered, name in zip((False, True), names, strict=True)
-    if name
-}
-BEST, BEST_THINNED = ("mcbn_best", False), ("thinned_best", False)
-MODES = {  # of MCBN, by the best of them: on the paper's networks, and on those trained with dropout
-    BEST: [key for key in NAMES if key[0].startswith("mcbn") and key != BEST],
-    BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_mcbn", "thinned_joint")],
-}
-RIVALS = {
-    BEST: [key for key in NAMES if key[0] in ("plain", "laplace", "abnn", "ensemble", "dropout")],
-    BEST_THINNED: [key for key in NAMES if key[0] in ("thinned_plain", "dropout")],
-}
+_NAMED = _WORDS["methods"].items()
+NAMES = {(method, bool(tempered)): name for method, names in _NAMED for tempered, name in enumerate(names) if name}
+MODES, RIVALS = (
+    {(best, False): [key for key in NAMES if key[0] in methods] for best, methods in _WORDS[role].items()}
+    for role in ("modes", "rivals")
+)
 METRICS = {name: Score(**words) for name, words in _WORDS["scores"].items()}
 SCORES = [metric for metric in METRICS if metric != "ood_auroc"]  # of the test images alone
 LOWER_IS_BETTER = ("nll", "ece", "brier")
