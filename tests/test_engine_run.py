@@ -287,7 +287,7 @@ class OnGpu(list):
     ("T", "chunk", "width", "outputs", "group"),
     [
         (128, 1, 2**22, 2560, 8),  # as many as a graph takes
-        (20, 1, 2**23, 2**22, 4),  # outputs as large as what is handed on at once: just those side by side
+        (20, 1, 2**23, 2**22, 2),  # outputs as large as what is handed on at once: just two side by side
         (9, 1, 2**22, 10, 5),  # 5 and 4, not 8 and 1
         (128, 128, 2**19, 320, 1),  # one pass holds them all
         (32, 1, 2**29, 10, 1),  # too large for a graph
@@ -328,9 +328,13 @@ def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatc
     assert "one draw a pass" in bayes.explain(x)
     assert "3 passes in one CUDA graph;" in bayes.explain(x)
     for name in ("current_stream", "Stream", "stream"):  # no GPU here: all streams are one
-        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
-    beside = plan.side_by_side(plan.program.run_shared(x), plan.omega)
-    assert torch.equal(beside, plan.prepare(x, Workspace())(0, len(plan.omega)))
+        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
+    for small, streams in ((plan.program.width, 4), (plan.program.width - 1, 2)):
+        monkeypatch.setattr(constants, "SMALL_PASS", small)
+        beside = plan.side_by_side(plan.program.run_shared(x), plan.omega)
+        assert torch.equal(beside, plan.prepare(x, Workspace())(0, len(plan.omega)))
+        assert torch.cuda.Stream.call_count == streams - 1  # type: ignore[attr-defined]
+        torch.cuda.Stream.reset_mock()  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- what stays between calls

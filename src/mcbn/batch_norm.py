@@ -292,8 +292,8 @@ def scale_and_shift(
 def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Apply scale and shift (C,) along axis 1 of x (N, C, ...), in the dtype of the statistics; x's dtype returns."""
     dtype = statistics_dtype(x)
-    alone = x.is_cuda and x.numel() and scale.ndim == 1 and storage_of(scale)  # none under `vmap`
-    if alone and scale.dtype == dtype != x.dtype:
+    in_half = x.is_cuda and scale.dtype == dtype != x.dtype and x.numel()
+    if in_half and scale.ndim == 1 and storage_of(scale):  # none under `vmap`
         zero, one = torch.zeros_like(scale), torch.ones_like(scale)
         return torch.native_batch_norm(x, scale, shift, zero, one, False, 0.0, 0.0)[0]
     if x.ndim > 2:

@@ -28,7 +28,9 @@ FOLD_FROM = 1000  # inputs of stacked draws from which products with folded weig
 GPU_GRAPH = 2**28  # width of a pass up to which a graph pays: ResNet-50, N = 256, 409 -> 399 ms, fp16 279 -> 260
 GPU_GATHER = 2**22  # outputs handed on at once: who reads them launches kernels too; ResNet-50, N = 256: 484 -> 441 ms
 GPU_PASSES = 8  # at most in one graph; not measured
-SIDE_BY_SIDE = 4  # of them: ResNet-50, N = 32, two, three, four: fp16 38.4, 36.5, 35.6 ms, fp32 59.3, 59.0, 59.9
+SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the H200 idle
+SMALL_SIDE_BY_SIDE = 4  # of one draw: ResNet-50, N = 32, 2 to 4: fp16 38.4, 36.5, 35.6 ms, fp32 59.3, 59.0, 59.9
+SMALL_PASS = 2**25  # width of a pass of one draw up to which: each has memory of its own; not measured
 PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph; not measured
 
 # ---------------------------------------------------------------- inputs of one pass, on a CPU

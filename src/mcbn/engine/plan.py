@@ -198,8 +198,10 @@ class Plan:
         return small and often and not torch.is_autocast_enabled("cuda")
 
     def side_by_side(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Run rows (t, S), a chunk of them in one pass, every second pass on a stream of its own: to be captured."""
-        others = [torch.cuda.Stream() for _ in range(constants.SIDE_BY_SIDE - 1)]  # type: ignore[no-untyped-call]
+        """Run rows (t, S), a chunk of them in one pass, passes beside each other on streams: to be captured."""
+        small = self.chunk == 1 and self.program.width <= constants.SMALL_PASS
+        count = constants.SMALL_SIDE_BY_SIDE if small else constants.SIDE_BY_SIDE
+        others = [torch.cuda.Stream() for _ in range(count - 1)]  # type: ignore[no-untyped-call]
         main, samples = torch.cuda.current_stream(), list[Tensor]()
         for stream in others:
             stream.wait_stream(main)
