@@ -116,13 +116,9 @@ def _joint(material: Material) -> Sampler:
     return twin.sample
 
 
-def _stack(examples: list[tuple[Tensor, tuple[Tensor]]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([x for x, _ in examples]), torch.stack([y for _, (y,) in examples])
-
-
 def _abnn(material: Material) -> Sampler:
-    labelled: StackDataset[Any] = StackDataset(material.train, TensorDataset(material.clean.y))
-    loader = DataLoader(labelled, ABNN_BATCH_SIZE, shuffle=True, collate_fn=_stack)
+    labels: Any = material.clean.y.tolist()
+    loader = DataLoader(StackDataset(material.train, labels), ABNN_BATCH_SIZE, shuffle=True)
     rival = ABNN(material.network, "classification").fit(loader, n_samples=material.n_samples, seed=material.seed)
     return rival.sample
 
