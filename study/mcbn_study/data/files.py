@@ -18,10 +18,7 @@ SETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sets.t
 
 def places(folder: str | os.PathLike[str] | None = None) -> list[Path]:
     """Return the folders to look in, in this order: `folder` alone where given, else the local one and the cache."""
-    if folder is not None:
-        return [Path(folder)]
-    local = local_folder()
-    return [*([local] if local else []), cache_folder()]
+    return [*filter(None, [local_folder()]), cache_folder()] if folder is None else [Path(folder)]
 
 
 def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -> Path | None:

