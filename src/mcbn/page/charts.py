@@ -37,14 +37,9 @@ def uncertainty_error(
         for z, name in ((Z50, "constant 50 %"), (Z95, "constant 95 %")):
             drawn.append(series("line", name, "red", [1, N], [z * constant_std] * 2, dash=True))
     names = np.arange(len(std)) if inputs is None else inputs
-    return {
-        "alt": _describe_errors(std, error, "absolute error"),
-        "x": axis("points, from certain to uncertain", N + 1),
-        "y": axis(f"absolute error ({units})", bulk_height(heights, std, constant_std), flag=True),
-        "series": drawn,
-        "titles": [f"input {names[i]}, std {number(std[i])}" for i in order],
-        "nearest": "xy",
-    }
+    y = axis(f"absolute error ({units})", bulk_height(heights, std, constant_std), flag=True)
+    titles = [f"input {names[i]}, std {number(std[i])}" for i in order]
+    return _over_ranks(scores.tenths(std, error), len(std), "absolute error", y, drawn, titles)
 
 
 def error_rate(votes: Votes) -> Spec:
@@ -55,22 +50,27 @@ def error_rate(votes: Votes) -> Spec:
     top = max(1.25 * float(max(rate.max(), promised.max())), 0.02)
     jitter = np.random.default_rng(0).uniform(-0.02, 0.02, N)  # so that dots of one height can be told apart
     dots = np.where(votes.error[order] > 0, 0.95, 0.03) * top + jitter * top
-    return {
-        "alt": _describe_errors(votes.entropy, votes.error, "share of wrong answers"),
-        "x": axis("points, from certain to uncertain", N + 1),
-        "y": axis("share of wrong answers", top, percent=True),
-        "series": [
-            {**series("dots", "answers", "gray", rank, dots), "quiet": True, "lead": True},
-            series("line", f"running share of {window}", "blue", rank[nodes], rate),
-            series("line", "promised: 1 - confidence", "ink", rank[nodes], promised, dash=True),
-            series("line", "over all", "red", [1, N], [float(votes.error.mean())] * 2, dash=True),
-        ],
-        "titles": [
-            f"input {votes.inputs[i]}: {'wrong' if votes.error[i] else 'right'}, entropy {number(votes.entropy[i], 3)}"
-            for i in order
-        ],
-        "nearest": "xy",
-    }
+    drawn = [
+        {**series("dots", "answers", "gray", rank, dots), "quiet": True, "lead": True},
+        series("line", f"running share of {window}", "blue", rank[nodes], rate),
+        series("line", "promised: 1 - confidence", "ink", rank[nodes], promised, dash=True),
+        series("line", "over all", "red", [1, N], [float(votes.error.mean())] * 2, dash=True),
+    ]
+    words = ["wrong" if error else "right" for error in votes.error[order]]
+    values = zip(votes.inputs[order], words, votes.entropy[order], strict=True)
+    titles = [f"input {i}: {word}, entropy {number(entropy, 3)}" for i, word, entropy in values]
+    y, tenths = axis("share of wrong answers", top, percent=True), scores.tenths(votes.entropy, votes.error)
+    return _over_ranks(tenths, len(votes.error), "share of wrong answers", y, drawn, titles)
+
+
+def _over_ranks(
+    tenths: tuple[float, float], n_points: int, what: str, y: Spec, drawn: list[Spec], titles: list[str]
+) -> Spec:
+    way, (low, high) = "rises" if tenths[1] >= tenths[0] else "falls", (number(value, 3) for value in tenths)
+    alt = f"the mean {what} {way} from {low} in the most certain tenth to {high} in the least certain."
+    x = axis("points, from certain to uncertain", len(titles) + 1)
+    spec = {"alt": f"Uncertainty-error plot of {n_points:,} points: {alt}", "x": x, "y": y, "series": drawn}
+    return spec | {"titles": titles, "nearest": "xy"}
 
 
 def _ranked(uncertainty: Vector) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
@@ -86,12 +86,3 @@ def thin(length: int, most: int, *, seed: int = 0) -> NDArray[np.int64]:
     if length <= most:
         return np.arange(length)
     return np.sort(np.random.default_rng(seed).choice(length, most, replace=False))
-
-
-def _describe_errors(uncertainty: Vector, error: Vector, what: str) -> str:
-    low, high = scores.tenths(uncertainty, error)
-    way = "rises" if high >= low else "falls"
-    return (
-        f"Uncertainty-error plot of {len(error):,} points: the mean {what} {way} from {number(low, 3)} in the most"
-        f" certain tenth to {number(high, 3)} in the least certain."
-    )

@@ -87,31 +87,25 @@ def map_examples(
     """Show segmented inputs with truth, answer and entropy beside them, and tell what the colors mean."""
     top = float(np.log(bayes.plain(x[:1]).shape[1]))  # the entropy of knowing nothing
     truth = y if ignore_index is None else y.where(y != ignore_index, -1)
-    groups = [
-        {"heading": heading, "cards": _map_cards(bayes, votes, x, truth, chosen.tolist(), top)}
-        for heading, chosen in ends(votes.entropy, votes.inputs)
-    ]
+    groups: list[Group] = []
+    for heading, chosen in ends(votes.entropy, votes.inputs):
+        pred, cards = bayes.predict(x[chosen.tolist()]), []
+        for i, label, entropy in zip(chosen, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
+            maps = {
+                "input": to_pixels(x[i]),
+                "truth": label_colors(truth[i].reshape(label.shape).cpu().numpy()),
+                "answer": label_colors(label.numpy()),
+                "entropy": heat(entropy.numpy(), top),
+            }
+            means = (vector[votes.inputs == i].mean() for vector in (votes.entropy, votes.error))
+            tiles = [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
+            cards.append({"tiles": tiles, "row": [str(i), *means]})
+        groups.append({"heading": heading, "cards": cards})
     present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}
     names = present if ignore_index is None else present | {-1: "left out"}
     colors = [tile(label_colors(np.full((2, 2), k)), name) for k, name in names.items()]
     scale = tile(heat(np.linspace(0, top, 64)[None], top), f"entropy, 0 to {top:.2f} nats")
     return {"examples": groups, "colors": [*colors, scale]}
-
-
-def _map_cards(bayes: MCBN[Any], votes: Votes, x: Tensor, truth: Tensor, chosen: list[int], top: float) -> list[Group]:
-    pred = bayes.predict(x[chosen])
-    cards = []
-    for i, label, entropy in zip(chosen, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
-        maps = {
-            "input": to_pixels(x[i]),
-            "truth": label_colors(truth[i].reshape(label.shape).cpu().numpy()),
-            "answer": label_colors(label.numpy()),
-            "entropy": heat(entropy.numpy(), top),
-        }
-        means = (vector[votes.inputs == i].mean() for vector in (votes.entropy, votes.error))
-        tiles = [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
-        cards.append({"tiles": tiles, "row": [str(i), *means]})
-    return cards
 
 
 def to_pixels(x: Tensor) -> Pixels:
