@@ -99,7 +99,10 @@ def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | Non
 def bald(samples: Tensor) -> Tensor:
     """Information that the label of each input would give about the draws, in nats, (N,) (Houlsby et al. 2011).
 
-    I(y; omega) = H(1/T sum_t p_t) - 1/T sum_t H(p_t).
+    I(y; omega) = H(1/T sum_t p_t) - 1/T sum_t H(p_t), of raw outputs (T, N, K).
+
+    >>> bald(classifier.sample(x)).shape
+    torch.Size([64])
     """
     return mutual_information(_probs(samples))
 

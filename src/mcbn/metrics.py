@@ -219,6 +219,9 @@ def risk_coverage(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, Te
 
     Points of equal uncertainty are kept or left together, so that their order does not matter: one point of the curve
     for each of P different uncertainties. Both arguments (N,).
+
+    >>> risk_coverage([0.1, 0.2, 0.3, 0.3], [0, 1, 0, 1])
+    (tensor([0.2500, 0.5000, 1.0000], dtype=torch.float64), tensor([0.0000, 0.5000, 0.5000], dtype=torch.float64))
     """
     size, total = _losses_by_rank(uncertainty, loss)
     kept = size.cumsum(0)
@@ -230,6 +233,9 @@ def aurc(uncertainty: TensorLike, loss: TensorLike) -> Tensor:
 
     Points of equal uncertainty count as in random order: each with their mean loss (Geifman et al. 2019). Arguments as
     for `risk_coverage`.
+
+    >>> aurc([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1])
+    tensor(0.2083, dtype=torch.float64)
     """
     size, total = _losses_by_rank(uncertainty, loss)
     losses = torch.repeat_interleave(total / size, size.long())  # (N,)

@@ -612,20 +612,15 @@ class MCBN(Generic[P]):
             self.adopt(network, self.posterior.to(network.device, network.dtype))
         return self
 
-    def settings(self) -> dict[str, str]:
-        """Return what is kept beside the posterior, as text."""
-        settings = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist()), "noise": self.noise}
-        settings |= {"outputs": self.reads, "tau_at_bound": json.dumps(self.tau_at_bound)}
-        for name, value in (("inputs", self.inputs), ("output", self.output)):
-            if value is not None and not callable(value):
-                settings[name] = json.dumps(value)
-        return settings
-
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return what is kept: tensors on the CPU, and text."""
-        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, self.settings())
-        more, text = self.calibration.pack() if self.calibration is not None else ({}, {})
-        return tensors | more, metadata | text
+        text = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist()), "noise": self.noise}
+        text |= {"outputs": self.reads, "tau_at_bound": json.dumps(self.tau_at_bound)}
+        pickers = {"inputs": self.inputs, "output": self.output}.items()
+        text |= {name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)}
+        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, text)
+        more, promise = self.calibration.pack() if self.calibration is not None else ({}, {})
+        return tensors | more, metadata | promise
 
     def _restore(self, drawn: Posterior, tau: Tensor, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> Self:
         precision = levels.require_tau(tau)

@@ -123,9 +123,8 @@ class Posterior:
         machines. Refuses shares with a draw in common, or of another seed, batch size, family or set of layers.
 
         Example:
-            >>> whole = Posterior({"bn": torch.randn(4, 3)}, {"bn": torch.rand(4, 3)}, batch_size=16)
-            >>> merged = Posterior.merge([whole.select([1, 3]), whole.select([0, 2])])
-            >>> torch.equal(merged.mean["bn"], whole.mean["bn"])
+            >>> shares = [bayes.posterior.select(range(start, 20, 2)) for start in (0, 1)]
+            >>> torch.equal(Posterior.merge(shares).mean["1"], bayes.posterior.mean["1"])
             True
         """
         shares = list(parts)
@@ -166,9 +165,8 @@ class Posterior:
             seed: of the new draws.
 
         Example:
-            >>> drawn = Posterior({"bn": torch.randn(50, 3)}, {"bn": 1 + torch.rand(50, 3)}, batch_size=16)
-            >>> drawn.as_gaussian().sample(1000)
-            Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 3 channels)
+            >>> bayes.posterior.as_gaussian().sample(1000)
+            Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 8 channels)
         """
         require_choice("posterior", family, tuple(BLOCKS))
         seed = batches.require_int("seed", seed, 0)
@@ -187,8 +185,7 @@ class Posterior:
         out that batches of M of N examples, drawn without replacement, vary less by 1 - (M - 1) / (N - 1).
 
         Example:
-            >>> drawn = Posterior({"bn": torch.randn(50, 3)}, {"bn": 1 + torch.rand(50, 3)}, batch_size=16)
-            >>> torch.allclose(drawn.at_batch_size(4).mean["bn"].std(0), 2 * drawn.mean["bn"].std(0))
+            >>> torch.allclose(bayes.posterior.at_batch_size(4).mean["1"].std(0), 2 * bayes.posterior.mean["1"].std(0))
             True
         """
         if batch_size == self.batch_size:
