@@ -210,25 +210,25 @@ def likeliest_intensity(deviations: Tensor) -> float:
     d = deviations[:, scale > 0] / scale[scale > 0]
     if T < 3 or not d.numel():
         return 1.0  # nothing to leave out
-    e, squares = _spectrum(d)  # (R,), (T, R)
+    e, directions = principal(d)  # (R,), (R, P)
     intensity = INTENSITIES.to(d)[:, None]  # (L, 1)
     b = (1 - intensity) / (T - 2)
     eigenvalues = intensity + b * e  # (L, R)
     log_det = eigenvalues.log().sum(1) + (d.shape[1] - len(e)) * intensity[:, 0].log()  # (L,)
-    q = (1 / eigenvalues) @ squares.T  # (L, T)
+    q = (1 / eigenvalues) @ (directions @ d.T).square()  # (L, T)
     left = (1 - b * T / (T - 1) * q).clamp(min=1e-300)
     loss = log_det + (left.log() + (T / (T - 1)) ** 2 * q / left).mean(1)  # (L,)
     return float(INTENSITIES[int(loss.argmin())])
 
 
-def _spectrum(d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the R leading eigenvalues of d^T d, R the smaller of T and P, and squared rows of d along them, (T, R)."""
-    T, P = d.shape
-    if T > P:
-        e, V = torch.linalg.eigh(d.T @ d)
-        return e.clamp(min=0), (d @ V).square()
-    e, U = torch.linalg.eigh(d @ d.T)
-    return e.clamp(min=0), U.square() * e.clamp(min=0)
+def principal(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of u^T u, largest first, and their directions, (min(T, P), P), of rows u (T, P)."""
+    T, P = u.shape
+    eigenvalues, vectors = torch.linalg.eigh(u @ u.T if T < P else u.T @ u)
+    eigenvalues, vectors = eigenvalues.flip(0).clamp(min=0), vectors.flip(1)
+    if T < P:  # u = V S W^T, so that W = u^T V / S; a direction without variance has no length to divide by
+        vectors = u.T @ vectors / eigenvalues.sqrt().clamp(min=1e-9)
+    return eigenvalues, vectors.T
 
 
 def stretch(drawn: Tensor, factor: float) -> Tensor:

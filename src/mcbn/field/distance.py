@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mcbn.engine.record import Statistics
+from mcbn.gaussian import principal
 
 EPS = 1e-5  # of batch norm: it cannot tell variances below that apart
 DIRECTIONS = 100  # whitened, of 400 reference batches
@@ -68,21 +69,11 @@ def fit_metric(z: Tensor, *, directions: int, ridge: float = 0.0) -> Metric:
     location = z.mean(0)
     scale = z.std(0).maximum(1e-6 * (1 + location.abs()))  # a constant number has no scale but its rounding
     u = (z - location) / scale
-    variances, basis = _leading(u / math.sqrt(F - 1))
+    variances, basis = principal(u / math.sqrt(F - 1))
     K = min(directions, max(1, F // 4), P)
     ridge = ridge * float(variances[:K].mean())
     rest = variances[K:].sum() / (P - K) + ridge if P > K else torch.tensor(math.inf, dtype=z.dtype)
     return Metric(location, scale, basis[:K], (variances[:K] + ridge).clamp(min=1e-12), rest.clamp(min=1e-12))
-
-
-def _leading(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the variances of u (F, P) along its principal directions, largest first, and these, (min(F, P), P)."""
-    F, P = u.shape
-    variances, vectors = torch.linalg.eigh(u @ u.T if F < P else u.T @ u)
-    variances, vectors = variances.flip(0).clamp(min=0), vectors.flip(1)
-    if F < P:  # u = V S W^T, so that W = u^T V / S; a direction without variance has no length to divide by
-        vectors = u.T @ vectors / variances.sqrt().clamp(min=1e-9)
-    return variances, vectors.T
 
 
 def rank_p_values(distances: Tensor, held_out: Tensor) -> Tensor:
