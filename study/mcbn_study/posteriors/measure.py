@@ -8,6 +8,7 @@
     linear           the covariance of `sample` through the network's gradient, the mean from 8 draws; PLL is the log
                      density of the Gaussian that results
     linear_gaussian  the same with the covariance of `gaussian`
+    plain_mean       the network's own mean with the spread of `sample`; PLL as for linear
     tuned            `sample` rescaled to the M', with the tau, of least validation CRPS on the folds; no test data
 
 Normalised scores of all of them lie between the constant twin (CUBN) and the optimum of `sample`, so that families rank
@@ -32,7 +33,8 @@ from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
 
-FAMILIES = ("sample", "sample_again", "gaussian", "layerwise", "diagonal", "linear", "linear_gaussian", "tuned")
+DRAWN = ("sample", "sample_again", "gaussian", "layerwise", "diagonal")
+FAMILIES = (*DRAWN, "linear", "linear_gaussian", "plain_mean", "tuned")
 AGAIN = 1000  # added to the seed of `sample_again`
 Bayes = MCBN[RegressionPrediction]
 Networks = Sequence[tuple[nn.Module, dict[str, Any]]]  # each with what `load_networks` says of it
@@ -67,7 +69,7 @@ def measure(
     test = split(len(data.y), info["split"]).test
     rows = x[test], data.y[test], info["tau_constant"]
     measured: dict[str, FamilyScores] = {}
-    for family in FAMILIES[:5]:
+    for family in DRAWN:
         kind, shift = ("sample", AGAIN) if family == "sample_again" else (family, 0)
         bayes, seconds = timed(partial(_fit, network, x[info["train"]], T, M, seed + shift, kind))
         bayes.tau = info["tau"]
@@ -76,6 +78,7 @@ def measure(
             linear = _score(bayes, *rows, seconds, "linear")
             measured["linear" if family == "sample" else "linear_gaussian"] = linear
         if family == "sample":
+            measured["plain_mean"] = _score(bayes, *rows, seconds, "sample", "plain")
             bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned.batch_size), tuned.tau
             measured["tuned"] = _score(bayes, *rows, seconds, "sample")
     bounds = measured["sample"].scores
@@ -118,13 +121,15 @@ def _fit(network: nn.Module, x: Tensor, T: int, M: int, seed: int, family: str =
     return MCBN(network, "regression").fit(x, n_samples=T, batch_size=M, seed=seed, posterior=family)
 
 
-def _score(bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float, method: str) -> FamilyScores:
-    """Score the T draws of a posterior, or the Gaussian that the network linearised in its statistics predicts."""
+def _score(
+    bayes: Bayes, x: Tensor, y: Tensor, tau_constant: float, fit_seconds: float, method: str, centre: str = "drawn"
+) -> FamilyScores:
+    """Score the T draws of a posterior, or a Gaussian: of the linearised network, or about the network's own mean."""
     for _ in range(2):  # the time is that of moments alone, once what does not depend on the inputs is made
-        bayes.predict(x, method=method)
-    pred, seconds = timed(lambda: bayes.predict(x, method=method))
+        bayes.predict(x, method=method, mean=centre)
+    pred, seconds = timed(lambda: bayes.predict(x, method=method, mean=centre))
     mean, variance, tau = pred.mean.flatten().double(), pred.epistemic.flatten().double(), float(bayes.tau)
-    if method == "linear":
+    if method == "linear" or centre == "plain":
         scores = score_gaussian(mean, variance, y, tau, tau_constant)
     else:
         samples = bayes.sample(x).flatten(1).double()  # (T, n)
