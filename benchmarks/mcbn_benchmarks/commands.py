@@ -171,6 +171,14 @@ def memory(out: Out = None, only: Only = "") -> Iterable[object]:
 
 
 @_command
+def first(device: Device = "auto", out: Out = None, only: Only = "") -> Iterable[object]:
+    """Time the first `fit` and `predict` of fresh processes against training forwards and T plain passes."""
+    from mcbn_benchmarks.first import measure
+
+    return _keep(measure(device, only), out, device)
+
+
+@_command
 def ray(
     rows: int = 200_000,
     samples: Annotated[int, typer.Option(help="T")] = 500,

@@ -98,6 +98,11 @@ def test_sampled_scores_are_those_of_a_loop_over_the_draws(study):
     assert r["rmse"] == pytest.approx(float((drawn.mean(0) - data.y[test]).square().mean().sqrt()), rel=1e-5)
     constant = metrics.crps_gaussian(drawn.mean(0), torch.full((len(test),), 1 / 0.08), data.y[test]).mean()
     assert r["crps_constant"] == pytest.approx(float(constant), rel=1e-5)
+    (r,) = [r for r in read_records(study / "posteriors" / "records.jsonl") if _is(r, "plain_mean", 1, 2)]
+    plain = network.eval()(data.x[test].float()).detach().flatten().double()
+    crps = metrics.crps_gaussian(plain, drawn.var(0, correction=0) + 1 / tau, data.y[test]).mean()
+    assert r["rmse"] == pytest.approx(float((plain - data.y[test]).square().mean().sqrt()), rel=1e-5)
+    assert r["crps"] == pytest.approx(float(crps), rel=1e-4)
 
 
 def _is(record, family, number, seed):
