@@ -117,9 +117,8 @@ def test_a_layout_survives_text() -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".npz"])
 def test_results_in_blocks_read_back_exactly(dtype: type, suffix: str, tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(10, 2)).astype(dtype)
-    with results.WRITERS[suffix](tmp_path / f"r{suffix}", None) as add:
-        for part in (values[:7], values[7:]):
-            add({"mean": part, "label": np.arange(len(part))})
+    blocks = ({"mean": part, "label": np.arange(len(part))} for part in (values[:7], values[7:]))
+    results.WRITERS[suffix](tmp_path / f"r{suffix}", blocks, None)
     if suffix == ".npz":
         with np.load(tmp_path / "r.npz") as stored:
             assert (stored["mean"] == values).all()

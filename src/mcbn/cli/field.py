@@ -69,8 +69,9 @@ def watch(
     if not go_on:
         home.reset()
     rows = _read(data, fitted, files, home, out.parent)
-    with replacing(out) as temporary, results.WRITERS[out.suffix](temporary, None) as add:
-        add({name: np.array([row[name] for row in rows]) for name in rows[0]})
+    with replacing(out) as temporary:
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        results.WRITERS[out.suffix](temporary, [columns], None)
     if page is not None:
         from mcbn.page.field import write_watch_page
 

@@ -1,6 +1,6 @@
 """`mcbn fit`, `predict`, `evaluate` and `export`: a model file and data in, uncertainty out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,20 +153,21 @@ def predict(
 def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any], Any], **rejection: Any) -> int:
     """Predict block by block into a file that appears whole or not at all; return the number of rows."""
     rows, classes = 0, inputs.layout.classes
-    with (
-        replacing(out) as temporary,
-        results.WRITERS[out.suffix](temporary, classes) as add,
-        bar("predicting", inputs.count(), "row") as tick,
-    ):
+
+    def blocks() -> Iterator[dict[str, Any]]:
+        nonlocal rows
         for x, _, keys in inputs.blocks():
             pred = predict(x)
             arrays = results.arrays_of(pred, coverage, classes, rows)
             if rejection:
                 arrays["ask_human"] = pred.reject(**rejection).cpu().numpy()
-            add({**keys, **arrays})
+            yield {**keys, **arrays}
             done = len(next(iter(arrays.values())))
             rows += done
             tick(done)
+
+    with replacing(out) as temporary, bar("predicting", inputs.count(), "row") as tick:
+        results.WRITERS[out.suffix](temporary, blocks(), classes)
     return rows
 
 

@@ -2,8 +2,8 @@
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mcbn.files import require_output
 from mcbn.prediction import RegressionPrediction, central_interval
 from mcbn.tables.formats import Array, StoredArray, members, open_table, pyarrow
 
-Add = Callable[[Mapping[str, Any]], None]  # appends a block to a file, each array (n, ...)
+Blocks = Iterable[Mapping[str, Any]]  # each array (n, ...)
 REGRESSION = ("mean", "std", "low", "high")
 CLASSIFICATION = ("probs", "label", "entropy", "mutual_information")
 ROWS = 8192  # of old predictions read at a time
@@ -74,13 +74,11 @@ def require_free_names(keys: Iterable[str], *more: str) -> None:
             raise MCBNError(f"the key column {name!r} is called like a result; rename it")
 
 
-@contextmanager
-def write_csv(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]:
+def write_csv(path: Path, blocks: Blocks, classes: Sequence[str] | None = None) -> None:
     """Write one row an input; numbers with all their digits."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-
-        def add(arrays: Mapping[str, Any]) -> None:
+        for arrays in blocks:
             columns = as_columns(arrays, classes)
             if not file.tell():
                 writer.writerow(columns)
@@ -89,45 +87,33 @@ def write_csv(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]
                 columns[name] = [f"{value:.9g}" for value in column.tolist()] if single else column.tolist()
             writer.writerows(zip(*columns.values(), strict=True))
 
-        yield add
 
-
-@contextmanager
-def write_parquet(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]:
+def write_parquet(path: Path, blocks: Blocks, classes: Sequence[str] | None = None) -> None:
     """Write one row an input, through pyarrow; a block is a group of rows."""
     arrow, parquet = pyarrow(path)
     with ExitStack() as stack:
-        writers: list[Any] = []  # one, once the first block tells the columns
-
-        def add(arrays: Mapping[str, Any]) -> None:
+        writer: Any = None  # the first block tells the columns
+        for arrays in blocks:
             table = arrow.table(as_columns(arrays, classes))
-            if not writers:
-                writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
-            writers[0].write_table(table)
-
-        yield add
+            writer = writer or stack.enter_context(parquet.ParquetWriter(path, table.schema))
+            writer.write_table(table)
 
 
-@contextmanager
-def write_npz(path: Path, classes: Sequence[str] | None = None) -> Iterator[Add]:
+def write_npz(path: Path, blocks: Blocks, classes: Sequence[str] | None = None) -> None:
     """Write arrays of any shape, which wait in memory: an archive takes one array at a time."""
     waiting: dict[str, list[Any]] = {}
-
-    def add(arrays: Mapping[str, Any]) -> None:
-        for name, array in arrays.items():
-            blocks = waiting.setdefault(name, [])
-            if blocks and array.shape[1:] != blocks[0].shape[1:]:
-                there, here = blocks[0].shape[1:], array.shape[1:]
-                raise MCBNError(f"{name} changes its shape from {there} to {here} between inputs")
-            blocks.append(array)
-
-    yield add
-    joined: dict[str, Any] = {name: np.concatenate(blocks) for name, blocks in waiting.items()}
+    for name, array in (named for arrays in blocks for named in arrays.items()):
+        there = waiting.setdefault(name, [])
+        if there and array.shape[1:] != there[0].shape[1:]:
+            shapes = f"from {there[0].shape[1:]} to {array.shape[1:]}"
+            raise MCBNError(f"{name} changes its shape {shapes} between inputs")
+        there.append(array)
+    joined: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in waiting.items()}
     np.savez(path, **joined)
 
 
-Writer = Callable[[Path, Sequence[str] | None], AbstractContextManager[Add]]
-WRITERS: dict[str, Writer] = {".csv": write_csv, ".parquet": write_parquet, ".npz": write_npz}
+WRITERS: dict[str, Callable[[Path, Blocks, Sequence[str] | None], None]]
+WRITERS = {".csv": write_csv, ".parquet": write_parquet, ".npz": write_npz}
 
 
 def require_writable(
