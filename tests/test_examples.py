@@ -2,7 +2,9 @@
 
 import importlib.util
 import io
+import re
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -185,3 +187,55 @@ def test_missing_packages_and_folders_are_named(example, monkeypatch):
     monkeypatch.delenv("MCBN_DATA_DIR")
     with pytest.raises(mcbn.MCBNError, match="set MCBN_DATA_DIR"):
         foreign.data_folder()
+
+
+def cells_that_stand_in(n_mono, n_poly):
+    """Photographs as elpv_dataset gives them, small: a dark stripe is a defect, polycrystalline cells are mottled."""
+    generator = np.random.default_rng(0)
+    n = n_mono + n_poly
+    kind, grade = np.array(["mono"] * n_mono + ["poly"] * n_poly), generator.choice([0, 1 / 3, 2 / 3, 1], n)
+    images = generator.normal(150, 10, (n, 80, 80))
+    images[grade > 0.5, 30:45] -= 60
+    images[kind == "poly"] += 40 * np.kron(generator.normal(size=(n_poly, 8, 8)), np.ones((10, 10)))
+    return images.clip(0, 255).astype(np.uint8), grade, kind
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics disagree", "ignore:mcbn. 60 held-out examples")
+def test_solar_cells_ring_the_alarm_and_are_repaired(monkeypatch, tmp_path, capsys):
+    example = load_example("solar_cells")
+    package = types.SimpleNamespace(load_dataset=lambda: cells_that_stand_in(560, 180))
+    monkeypatch.setitem(sys.modules, "elpv_dataset", types.SimpleNamespace(utils=package))
+    monkeypatch.setitem(sys.modules, "elpv_dataset.utils", package)
+    for name, size in {"TRAIN": 100, "POOL": 60, "LABELLED": 60}.items():
+        monkeypatch.setattr(example, name, size)
+    example.main(epochs=3, samples=5, out=tmp_path / "story")
+    printed = capsys.readouterr().out
+    assert printed.strip() == (tmp_path / "story" / "table.md").read_text().strip()
+    assert re.search(r"Alarm: after \d+ batches of polycrystalline cells", printed)
+    assert "Repair: moved by 60 inputs" in printed
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith(("| mono", "| poly"))]
+    assert [len(row) for row in rows] == [7] * 5
+    assert [row[4] == "-" for row in rows] == [False, False, True, False, False]
+    assert (tmp_path / "story" / "stream.png").stat().st_size > 5000
+    assert "The stream has shifted" in (tmp_path / "story" / "watch.html").read_text()
+
+
+def test_solar_cells_say_which_package_is_missing(monkeypatch):
+    example = load_example("solar_cells")
+    monkeypatch.setitem(sys.modules, "elpv_dataset", None)
+    with pytest.raises(SystemExit, match="pip install elpv-dataset"):
+        example.load_cells(0)
+
+
+def test_cells_are_defective_where_experts_thought_so(monkeypatch):
+    example = load_example("solar_cells")
+    images, grade, kind = cells_that_stand_in(40, 30)
+    package = types.SimpleNamespace(load_dataset=lambda: (images, grade, kind))
+    monkeypatch.setitem(sys.modules, "elpv_dataset", types.SimpleNamespace(utils=package))
+    monkeypatch.setitem(sys.modules, "elpv_dataset.utils", package)
+    mono, poly = example.load_cells(1)
+    assert [len(mono.y), len(poly.y)] == [40, 30]
+    assert int(poly.y.sum()) == int((grade[kind == "poly"] > 0.5).sum())
+    brightness = mono.x[:, 0, 6:9].mean((1, 2)) - mono.x[:, 0, :5].mean((1, 2))  # of the stripe
+    assert torch.equal(brightness < -0.1, mono.y == 1)
