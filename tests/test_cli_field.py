@@ -256,6 +256,7 @@ def test_mistakes_are_one_line() -> None:
     adapt = ("adapt", *NET, "--reference", "reference.npz")
     cases = {
         (*NET, "--data", "home.npz"): "give --reference",
+        (*NET, "--reference", "reference.npz", "--data", "home.npz", "--continue"): "name it by --watch",
         (*NET, "--watch", "none.watch", "--data", "home.npz"): "there is no file none.watch",
         (*NET, "--watch", "home.watch"): "give --data to judge",
         (*NET, "--watch", "home.watch", "--data", "one.npz"): "fills no batch of M = 4",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import mcbn
 from deployed import M, faded, fitted, images, reference, table, watched
 from mcbn.field.watch import Watch
 from mcbn.page.field import write_watch_page
@@ -56,8 +57,15 @@ def test_rows_alone_make_a_page_without_inputs(watch: Watch, tmp_path: Path) -> 
     rows = list(watch.read([shifted_half(4 * M)], "today.csv"))
     told = words(write_watch_page(tmp_path / "page.html", watch, rows=rows, title=EVIL))
     assert "strangest" not in told
+    assert "at row" in told
     assert "of today.csv" in told
     assert EVIL in told  # as text
+
+
+def test_fewer_inputs_than_a_batch_are_refused(watch: Watch, tmp_path: Path) -> None:
+    for x in (None, table(M - 1, 56)[0]):
+        with pytest.raises(mcbn.MCBNError, match="needs a whole batch, 8 inputs"):
+            write_watch_page(tmp_path / "page.html", watch, x)
 
 
 def test_the_strangest_inputs_come_first_as_rows_and_as_pictures(watch: Watch, tmp_path: Path) -> None:

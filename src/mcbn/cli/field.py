@@ -56,6 +56,8 @@ def watch(
     Inputs at the end, of each table of a folder, that fill no batch are not read.
     """
     sources = {**source.sources(data), "--reference": reference, "--watch": watch, "--adapted": adapted}
+    if go_on and watch is None:
+        raise MCBNError("--continue goes on with the stream of a file; name it by --watch")
     if data is not None:
         results.require_writable(out, sources, (), overwrite=overwrite, columns=COLUMNS)
     if page is not None:
@@ -78,7 +80,7 @@ def watch(
         x, y = (None, None) if files.engine == "ray" else _inputs(data, fitted, files, finite=False)
         after: MCBN[Any] | None = MCBN.load(adapted, fitted.bayes.model) if adapted else None
         write_watch_page(page, home, x, y, rows=rows, bayes=fitted.bayes, adapted=after)
-    if go_on and watch is not None:
+    if watch is not None and go_on:
         home.save(watch)
     _end(rows, home)
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mcbn import metrics
+from mcbn.errors import MCBNError
 from mcbn.field.watch import Watch
 from mcbn.model import MCBN
 from mcbn.page.examples import COUNT, Group, heat, show_inputs, tile
@@ -46,10 +47,16 @@ def write_watch_page(
 
     Returns:
         The path.
+
+    >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
+    >>> write_watch_page(folder / "watch.html", watch, x).name
+    'watch.html'
     """
     if rows is None:
         watch.reset()
-        rows = list(watch.read([x]))
+        rows = list(watch.read([] if x is None else [x]))
+    if not rows:
+        raise MCBNError(f"a page needs a whole batch, {watch.batch_size} inputs, or the rows of Watch.read")
     before, after = ({} if x is None or m is None or adapted is None else _scores(m, x, y) for m in (bayes, adapted))
     content: dict[str, Any] = {
         "surprise": -np.log10([row["p_value"] for row in rows]),
