@@ -43,11 +43,7 @@ class _Prediction:
         return standard_error(getattr(self, self.spread_name), self.n_samples)
 
     def to(self, device: torch.device | str | None) -> Self:
-        """Move every tensor to a device.
-
-        >>> bayes.predict(x).to("cpu").mean.shape
-        torch.Size([64, 1])
-        """
+        """Move every tensor to a device."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if hasattr(v, "to")}
         return replace(self, **moved)
@@ -133,6 +129,12 @@ class RegressionPrediction(_Prediction):
 
     variance = epistemic + aleatoric, aleatoric = 1/tau. Without a tuned tau (tau = inf) aleatoric is zero. Of a network
     with a head for its noise, aleatoric = 1/T sum_t sigma_t^2 / tau; `samples` then hold its log variances too.
+
+    >>> pred = bayes.tune((x, y)).predict(x).to("cpu")
+    >>> pred.mean.shape, torch.equal(pred.variance, pred.epistemic + pred.aleatoric), pred.all_samples().shape
+    (torch.Size([64, 1]), True, torch.Size([20, 64, 1]))
+    >>> torch.equal(pred.about(bayes.plain(x)).std, pred.std)  # the same spread about another mean
+    True
     """
 
     spread_name = "epistemic"
@@ -172,12 +174,7 @@ class RegressionPrediction(_Prediction):
         return self.epistemic_covariance + noise
 
     def about(self, mean: Tensor) -> Self:
-        """Return the same spread about another mean (N, ...).
-
-        >>> pred = bayes.predict(x)
-        >>> torch.equal(pred.about(y).epistemic, pred.epistemic)
-        True
-        """
+        """Return the same spread about another mean (N, ...)."""
         return replace(self, mean=mean, shift=mean - self.mean)
 
     def interval(
@@ -233,11 +230,7 @@ class RegressionPrediction(_Prediction):
         return 0.5 * (log_det - flatten(distance, 2).sum(2) - D * math.log(2 * math.pi))
 
     def all_samples(self) -> Tensor:
-        """Return the network's output under every draw, (T, N, ...): kept, or run again.
-
-        >>> bayes.predict(x).all_samples().shape
-        torch.Size([20, 64, 1])
-        """
+        """Return the network's output under every draw, (T, N, ...): kept, or run again."""
         return torch.cat(list(self._chunks()))
 
     def _chunks(self) -> Iterable[Tensor]:
@@ -250,7 +243,14 @@ class RegressionPrediction(_Prediction):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ClassificationPrediction(_Prediction):
-    """Class probabilities averaged over the draws, and how much the draws disagree; classes on axis 1."""
+    """Class probabilities averaged over the draws, and how much the draws disagree; classes on axis 1.
+
+    >>> pred = classifier.predict(x)
+    >>> pred.probs.shape, pred.label.shape, bool((pred.mutual_information <= pred.entropy).all())
+    (torch.Size([64, 3]), torch.Size([64]), True)
+    >>> torch.equal(pred.about(classifier.plain_mean(x)).label, classifier.plain(x).argmax(1))
+    True
+    """
 
     spread_name = "variance"
     probs: Tensor  # (N, K, ...)
@@ -301,11 +301,7 @@ class ClassificationPrediction(_Prediction):
         return smallest_set(self.probs, level)
 
     def about(self, probs: Tensor) -> Self:
-        """Return other probabilities (N, K, ...) with the same variance and mutual information.
-
-        >>> classifier.predict(x).about(classifier.plain_mean(x)).probs.shape
-        torch.Size([64, 3])
-        """
+        """Return other probabilities (N, K, ...) with the same variance and mutual information."""
         return replace(self, probs=probs)
 
 
