@@ -111,9 +111,8 @@ class MNF(Predictor):
         model = cast(MNFModel, self.network.module)
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != model.network.sizes[0]:
             raise MCBNError(f"MNF could not run on {batches.describe(inputs)}; it takes (N, {model.network.sizes[0]})")
-        step = stack.draws_at_once(model.network, inputs.unsqueeze(0))
-        for start in range(0, n_samples, step):
-            yield model.sample(inputs, start, min(start + step, n_samples), seed=self.seed)
+        rows = model.standardize_inputs(inputs).unsqueeze(0)
+        return (model.in_units(some[0]) for some in stack.drawn(model.network, rows, [[self.seed]], n_samples))
 
     def save(self, path: str | Path) -> None:
         """Write the trained network, tau and settings as one safetensors file, whole or not at all."""
@@ -155,11 +154,6 @@ class MNFModel(Standardized):
     def forward(self, x: Tensor) -> Tensor:
         """Run without noise: (N, Q) -> (N,) or (N, D), as y was."""
         return self.in_units(self.network.centre(self.standardize_inputs(x).unsqueeze(0))[0])
-
-    def sample(self, x: Tensor, start: int, stop: int, *, seed: int) -> Tensor:
-        """Run x (N, Q) through draws start..stop-1: (T, N) or (T, N, D)."""
-        noise = stack.draw_noise([[seed, stack.DRAWS]], start, stop, self.network.draw_size).to(x)
-        return self.in_units(self.network.sample(self.standardize_inputs(x).unsqueeze(0), noise)[0])
 
     def stacked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Bring x (N, Q) and y to what a stack of one trains on: (1, N, Q), and (1, N, D) or labels (1, N)."""

@@ -204,6 +204,15 @@ def sample_mean(network: MNFNetwork, x: Tensor, noise: Tensor) -> Tensor:
     return total / noise.shape[1]
 
 
+@torch.no_grad()
+def drawn(network: MNFNetwork, x: Tensor, keys: Sequence[Sequence[int]], n_samples: int) -> Iterator[Tensor]:
+    """Draw T networks of each, by the streams called `keys`, and run them on x (S, n, Q): (S, t, n, D) at a time."""
+    step = draws_at_once(network, x)
+    for start in range(0, n_samples, step):
+        purposes = [(*key, DRAWS) for key in keys]
+        yield network.sample(x, draw_noise(purposes, start, min(start + step, n_samples), network.draw_size).to(x))
+
+
 def draws_at_once(network: MNFNetwork, x: Tensor) -> int:
     """Count the draws for x (S, n, Q) whose widest layer stays within a chunk."""
     return max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // (x.shape[0] * max(1, x.shape[1]) * max(network.sizes)))

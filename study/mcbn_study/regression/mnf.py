@@ -46,9 +46,10 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     limits["apart"] = PUBLISHED_APART if profile.published_mnf else 0
     epochs = stack.train_until_best(training, query.x, query.y.unsqueeze(2), noise, **limits)
     drawn = _samples(training.network, problem, keys, profile.n_samples).double().cpu()  # (S, T, n)
-    y = data.load(dataset).y
-    targets = [y[train[cut:]] for train in rows]
-    return [_choose(dataset, *split) for split in zip(epochs, drawn, targets, strict=True)]
+    mean, variance = drawn.mean(1, keepdim=True), drawn.var(1, correction=0, keepdim=True)  # (S, 1, n) each
+    choices = [Choice(Configuration(None, BATCH_SIZE), max(1, count)) for count in epochs]
+    y = [data.load(dataset).y[None, train[cut:]] for train in rows]
+    return [choice.tuned(mean[i], variance[i], y[i], dataset) for i, choice in enumerate(choices)]
 
 
 def train_and_draw(
@@ -63,12 +64,6 @@ def train_and_draw(
     return _samples(training.network, problem, keys, n_samples)
 
 
-def _choose(dataset: str, epochs: int, samples: Tensor, y: Tensor) -> Choice:
-    """Tune tau for draws (T, n), and for their mean alone, at y (n,)."""
-    mean, variance = samples.mean(0, keepdim=True), samples.var(0, correction=0, keepdim=True)  # (1, n) each
-    return Choice(Configuration(None, BATCH_SIZE), max(1, epochs)).tuned(mean, variance, y.unsqueeze(0), dataset)
-
-
 def _stack(problem: Problem, keys: Keys, epochs: int) -> stack.Stack:
     x, y = problem.train.x, problem.train.y.unsqueeze(2)
     generators = [stack.generator(*key, stack.INITIAL) for key in keys]
@@ -77,16 +72,11 @@ def _stack(problem: Problem, keys: Keys, epochs: int) -> stack.Stack:
     return stack.Stack(network, x, y, keys, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE, max_steps=steps)
 
 
-@torch.no_grad()
 def _samples(network: MNFNetwork, problem: Problem, keys: Keys, n_samples: int) -> Tensor:
     """Draw T networks of each and run them on the new rows: (S, T, n), original units."""
-    x, purposes, drawn = problem.query.x, [(*key, stack.DRAWS) for key in keys], []
+    x = problem.query.x
     mean, std = (value.to(x).view(-1, 1, 1) for value in (problem.y_mean, problem.y_std))
-    step = stack.draws_at_once(network, x)
-    for start in range(0, n_samples, step):
-        noise = stack.draw_noise(purposes, start, min(start + step, n_samples), network.draw_size).to(x)
-        drawn.append(network.sample(x, noise).squeeze(3) * std + mean)
-    return torch.cat(drawn, 1)
+    return torch.cat([some.squeeze(3) * std + mean for some in stack.drawn(network, x, keys, n_samples)], 1)
 
 
 def _problem(dataset: str, rows: Sequence[tuple[Tensor, Tensor]], device: str) -> Problem:

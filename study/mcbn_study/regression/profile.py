@@ -73,10 +73,6 @@ class Profile:
         most = min(n, LARGEST_BATCH.get(dataset, n))
         return tuple(size for size in self.batch_sizes if size <= most)
 
-    def search_samples(self, dataset: str) -> int:
-        """Return the T of validation RMSE during the search."""
-        return self.selection_samples_large if describe(dataset).n > self.large else self.selection_samples
-
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON has them."""
         plain: dict[str, object] = json.loads(json.dumps(asdict(self)))

@@ -25,7 +25,7 @@ from mcbn_study.regression import mnf
 from mcbn_study.regression.measure import Evaluator, score_run
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
 from mcbn_study.regression.profile import METHODS, Profile
-from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell, search_weight
+from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell
 from mcbn_study.regression.stack import Family, Networks, network_states
 from mcbn_study.regression.train import Job, save_networks, train_jobs
 from mcbn_study.study import Setup, Study, Task, run_study
@@ -79,7 +79,9 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
         if method in TESTED:
             family, _ = TESTED[method]
             for cell in cells(study.profile, dataset, family):
-                weight, options = search_weight(study.profile, dataset, cell), {"family": family, "cell": cell}
+                C, M = len(cell.configurations), cell.configurations[0].batch_size
+                weight = describe(dataset).n * (C / M + 0.1 * C) * study.profile.max_epochs  # steps, and evaluations
+                options = {"family": family, "cell": cell}
                 tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, options, weight=weight))
                 needed.append(cell.name)
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)

@@ -180,12 +180,6 @@ def cells(profile: Profile, dataset: str, family: Family) -> list[Cell]:
     return [Cell(f"{dataset}-dropout-{row[0].rate}", row) for row in grid]
 
 
-def search_weight(profile: Profile, dataset: str, cell: Cell) -> float:
-    """Estimate the work of a cell, for progress: steps, and evaluations that grow with the rows."""
-    rows, networks = describe(dataset).n, len(cell.configurations)
-    return rows * (networks / cell.configurations[0].batch_size + 0.1 * networks) * profile.max_epochs
-
-
 def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[int] = ()) -> Problem:
     """Stack the folds of all splits, once a seed (that of the search by default); ordered by split, fold, seed."""
     parts = []
@@ -219,7 +213,8 @@ def cross_validate(
 ) -> Search:
     """Run a cross-validation by the profile; samples: its selection_samples and n_samples, where others are wanted."""
     p, hidden = study.profile, describe(study.dataset).hidden_units
-    rules = replace(p, **({"selection_samples": p.search_samples(study.dataset)} | samples))
+    searched = p.selection_samples_large if describe(study.dataset).n > p.large else p.selection_samples
+    rules = replace(p, **({"selection_samples": searched} | samples))
     how: dict[str, Any] = {"hidden": hidden, "family": family, "numerics": study.numerics, "winner": winner}
     validation = CrossValidation(problem, rules, configurations, **how)
     return validation.run(lambda epoch: study.progress.fraction(epoch / p.max_epochs))
