@@ -202,10 +202,8 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 def _mend_end(file: BinaryIO) -> None:
     """Make the file end at a line end: complete a whole last record, remove a cut-off one."""
-    if file.seek(0, os.SEEK_END) == 0:
-        return
-    file.seek(-1, os.SEEK_END)
-    if file.read(1) == b"\n":
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+    if file.read(1) in (b"", b"\n"):
         return
     file.seek(0)
     tail = file.read().rpartition(b"\n")[2]

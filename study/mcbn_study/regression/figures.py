@@ -70,13 +70,18 @@ def _grid(method: str, files: dict[str, Path]) -> "plots.Figure":
     figure = plots.new_figure(15.0, 6.8, dpi=100)
     panels: NDArray[Any] = figure.subplots(2, 4)
     for ax, name in zip(panels.flat, NAMES, strict=True):
+        title, shown = f"{describe(name).title}: {MISSING}", None
         if name in files:
-            title = _draw_panel(ax, read_predictions(name, files[name]), COLORS.get(method, "tab:cyan"))
-        else:
-            title = f"{describe(name).title}: {MISSING}"
+            shown = read_predictions(name, files[name])
+            title = shown.title if shown.finite else f"{shown.title}: not finite"
         ax.set_title(title, fontsize="medium")
-        if not ax.lines:
+        if shown is None or not shown.finite:
             ax.set_axis_off()
+            continue
+        color, zeros = COLORS.get(method, "tab:cyan"), np.zeros_like(shown.error)
+        plots.uncertainty_error(zeros, shown.std, shown.error, constant_std=shown.constant_std, ax=ax, color=color)
+        ax.legend().remove()
+        ax.set(xlabel="", ylabel="")
     figure.suptitle(f"{METHODS[method]}: absolute test errors in the order of predicted std, target units")
     if drawn := [ax for ax in panels.flat if ax.lines]:
         handles, labels = drawn[0].get_legend_handles_labels()
@@ -84,18 +89,6 @@ def _grid(method: str, files: dict[str, Path]) -> "plots.Figure":
         labels = ["running mean of a tenth" if label.startswith("running mean") else label for label in labels]
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
-
-
-def _draw_panel(ax: "plots.Axes", shown: Predictions, color: str) -> str:
-    """Draw errors over bands where the run did not diverge; return the title."""
-    if not shown.finite:
-        return f"{shown.title}: not finite"
-    zeros = np.zeros_like(shown.error)
-    plots.uncertainty_error(zeros, shown.std, shown.error, constant_std=shown.constant_std, ax=ax, color=color)
-    if legend := ax.get_legend():
-        legend.remove()
-    ax.set(xlabel="", ylabel="")
-    return shown.title
 
 
 def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, Vector]:

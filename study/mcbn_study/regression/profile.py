@@ -27,37 +27,30 @@ class Configuration(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """All settings of a study. Defaults: Teye et al. 2018, Section 4.3, and the authors' published code.
-
-    seeds are those of the tested networks, search_seed that of the fold networks. patience counts evaluations,
-    patience_epochs the epochs of MNF, which is validated every epoch. selection_samples is the T of the validation RMSE
-    during the search, selection_samples_large that of data sets above `large` rows; tau and test scores always use
-    n_samples. Four switches choose what the authors' code does where ours differs: fresh_draws, every validation draws
-    anew; full_batches, batch sizes above the rows stay in the grid and mean all rows; one_stream, the fold networks of
-    all splits and folds begin with the same random numbers; published_mnf, MNF stops by the rule of their script.
-    """
+    """All settings of a study. Defaults: Teye et al. 2018, Section 4.3, and the authors' published code."""
 
     name: str = "paper"
     datasets: tuple[str, ...] = NAMES
     splits: tuple[int, ...] = (1, 2, 3, 4, 5)
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
-    search_seed: int = 1
-    fresh_draws: bool = False
-    full_batches: bool = False
-    one_stream: bool = False
-    published_mnf: bool = False
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)  # of the tested networks
+    search_seed: int = 1  # of the fold networks
+    # Four switches: do as the authors' code does where ours differs
+    fresh_draws: bool = False  # every validation draws anew
+    full_batches: bool = False  # batch sizes above the rows stay in the grid and mean all rows
+    one_stream: bool = False  # the fold networks of all splits and folds begin with the same random numbers
+    published_mnf: bool = False  # MNF stops by the rule of their script
     n_folds: int = 5
     weight_decays: tuple[float, ...] = tuple(10.0**-k for k in range(1, 16))
     batch_sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
     rates: tuple[float, ...] = (0.2, 0.1, 0.05, 0.01, 0.005, 0.001)
     dropout_batch_size: int = 32
     evaluate_every: int = 20
-    patience: int = 10
-    patience_epochs: int = 200
+    patience: int = 10  # evaluations
+    patience_epochs: int = 200  # of MNF, which is validated every epoch
     max_epochs: int = 2000
-    n_samples: int = 500
-    selection_samples: int = 500
-    selection_samples_large: int = 100
+    n_samples: int = 500  # T of tau and of test scores
+    selection_samples: int = 500  # T of the validation RMSE during the search
+    selection_samples_large: int = 100  # that of data sets above `large` rows
     large: int = 20_000
     sensitivity_splits: tuple[int, ...] = (1, 2, 3)
     sensitivity_batch_sizes: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)

@@ -46,12 +46,9 @@ class _Group(NamedTuple):
 class Trainer:
     """S networks in training: `advance` trains them further, `values` holds their parameters, `keep` drops some.
 
-    What becomes of a network depends on its stream and configuration alone, not on its company. Streams may differ
-    in their number of batches: networks that have none left wait, unchanged, until the epoch ends. Networks come in
-    ascending order of that number.
-
-    graphs: capture blocks of steps as CUDA graphs, the default on a GPU. With numerics.fused whole blocks of steps
-    are one CUDA kernel, where networks fit.
+    What becomes of a network depends on its stream and configuration alone. Networks come in ascending order of their
+    number of batches: those that have none left wait, unchanged, until the epoch ends. graphs: capture blocks of steps
+    as CUDA graphs, the default on a GPU; with numerics.fused whole blocks are one CUDA kernel, where networks fit.
     """
 
     def __init__(
