@@ -46,7 +46,7 @@ GP_ROWS = 700  # its training takes their cube
 LEAST = 1e-6  # of a probability: a forest gives 0, and would lose by an infinite likelihood
 
 
-def run(out: str | Path = "results/estimators") -> list[Path]:
+def run(out: str | Path) -> list[Path]:
     """Fit and score what is not on record yet, and write both tables."""
     return [*repeat(out), *compare(out)]
 

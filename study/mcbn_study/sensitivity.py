@@ -28,12 +28,7 @@ LARGEST_PRINTED = {"boston": 256, "energy": 512, "yacht": 128}
 
 
 def run(
-    profile: Profile,
-    out: str | Path = "results/sensitivity",
-    *,
-    regression: str | Path = "results/regression",
-    datasets: Sequence[str] = (),
-    **how: Any,
+    profile: Profile, out: str | Path, *, regression: str | Path, datasets: Sequence[str] = (), **how: Any
 ) -> CellJournal:
     """Run the study; `regression` is the folder whose choice of lambda is kept; how: fields of `Setup`."""
     datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)

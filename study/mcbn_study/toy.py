@@ -10,7 +10,7 @@ from mcbn.files import replacing
 from mcbn.progress import bar
 
 
-def run(out: str | Path = "results/regression") -> list[Path]:
+def run(out: str | Path) -> list[Path]:
     """Train, tune tau and the constant one on fresh points, and save what the figure shows in predictions/toy.npz."""
     with bar("training", demo.TOY.epochs, "epoch") as tick:
         arrays: dict[str, Any] = demo.predict_toy(demo.TOY, tick, held_out=data.toy(seed=1))

@@ -100,11 +100,8 @@ class Learner:
         grid = torch.linspace(-RANGE, RANGE, GRID)[:, None]  # (G, 1)
         pred = bayes.predict(grid / UNITS)
         epistemic = pred.epistemic[:, 0] * UNITS**2  # (G,)
-        bands = {
-            "mean": pred.mean[:, 0] * UNITS,
-            "epistemic_std": epistemic.sqrt(),
-            "std": (epistemic + 1 / tau).sqrt(),
-        }
+        bands = {"mean": pred.mean[:, 0] * UNITS, "epistemic_std": epistemic.sqrt()}
+        bands["std"] = (epistemic + 1 / tau).sqrt()
         rows = {name: rounded(values.tolist()) for name, values in bands.items()}
         at = [round(v, 3) for v in grid[:, 0].tolist()]
         return {"x": at, **rows, "constant_std": constant**-0.5, "tau": tau}

@@ -24,6 +24,7 @@ _LATEX = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage
 _WORDS = read_words(__package__)
 METRICS: dict[str, str] = _WORDS["metrics"]
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
+_CONSTANT = {"rmse": "rmse", "crps": "crps_constant", "pll": "pll_constant"}  # the twin's metrics there
 _NAMES_LISTED = 8  # of those that a message complains of
 _IDENTITY = ("dataset", "method", "split", "seed")
 Key: TypeAlias = tuple[str, str, str]  # data set, method, metric
@@ -166,10 +167,8 @@ def further_tables(summary: Summary) -> list[Table]:
 
 def coverage_table(summary: Summary) -> Table:
     """Lay out the number of runs behind every cell; a run without a score counts for RMSE alone."""
-    rows = []
-    for name in NAMES:
-        estimates = [summary.get((name, method, "rmse")) for method in METHODS]
-        rows.append((describe(name).title, *(str(e.n) if e else MISSING for e in estimates)))
+    counts = {d: [summary.get((d, method, "rmse")) for method in METHODS] for d in NAMES}
+    rows = [(describe(d).title, *(str(e.n) if e else MISSING for e in counts[d])) for d in NAMES]
     return table(_WORDS["coverage"], rows, list(METHODS.values()))
 
 
@@ -336,9 +335,13 @@ def summarise(tests: Iterable[Record]) -> dict[Key, Estimate]:
     """
     values: dict[Key, list[float]] = {}
     for record in tests:
-        for key, value in _scores(record):
-            if value is not None:
-                values.setdefault(key, []).append(value)
+        check_names(record)
+        method, twin = record["method"], _TWINS.get(record["method"])
+        fields = {(method, metric): metric for metric in METRICS}
+        fields |= {(twin, metric): field for metric, field in _CONSTANT.items()} if twin else {}
+        for (name, metric), field in fields.items():
+            if (value := score(record, field)) is not None:
+                values.setdefault((record["dataset"], name, metric), []).append(value)
     keys = [(d, m, s) for d in NAMES for m in METHODS for s in METRICS]
     estimates = {key: estimate(values[key]) for key in keys if key in values}
     tested = {key: e._replace(p_value=p_value(*e[:3])) for key, e in estimates.items() if "normalized" in key[2]}
@@ -352,21 +355,10 @@ def over_searches(searches: Sequence[Summary]) -> Summary:
         estimates = [search[key] for search in searches if key in search]
         if len(estimates) > 1 and first.standard_error is not None:
             mean, error = (fmean(e[i] or 0.0 for e in estimates) for i in (0, 1))
-            spread, tested = stdev(e.mean for e in estimates), None
-            if first.p_value is not None:
-                tested = p_value(mean, error, first.n)
+            spread = stdev(e.mean for e in estimates)
+            tested = None if first.p_value is None else p_value(mean, error, first.n)
             pooled[key] = Estimate(mean, error, first.n, tested, search=spread, searches=len(estimates))
     return pooled
-
-
-def _scores(record: Record) -> list[tuple[Key, float | None]]:
-    check_names(record)
-    dataset, method = record["dataset"], record["method"]
-    scores: list[tuple[Key, float | None]] = [((dataset, method, s), score(record, s)) for s in METRICS]
-    if twin := _TWINS.get(method):
-        fields = {"rmse": "rmse", "crps": "crps_constant", "pll": "pll_constant"}
-        scores += [((dataset, twin, metric), score(record, field)) for metric, field in fields.items()]
-    return scores
 
 
 def summary_csv(summary: Summary) -> str:

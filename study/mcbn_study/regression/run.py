@@ -44,12 +44,7 @@ TESTED: dict[str, tuple[Family, Criterion]] = {
 
 
 def run(
-    profile: Profile,
-    out: str | Path = "results/regression",
-    *,
-    datasets: Names = (),
-    methods: Names = METHODS,
-    **how: Any,
+    profile: Profile, out: str | Path, *, datasets: Names = (), methods: Names = METHODS, **how: Any
 ) -> CellJournal:
     """Run the study for the given data sets (all of the profile's by default) and methods; how: fields of `Setup`."""
     datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
