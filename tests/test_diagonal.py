@@ -40,8 +40,8 @@ def test_later_layers_see_inputs_normalised_by_their_batch() -> None:
     net = bayes.model
     seen = []
     with torch.no_grad():
-        for rows in batching.partition(64, 4, seed=0):
-            h = net[0](x[rows])
+        for batch in batching.draw_batches(x, n_samples=1, batch_size=16, seed=0, once=True).batches:
+            h = net[0](batch)
             h = (h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt() * net[1].weight + net[1].bias
             seen.append(net[3](h.relu()))
     mu, mu_var, sigma, sigma_var = naive(torch.cat(seen), 16)
@@ -91,12 +91,13 @@ def test_merged_moments_equal_those_of_all_values_at_once(offset: float) -> None
 def test_a_pass_visits_every_example_once_in_batches_of_at_least_m() -> None:
     x = torch.arange(47.0)[:, None]
     for data in (x, TensorDataset(x), DataLoader(TensorDataset(x), batch_size=3)):
-        drawn = batching.pass_over(data, most=1, batch_size=5, seed=0)
+        drawn = batching.draw_batches(data, n_samples=1, batch_size=5, seed=0, once=True)
         rows = [batch if isinstance(batch, Tensor) else batch[0] for batch in drawn.batches]
         assert sorted(torch.cat(rows).flatten().tolist()) == list(range(47))
         assert {len(row) for row in rows} == {5, 6}
         assert drawn.batch_size == 5
-    orders = [[r.tolist() for r in batching.pass_over(x, most=1, batch_size=5, seed=s).batches] for s in (0, 0, 1)]
+    passes = [batching.draw_batches(x, n_samples=1, batch_size=5, seed=s, once=True).batches for s in (0, 0, 1)]
+    orders = [[rows.tolist() for rows in batches] for batches in passes]
     assert orders[0] == orders[1] != orders[2]
 
 

@@ -165,7 +165,13 @@ class TrainingBatches(NamedTuple):
 
 
 def draw_batches(
-    data: Any, *, n_samples: int, batch_size: int | None, seed: int, numbers: Sequence[int] | None = None
+    data: Any,
+    *,
+    n_samples: int,
+    batch_size: int | None,
+    seed: int,
+    numbers: Sequence[int] | None = None,
+    once: bool = False,
 ) -> TrainingBatches:
     """Prepare T random batches of M training examples: independent draws, without replacement inside a batch.
 
@@ -175,12 +181,17 @@ def draw_batches(
         batch_size: M; None: the loader's.
         seed: batch t depends on (seed, t) alone.
         numbers: only these t of the T, in this order.
+        once: one pass over all examples instead, in random order, each once, in batches of M or slightly more; of a
+            stream, which has no end to count on, its first T full batches.
 
     >>> drawn = draw_batches(torch.arange(10.0), n_samples=3, batch_size=4, seed=0)
     >>> [len(batch) for batch in drawn.batches]
     [4, 4, 4]
     """
-    source, n_samples, batch_size, seed = _read(data, n_samples, batch_size, seed)
+    n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
+    if batch_size is not None:
+        batch_size = batches.require_int("batch_size", batch_size, 1)
+    source = read_source(data)
     if isinstance(source, Stream):
         if numbers is not None:
             raise MCBNError(
@@ -188,40 +199,17 @@ def draw_batches(
                 "DataLoader) to share draws out, or fit in one process"
             )
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
-    N, M = len(source.population), _batch_size(batch_size, source)
-    rows = _Rows(source, partial(Generators(seed).rows, N, M), n_samples, M, seed)
+    N, M = len(source.population), _batch_size(batch_size, source, whole=once)
+    if once:
+        order, count = np.random.Generator(np.random.Philox(key=seed)).permutation(N), max(1, N // M)
+        pieces = [np.sort(order[t * N // count : (t + 1) * N // count]) for t in range(count)]
+        rows = _Rows(source, pieces.__getitem__, count, M, seed)
+    else:
+        rows = _Rows(source, partial(Generators(seed).rows, N, M), n_samples, M, seed)
     return TrainingBatches(_load(rows, source.loader, numbers), M, N, seed, numbers)
 
 
-def pass_over(data: Any, *, most: int, batch_size: int | None, seed: int) -> TrainingBatches:
-    """Prepare one pass over all training examples: in random order, each once, in batches of M or slightly more.
-
-    A stream has no end to count on: its first `most` full batches make the pass. Arguments as for `draw_batches`.
-    """
-    source, most, batch_size, seed = _read(data, most, batch_size, seed)
-    if isinstance(source, Stream):
-        return TrainingBatches(*source.batches(most, batch_size, seed), None, seed)
-    N, M = len(source.population), _batch_size(batch_size, source, whole=True)
-    pieces = partition(N, max(1, N // M), seed)
-    rows = _Rows(source, pieces.__getitem__, len(pieces), M, seed)
-    return TrainingBatches(_load(rows, source.loader), M, N, seed)
-
-
-def partition(n: int, count: int, seed: int) -> list[Indices]:
-    """Cut N rows, in a random order that depends on the seed alone, into sorted pieces of sizes that differ by one."""
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(n)
-    return [np.sort(order[t * n // count : (t + 1) * n // count]) for t in range(count)]
-
-
-def _read(data: Any, n_samples: int, batch_size: int | None, seed: int) -> tuple[Source | Stream, int, int | None, int]:
-    """Check what was asked and read the data."""
-    n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
-    if batch_size is not None:
-        batch_size = batches.require_int("batch_size", batch_size, 1)
-    return read_source(data), n_samples, batch_size, seed
-
-
-def _batch_size(asked: int | None, source: Source, *, whole: bool = False) -> int:
+def _batch_size(asked: int | None, source: Source, *, whole: bool) -> int:
     """Resolve M: what was asked, else the loader's, else a default; at most N, of which `whole` approves."""
     N = len(source.population)
     if N < 2:

@@ -16,7 +16,7 @@ from mcbn import batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
 from mcbn.batch_norm import BatchNormMode, layer_of
 from mcbn.batch_norm import watch as tell_modules
-from mcbn.batching import draw_batches, pass_over, require_share
+from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
 from mcbn.engine.record import record, with_deciding
 from mcbn.engine.run import Engine
@@ -181,7 +181,7 @@ class MCBN(Generic[P]):
         data, batch_size = self._read_list(data, batch_size, inputs)
         with torch.inference_mode(False):
             if posterior == "diagonal":
-                drawn = pass_over(data, most=n_samples, batch_size=batch_size, seed=seed)
+                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, once=True)
                 network = self.copy_network()
                 model, recorded = diagonal.observe(network, drawn, self.layers, inputs)
                 fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
