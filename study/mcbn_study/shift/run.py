@@ -28,18 +28,19 @@ def run(
     weights: Path | None = None,
     device: str = "cpu",
     kinds: Sequence[str] = (),
+    severities: Sequence[str] = (),
     datasets: Sequence[str] = NAMES,
 ) -> Path:
     """Measure every network; append to `out`/records.jsonl; networks of six classes lie in its `networks`.
 
     networks: folder of those of `mcbn reproduce cifar10`, none: only foreign ones; weights: folder of foreign ResNets,
     resnet20.npz and the like; kinds: of measurements, `MEASUREMENTS`, `AT_SEVERITIES`, ensemble, near, sensor, all by
-    default; datasets: of the tables with a drifting sensor.
+    default; severities: of corruptions, those of the profile by default; datasets: of the tables with a drifting sensor.
     """
     journal, inputs = Journal(out, asdict(profile), device), inputs.on(device)
     ours = own_subjects(networks, inputs, device) if networks else []
     subjects = [*ours, *foreign_subjects(weights, inputs, device)]
-    corrupted, severities = measure.Corrupted(inputs, profile), (0, *profile.severities)
+    corrupted, chosen = measure.Corrupted(inputs, profile), tuple(map(int, severities)) or (0, *profile.severities)
 
     def do(kind: str, network: str, seed: int | None, rows: Callable[..., Iterator[measure.Row]], **key: Any) -> None:
         if (not kinds or kind in kinds) and not journal.has(kind=kind, network=network, seed=seed, **key):
@@ -49,10 +50,10 @@ def run(
 
     for kind, subject in product(MEASUREMENTS, subjects):
         do(kind, subject.name, subject.seed, partial(getattr(measure, kind), subject, corrupted, profile))
-    for severity, kind, subject in product(severities, AT_SEVERITIES, subjects):
+    for severity, kind, subject in product(chosen, AT_SEVERITIES, subjects):
         rows = partial(getattr(measure, kind), subject, corrupted, profile)
         do(kind, subject.name, subject.seed, rows, severity=severity)
-    for severity in severities if ours else ():
+    for severity in chosen if ours else ():
         do("ensemble", ours[0].name, None, partial(measure.ensemble, ours, corrupted, profile), severity=severity)
     for subject in near_subjects(profile, inputs, out / "networks", NEAR_SEEDS) if not kinds or "near" in kinds else ():
         do("near", subject.name, subject.seed, partial(measure.novelty, subject, corrupted, profile, near=True))
