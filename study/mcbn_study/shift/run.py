@@ -35,7 +35,7 @@ def run(
 
     networks: folder of those of `mcbn reproduce cifar10`, none: only foreign ones; weights: folder of foreign ResNets,
     resnet20.npz and the like; kinds: of measurements, `MEASUREMENTS`, `AT_SEVERITIES`, ensemble, near, sensor, all by
-    default; severities: of corruptions, those of the profile by default; datasets: of the tables with a drifting sensor.
+    default; severities: those of the profile by default; datasets: of the tables with a drifting sensor.
     """
     journal, inputs = Journal(out, asdict(profile), device), inputs.on(device)
     ours = own_subjects(networks, inputs, device) if networks else []
