@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mcbn.files import write_text
+from mcbn_study import journal
 from mcbn_study.journal import Journal, Record
 from mcbn_study.tables import markdown, render
 
@@ -21,12 +22,9 @@ def write(folder: Path) -> list[str]:
 
 def latest(records: Iterable[Record]) -> list[Record]:
     """Keep the last record of each network, in the order they first came; a skip does not replace a run."""
-    kept: dict[tuple[str, str], Record] = {}
-    for record in records:
-        key = record["package"], record["name"]
-        if key not in kept or record["outcome"] != "skipped" or kept[key]["outcome"] == "skipped":
-            kept[key] = record
-    return list(kept.values())
+    records = list(records)
+    runs = [record for record in records if record["outcome"] != "skipped"]
+    return journal.latest([*records, *runs], ("package", "name"))
 
 
 def ran(records: Iterable[Record]) -> list[Record]:
