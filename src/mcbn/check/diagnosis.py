@@ -94,7 +94,7 @@ class Diagnosis:
     batch_size: int  # M
     n_examples: int | None  # N; None for a stream
     n_compared: int  # examples that the draws were compared with
-    shift: drift.Shift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
+    shift: drift.Drift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
     no_shares: str = ""  # why layers have no share of the variance
     rescaled: int | None = None  # M that the draws are rescaled to
     at_bound: str = ""  # what a tau at its bound means
@@ -154,7 +154,7 @@ class Diagnosis:
 
     def _of_drift(self) -> Iterator[str]:
         if far := [row.drift for row in self.layers if row.drift and row.drift.far]:
-            yield f"drift: {drift.describe(far)}"
+            yield f"drift: {drift.describe(*far)}"
         if self.shift and self.shift.far:
             yield f"drift of all layers together: {drift.describe(self.shift)}"
         other = max(self.layers, key=lambda row: row.offset)

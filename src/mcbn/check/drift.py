@@ -6,7 +6,7 @@ The limits rest on effects measured (benchmarks/drift.md); they leave room for r
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -26,28 +26,16 @@ SCATTER_DRAWS = 4  # that tell how single draws scatter the outputs; below that 
 
 
 class Drift(NamedTuple):
-    """How far a layer's average drawn statistics sit from its running statistics."""
+    """How far average drawn statistics sit from the running ones: those of a layer, or by what all do to outputs."""
 
-    layer: str
-    effect: float  # median over channels, in standard deviations of the channel
-    sigmas: float  # the same in units of the sampling error of both averages
-
-    @property
-    def far(self) -> bool:
-        """Too far for chance, and for running statistics that lag behind."""
-        return self.effect > EFFECT_LIMIT and self.sigmas > SIGMA_LIMIT
-
-
-class Shift(NamedTuple):
-    """How far the average drawn statistics of all layers move the outputs from those of the running statistics."""
-
-    effect: float  # median over outputs, in standard deviations of the output over inputs
+    layer: str | None  # None: all layers together
+    effect: float  # median over channels or outputs, in standard deviations of channel or output
     sigmas: float  # the same in units of the sampling error; NaN where not measured: a small shift, or too few draws
 
     @property
     def far(self) -> bool:
         """Too far for chance, and for running statistics that lag behind."""
-        return self.effect > SHIFT_LIMIT and self.sigmas > SIGMA_LIMIT
+        return self.effect > (SHIFT_LIMIT if self.layer is None else EFFECT_LIMIT) and self.sigmas > SIGMA_LIMIT
 
 
 def measure(recorded: Recorded) -> list[Drift]:
@@ -88,7 +76,7 @@ def _averaging(T: int) -> float:
     return 1 / T + MOMENTUM / (2 - MOMENTUM)
 
 
-def shift(network: Network, recorded: Recorded) -> Shift | None:
+def shift(network: Network, recorded: Recorded) -> Drift | None:
     """Compare outputs f for one batch under the average drawn statistics with outputs r under the running ones.
 
     effect^2 = |f - r|^2 = median_d mean((f_d - r_d)^2) / Var(r_d), over inputs and positions, d the outputs (axis 1).
@@ -116,7 +104,7 @@ def shift(network: Network, recorded: Recorded) -> Shift | None:
             sigmas = effect / max(error, 1e-12)
     except MCBNError:  # a layer without draws was called: no reason for fit to fail
         return None
-    return Shift(effect, sigmas)
+    return Drift(None, effect, sigmas)
 
 
 def _outputs(network: Network, x: Any, mode: Replay) -> Tensor:
@@ -131,17 +119,17 @@ def _size(deviation: Tensor) -> float:
     return float(deviation.square().mean(0).nanmedian().sqrt())
 
 
-def describe(moved: Sequence[Drift] | Shift) -> str:
-    """Say what layers that are far, or a shift, are, and what to do."""
-    if isinstance(moved, Shift):
+def describe(*far: Drift) -> str:
+    """Say what layers that are far, or the shift of all together, are, and what to do."""
+    worst = max(far, key=lambda drift: drift.effect)
+    if worst.layer is None:
         return (
-            f"the average drawn statistics move the outputs by {moved.effect:.2f} of their standard deviation over "
-            f"inputs (limit {SHIFT_LIMIT}), {moved.sigmas:.0f} times the sampling error; draw from data of the same "
+            f"the average drawn statistics move the outputs by {worst.effect:.2f} of their standard deviation over "
+            f"inputs (limit {SHIFT_LIMIT}), {worst.sigmas:.0f} times the sampling error; draw from data of the same "
             "kind as in training, with its preprocessing and augmentation"
         )
-    worst = max(moved, key=lambda drift: drift.effect)
     return (
-        f"drawn batch statistics disagree with the running statistics in {len(moved)} layer(s), most in "
+        f"drawn batch statistics disagree with the running statistics in {len(far)} layer(s), most in "
         f"{worst.layer!r}: {worst.effect:.2f} channel standard deviations, {worst.sigmas:.0f} times the sampling "
         "error; draw from data made as in training, with its preprocessing and augmentation: pass the training loader; "
         'where nobody has that data, fit(data, centre="running")'
@@ -151,7 +139,7 @@ def describe(moved: Sequence[Drift] | Shift) -> str:
 def warn_if_far(network: Network, recorded: Recorded) -> None:
     """Warn when drawn and running statistics disagree beyond sampling error: in a layer, or else in what they give."""
     if far := [drift for drift in measure(recorded) if drift.far]:
-        warnings.warn(f"mcbn: {describe(far)}", stacklevel=3)
+        warnings.warn(f"mcbn: {describe(*far)}", stacklevel=3)
     elif (moved := shift(network, recorded)) and moved.far:
         warnings.warn(
             "mcbn: drawn batch statistics disagree with the running statistics by little in every layer, but these "
