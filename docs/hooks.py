@@ -14,22 +14,16 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = re.compile(
     r"\]\((?:\.\./)+((?:results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG)[^)]*)\)"
 )
-RESULTS = {
-    "regression": "tables.md",
-    **dict.fromkeys(
-        (
-            *("cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"),
-            *("shift", "coverage", "statistics", "regularizer", "objective"),
-        ),
-        "table.md",
-    ),
-}
+RESULTS = (
+    *("regression", "cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"),
+    *("shift", "coverage", "statistics", "regularizer", "objective"),
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the tables of every study with their figures, the changelog, and the list of messages."""
-    for study, name in RESULTS.items():
-        source = ROOT / "results" / study / name
+    for study in RESULTS:
+        source = ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md")
         if not source.exists():
             raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
         files.append(File.generated(config, f"results/{study}.md", content=_table_page(study, source)))

@@ -36,12 +36,8 @@ def main() -> None:
         p_values.append(watch(x).p_value)
         shares.append(accuracy(adapted if i >= BEFORE + DARK else bayes, x, labels[batch]))
     draw(p_values, shares, Path(__file__).with_suffix(".png"))
-    print(
-        [
-            round(sum(part) / len(part), 2)
-            for part in (shares[:BEFORE], shares[BEFORE : BEFORE + DARK], shares[BEFORE + DARK :])
-        ]
-    )
+    stretches = shares[:BEFORE], shares[BEFORE : BEFORE + DARK], shares[BEFORE + DARK :]
+    print([round(sum(stretch) / len(stretch), 2) for stretch in stretches])
 
 
 def draw(p_values: list[float], shares: list[float], path: Path) -> None:
@@ -57,11 +53,8 @@ def draw(p_values: list[float], shares: list[float], path: Path) -> None:
         axis.axvline(BEFORE + 0.5, color="gray", linestyle=":")
         axis.axvline(BEFORE + DARK + 0.5, color="gray", linestyle=":")
         axis.spines[["top", "right"]].set_visible(False)
-    for start, text in (
-        (0, "as in training"),
-        (BEFORE, "the lamp ages"),
-        (BEFORE + DARK, "bayes.adapt: repaired without labels"),
-    ):
+    stretches = {0: "as in training", BEFORE: "the lamp ages", BEFORE + DARK: "bayes.adapt: repaired without labels"}
+    for start, text in stretches.items():
         bottom.text(start + 0.8, -0.17, text, color="dimgray")
     figure.savefig(path, dpi=110)
 
