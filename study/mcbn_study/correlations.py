@@ -8,10 +8,9 @@ from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mcbn import MCBN, data
-from mcbn.files import write_text
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.regression.train import load_networks
-from mcbn_study.tables import render
+from mcbn_study.tables import write_tables
 
 CONFIG: dict[str, Any] = {"n_samples": 500, "seed": 0}
 KEYS = ("dataset", "layer", "batch_size")
@@ -51,6 +50,4 @@ def correlate(mean: Tensor, std: Tensor) -> dict[str, Any]:
 def report(out: Path) -> None:
     """Write the table of the last run of each network, from records alone."""
     records = latest(read(out / RECORDS), KEYS)
-    for ending in ("md", "csv"):
-        text = render(__package__, f"correlations.{ending}.j2", records=records, measured=MEASURED)
-        write_text(out / f"table.{ending}", text)
+    write_tables(out, __package__, "correlations", records=records, measured=MEASURED)

@@ -16,11 +16,10 @@ from statistics import fmean
 from torch import Tensor
 
 from mcbn import data
-from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
-from mcbn_study.tables import render
+from mcbn_study.tables import write_tables
 from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
@@ -70,5 +69,4 @@ def report(out: Path) -> None:
         against = [i["difference"] / i["decay"] for _, i in pairs]
         columns = [f for f, _ in pairs], [i["relative"] for _, i in pairs], of_decay, against
         rows.append((n, [fmean(values) for values in columns]))
-    for ending in ("md", "csv"):
-        write_text(out / f"table.{ending}", render(__package__, f"objective.{ending}.j2", rows=rows))
+    write_tables(out, __package__, "objective", rows=rows)

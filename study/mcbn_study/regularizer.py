@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mcbn import MCBN, data
-from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.estimates import cell, estimate
 from mcbn_study.journal import RECORDS, Journal, read
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_run
-from mcbn_study.tables import render
+from mcbn_study.tables import write_tables
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
@@ -162,5 +161,4 @@ def report(out: Path) -> None:
         scored = [estimate([r[score] for r, _ in pairs], decimals=3) for score in SCORES]
         gaps = [estimate([r[score] - base[score] for r, base in pairs], decimals=3) for score in SCORES]
         rows.append((dataset, method, scored, gaps))
-    for ending in ("md", "csv"):
-        write_text(out / f"table.{ending}", render(__package__, f"regularizer.{ending}.j2", rows=rows, cell=cell))
+    write_tables(out, __package__, "regularizer", rows=rows, cell=cell)

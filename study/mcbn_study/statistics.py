@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from mcbn import MCBN, data, plots
-from mcbn.files import write_text
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
-from mcbn_study.tables import render
+from mcbn_study.tables import write_tables
 from mcbn_study.theory import LiveNetwork, StatisticsModel, kolmogorov_smirnov, lilliefors
 
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
@@ -117,9 +116,7 @@ def _shares(values: Tensor, mean: Tensor, std: Tensor, finite: float) -> dict[st
 def report(out: Path) -> None:
     """Write the table of the last run of each setting, from records alone."""
     records = sorted(latest(read(out / RECORDS), KEYS), key=lambda r: [r[key] for key in KEYS])
-    for ending in ("md", "csv"):
-        text = render(__package__, f"statistics.{ending}.j2", records=records, layers=LAYERS)
-        write_text(out / f"table.{ending}", text)
+    write_tables(out, __package__, "statistics", records=records, layers=LAYERS)
 
 
 def figures(

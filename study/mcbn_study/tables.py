@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mcbn.errors import MCBNError
+from mcbn.files import write_text
 
 MISSING = "\N{EN DASH}"
 Words = Mapping[str, Any]  # of one table: title, label, header, note
@@ -73,6 +75,12 @@ def render(package: str, template: str = "report.md.j2", /, **content: Any) -> s
     page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {"plain": escape_markdown, "markdown": to_markdown, "table": _straighten, "latex": escape_latex}
     return page.get_template(template).render(markdown=markdown, **content).rstrip() + "\n"
+
+
+def write_tables(out: Path, package: str, name: str, **content: Any) -> None:
+    """Write table.md and table.csv by the templates of that name."""
+    for ending in ("md", "csv"):
+        write_text(out / f"table.{ending}", render(package, f"{name}.{ending}.j2", **content))
 
 
 def _straighten(text: str, align: str = "r", *, padded: bool = True) -> str:

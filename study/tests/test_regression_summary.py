@@ -9,7 +9,7 @@ from scipy import stats
 import synthetic
 from mcbn.data import NAMES
 from mcbn.errors import MCBNError
-from mcbn_study.regression import report as summary
+from mcbn_study.regression import report
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def naive(tests, dataset, method, field):
 
 
 def test_every_row_equals_numpy_and_scipy_over_its_runs(tests):
-    rows = summary.summarise(tests)
+    rows = report.summarise(tests)
     fields = {("cubn", "crps"): "crps_constant", ("cubn", "pll"): "pll_constant"}
     fields |= {("cudo", metric): field for (_, metric), field in fields.items()}
     source = {"cubn": "mcbn", "cudo": "mcdo"}
@@ -38,20 +38,20 @@ def test_every_row_equals_numpy_and_scipy_over_its_runs(tests):
 
 
 def test_rows_cover_what_was_run_and_nothing_else(tests):
-    rows = summary.summarise(tests)
+    rows = report.summarise(tests)
     without_normalised = {"bn", "do", "cubn", "cudo"}
     expected = [
         (d, method, metric)
         for d in NAMES
-        for method in summary.METHODS
-        for metric in summary.METRICS
+        for method in report.METHODS
+        for metric in report.METRICS
         if not (metric.endswith("_normalized") and method in without_normalised)
     ]
     assert list(rows) == expected
 
 
 def test_csv_has_the_columns_and_the_papers_numbers(tests):
-    text = summary.summary_csv(summary.summarise(tests))
+    text = report.summary_csv(report.summarise(tests))
     assert text.splitlines()[0] == (
         "dataset,method,metric,n,mean,standard_error,p_value,searches,search,paper_mean,paper_standard_error"
     )
@@ -59,57 +59,57 @@ def test_csv_has_the_columns_and_the_papers_numbers(tests):
     yacht = rows["yacht", "mcbn", "crps_normalized"]
     assert (float(yacht["paper_mean"]), float(yacht["paper_standard_error"])) == (-56.39, 14.27)
     assert rows["boston", "cubn", "crps"]["paper_mean"] == rows["boston", "mcbn", "crps"]["p_value"] == ""
-    for key, row in summary.summarise(tests).items():
+    for key, row in report.summarise(tests).items():
         assert float(rows[key]["mean"]) == pytest.approx(row.mean, rel=1e-9)
 
 
 def test_the_order_of_records_does_not_matter(tests):
     shuffled = [tests[i] for i in np.random.default_rng(3).permutation(len(tests))]
-    assert summary.summary_csv(summary.summarise(shuffled)) == summary.summary_csv(summary.summarise(tests))
+    assert report.summary_csv(report.summarise(shuffled)) == report.summary_csv(report.summarise(tests))
 
 
 def test_null_scores_are_left_out_and_show_in_n(tests):
     first = {**tests[0], "pll_normalized": None}
-    row = summary.summarise([first, *tests[1:]])["boston", "mcbn", "pll_normalized"]
+    row = report.summarise([first, *tests[1:]])["boston", "mcbn", "pll_normalized"]
     assert row.n == 24
     assert row.mean == pytest.approx(np.mean(naive(tests, "boston", "mcbn", "pll_normalized")[1:]))
 
 
 def test_one_run_has_neither_error_nor_p_value(tests):
-    row = summary.summarise(tests[:1])["boston", "mcbn", "crps_normalized"]
+    row = report.summarise(tests[:1])["boston", "mcbn", "crps_normalized"]
     assert (row.n, row.standard_error, row.p_value) == (1, None, None)
 
 
 def test_other_kinds_are_no_runs(tests):
-    assert summary.runs([{"kind": "selection", "dataset": "boston"}, *tests[:3]]) == tests[:3]
+    assert report.runs([{"kind": "selection", "dataset": "boston"}, *tests[:3]]) == tests[:3]
 
 
 def test_the_same_configuration_again_counts_once_the_last_time(tests):
     again = {**tests[1], "rmse": 77.0}
     with pytest.warns(UserWarning, match="mcbn: recorded more than once, the last counts: boston mcbn split 1 seed 2"):
-        found = summary.runs([*tests[:3], again])
+        found = report.runs([*tests[:3], again])
     assert sorted(record["rmse"] for record in found) == sorted([tests[0]["rmse"], tests[2]["rmse"], 77.0])
 
 
 def test_another_configuration_of_the_same_run_is_an_error_that_names_it(tests):
     other = {**tests[1], "config_hash": "b2"}
     with pytest.raises(MCBNError, match=r"different configurations: boston mcbn split 1 seed 2;"):
-        summary.runs([*tests[:3], other])
+        report.runs([*tests[:3], other])
 
 
 def test_many_conflicts_are_counted(tests):
     others = [{**record, "config_hash": "b2"} for record in tests[:12]]
     with pytest.raises(MCBNError, match="and 4 more"):
-        summary.runs([*tests, *others])
+        report.runs([*tests, *others])
 
 
 def test_sensitivity_runs_differ_by_their_settings():
     records = list(synthetic.sensitivity(["boston"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert summary.runs(records, kind="sensitivity", also=("batch_size", "n_samples")) == records
+        assert report.runs(records, kind="sensitivity", also=("batch_size", "n_samples")) == records
     with pytest.raises(MCBNError, match="split 1 seed 1 batch_size 8 n_samples 100"):
-        summary.runs(
+        report.runs(
             [*records, {**records[0], "config_hash": "b2"}], kind="sensitivity", also=("batch_size", "n_samples")
         )
 
@@ -125,11 +125,11 @@ def test_sensitivity_runs_differ_by_their_settings():
 )
 def test_bad_records_are_refused(tests, change, message):
     with pytest.raises(MCBNError, match=message):
-        summary.summarise(summary.runs([{**tests[0], **change}]))
+        report.summarise(report.runs([{**tests[0], **change}]))
 
 
 @pytest.mark.parametrize("field", ["seed", "rmse", "crps_constant"])
 def test_a_record_that_lacks_a_field_is_named(tests, field):
     record = {name: value for name, value in tests[0].items() if name != field}
     with pytest.raises(MCBNError, match=f"no '{field}'.*boston"):
-        summary.summarise(summary.runs([record]))
+        report.summarise(report.runs([record]))
