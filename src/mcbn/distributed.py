@@ -56,7 +56,11 @@ def fit(
     if not (dist.is_available() and dist.is_initialized()):
         raise MCBNError("torch.distributed has no process group; call init_process_group first, or bayes.fit")
     rank, W = dist.get_rank(group), dist.get_world_size(group)
-    options = {"n_samples": n_samples, "batch_size": _batch_size(bayes, data, batch_size, W), "seed": seed}
+    if batch_size is None and is_synchronised(bayes.model):  # one batch is that of all ranks
+        source = read_source(data)
+        known = source.batch_size if isinstance(source, Source) else None
+        batch_size = None if known is None else known * W
+    options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
     twin = bayes.with_posterior(None)
     share = options | _share(twin, data, options | {"inputs": inputs}, rank, W)
     if centre == "running" and share["error"] is None:
@@ -71,15 +75,6 @@ def fit(
     bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     bayes.inputs = twin.inputs
     return bayes
-
-
-def _batch_size(bayes: MCBN[Any], data: Any, asked: int | None, W: int) -> int | None:
-    """Resolve M where SyncBatchNorm makes the batches of all ranks one."""
-    if asked is not None or not is_synchronised(bayes.model):
-        return asked
-    source = read_source(data)
-    known = source.batch_size if isinstance(source, Source) else None
-    return None if known is None else known * W
 
 
 def _share(twin: MCBN[Any], data: Any, options: dict[str, Any], rank: int, W: int) -> dict[str, Any]:

@@ -74,9 +74,10 @@ def gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Val
     inputs, products, moments = [x], [], []
     for i in hidden:
         products.append(_product(inputs[i], w[i]))  # (S, M, H)
-        normalised, saved = _normalize(products[i], values[f"gamma{i + 1}"], values[f"beta{i + 1}"])
-        inputs.append(relu_(normalised))
-        moments.append(saved)
+        gamma, beta = (values[f"{kind}{i + 1}"].flatten() for kind in ("gamma", "beta"))
+        rows, *saved = torch.native_batch_norm(_channels(products[i]), gamma, beta, None, None, True, 0.0, BN_EPSILON)
+        inputs.append(relu_(_networks(rows, len(x))))
+        moments.append(saved)  # mean and inverse std, (S H,) each
 
     d = _output_gradient(torch.bmm(inputs[last], w[last]), values[f"bias{last + 1}"], y)  # (S, M, D)
     torch.bmm(inputs[last].transpose(1, 2), d, out=g[last])
@@ -116,16 +117,8 @@ def _networks(rows: Tensor, S: int) -> Tensor:
     return rows.view(len(rows), S, -1).transpose(0, 1)
 
 
-def _normalize(z: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Normalise (S, M, H) by its own statistics; return it with mean and inverse std, (S H,) each."""
-    rows, mean, inverse_std = torch.native_batch_norm(
-        _channels(z), gamma.flatten(), beta.flatten(), None, None, True, 0.0, BN_EPSILON
-    )
-    return _networks(rows, len(z)), (mean, inverse_std)
-
-
 def _normalize_backward(
-    d: Tensor, z: Tensor, gamma: Tensor, moments: tuple[Tensor, Tensor]
+    d: Tensor, z: Tensor, gamma: Tensor, moments: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives by z (S, M, H), gamma and beta (S, H), given that by the normalised z."""
     rows, d_gamma, d_beta = _norm_backward(
