@@ -1,5 +1,6 @@
 """What a GPU does in one kernel: convolution, bias, residual and rectifier; seen here is the pass that would run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,8 +36,7 @@ def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused
     bayes = fit(Residual(alpha).double(), x)
     check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-12)
     program = program_of(bayes, x, fold=True)
-    fuse_activations(program.each)
-    targets = [node.target for node in program.each.graph.nodes]
+    targets = [node.target for node in fuse_activations(program.each).graph.nodes]
     assert targets.count(torch.cudnn_convolution_add_relu) == fused
     assert targets.count(torch.nn.functional.conv2d) == 1 - fused
 
@@ -70,7 +70,7 @@ def test_bias_of_a_projected_shortcut_goes_into_the_convolution_it_is_added_to(s
     with torch.no_grad():
         omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
         expected = program.run(program.run_shared(x), omega[1:2])
-        fuse_activations(program.each)
+        program = replace(program, each=fuse_activations(program.each))
         for node in program.each.graph.nodes:
             if node.target is torch.cudnn_convolution_add_relu:
                 node.target = relu_of_sum
@@ -100,9 +100,7 @@ def test_nothing_is_fused_across_a_change_in_place() -> None:
     bayes = fit(Meddling(), x)
     for folded in (True, False):
         program = program_of(bayes, x, fold=folded)
-        each = program.each if folded else fuse_narrow(program.each)
-        if folded:
-            fuse_activations(each)
+        each = (fuse_activations if folded else fuse_narrow)(program.each)
         targets = [node.target for node in each.graph.nodes]
         assert targets.count(torch.nn.functional.conv2d) == 1
     check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-5)

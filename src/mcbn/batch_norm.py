@@ -232,8 +232,12 @@ class Replay(BatchNormMode):
         """Normalise by the draw's statistics."""
         if call.layer not in self.chosen:
             return call.unchanged()
-        name = self.drawn_name(call)
-        return eval_batch_norm(call.x, self.mean[name], self.var[name], call.weight, call.bias, call.eps)
+        x, name = call.x, self.drawn_name(call)
+        mean, var = self.mean[name], self.var[name]
+        weight, bias = (None if value is None else value.to(mean.dtype) for value in (call.weight, call.bias))
+        if mean.dtype == statistics_dtype(x) and x.numel():  # what the kernel of eval mode takes
+            return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, call.eps, torch.backends.cudnn.enabled)
+        return normalize(x, *scale_and_shift(mean, var, weight, bias, call.eps))
 
     def drawn_name(self, call: BatchNormCall) -> str:
         """Return whose statistics a call gets: its own, or those of the layer where it normalises a further piece.
@@ -261,16 +265,6 @@ def train_batch_norm(
     axes = [axis for axis in range(x.ndim) if axis != 1]
     var, mean = torch.var_mean(x.to(statistics_dtype(x)), axes, correction=0)
     return normalize(x, *scale_and_shift(mean, var, weight, bias, eps)), mean, var
-
-
-def eval_batch_norm(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Normalise x (N, C, ...) by given statistics, (C,) each, with the kernel of eval mode where it takes them."""
-    weight, bias = (None if value is None else value.to(mean.dtype) for value in (weight, bias))
-    if mean.dtype == statistics_dtype(x) and x.numel():
-        return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
-    return normalize(x, *scale_and_shift(mean, var, weight, bias, eps))
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:

@@ -37,8 +37,14 @@ class Source(NamedTuple):
 
 def read_source(data: Any) -> "Source | Stream":
     """Read any training data as examples by index, or as a stream of ready batches."""
-    if isinstance(data, DataLoader):
-        return _from_loader(data)
+    if isinstance(data, DataLoader):  # its order is not trusted; all else is respected
+        if isinstance(data.dataset, IterableDataset):
+            return Stream(data, data.batch_size)
+        if data.batch_sampler is None:  # the dataset hands out ready batches
+            return Stream(_Shuffled(data))
+        size = getattr(data.batch_sampler, "batch_size", None)
+        rows = partial(fetch, data.dataset, data.collate_fn)
+        return Source(rows, _population(data), size if isinstance(size, int) else None, data)
     if batches.is_table(data) or isinstance(data, tuple | Mapping):
         data = batches.map_tensors(_same, data)
         sizes = {int(t.shape[0]) if t.ndim else 0 for t in batches.tensors_of(data)}
@@ -50,17 +56,6 @@ def read_source(data: Any) -> "Source | Stream":
     if isinstance(data, Iterable):
         return Stream(data)
     raise MCBNError(f"fit takes a DataLoader, a Dataset, tensors, arrays or a table; got {batches.describe(data)}")
-
-
-def _from_loader(loader: DataLoader[Any]) -> "Source | Stream":
-    """Respect dataset, transforms, collate_fn, batch size and the set of rows of a loader; not its order."""
-    if isinstance(loader.dataset, IterableDataset):
-        return Stream(loader, loader.batch_size)
-    if loader.batch_sampler is None:  # the dataset hands out ready batches
-        return Stream(_Shuffled(loader))
-    size = getattr(loader.batch_sampler, "batch_size", None)
-    rows = partial(fetch, loader.dataset, loader.collate_fn)
-    return Source(rows, _population(loader), size if isinstance(size, int) else None, loader)
 
 
 def _population(loader: DataLoader[Any]) -> Sequence[int]:

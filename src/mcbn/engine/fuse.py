@@ -12,19 +12,18 @@ from torch import Tensor, fx, nn
 
 from mcbn.batch_norm import normalize
 from mcbn.engine import constants, kernels
-from mcbn.engine.graph import as_code, declare, facts, free_source, matters
+from mcbn.engine.graph import as_code, declare, facts, matters
 from mcbn.engine.rewrite import IN_PLACE_ADDITIONS, weights_of
 from mcbn.engine.trace import ReplayTracer
 
 
-def fuse_activations(each: fx.GraphModule) -> None:
+def fuse_activations(each: fx.GraphModule) -> fx.GraphModule:
     """Let cuDNN add bias, residual and ReLU inside the convolution: one pass over memory instead of three."""
     for node in list(each.graph.nodes):
         if _is_plain_convolution(node) and node.args[2] is not None and not isinstance(node.args[4], str):
             _fuse_with_cudnn(each.graph, node)
     each.graph.eliminate_dead_code(matters)
-    each.recompile()
-    free_source(each)
+    return as_code(each, each.graph)
 
 
 def _is_plain_convolution(node: fx.Node) -> bool:
@@ -138,7 +137,9 @@ def _is_halving(node: fx.Node) -> bool:
 def _sources(conv: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
     """Find what a convolution reads, as `narrow` takes it: of two values concatenated both, without doubling them."""
     joined = cast(fx.Node, conv.args[0])
-    values = _concatenated(joined)
+    axis = joined.args[1] if len(joined.args) > 1 else joined.kwargs.get("dim", 0)
+    joins = joined.target in (torch.cat, torch.concat, torch.concatenate) and len(joined.users) == 1 and axis in (1, -3)
+    values = [*cast(Any, joined.args[0] if joined.args else joined.kwargs["tensors"])] if joins else []
     known = [facts(value) for value in values]  # the kernel reads 16 channels at a time, of one value
     whole_groups = all(len(v.shape) == 4 and v.shape[1] % 16 == 0 and v.dtype == torch.float32 for v in known)
     if len(values) != 2 or not whole_groups or _changes_between(joined, conv):
@@ -146,15 +147,6 @@ def _sources(conv: fx.Node) -> tuple[fx.Node, fx.Node | None, int]:
     doubled = [value for value in values if _is_doubled(value) and not _changes_between(value, conv)]
     x, beside = (cast(fx.Node, value.args[0]) if value in doubled else value for value in values)
     return x, beside, sum(2**place for place, value in enumerate(values) if value in doubled)
-
-
-def _concatenated(node: fx.Node) -> list[fx.Node]:
-    """List what a node puts together along the channels, if nobody else reads it."""
-    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    if node.target not in (torch.cat, torch.concat, torch.concatenate) or len(node.users) > 1 or axis not in (1, -3):
-        return []
-    values = node.args[0] if node.args else node.kwargs.get("tensors")
-    return list(values) if isinstance(values, list | tuple) else []
 
 
 def _is_doubled(node: fx.Node) -> bool:

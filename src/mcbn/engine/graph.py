@@ -123,12 +123,7 @@ def split(
 
 
 def as_code(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """Turn a graph into a module that runs it."""
+    """Turn a graph into a module that runs it; the source of its code goes with it."""
     module = fx.GraphModule(root, graph)
-    free_source(module)
-    return module
-
-
-def free_source(module: fx.GraphModule) -> None:
-    """Let the source of a module's present code go with the module."""
     weakref.finalize(module, forget_source, module.forward.__code__.co_filename).atexit = False
+    return module

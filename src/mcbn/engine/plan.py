@@ -122,7 +122,7 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     calls = tuple(norms[name] for name in names)
     program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable)
     if fusing and folds:
-        fuse.fuse_activations(program.each)  # by cuDNN, which needs batch norm folded
+        program = replace(program, each=fuse.fuse_activations(program.each))  # by cuDNN, which needs batch norm folded
     elif narrow:
         program = replace(program, narrow=fuse.fuse_narrow(program.each))  # by kernels of ours
     return program.laid_out(channels_last=True) if convolutional else program
