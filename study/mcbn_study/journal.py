@@ -83,9 +83,9 @@ class CellJournal(Journal):
     gave; it is written first, the records after it, so that an interruption between the two loses nothing.
     """
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], device: str = "cpu") -> None:
+    def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
         self._require_same_settings(Path(folder), config)
-        super().__init__(folder, config, device)
+        super().__init__(folder, config)
 
     def has(self, **fields: object) -> bool:
         """Tell whether a record with these fields is there already: all are of this configuration."""

@@ -47,9 +47,9 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     epochs = stack.train_until_best(training, query.x, query.y.unsqueeze(2), noise, **limits)
     drawn = _samples(training.network, problem, keys, profile.n_samples).double().cpu()  # (S, T, n)
     mean, variance = drawn.mean(1, keepdim=True), drawn.var(1, correction=0, keepdim=True)  # (S, 1, n) each
-    choices = [Choice(Configuration(None, BATCH_SIZE), max(1, count)) for count in epochs]
-    y = [data.load(dataset).y[None, train[cut:]] for train in rows]
-    return [choice.tuned(mean[i], variance[i], y[i], dataset) for i, choice in enumerate(choices)]
+    y, choices = data.load(dataset).y, [Choice(Configuration(None, BATCH_SIZE), max(1, count)) for count in epochs]
+    targets = [y[None, train[cut:]] for train in rows]  # (1, n) each
+    return [choice.tuned(mean[i], variance[i], targets[i], dataset) for i, choice in enumerate(choices)]
 
 
 def train_and_draw(
