@@ -203,10 +203,7 @@ class Worker:
 def spooled(
     dataset: Any, out: str | Path, resume: bool, overwrite: bool, options: dict[str, Any]
 ) -> Iterator[tuple[Any, bool]]:
-    """Give inputs as files, and whether the folder may hold something: what is no data set goes as it is.
-
-    The files are removed once the job is done, and kept where it is interrupted.
-    """
+    """Give inputs as files, and whether the folder may hold something; those of a data set go when the job is done."""
     require_free(Path(out), resume, overwrite)
     if not hasattr(dataset, "iter_batches"):
         yield dataset, resume
@@ -292,10 +289,7 @@ def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
 
 
 def pack(bayes: MCBN[Any], *more: Any) -> bytes:
-    """Serialise an MCBN and more; classes and functions of the user's own files go by value, not by name.
-
-    Other machines may lack those files, and a worker does not start where the user did.
-    """
+    """Serialise an MCBN and more; what the user's own files define goes by value: other machines may lack them."""
     cloudpickle = require_ray("ray.cloudpickle")
     objects = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
     objects += [getattr(item, name, None) for item in more for name in ("dataset", "collate_fn", "reader")]

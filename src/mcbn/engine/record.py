@@ -156,14 +156,12 @@ def _first(recorded: Statistics, count: int = 1) -> Statistics:
 
 
 def statistics_agree(recorded: Statistics, expected: Statistics) -> bool:
-    """Tell whether two recordings of one batch hold the same numbers, channel by channel.
-
-    A mean is as exact as the values it is of: in TF32 relative to their spread, else to its own size, 0.1 at least.
-    """
+    """Tell whether two recordings of one batch hold the same numbers, channel by channel."""
     if list(recorded) != list(expected):
         return False
     for name, (mean, var) in expected.items():
         mean_again, var_again = recorded[name]
+        # a mean is as exact as its values: in TF32 relative to their spread, else to its own size, 0.1 at least
         scales = (var.sqrt(), var) if is_tf32(mean) else (mean.abs() + 0.1, var + 1e-5)
         if not agree(mean_again, mean, MEANS, scale=scales[0]) or not agree(var_again, var, VARIANCES, scale=scales[1]):
             return False
