@@ -1,5 +1,10 @@
 """Facts of traced operations, and the rules that rest on them; a graph cut in two computes what it did in one."""
 
+import gc
+import linecache
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -131,3 +136,25 @@ def test_copies_of_a_node_keep_its_facts() -> None:
     declare(y, known)
     _, second, _ = split(graph, reached(graph, lambda one: one is y))
     assert [facts(one) for one in second.nodes if one.name == "y"] == [known]
+
+
+def identity() -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    return as_code(nn.Module(), graph)
+
+
+def test_sources_are_not_forgotten_under_whoever_reads_them(monkeypatch) -> None:
+    modules = [identity()]
+    file = modules[0].forward.__code__.co_filename
+    monkeypatch.setattr(linecache, "cache", {__file__: (1, 1.0, [], __file__), file: (1, None, [], file)})
+
+    def collecting(path: str) -> os.stat_result:
+        modules.clear()
+        gc.collect()
+        return os.stat(path)
+
+    monkeypatch.setattr(linecache, "os", SimpleNamespace(stat=collecting))
+    linecache.checkcache()
+    identity()
+    assert file not in linecache.cache

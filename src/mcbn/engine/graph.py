@@ -40,6 +40,7 @@ draws. The rules are for what two draws of one input cannot show.
 
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,6 +50,7 @@ from torch import fx, nn
 from mcbn.private_torch import forget_source
 
 KEY = "mcbn"  # of the facts in a node's meta
+_gone: list[str] = []  # sources of modules that were collected: not forgotten then, under whoever reads `linecache`
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,10 @@ def split(
 
 
 def as_code(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """Turn a graph into a module that runs it; the source of its code goes with it."""
+    """Turn a graph into a module that runs it; the source of its code goes after it, when the next is made."""
+    with suppress(IndexError):  # other threads take from it too
+        while True:
+            forget_source(_gone.pop())
     module = fx.GraphModule(root, graph)
-    weakref.finalize(module, forget_source, module.forward.__code__.co_filename).atexit = False
+    weakref.finalize(module, _gone.append, module.forward.__code__.co_filename).atexit = False
     return module
