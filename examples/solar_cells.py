@@ -15,7 +15,7 @@ import torch
 import typer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from mcbn.page.field import write_watch_page
@@ -50,26 +50,18 @@ def load_cells(seed: int) -> list[Cells]:
     return [Cells(x[i], y[i]) for i in rows]
 
 
-class Turned(Dataset[tuple[Tensor, Tensor]]):
-    """Cells mirrored at random: the augmentation of training."""
-
-    def __init__(self, cells: Cells) -> None:
-        self.cells = cells
-
-    def __len__(self) -> int:
-        return len(self.cells.y)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.cells.x[i].flip([axis for axis in (1, 2) if torch.rand(()) < 0.5]), self.cells.y[i]
+def turned(cells: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Put cells together, each mirrored at random: the augmentation of training."""
+    x = [x.flip([axis for axis in (1, 2) if torch.rand(()) < 0.5]) for x, _ in cells]
+    return torch.stack(x), torch.stack([y for _, y in cells])
 
 
-def train(cells: Cells, epochs: int) -> nn.Module:
+def train(loader: DataLoader[Any], epochs: int) -> nn.Module:
     """Train a small network from random weights."""
     layers: list[nn.Module] = []
     for a, b in ((1, 12), (12, 24), (24, 48), (48, 48)):
         layers += [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 2))
-    loader = DataLoader(Turned(cells), batch_size=25, shuffle=True, drop_last=True)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * len(loader))
     for x, y in (batch for _ in range(epochs) for batch in loader):
@@ -100,7 +92,7 @@ def draw(path: Path, rows: list[dict[str, Any]], n_home: int) -> None:
         axes.semilogy(range(1, len(rows) + 1), [row[name] for row in rows], ".-", label=name.replace("_", "-"))
     axes.axhline(1 / FALSE_ALARMS, color="C3", ls="--", label="alarm")
     axes.axvline(n_home + 0.5, color="gray", ls=":", label="polycrystalline from here")
-    axes.set(xlabel=f"batch of {M} cells")
+    axes.set_xlabel(f"batch of {M} cells")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
@@ -111,36 +103,36 @@ def main(epochs: int = 30, samples: int = 50, seed: int = 0, out: Path = Path("s
     out.mkdir(parents=True, exist_ok=True)
     mono, poly = load_cells(seed)
     (learned, home, tested), (pool, labelled, away) = mono.split(TRAIN, REFERENCE), poly.split(POOL, LABELLED)
-    bayes = mcbn.MCBN(train(learned, epochs), "classification")
-    bayes.fit(Turned(learned), n_samples=samples, batch_size=25)
+    loader = DataLoader(TensorDataset(*learned), batch_size=25, shuffle=True, drop_last=True, collate_fn=turned)
+    bayes = mcbn.MCBN(train(loader, epochs), "classification").fit(loader, n_samples=samples)
 
     watch = bayes.watch(home.x, batch_size=M, false_alarms=FALSE_ALARMS)
     n_home = len(tested.y) // M
     rows = list(watch.read([tested.x[: n_home * M], pool.x]))
-    alarm = next((t for t, row in enumerate(rows) if row["evidence"] >= 1 / FALSE_ALARMS), None)
+    alarm = next((f"at batch {t}" for t, row in enumerate(rows, 1) if row["evidence"] >= 1 / FALSE_ALARMS), "none")
     strange = [float((watch.novelty(cells.x).p_value <= 0.05).double().mean()) for cells in (tested, away)]
     adapted = bayes.adapt(pool.x, reference=watch)
     write_watch_page(out / "watch.html", watch, pool.x, pool.y, rows=rows, bayes=bayes, adapted=adapted)
     draw(out / "stream.png", rows, n_home)
 
-    columns = ("cells", "accuracy", "NLL", "AUROC", f"in their {LEVEL:.0%} set", "handed over", "errors among the rest")
     at_home = bayes.with_posterior(bayes.posterior).calibrate((home.x, home.y))
+    there = [b.with_posterior(b.posterior).calibrate((labelled.x, labelled.y)) for b in (bayes, adapted)]
     table = [
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
+        f"| cells | accuracy | NLL | AUROC | in their {LEVEL:.0%} set | handed over | errors among the rest |",
+        "|---|---|---|---|---|---|---|",
         score("mono, calibrated on mono", at_home, tested),
+        score("poly, calibrated on mono", at_home, away),
+        score("poly, adapted", adapted, away),
+        score("poly, calibrated on poly", there[0], away),
+        score("poly, adapted, calibrated on poly", there[1], away),
     ]
-    table += [score("poly, calibrated on mono", at_home, away), score("poly, adapted", adapted, away)]
-    for name, moved in (("poly, calibrated on poly", bayes), ("poly, adapted, calibrated on poly", adapted)):
-        table.append(score(name, moved.calibrate((labelled.x, labelled.y)), away))
     shifted = [sum(row["kind"] == "inputs" for row in part) for part in (rows[:n_home], rows[n_home:])]
-    said = [
-        f"Alarm: {'none' if alarm is None else f'after {alarm + 1 - n_home} batches of polycrystalline cells'}.",
-        f"Batches called shifted: {shifted[0]} of {n_home} mono, {shifted[1]} of {len(rows) - n_home} poly.",
-        f"Cells with p <= 0.05: {strange[0]:.0%} mono, {strange[1]:.0%} poly.",
-        f"Repair: {adapted.adaptation.explain()}." if adapted.adaptation else "",
-    ]
-    (out / "table.md").write_text("\n".join([*(f"- {line}" for line in said), "", *table, ""]))
+    said = f"""- Alarm: {alarm}; polycrystalline from batch {n_home + 1} on.
+- Batches called shifted: {shifted[0]} of {n_home} mono, {shifted[1]} of {len(rows) - n_home} poly.
+- Cells with p <= 0.05: {strange[0]:.0%} mono, {strange[1]:.0%} poly.
+- Repair: {adapted.adaptation.explain() if adapted.adaptation else ""}.
+"""
+    (out / "table.md").write_text("\n".join([said, *table, ""]))
     print((out / "table.md").read_text())
 
 

@@ -212,7 +212,8 @@ def test_solar_cells_ring_the_alarm_and_are_repaired(monkeypatch, tmp_path, caps
     example.main(epochs=3, samples=5, out=tmp_path / "story")
     printed = capsys.readouterr().out
     assert printed.strip() == (tmp_path / "story" / "table.md").read_text().strip()
-    assert re.search(r"Alarm: after \d+ batches of polycrystalline cells", printed)
+    alarm, away = map(int, re.search(r"Alarm: at batch (\d+); polycrystalline from batch (\d+)", printed).groups())
+    assert away == 11 <= alarm
     assert "Repair: moved by 60 inputs" in printed
     rows = [line.split(" | ") for line in printed.splitlines() if line.startswith(("| mono", "| poly"))]
     assert [len(row) for row in rows] == [7] * 5
