@@ -4,6 +4,7 @@
     python examples/solar_cells.py      # minutes on two cores
 
 The alarm, the strange cells, the repair without labels, sets with guaranteed coverage, the cells to hand to a person.
+Beside it a shift that a repair can undo: the cells of home, photographed with another exposure.
 Writes table.md, stream.png and watch.html; the page shows photographs, so it stays with you.
 """
 
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import mcbn
 from mcbn.page.field import write_watch_page
 
-TRAIN, REFERENCE, POOL, LABELLED = 500, 400, 256, 300  # cells: mono, mono; poly without, and with labels
+TRAIN, REFERENCE, DIM, POOL, LABELLED = 400, 400, 124, 256, 300  # cells: three times mono; poly without, with labels
 M, FALSE_ALARMS, LEVEL, RISK = 6, 0.02, 0.9, 0.1  # 400 cells give enough batches of 6 for 2 %
 
 
@@ -54,6 +55,11 @@ def turned(cells: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Put cells together, each mirrored at random: the augmentation of training."""
     x = [x.flip([axis for axis in (1, 2) if torch.rand(()) < 0.5]) for x, _ in cells]
     return torch.stack(x), torch.stack([y for _, y in cells])
+
+
+def dimmed(cells: Cells) -> Cells:
+    """Photograph cells with another exposure."""
+    return Cells(0.4 * cells.x + 0.1, cells.y)
 
 
 def train(loader: DataLoader[Any], epochs: int) -> nn.Module:
@@ -97,18 +103,21 @@ def draw(path: Path, rows: list[dict[str, Any]], n_home: int) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main(epochs: int = 30, samples: int = 50, seed: int = 0, out: Path = Path("solar_cells")) -> None:
+def main(epochs: int = 30, samples: int = 24, seed: int = 0, out: Path = Path("solar_cells")) -> None:
     """Tell the story, with a network of so many epochs and T samples."""
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     mono, poly = load_cells(seed)
-    (learned, home, tested), (pool, labelled, away) = mono.split(TRAIN, REFERENCE), poly.split(POOL, LABELLED)
+    (learned, home, taken, tested), (pool, labelled, away) = (
+        mono.split(TRAIN, REFERENCE, DIM),
+        poly.split(POOL, LABELLED),
+    )
     loader = DataLoader(TensorDataset(*learned), batch_size=25, shuffle=True, drop_last=True, collate_fn=turned)
     bayes = mcbn.MCBN(train(loader, epochs), "classification").fit(loader, n_samples=samples)
 
     watch = bayes.watch(home.x, batch_size=M, false_alarms=FALSE_ALARMS)
-    n_home = len(tested.y) // M
-    rows = list(watch.read([tested.x[: n_home * M], pool.x]))
+    n_home = len(taken.y) // M
+    rows = list(watch.read([taken.x[: n_home * M], pool.x]))
     alarm = next((f"at batch {t}" for t, row in enumerate(rows, 1) if row["evidence"] >= 1 / FALSE_ALARMS), "none")
     strange = [float((watch.novelty(cells.x).p_value <= 0.05).double().mean()) for cells in (tested, away)]
     adapted = bayes.adapt(pool.x, reference=watch)
@@ -116,15 +125,15 @@ def main(epochs: int = 30, samples: int = 50, seed: int = 0, out: Path = Path("s
     draw(out / "stream.png", rows, n_home)
 
     at_home = bayes.with_posterior(bayes.posterior).calibrate((home.x, home.y))
-    there = [b.with_posterior(b.posterior).calibrate((labelled.x, labelled.y)) for b in (bayes, adapted)]
     table = [
         f"| cells | accuracy | NLL | AUROC | in their {LEVEL:.0%} set | handed over | errors among the rest |",
         "|---|---|---|---|---|---|---|",
         score("mono, calibrated on mono", at_home, tested),
+        score("mono, another exposure", at_home, dimmed(tested)),
+        score("the same, adapted", bayes.adapt(dimmed(taken).x, reference=watch), dimmed(tested)),
         score("poly, calibrated on mono", at_home, away),
         score("poly, adapted", adapted, away),
-        score("poly, calibrated on poly", there[0], away),
-        score("poly, adapted, calibrated on poly", there[1], away),
+        score("poly, adapted, calibrated on poly", adapted.calibrate((labelled.x, labelled.y)), away),
     ]
     shifted = [sum(row["kind"] == "inputs" for row in part) for part in (rows[:n_home], rows[n_home:])]
     said = f"""- Alarm: {alarm}; polycrystalline from batch {n_home + 1} on.

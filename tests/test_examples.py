@@ -207,17 +207,17 @@ def test_solar_cells_ring_the_alarm_and_are_repaired(monkeypatch, tmp_path, caps
     package = types.SimpleNamespace(load_dataset=lambda: cells_that_stand_in(560, 180))
     monkeypatch.setitem(sys.modules, "elpv_dataset", types.SimpleNamespace(utils=package))
     monkeypatch.setitem(sys.modules, "elpv_dataset.utils", package)
-    for name, size in {"TRAIN": 100, "POOL": 60, "LABELLED": 60}.items():
+    for name, size in {"TRAIN": 100, "DIM": 30, "POOL": 60, "LABELLED": 60}.items():
         monkeypatch.setattr(example, name, size)
     example.main(epochs=3, samples=5, out=tmp_path / "story")
     printed = capsys.readouterr().out
     assert printed.strip() == (tmp_path / "story" / "table.md").read_text().strip()
     alarm, away = map(int, re.search(r"Alarm: at batch (\d+); polycrystalline from batch (\d+)", printed).groups())
-    assert away == 11 <= alarm
+    assert away == 6 <= alarm
     assert "Repair: moved by 60 inputs" in printed
-    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith(("| mono", "| poly"))]
-    assert [len(row) for row in rows] == [7] * 5
-    assert [row[4] == "-" for row in rows] == [False, False, True, False, False]
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith(("| mono", "| poly", "| the same"))]
+    assert [len(row) for row in rows] == [7] * 6
+    assert [row[4] == "-" for row in rows] == [False, False, True, False, True, False]
     assert (tmp_path / "story" / "stream.png").stat().st_size > 5000
     assert "The stream has shifted" in (tmp_path / "story" / "watch.html").read_text()
 
