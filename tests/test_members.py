@@ -124,8 +124,6 @@ def test_tune_calibrate_save_and_load(task: str, tmp_path: Path) -> None:
         assert torch.equal(here.set(), there.set())
     with pytest.raises(mcbn.MCBNError, match=r"holds the draws of 2 network\(s\), but 1 were given"):
         mcbn.MCBN.load(tmp_path / "both.mcbn", networks()[:1])
-    bayes.tau = 3.0
-    assert bayes.calibration is None
 
 
 def mcbn_loss(bayes: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -148,3 +146,32 @@ def test_mistakes() -> None:
         mcbn.MCBN([3], "regression")
     with pytest.raises(mcbn.MCBNError, match="not fitted yet"):
         mcbn.MCBN(networks(), "regression").predict(data()[0])
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_a_comparison_scores_all_members_together(task: str) -> None:
+    bayes, (x, y) = several(task), data(task)
+    compared = mcbn.compare(bayes, (x[:30], y[:30]), (x[30:], y[30:]))
+    tuned = several(task).tune((x[:30], y[:30])).predict(x[30:])
+    plain = mcbn.baselines.DeepEnsemble(networks(), task)
+    plain = (plain.tune((x[:30], y[:30])) if task == "regression" else plain).predict(x[30:])
+    for method, pred in ((0, plain), (-2, tuned)):
+        scores = mcbn.metrics.crps_gaussian(pred.mean, pred.variance, y[30:]).mean(1) if task == "regression" else None
+        losses = scores if scores is not None else -pred.log_prob(y[30:])
+        torch.testing.assert_close(compared.losses[method], losses, rtol=1e-6, atol=1e-9)
+    assert bayes.tau == several(task).tau
+
+
+def test_what_changes_predictions_drops_the_calibration_with_a_warning() -> None:
+    x, y = data()
+    bayes = several()
+    for change in (
+        lambda: bayes.tune((x, y)),
+        lambda: bayes.tune((x, y), batch_sizes=[4, 16]),
+        lambda: bayes.fit(x, n_samples=T, batch_size=16),
+        lambda: setattr(bayes, "tau", 3.0),
+    ):
+        bayes.calibrate((x, y), level=0.5)
+        with pytest.warns(UserWarning, match=r"calibration is dropped; call calibrate\(held_out_data\) again"):
+            change()
+        assert bayes.calibration is None

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mcbn import metrics, noise
-from mcbn.baselines import ConstantUncertainty, Temperature
+from mcbn.baselines import ConstantUncertainty, DeepEnsemble, Temperature
 from mcbn.errors import MCBNError, require_choice
+from mcbn.members import Members
 from mcbn.model import MCBN
 from mcbn.outputs import flatten, match_shape, require_labels
 
@@ -45,7 +46,7 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    bayes: MCBN[Any],
+    bayes: "MCBN[Any] | Members",
     validation: Any,
     test: Any,
     *,
@@ -59,7 +60,7 @@ def compare(
     does not beat beyond chance: the 95 % bootstrap interval of their mean difference in loss holds 0.
 
     Args:
-        bayes: a fitted `mcbn.MCBN`; it is left as it is.
+        bayes: a fitted `mcbn.MCBN`, of one network or several; it is left as it is.
         validation, test: (x, y) or a loader of such batches; the test data serve for scores alone.
         others: further predictors by name, such as `mcbn.baselines.MCDropout` and `DeepEnsemble`.
         level: of the intervals (regression) or sets (classification) whose coverage is counted.
@@ -83,12 +84,20 @@ def compare(
     return Comparison(titles, rows, losses, _advise(loss, rows, losses, seed))
 
 
-def _methods(bayes: MCBN[Any], validation: Any) -> dict[str, Predict]:
+def _methods(bayes: "MCBN[Any] | Members", validation: Any) -> dict[str, Predict]:
     """Name the ways to predict with this network, the simplest first."""
     options: Any = {"inputs": bayes.inputs, "output": bayes.output, "outputs": bayes.outputs}
-    plain = Temperature(bayes.model, bayes.task, **options)
-    tuned = bayes.with_posterior(bayes.posterior).tune(validation)
-    wider = bayes.with_posterior(bayes.posterior).tune(validation, batch_sizes="auto")
+    plain: DeepEnsemble
+    tuned: MCBN[Any] | Members
+    wider: MCBN[Any] | Members
+    if isinstance(bayes, Members):
+        plain = DeepEnsemble([member.model for member in bayes.members], bayes.task, **options)
+        tuned, wider = (bayes.at_batch_size(bayes.posterior.batch_size) for _ in range(2))
+    else:
+        plain = Temperature(bayes.model, bayes.task, **options)
+        tuned, wider = (bayes.with_posterior(bayes.posterior) for _ in range(2))
+    tuned.tune(validation)
+    wider.tune(validation, batch_sizes="auto")
     named: dict[str, Predict] = {}
     if bayes.task == "classification":
         named["plain"] = plain.predict

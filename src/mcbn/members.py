@@ -47,8 +47,8 @@ class Members(Predictor):
         """Draw the statistics of every member, as `mcbn.MCBN.fit` does."""
         for member in self.members:
             member.fit(data, **options)
-        self.inputs, self.calibration = self.members[0].inputs, None
-        self.n_samples = self.posterior.n_samples
+        self.inputs, self.n_samples = self.members[0].inputs, self.posterior.n_samples
+        noise.drop_calibration(self)
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
@@ -82,14 +82,18 @@ class Members(Predictor):
             return super().tune(data, **options)
         score, drawn = noise.require_score(self.task, options.pop("score", None), self.noise), self.posterior
         options["n_samples"] = self._count(options.get("n_samples"))
-        twins = {M: self._at(M) for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)}
+        twins = {
+            M: self.at_batch_size(M) for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
+        }
         tuned = {M: noise.tune(twin, data, score=score, **options) for M, twin in twins.items()}
         M = noise.best(tuned, score)
         self.members, self.tau = twins[M].members, tuned[M].tau
         return self
 
-    def _at(self, M: int) -> Self:
+    def at_batch_size(self, M: int) -> Self:
+        """Return a twin whose members have the spread of batches of M; this one stays as it is."""
         twin = copy.copy(self)
+        twin.calibration = None
         twin.members = [m.with_posterior(m.posterior.at_batch_size(M)) for m in self.members]
         return twin
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -201,7 +200,7 @@ class MCBN(Generic[P]):
                 fitted = centre_on_running(fitted, recorded)
             else:
                 drift.warn_if_far(network, recorded)
-        self._drop_calibration()
+        levels.drop_calibration(self)
         self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
         return self.adopt(network, fitted)
 
@@ -342,7 +341,7 @@ class MCBN(Generic[P]):
         options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
         options |= {"score": levels.require_score(self.task, score, self.noise)}
         options |= {"n_samples": self.engine_for(n_samples)[1]}
-        self._drop_calibration()
+        levels.drop_calibration(self)
         drawn = self.posterior
         M = drawn.batch_size
         if batch_sizes is None:
@@ -386,14 +385,6 @@ class MCBN(Generic[P]):
 
         self.calibration = calibrate(self, data, level=level, **options)
         return self
-
-    def _drop_calibration(self) -> None:
-        if self.calibration is not None:
-            warnings.warn(
-                "mcbn: what is predicted changes, so the calibration is dropped; call calibrate(held_out_data) again",
-                stacklevel=3,
-            )
-        self.calibration = None
 
     def watch(
         self,
@@ -516,7 +507,7 @@ class MCBN(Generic[P]):
         channels = self._engine.posterior.channels, value.require_valid("the posterior").channels
         if channels[0] != channels[1]:
             raise MCBNError(f"the posterior has layers (channels) {channels[1]}, this network {channels[0]}")
-        self._drop_calibration()
+        levels.drop_calibration(self)
         network = self._engine.network
         self.adopt(network, value.to(network.device))
 
@@ -527,7 +518,7 @@ class MCBN(Generic[P]):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
-        self._drop_calibration()
+        levels.drop_calibration(self)
         self.noise_precision, self.tau_at_bound = levels.require_tau(value), False
 
     @property

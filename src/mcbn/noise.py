@@ -36,6 +36,14 @@ class Tuned(NamedTuple):
     at_bound: bool = False  # whether tau of an output would go beyond what is tried
 
 
+def drop_calibration(predictor: Any) -> None:
+    """Forget the calibration of a predictor that gets other draws or another tau; say so if there was one."""
+    if predictor.calibration is not None:
+        message = "mcbn: what is predicted changes, so the calibration is dropped; call calibrate(held_out_data) again"
+        warnings.warn(message, stacklevel=3)
+    predictor.calibration = None
+
+
 def require_task(task: str) -> str:
     """Refuse a task that does not exist."""
     return require_choice("task", task, TASKS, " (segmentation is classification)")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mcbn import batches
+from mcbn import batches, noise
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.network import Output, unwrap
@@ -52,7 +52,8 @@ class MCDropout(Predictor):
         """Copy the network as it is now and set T and the seed; dropout needs no data, so `data` is not looked at."""
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed = batches.require_int("seed", seed, 0)
-        self.network, self.calibration = self.copy_network(self.model, self.output), None
+        noise.drop_calibration(self)
+        self.network = self.copy_network(self.model, self.output)
         self.network.proven = self.network.draws_random = True
         return self
 

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from mcbn import noise
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.network import Output
@@ -40,7 +41,8 @@ class DeepEnsemble(Predictor):
     def fit(self, data: Any = None) -> Self:
         """Copy the members as they are now; they come trained, so `data` is not looked at."""
         self._members = [self.copy_network(model, self.output) for model in self.models]
-        self.network, self.n_samples, self.calibration = self._members[0], len(self._members), None
+        self.network, self.n_samples = self._members[0], len(self._members)
+        noise.drop_calibration(self)
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:

@@ -93,7 +93,8 @@ class Predictor(ABC):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
-        self.noise_precision, self.calibration = noise.require_tau(value), None
+        self.noise_precision = noise.require_tau(value)
+        noise.drop_calibration(self)
 
     def tune(self, data: Any, *, score: str | None = None, n_samples: int | None = None, **options: Any) -> Self:
         """Set tau on held-out data as `mcbn.MCBN.tune` does, with its targets and ignore_index as options."""
