@@ -17,7 +17,7 @@ SNIPPETS = sorted(path for path in (ROOT / "docs" / "snippets").glob("*.py") if 
 NUMBER = re.compile(r"-?\d+\.?\d*")
 MEASURED = re.compile(r"\d\.\d|\d (?:%|ms|s|MiB|GiB|MB|GB|times|points?)(?!\w)|\dx\b")
 FIGURES = tomllib.loads((ROOT / "docs" / "figures.toml").read_text())
-PROSE = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "field.md"})]
+PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.slow
