@@ -20,7 +20,7 @@ from workplace import environment
 ROOT = Path(__file__).parents[1]
 SOURCE, STUDY = ROOT / "src" / "mcbn", ROOT / "study" / "mcbn_study"
 ROOTS = {"mcbn": SOURCE, "mcbn_study": STUDY, "mcbn_benchmarks": ROOT / "benchmarks" / "mcbn_benchmarks"}
-MODULES, LINES, ALL_LINES = 110, 18_700, 32_700
+MODULES, LINES, ALL_LINES = 110, 18_310, 31_600
 LOADED, CROSSED = 40, 22
 BODY_MEDIAN, BODY_NINETIETH = 5, 15
 STUDIES = (
