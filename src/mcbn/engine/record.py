@@ -173,7 +173,7 @@ def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Ten
     """Join blocks (t, C) of each layer into (T, C), refusing what is not one row a draw or not finite.
 
     They are copied into one buffer a layer, large enough from the start: small results kept, or buffers that grow,
-    between the large ones of a pass keep the allocator from using that memory again (ResNet-18: 270 MB more at T = 100).
+    between the large ones of a pass keep the allocator from using that memory again (ResNet-18, T = 100: 270 MB).
     """
     buffers, counts, T = dict[str, Tensor](), Counter[str](), 0  # (capacity, 2, C)
     for block in blocks:
