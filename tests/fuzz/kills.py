@@ -1,4 +1,4 @@
-"""A process killed at a random moment of save, fit, predict or export: its file is whole, or there is none."""
+"""A process killed at a random moment of save, fit, predict, export or a study: its file is whole, or there is none."""
 
 import contextlib
 import os
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import command_line
 from mcbn.saving import read_tensors
+from mcbn_study import objective
+from mcbn_study.journal import read
 from workplace import environment, furnish
 
-JOBS = {"save": "net.mcbn", "fit": "net.mcbn", "predict": "out.csv", "export": "net.onnx"}
+JOBS = {"save": "net.mcbn", "fit": "net.mcbn", "predict": "out.csv", "export": "net.onnx", "study": "records.jsonl"}
 SCRIPT = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -34,6 +36,8 @@ def ready(job: str):
         return lambda out: command_line.invoke("fit", *command_line.FIT, "--tune", "val.npz", "--out", out)
     if job == "predict":
         return lambda out: command_line.predict("--data", "test.npz", "--out", out)
+    if job == "study":
+        return lambda out: objective.run(Path(out).parent, dataset="boston", sizes=[64], steps=2, seeds=[0, 1])
     bayes = command_line.by_hand()
     return bayes.save if job == "save" else lambda out: bayes.export(out, command_line.arrays("test.npz")[0][:4])
 
@@ -50,13 +54,16 @@ def workplace() -> tempfile.TemporaryDirectory:  # type: ignore[type-arg]
     furnish(Path(home.name), command_line.MODULE)
     with contextlib.chdir(home.name):
         command_line.fit_all()
-        for job in ("save", "predict", "export"):
+        for job in ("save", "predict", "export", "study"):
             ready(job)(f"whole_{JOBS[job]}")
     return home
 
 
 def size(path: Path) -> object:
-    """Return the shapes of a posterior file, the lines of a table, the bytes of a graph: last digits may differ."""
+    """Return the shapes of a posterior, the lines of a table, the fields of records, the bytes of a graph."""
+    if path.suffix == ".jsonl":
+        ready("study")(path)  # goes on where the other process was killed
+        return {frozenset(record) for record in read(path)}
     if path.suffix == ".mcbn":
         return {name: tensor.shape for name, tensor in read_tensors(path)[0].items()}
     content = path.read_bytes()
@@ -66,7 +73,7 @@ def size(path: Path) -> object:
 def check(seed: int) -> str:
     """Kill a process that writes a file again and again; look at the file."""
     r = random.Random(seed)
-    job, home = r.choice(["save", "fit", "fit", "predict", "predict", "export"]), workplace()
+    job, home = r.choice(["save", "fit", "predict", "predict", "export", "study"]), workplace()
     with tempfile.TemporaryDirectory() as folder:
         paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         process = subprocess.Popen(
@@ -75,11 +82,12 @@ def check(seed: int) -> str:
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n", "the process did not start"
-        time.sleep(r.random() * (8 if job == "export" else 1))
+        time.sleep(r.random() * (8 if job in ("export", "study") else 1))
         process.kill()
         process.communicate()
         file = Path(folder) / JOBS[job]
         if not file.exists():
             return "nothing"
-        assert size(file) == size(Path(home.name) / f"whole_{file.name}"), f"{job}: {file.name} is not whole"
+        whole = file.name if job == "study" else f"whole_{file.name}"
+        assert size(file) == size(Path(home.name) / whole), f"{job}: {file.name} is not whole"
     return "whole"
