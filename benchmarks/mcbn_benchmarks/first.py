@@ -53,7 +53,7 @@ def seconds(way: str, index: int, device: str) -> tuple[float, float]:
 def measure(device: str, only: str) -> Iterator[dict[str, Any]]:
     """Yield a record for each case: seconds of ours, of what it is held against, and each in a process of its own."""
     for (index, case), (ours, theirs) in ((each, ways) for each in enumerate(CASES) for ways in (PREDICT, FIT)):
-        if only in f"{case.title} {ours}":
+        if only in f"{case.title} T={case.n_samples} {ours}":
             about = {"case": f"first {ours}, {case.name}", "n": case.n, "T": case.n_samples, "against": theirs}
             clock, cpu = zip(*(_apart(way, index, device) for way in (ours, theirs)), strict=True)
             yield about | {"seconds": clock, "cpu_seconds": cpu, "load": os.getloadavg()[0]}

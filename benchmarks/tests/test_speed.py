@@ -291,3 +291,13 @@ def test_the_estimator_is_timed_and_recorded(tmp_path: Path) -> None:
     assert (record["n"], record["epochs"]) == (300, 2)
     assert record["commit"]
     assert record["fit_cpu_seconds"] > 0 < record["predict_seconds"]
+
+
+@pytest.mark.slow
+def test_the_first_calls_of_fresh_processes_are_timed(tmp_path: Path) -> None:
+    out = tmp_path / "first.jsonl"
+    done = CliRunner().invoke(app, ["first", "--device", "cpu", "--only", "mlp N=1 T=20", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    predict, fit = journal.read(out)
+    assert (predict["case"], fit["case"]) == ("first predict, mlp", "first fit, mlp")
+    assert all(0 < second for record in (predict, fit) for second in (*record["seconds"], *record["cpu_seconds"]))
