@@ -11,7 +11,6 @@ from mcbn.errors import MCBNError
 from mcbn.progress import bar
 
 BLOCK = 1 << 18
-TRIES = 3  # connections, as long as each brings something
 TIMEOUT = 30.0  # seconds without a byte
 
 
@@ -31,14 +30,20 @@ def download(url: str, path: Path, digest: str | None) -> Path:
     part = path.with_name(f"{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     resumed = part.exists()
-    _fetch(url, part)
-    wrong = disagreement(part, digest)
-    if wrong and resumed:  # the start may be of another version of the file
-        part.unlink()
+    try:
         _fetch(url, part)
         wrong = disagreement(part, digest)
+    except urllib.error.HTTPError as error:
+        wrong = f"{url} answers {error.code} {error.reason}"
+        if not resumed or error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise MCBNError(wrong) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise MCBNError(f"the download of {url} failed: {reason}; the same command goes on from there") from error
     if wrong:
         part.unlink()
+        if resumed:  # the start may be of another version of the file
+            return download(url, path, digest)
         raise MCBNError(f"{url} is not the published file: {wrong}; nothing was kept of it")
     os.replace(part, path)
     return path
@@ -55,43 +60,16 @@ def disagreement(path: Path, digest: str | None) -> str | None:
 
 
 def _fetch(url: str, part: Path) -> None:
-    """Append to `part` until the server says that this is all."""
-    for attempt in range(TRIES):
-        before = _size(part)
-        try:
-            return _connect(url, part)
-        except urllib.error.HTTPError as error:
-            raise MCBNError(f"{url} answers {error.code} {error.reason}") from error
-        except (OSError, http.client.HTTPException) as error:
-            size, reason = _size(part), getattr(error, "reason", None) or error
-            if size == before or attempt == TRIES - 1:
-                kept = f"; {size} bytes are kept in {part}, the same command goes on from there" if size else ""
-                raise MCBNError(f"the download of {url} failed: {reason}{kept}") from error
-
-
-def _connect(url: str, part: Path) -> None:
     """Ask for what is missing. A server that cannot send a rest sends the whole, and the part starts anew."""
-    have = _size(part)
+    have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-            return  # nothing is missing; the checksum judges
-        raise
-    with response:
-        continues = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        have = have if continues else 0
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        have = have if response.headers.get("Content-Range", "").startswith(f"bytes {have}-") else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with part.open("ab" if have else "wb") as file, bar(part.name.removesuffix(".part"), total, "B") as tick:
+        with part.open("ab" if have else "wb") as file, bar(part.stem, total, "B") as tick:
             tick(have)
             while block := response.read(BLOCK):
-                file.write(block)
-                tick(len(block))
-    if total is not None and _size(part) < total:
-        raise ConnectionError(f"the connection ended after {_size(part)} of {total} bytes")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+                tick(file.write(block))
+    if total is not None and part.stat().st_size < total:
+        raise ConnectionError(f"the connection ended after {part.stat().st_size} of {total} bytes")
