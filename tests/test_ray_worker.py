@@ -10,7 +10,7 @@ import torch
 from inputs import by_row, regressor, write_tables
 from mcbn import ray, scale
 from mcbn.scale.job import plan
-from mcbn.scale.work import Folder, Outcome, read_results
+from mcbn.scale.work import Outcome, collect, read_results
 
 OPTIONS = {"key": "id", "batch_size": 32, "part_rows": 64}
 
@@ -21,14 +21,13 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     scale.predict(tmp_path / "in", bayes, out=tmp_path / "alone", **OPTIONS)
     job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
     job.folder.mkdir()
-    folder = Folder(job, resume=False)
     monkeypatch.setattr(ray, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
     monkeypatch.setattr(ray, "unpack", lambda payload: payload)
     worker = ray.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
-    outcomes = (Outcome(**json.loads(worker({"item": [part.name]})["answer"][0])) for part in folder.missing())
-    assert not folder.collect(outcomes, None).bad_files
+    outcomes = (Outcome(**json.loads(worker({"item": [part.name]})["answer"][0])) for part in job.parts)
+    assert not collect(job, {}, outcomes, None).bad_files
     found, alone = (by_row(read_results(tmp_path / name)) for name in ("out", "alone"))
     assert found.keys() == alone.keys()
     for place, (key, *numbers) in alone.items():

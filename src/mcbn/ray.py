@@ -30,7 +30,7 @@ from mcbn.model import CENTRES, MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import FAMILIES, Posterior
 from mcbn.scale.job import SPOOL, Job, on_device, plan
-from mcbn.scale.work import Folder, Outcome, Summary, clear, require_free, work
+from mcbn.scale.work import Outcome, Summary, clear, collect, opened, require_free, work
 
 CONNECT_SECONDS = 10.0
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
@@ -145,10 +145,10 @@ def predict(
             if again and not resume:  # written just now, for a job that cannot be
                 shutil.rmtree(inputs)
             raise
-        with connected(address) as ray, Folder.opened(job, resume=again, overwrite=overwrite) as folder:
-            items = [part.name for part in folder.missing()]
+        with connected(address) as ray, opened(job, resume=again, overwrite=overwrite) as done:
+            items = [part.name for part in job.parts if part.name not in done]
             outcomes = _outcomes(ray, job, items, bayes, workers, threads) if items else ()
-            return folder.collect(outcomes, on_part)
+            return collect(job, done, outcomes, on_part)
 
 
 def _outcomes(

@@ -121,7 +121,7 @@ class Batch(NamedTuple):
     """Inputs that go through the network together, and where they come from."""
 
     x: Tensor  # (n, ...)
-    labels: list[str]  # file of each, or the one of all
+    labels: list[str]  # file of each
     rows: Array  # row in the file, or place in the list of images, (n,)
     keys: Mapping[str, Any]  # columns passed on
     bad: Sequence[dict[str, Any]] = ()  # images left out
@@ -171,7 +171,7 @@ class Reader:
             n = len(block.numbers)
             rows = np.arange(block.first, block.first + n)
             named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}
-            yield Batch(torch.from_numpy(block.numbers), [part.labels[0]], rows, named)
+            yield Batch(torch.from_numpy(block.numbers), [part.labels[0]] * n, rows, named)
 
     def _read_images(self, part: Part) -> Iterator[Batch]:
         places = iter(zip(range(part.start, part.start + len(part.files)), part.files, part.labels, strict=True))

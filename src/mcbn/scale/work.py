@@ -4,7 +4,6 @@
 `bad_files.jsonl` beside it names every input that was left out, with the reason.
 """
 
-import errno
 import json
 import shutil
 import time
@@ -15,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mcbn.errors import MCBNError, one_line
 from mcbn.field.watch import Watch
 from mcbn.files import held, remove_leftovers, replacing, write_text
@@ -26,14 +23,13 @@ from mcbn.tables.formats import pyarrow
 from mcbn.tables.results import arrays_of, as_columns
 
 JOB, MANIFEST, BAD_FILES = "job.json", "manifest.json", "bad_files.jsonl"
-DONE, BAD, STOPPED = "done", "bad", "stopped"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+DONE, BAD = "done", "bad"
 MARK = b"mcbn"  # metadata of a part's file
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One part: its rows are in a file, or its input cannot be read, or nothing can be written."""
+    """One part: its rows are in a file, or its input cannot be read."""
 
     part: str
     status: str
@@ -55,7 +51,6 @@ class Summary:
     parts: int
     resumed: int  # parts that were there before
     bad_files: tuple[dict[str, Any], ...]
-    seconds: float
     outcomes: tuple[Outcome, ...] = field(repr=False, default=())  # of the parts of this run
 
 
@@ -73,10 +68,6 @@ def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     except UnreadableError as error:
         bad = {"file": part.labels[0], "rows": [part.start, part.stop], "reason": str(error)}
         return Outcome(part.name, BAD, bad=(bad,), reason=str(error))
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        return Outcome(part.name, STOPPED, reason=f"{error.strerror}: {job.folder}")
 
 
 def finished(job: Job, part: Part) -> Outcome | None:
@@ -109,16 +100,21 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
                 warnings.simplefilter("ignore")  # where one is an error, the engine takes a way of other rounding
                 tables.append(_table(*_results(job, bayes, watch, batch), job.folder))
             predicting += time.perf_counter() - before
+    if not tables and not bad:
+        raise UnreadableError("it holds no rows, or too few for a batch")
     if not tables:
-        reasons = bad or [{"file": part.labels[0], "reason": "it holds no rows, or too few for a batch"}]
-        return Outcome(part.name, BAD, bad=reasons, reason=str(reasons[0]["reason"]))
+        return Outcome(part.name, BAD, bad=bad, reason=str(bad[0]["reason"]))
     rows, seconds = sum(map(len, tables)), time.perf_counter() - started
     outcome = Outcome(part.name, DONE, rows, len(tables), seconds, predicting, bad=bad)
     arrow, parquet = pyarrow(job.folder)
     mark = json.dumps({"job": job.id, "source": source, "outcome": json.dumps(asdict(outcome))})
     table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
-    with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
-        parquet.write_table(table, temporary)
+    try:
+        with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
+            parquet.write_table(table, temporary)
+    except OSError as error:
+        cure = "finished parts are kept: make room and go on with resume=True (--resume)"
+        raise MCBNError(f"cannot write results to {job.folder} ({error.strerror or error}); {cure}") from error
     return outcome
 
 
@@ -146,76 +142,58 @@ def _read(job: Job, part: Part) -> Iterator[Batch]:
 def _table(batch: Batch, columns: Mapping[str, Any], folder: Path) -> Any:
     """Lay out a batch: file and row, then the keys, then the results."""
     arrow, _ = pyarrow(folder)
-    n = len(batch.rows)
-    places = np.arange(n, dtype=np.int32) if len(batch.labels) == n else np.zeros(n, dtype=np.int32)
-    labels = arrow.DictionaryArray.from_arrays(places, arrow.array(batch.labels, arrow.string()))
+    labels = arrow.array(batch.labels, arrow.string()).dictionary_encode()
     return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
 
 
-class Folder:
-    """Collects what becomes of the parts of a job; one run at a time works in a folder."""
+@contextmanager
+def opened(job: Job, *, resume: bool, overwrite: bool = False) -> Iterator[dict[str, Outcome]]:
+    """Open the folder of a job for this run alone, without rests of killed workers; give what is finished by part."""
+    folder, before = job.folder, job.folder / JOB
+    there = require_free(folder, resume, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder) as is_ours:
+        if is_ours is False:
+            raise MCBNError(f"another run works in {folder}; wait for its end, or name another folder")
+        if overwrite and not resume:
+            clear(folder)
+        if before.exists():
+            _require_same(json.loads(before.read_text()), job)
+        elif resume and (visible := [name for name in there if not name.startswith(".")]):
+            raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
+        write_text(before, json.dumps(job.settings, indent=1) + "\n")
+        (folder / MANIFEST).unlink(missing_ok=True)
+        remove_leftovers(folder)
+        yield {part.name: outcome for part in job.parts if (outcome := finished(job, part))}
 
-    def __init__(self, job: Job, *, resume: bool) -> None:
-        self.job, self.started = job, time.perf_counter()
-        before = [finished(job, part) for part in job.parts] if resume else []
-        self.outcomes = {outcome.part: outcome for outcome in before if outcome is not None}
-        self.resumed = len(self.outcomes)
 
-    @classmethod
-    @contextmanager
-    def opened(cls, job: Job, *, resume: bool, overwrite: bool = False) -> Iterator["Folder"]:
-        """Open the folder of a job for this run alone, with its settings and no rests of killed workers."""
-        folder, before = job.folder, job.folder / JOB
-        require_free(folder, resume, overwrite)
-        folder.mkdir(parents=True, exist_ok=True)
-        with held(folder) as is_ours:
-            if is_ours is False:
-                raise MCBNError(f"another run works in {folder}; wait for its end, or name another folder")
-            there = require_free(folder, resume, overwrite)
-            if overwrite and not resume:
-                clear(folder)
-            if before.exists():
-                _require_same(json.loads(before.read_text()), job)
-            elif resume and (visible := [name for name in there if not name.startswith(".")]):
-                raise MCBNError(f"{folder} holds {visible[0]} but no {JOB}: no job to go on with; name another folder")
-            write_text(before, json.dumps(job.settings, indent=1) + "\n")
-            (folder / MANIFEST).unlink(missing_ok=True)
-            remove_leftovers(folder)
-            yield cls(job, resume=resume)
-
-    def missing(self) -> list[Part]:
-        """List the parts still to be done; those whose input could not be read are tried again."""
-        return [part for part in self.job.parts if part.name not in self.outcomes]
-
-    def collect(self, outcomes: Iterable[Outcome], on_part: Callable[[Outcome], object] | None) -> Summary:
-        """Take note of every part as it comes to something; write manifest and list of bad files at the end."""
-        for outcome in outcomes:
-            if outcome.status == STOPPED:  # a full disk
-                done = f"{len(self.outcomes)} of {len(self.job.parts)} parts are done"
-                cure = "make room and go on with resume=True (--resume)"
-                raise MCBNError(f"cannot write results ({outcome.reason}); {done}: {cure}")
-            self.outcomes[outcome.part] = outcome
-            if on_part is not None:
-                on_part(outcome)
-        if lost := [part.name for part in self.missing()]:
-            count = f"{len(lost)} parts came to nothing"
-            raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
-        return self._finish()
-
-    def _finish(self) -> Summary:
-        outcomes = [self.outcomes[part.name] for part in self.job.parts]
-        bad = tuple(entry for outcome in outcomes for entry in outcome.bad)
-        rows = sum(outcome.rows for outcome in outcomes)
-        listed = [{"part": o.part, "status": o.status, "rows": o.rows} for o in outcomes]
-        write_text(self.job.folder / BAD_FILES, "".join(json.dumps(entry) + "\n" for entry in bad))
-        manifest = {"job": self.job.id, "rows": rows, "bad_files": len(bad), "parts": listed}
-        write_text(self.job.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        done = sum(outcome.status == DONE for outcome in outcomes)
-        if not done:
-            reason = f"{self.job.folder / BAD_FILES} says why: {bad[0]['reason']}"
-            raise MCBNError(f"not one input file could be read; {reason}")
-        seconds = time.perf_counter() - self.started
-        return Summary(self.job.folder, rows, done, self.resumed, bad, seconds, tuple(outcomes))
+def collect(
+    job: Job,
+    done: Mapping[str, Outcome],
+    outcomes: Iterable[Outcome],
+    on_part: Callable[[Outcome], object] | None,
+) -> Summary:
+    """Take note of every part as it comes to something; write manifest and list of bad files at the end."""
+    known = dict(done)
+    for outcome in outcomes:
+        known[outcome.part] = outcome
+        if on_part is not None:
+            on_part(outcome)
+    if lost := [part.name for part in job.parts if part.name not in known]:
+        count = f"{len(lost)} parts came to nothing"
+        raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
+    ordered = [known[part.name] for part in job.parts]
+    bad = tuple(entry for outcome in ordered for entry in outcome.bad)
+    rows = sum(outcome.rows for outcome in ordered)
+    listed = [{"part": o.part, "status": o.status, "rows": o.rows} for o in ordered]
+    write_text(job.folder / BAD_FILES, "".join(json.dumps(entry) + "\n" for entry in bad))
+    manifest = {"job": job.id, "rows": rows, "bad_files": len(bad), "parts": listed}
+    write_text(job.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    written = sum(outcome.status == DONE for outcome in ordered)
+    if not written:
+        reason = f"{job.folder / BAD_FILES} says why: {bad[0]['reason']}"
+        raise MCBNError(f"not one input file could be read; {reason}")
+    return Summary(job.folder, rows, written, len(done), bad, tuple(ordered))
 
 
 def require_free(folder: Path, resume: bool, overwrite: bool = False) -> list[str]:
@@ -289,5 +267,5 @@ def predict(
             (file of a `Watch` that judges every input, in columns novelty_p_value, novelty_distance, novelty_combined).
     """
     job = plan(inputs, bayes, out=out, **options)
-    with Folder.opened(job, resume=resume, overwrite=overwrite) as folder:
-        return folder.collect((work(job, bayes, part) for part in folder.missing()), on_part)
+    with opened(job, resume=resume, overwrite=overwrite) as done:
+        return collect(job, done, (work(job, bayes, part) for part in job.parts if part.name not in done), on_part)
