@@ -18,8 +18,7 @@ import mcbn
 from inputs import COLUMNS, by_row, classifier, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.scale.work import read_results
-from mcbn.tables.formats import CsvTable, ParquetTable
-from workplace import write_csv
+from mcbn.tables.formats import ParquetTable
 
 BAYES = regressor()
 OPTIONS = {"key": "id", "batch_size": 16, "part_rows": 32}
@@ -44,13 +43,6 @@ def test_a_slice_of_a_parquet_file_is_that_slice_of_its_batches(tmp_path, start,
     assert [int(v) for block in blocks for v in block.numbers[:, 0]] == list(expected)
     assert [k for block in blocks for k in block.keys[1].to_pylist()] == list(expected)
     assert [block.first for block in blocks] == list(range(start, expected.stop, 16))
-
-
-def test_a_slice_of_a_csv_file_is_that_slice(tmp_path):
-    write_csv(tmp_path / "x.csv", ("k", "a"), [[f"id{i}", i] for i in range(50)])
-    blocks = list(CsvTable(tmp_path / "x.csv").blocks([1], 8, [0], 16, 40))
-    assert [k for block in blocks for k in block.keys[0]] == [f"id{i}" for i in range(16, 40)]
-    assert [len(block.numbers) for block in blocks] == [8, 8, 8]
 
 
 def test_results_are_those_of_the_batches_of_each_file(tables, tmp_path):

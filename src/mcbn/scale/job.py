@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mcbn import batches, saving
-from mcbn.errors import MCBNError, MissingExtraError, one_line
+from mcbn.errors import MCBNError, MissingExtraError, one_line, require_choice
 from mcbn.field.watch import Watch
 from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
@@ -136,8 +136,7 @@ class Reader:
     layout: Layout = EMPTY
     target: str | None = None
     transform: Callable[[Any], Tensor] | None = None
-    is_table: bool = True
-    shape: tuple[int, ...] = ()  # of one image
+    shape: tuple[int, ...] = ()  # of one image; of a table there is none
     finite: bool = True  # refuse NaN in a table
 
     def probe(self, files: Mapping[str, Path]) -> "Reader":
@@ -146,13 +145,13 @@ class Reader:
             image: Tensor = _first(files, lambda path: read_image(path, self.transform), "images")
             rows = self.batch_rows or rows_of_block(image.numel() * image.element_size())
             layout = Layout(classes=self.layout.classes)
-            return Reader(rows, (), layout, transform=self.transform, is_table=False, shape=tuple(image.shape))
+            return Reader(rows, layout=layout, transform=self.transform, shape=tuple(image.shape))
         table: Table = _first(files, open_table, "input files")
         _, inputs, targets = find_columns(table, self.target, self.layout, self.keys)
         names = tuple(table.names[c] for c in inputs) if table.names else None
         layout = replace(self.layout, columns=self.layout.columns or names, width=len(inputs))
         rows = self.batch_rows or rows_of_block(8 * (len(inputs) + len(targets)))
-        return Reader(rows, self.keys, layout, self.target, finite=self.finite)
+        return replace(self, batch_rows=rows, layout=layout, transform=None)
 
     def describe(self) -> dict[str, Any]:
         """Return what results depend on, as JSON has it."""
@@ -162,16 +161,16 @@ class Reader:
 
     def read(self, part: Part) -> Iterator[Batch]:
         """Yield the batches of a part."""
-        return self._read_table(part) if self.is_table else self._read_images(part)
+        return self._read_images(part) if self.shape else self._read_table(part)
 
     def _read_table(self, part: Part) -> Iterator[Batch]:
         table = open_table(Path(part.files[0]), finite=self.finite)
         keys, inputs, _ = find_columns(table, self.target, self.layout, self.keys)
-        for block in table.blocks(inputs, self.batch_rows, keys, part.start, part.stop):
-            n = len(block.numbers)
-            rows = np.arange(block.first, block.first + n)
+        rows = (part.start, part.stop) if isinstance(table, ParquetTable) else ()  # a csv file is not cut
+        for block in table.blocks(inputs, self.batch_rows, keys, *rows):
+            places = np.arange(block.first, block.first + len(block.numbers))
             named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}
-            yield Batch(torch.from_numpy(block.numbers), [part.labels[0]] * n, rows, named)
+            yield Batch(torch.from_numpy(block.numbers), [part.labels[0]] * len(places), places, named)
 
     def _read_images(self, part: Part) -> Iterator[Batch]:
         places = iter(zip(range(part.start, part.start + len(part.files)), part.files, part.labels, strict=True))
@@ -254,8 +253,7 @@ def plan(
     reading: bool = False,
 ) -> Job:
     """Cut the inputs into parts; refuse what no worker could do, before any work is given out."""
-    if method not in METHODS:
-        raise MCBNError(f"method must be one of {list(METHODS)}, got {method!r}")
+    require_choice("method", method, METHODS)
     if not 0 < coverage < 1:
         raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
     bayes.engine_for(n_samples, None)
@@ -309,7 +307,7 @@ def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
     except Exception:  # a file that cannot be read is one of many
         return
     if batch is not None and len(batch.rows):
-        what = f"the {reader.layout.width} input columns" if reader.is_table else f"images {reader.shape}"
+        what = f"images {reader.shape}" if reader.shape else f"the {reader.layout.width} input columns"
         cure = "name its inputs by columns=, leave out others by key= and target=, or give a transform="
         require_fits(bayes, batch.x, f"{what} of {batch.labels[0]}", cure)
 

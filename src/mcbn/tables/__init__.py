@@ -235,8 +235,8 @@ def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool
 def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Examples:
     if need_targets and y is None:
         raise MCBNError(f"{path} holds no targets; write numpy.savez({str(path.with_suffix('.npz'))!r}, x=..., y=...)")
-    if y is not None and len(x) != len(y):
-        raise MCBNError(f"{x.label} holds {len(x)} examples, {y.label} {len(y)}")
+    if y is not None and x.count() != y.count():
+        raise MCBNError(f"{x.label} holds {x.count()} examples, {y.label} {y.count()}")
     width = x.shape[1] if len(x.shape) == 2 else None
     if None not in (width, fitted.width) and width != fitted.width:
         raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
@@ -246,7 +246,7 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
         targets: Iterable[Tensor | None] = repeat(None) if y is None else map(torch.from_numpy, y.arrays(size))
         return map(InputBlock, map(torch.from_numpy, x.arrays(size)), targets)
 
-    return Examples(str(path), Layout(None, width, fitted.target, fitted.classes), lambda: len(x), read)
+    return Examples(str(path), Layout(None, width, fitted.target, fitted.classes), x.count, read)
 
 
 def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:

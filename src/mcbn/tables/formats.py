@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from mcbn.files import require_sane
 Array = NDArray[Any]
 Line = tuple[int, list[str]]  # its number in the file, its cells
 DELIMITERS = ",;\t"
-MOST_CHARACTERS = 2**24  # of a line of csv
+MOST_CHARACTERS = 2**24  # of the first line of csv, which tells the width
 
 
 class Block(NamedTuple):
@@ -73,13 +73,10 @@ class CsvTable:
             lines = sum(text.count(b"\n") for text in iter(lambda: file.read(2**20), b""))
         return lines - (self.names is not None)
 
-    def blocks(
-        self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
-    ) -> Iterator[Block]:
-        """Yield blocks of `size` rows from start to stop: `columns` as numbers, `keys` as they are written."""
-        header = self.names is not None
-        lines = islice(self._lines(), start + header, None if stop is None else stop + header)
-        first = start
+    def blocks(self, columns: Sequence[int], size: int, keys: Sequence[int] = ()) -> Iterator[Block]:
+        """Yield blocks of `size` rows: `columns` as numbers, `keys` as they are written."""
+        lines = islice(self._lines(), int(self.names is not None), None)
+        first = 0
         while block := list(islice(lines, size)):
             numbers = self._numbers(block, columns, first)
             if self.finite:
@@ -106,21 +103,17 @@ class CsvTable:
         """Yield lines that are not blank."""
         with self.path.open(encoding="utf-8-sig", newline="") as file:
             try:
-                delimiter = max(DELIMITERS, key=file.readline(MOST_CHARACTERS).count)
+                header = file.readline(MOST_CHARACTERS + 1)
+                if len(header) > MOST_CHARACTERS:
+                    most = f"has more than {MOST_CHARACTERS:,} characters"
+                    raise MCBNError(f"{self.path}: line 1 {most}: no row of a table; write large arrays as npy")
                 file.seek(0)
-                lines = map(self._require_short, iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), count(1))
-                reader = csv.reader(lines, delimiter=delimiter)
+                reader = csv.reader(file, delimiter=max(DELIMITERS, key=header.count))
                 yield from ((reader.line_num, cells) for cells in reader if cells)
             except UnicodeDecodeError as error:
                 raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
             except csv.Error as error:
                 raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
-
-    def _require_short(self, line: str, number: int) -> str:
-        if len(line) > MOST_CHARACTERS:
-            most = f"has more than {MOST_CHARACTERS:,} characters"
-            raise MCBNError(f"{self.path}: line {number} {most}: no row of a table; write large arrays as npy")
-        return line
 
 
 def is_number(cell: str) -> bool:
@@ -229,12 +222,9 @@ class StoredArray:
             raise MCBNError(f"{self.label} is a single number; its first axis should count examples")
         self.width = int(np.prod(self.shape[1:], dtype=np.int64))  # numbers of one example
 
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
     def count(self) -> int:
         """Return the number of rows."""
-        return len(self)
+        return int(self.shape[0])
 
     def blocks(self, columns: Sequence[int], size: int, keys: Sequence[int] = ()) -> Iterator[Block]:
         """Yield blocks of these columns of an array (N, C), which has no columns of text."""
@@ -242,7 +232,7 @@ class StoredArray:
 
     def arrays(self, size: int) -> Iterator[Array]:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity, unless they are to pass."""
-        for first in range(0, len(self), size):
+        for first in range(0, self.count(), size):
             block = self._values[first : first + size]
             if self.finite:
                 require_finite(self.label, block, first, range(1, self.width + 1))
@@ -250,12 +240,13 @@ class StoredArray:
 
     def _load(self, member: str | None) -> Array:
         try:
+            stored = np.load(self.path, "r" if os.path.getsize(self.path) else None)
             if member is None:
-                return np.asanyarray(np.load(self.path, "r" if os.path.getsize(self.path) else None))
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"{member}.npy") as file:
-                size = archive.getinfo(f"{member}.npy")
+                return np.asanyarray(stored)
+            with stored as archive:
+                size = archive.zip.getinfo(f"{member}.npy")
                 require_sane(self.label, size.compress_size, size.file_size)
-                return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+                return np.asarray(archive[member])
         except MCBNError:
             raise
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
