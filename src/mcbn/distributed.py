@@ -12,10 +12,11 @@ import torch.distributed as dist
 from mcbn import batches
 from mcbn.batch_norm import layer_of
 from mcbn.batching import Source, read_source, shares
+from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError, require_choice
 from mcbn.field.adapt import centre_on_running, record_running
 from mcbn.model import CENTRES, MCBN
-from mcbn.network import is_synchronised
+from mcbn.network import Network, is_synchronised
 from mcbn.posterior import FAMILIES, Posterior
 from mcbn.saving import checksums
 
@@ -40,19 +41,13 @@ def fit(
     Args:
         bayes: an MCBN of the same network on every rank; wrapped by DistributedDataParallel or not.
         data: training data that can be indexed, as for `MCBN.fit`; a DistributedSampler is looked through.
-        n_samples: T over all ranks.
+        n_samples, seed, posterior, inputs, centre: as for `MCBN.fit`, but for posterior="diagonal"; T is over all
+            ranks, running statistics are those of the first.
         batch_size: M; the loader's where it is not given, and for a network with SyncBatchNorm, whose statistics span
             the ranks, the loader's times the number of ranks.
-        seed: draw t depends on (seed, t) alone.
-        posterior: "sample", "gaussian" or "layerwise".
-        inputs: overrides the constructor's.
-        centre: "drawn", or "running" as `MCBN.fit` has it, the running statistics being those of the first rank.
         group: a process group; the default one where it is not given.
     """
-    require_choice("posterior", posterior, FAMILIES)
-    require_choice("centre", centre, CENTRES)
-    if posterior == "diagonal":
-        raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
+    require_draws(posterior, centre)
     if not (dist.is_available() and dist.is_initialized()):
         raise MCBNError("torch.distributed has no process group; call init_process_group first, or bayes.fit")
     rank, W = dist.get_rank(group), dist.get_world_size(group)
@@ -70,11 +65,23 @@ def fit(
     _require_agreement(everyone)
     network = twin.engine.network
     drawn = Posterior.merge(theirs["draws"] for theirs in everyone if theirs["draws"]).to(network.device)
-    if centre == "running":
-        drawn = centre_on_running(drawn, everyone[0]["running"]._replace(posterior=drawn))
-    bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
     bayes.inputs = twin.inputs
-    return bayes
+    return adopt_draws(bayes, network, drawn, everyone[0].get("running"), posterior, seed)
+
+
+def require_draws(posterior: str, centre: str) -> None:
+    """Refuse a fit that cannot be shared out."""
+    require_choice("posterior", posterior, FAMILIES)
+    require_choice("centre", centre, CENTRES)
+    if posterior == "diagonal":
+        raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
+
+
+def adopt_draws(bayes: B, network: Network, drawn: Posterior, running: Recorded | None, posterior: str, seed: int) -> B:
+    """Give an MCBN the draws of all: moved to running statistics, where they are given, and in the family asked for."""
+    if running is not None:
+        drawn = centre_on_running(drawn, running._replace(posterior=drawn))
+    return bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
 
 
 def _share(twin: MCBN[Any], data: Any, options: dict[str, Any], rank: int, W: int) -> dict[str, Any]:

@@ -18,23 +18,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import torch
 
 from mcbn import batches
 from mcbn.batching import shares
-from mcbn.errors import MCBNError, MissingExtraError, one_line, require_choice
-from mcbn.field.adapt import centre_on_running, record_running
-from mcbn.model import CENTRES, MCBN
+from mcbn.distributed import adopt_draws, require_draws
+from mcbn.errors import MCBNError, MissingExtraError, one_line
+from mcbn.field.adapt import record_running
+from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
-from mcbn.posterior import FAMILIES, Posterior
+from mcbn.posterior import Posterior
 from mcbn.scale.job import SPOOL, Job, on_device, plan
 from mcbn.scale.work import Outcome, Summary, clear, collect, opened, require_free, work
 
 CONNECT_SECONDS = 10.0
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
-HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of type 4
+HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # RFC 9113, section 3.4
 COMPLETE = "complete"
 FILE_ROWS = 2**20  # of a data set, in one file
 B = TypeVar("B", bound=MCBN[Any])
@@ -59,20 +58,13 @@ def fit(
     Args:
         bayes: an MCBN; it ends fitted as by `MCBN.fit`.
         data: training data that can be indexed; it travels to every worker, so let a Dataset hold paths, not images.
-        n_samples: T.
-        batch_size: M; the loader's where it is not given.
-        seed: draw t depends on (seed, t) alone; a task whose worker is lost is run again with the same result.
-        posterior: "sample", "gaussian" or "layerwise".
-        inputs: overrides the constructor's.
-        centre: "drawn", or "running" as `MCBN.fit` has it.
+        n_samples, batch_size, seed, posterior, inputs, centre: as for `MCBN.fit`, but for posterior="diagonal"; a task
+            whose worker is lost is run again with the same result.
         workers: tasks; by default one a GPU, or one for as many CPUs as `threads`.
         threads: CPU threads of a task.
         address: as `mcbn.ray.predict`.
     """
-    require_choice("posterior", posterior, FAMILIES)
-    require_choice("centre", centre, CENTRES)
-    if posterior == "diagonal":
-        raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
+    require_draws(posterior, centre)
     inputs = bayes.inputs if inputs is None else inputs
     network = bayes.copy_network()
     unfitted = bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
@@ -87,11 +79,8 @@ def fit(
         except ray.exceptions.RayTaskError as error:
             raise MCBNError(f"a share could not be drawn: {error.cause}") from error
     bayes.inputs = inputs
-    if centre == "running":
-        recorded = record_running(bayes.adopt(network, drawn), data, seed)
-        drawn = centre_on_running(drawn, recorded._replace(posterior=drawn))
-    bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
-    return bayes
+    running = record_running(bayes.adopt(network, drawn), data, seed) if centre == "running" else None
+    return adopt_draws(bayes, network, drawn, running, posterior, seed)
 
 
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
@@ -260,20 +249,15 @@ def connected(address: str | None = None) -> Iterator[Any]:
 
 def _require_listening(address: str) -> None:
     """Refuse an address where nothing answers, within seconds: Ray itself would wait for minutes."""
-    url = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        host, port = url.hostname, url.port
-    except ValueError:
-        host, port = None, None
-    if host is None or port is None:
+    host, _, port = address.split("://")[-1].rpartition(":")
+    if not host or not port.isdigit():
         raise MCBNError(f"a Ray address reads host:port, ray://host:port or auto; got {address!r}")
     try:
-        with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
-            connection.sendall(HTTP2_PREFACE + HTTP2_SETTINGS)  # which Ray's servers speak
-            answer = connection.recv(64)
-        if answer[3:4] != HTTP2_SETTINGS[3:4]:
-            raise ConnectionError("what listens there is not Ray")
-    except OSError as error:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS) as connection:
+            connection.sendall(HTTP2_START)  # which Ray's servers speak: they answer with a frame of type 4
+            if connection.recv(64)[3:4] != b"\x04":
+                raise ConnectionError("what listens there is not Ray")
+    except (OSError, OverflowError) as error:
         raise MCBNError(
             f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
             "`ray status`, or leave the address out to use this machine"
