@@ -1,6 +1,5 @@
 """The eight regression sets of the paper, a 1-D toy set, and splits and folds of their rows as index tensors."""
 
-import hashlib
 import io
 import os
 import tomllib
@@ -103,17 +102,20 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     """
     dataset = describe(name)
     if dataset.embedded:
-        values = _EMBEDDED.joinpath(f"{name}.csv").read_bytes()
-        return _parse(values, dataset, delimiter=",", header_lines=1)
-    path = _find_local(dataset) or _download(dataset, cache_dir)
-    raw = path.read_bytes()  # once, and those very bytes are hashed: nothing unchecked reaches the parser
-    sha256 = hashlib.sha256(raw).hexdigest()
-    if sha256 != dataset.sha256:
-        raise MCBNError(
-            f"{path} is not the published {name!r} file: expected sha256 {dataset.sha256}, found {sha256}; replace the "
-            "file, or remove it so that it is downloaded anew"
-        )
-    return _parse(raw, dataset)
+        text, how = _EMBEDDED.joinpath(f"{name}.csv").read_text("ascii"), {"delimiter": ",", "skiprows": 1}
+    else:
+        from mcbn.data import download
+
+        path = _find_local(dataset) or _download(dataset, cache_dir)
+        if wrong := download.disagreement(path, f"sha256:{dataset.sha256}"):
+            cure = "replace the file, or remove it so that it is downloaded anew"
+            raise MCBNError(f"{path} is not the published {name!r} file: {wrong}; {cure}")
+        text, how = path.read_text("ascii"), {}
+    values = torch.from_numpy(np.loadtxt(io.StringIO(text), dtype=np.float64, ndmin=2, **how))  # (N, Q + 1)
+    if values.shape != (expected := (dataset.n, dataset.q + 1)):
+        there = f"should have shape {expected}, the file has {tuple(values.shape)}"
+        raise MCBNError(f"dataset {name!r} {there}; reinstall mcbn or replace the file")
+    return Regression(values[:, :-1].contiguous(), values[:, -1].contiguous())
 
 
 def locate(dataset: Dataset) -> str | None:
@@ -131,7 +133,6 @@ def _find_local(dataset: Dataset) -> Path | None:
 
 
 def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Fetch the published file into the cache, or find it there."""
     from mcbn.data.download import download
 
     url = f"{BASE_URL}/{Path(dataset.file).stem}/data/data.txt"
@@ -145,19 +146,6 @@ def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Pat
             f"and {url} could not be fetched into {folder}: {error}. "
             f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
         ) from error
-
-
-def _parse(raw: bytes, dataset: Dataset, *, delimiter: str | None = None, header_lines: int = 0) -> Regression:
-    text = io.StringIO(raw.decode("ascii"))
-    values = np.loadtxt(text, dtype=np.float64, delimiter=delimiter, skiprows=header_lines, ndmin=2)
-    expected = (dataset.n, dataset.q + 1)
-    if values.shape != expected:
-        raise MCBNError(
-            f"dataset {dataset.name!r} should have shape {expected}, the file has {values.shape}; "
-            "reinstall mcbn or replace the file"
-        )
-    table = torch.from_numpy(values)  # (N, Q + 1)
-    return Regression(table[:, :-1].contiguous(), table[:, -1].contiguous())
 
 
 def toy(n: int = 100, *, seed: int = 0) -> Regression:
@@ -222,10 +210,8 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
     [81, 81, 81, 81, 81]
     """
     if train.ndim != 1 or train.dtype != torch.int64:
-        raise MCBNError(
-            f"train must be a 1-D int64 tensor of row indices, got {train.dtype} of shape "
-            f"{tuple(train.shape)}; pass the train part of mcbn.data.split"
-        )
+        came = f"{train.dtype} of shape {tuple(train.shape)}; pass the train part of mcbn.data.split"
+        raise MCBNError(f"train must be a 1-D int64 tensor of row indices, got {came}")
     require_int("k", k, 2, len(train))
     generator = np.random.RandomState(FOLD_SEED)
     order = train.cpu().numpy().copy()
