@@ -156,17 +156,15 @@ def _write(out: Path, inputs: Examples, coverage: float, predict: Callable[[Any]
 
     def blocks() -> Iterator[dict[str, Any]]:
         nonlocal rows
-        for x, _, keys in inputs.blocks():
+        for x, _, keys in inputs.blocks("predicting"):
             pred = predict(x)
             arrays = results.arrays_of(pred, coverage, classes, rows)
             if rejection:
                 arrays["ask_human"] = pred.reject(**rejection).cpu().numpy()
             yield {**keys, **arrays}
-            done = len(next(iter(arrays.values())))
-            rows += done
-            tick(done)
+            rows += len(next(iter(arrays.values())))
 
-    with replacing(out) as temporary, bar("predicting", inputs.count(), "row") as tick:
+    with replacing(out) as temporary:
         results.WRITERS[out.suffix](temporary, blocks(), classes)
     return rows
 
@@ -215,13 +213,12 @@ def evaluate(
     if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
         cure = "give validation data by --tune, here or to mcbn fit"
         raise MCBNError(f"{source.posterior} knows no noise precision tau; {cure}")
-    with bar("evaluating", test.count(), "row") as tick:
-        pairs, options = session.counted(test.blocks(), tick), {"method": method, "n_samples": samples}
-        if bayes.task != "regression":
-            scores = scoring.evaluate_classification(bayes, pairs, **options)
-        else:
-            levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
-            scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
+    pairs, options = (block[:2] for block in test.blocks("evaluating")), {"method": method, "n_samples": samples}
+    if bayes.task != "regression":
+        scores = scoring.evaluate_classification(bayes, pairs, **options)
+    else:
+        levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
+        scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
     tuned_on = tune or (constant is not None and "the validation data of the fit") or None
     report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
     typer.echo(to_json(report) if as_json else scoring.as_text(report))

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
@@ -25,8 +25,8 @@ from mcbn import saving, scale
 from mcbn.errors import MCBNError, one_line, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network
-from mcbn.progress import Tick, bar, counting
-from mcbn.tables import Examples, InputBlock, Layout, open_examples, scoring, specs
+from mcbn.progress import bar, counting
+from mcbn.tables import Examples, Layout, open_examples, scoring, specs
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 ENGINES = ("local", "ray")
@@ -244,13 +244,6 @@ def split_names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def counted(blocks: Iterable[InputBlock], tick: Tick) -> Iterator[Any]:
-    """Pass inputs and targets on, counting the examples."""
-    for x, y, _ in blocks:
-        yield x, y
-        tick(len(x) if isinstance(x, Tensor) else 1 if y is None else len(y))
-
-
 def loader(held_out: Examples) -> DataLoader[Any]:
     """Give inputs and targets of held-out data in batches."""
     if isinstance(held_out.loader, DataLoader):
@@ -267,18 +260,15 @@ def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
         bayes.tune(data)
     if bayes.task != "regression":
         return None
-    with bar("tuning the constant twin", held_out.count(), "row") as tick:
-        return scoring.constant_tau(bayes, counted(held_out.blocks(), tick))
+    return scoring.constant_tau(bayes, (block[:2] for block in held_out.blocks("tuning the constant twin")))
 
 
 def read_whole(examples: Examples) -> tuple[Any, Any]:
     """Read inputs and targets of held-out data at once, (N, ...) each; no targets are None."""
-    with bar("reading", examples.count(), "row") as tick:
-        pairs = list(counted(examples.blocks(), tick))
-    targets = [target for _, target in pairs if target is not None]
-    y = torch.cat(targets) if targets else None
-    if all(isinstance(x, Tensor) for x, _ in pairs):
-        return torch.cat([x for x, _ in pairs]), y
-    if len(pairs) == 1:
-        return pairs[0][0], y
+    inputs, targets, _ = zip(*examples.blocks(), strict=True)
+    y = None if any(target is None for target in targets) else torch.cat(targets)
+    if all(isinstance(x, Tensor) for x in inputs):
+        return torch.cat(inputs), y
+    if len(inputs) == 1:
+        return inputs[0], y
     raise MCBNError(f"a report needs inputs that are one tensor; the batches of {examples.name} hold several")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mcbn import batches
 from mcbn.errors import MCBNError
+from mcbn.progress import bar
 from mcbn.tables import specs
 from mcbn.tables.formats import Array, Block, StoredArray, Table, is_number, members, name_of, open_table
 
@@ -34,6 +35,11 @@ class InputBlock(NamedTuple):
     x: Any  # inputs (n, ...)
     y: Tensor | None  # targets (n, ...)
     keys: Mapping[str, Any] = {}  # columns passed on as they are, n values each
+
+    @property
+    def rows(self) -> int:
+        """Count the examples; those without targets whose inputs are several tensors as one."""
+        return len(self.x) if isinstance(self.x, Tensor) else 1 if self.y is None else len(self.y)
 
 
 @dataclass(frozen=True)
@@ -119,17 +125,18 @@ class Examples:
 
     name: str
     layout: Layout
-    count: Callable[[], int | None]  # examples, where known
     read: Callable[[], Iterator[InputBlock]]
     loader: Any = None  # what the user's own factory made
 
-    def blocks(self) -> Iterator[InputBlock]:
-        """Yield the blocks; refuse data without a row."""
-        blocks = self.read()
-        first = next(blocks, None)
-        if first is None:
+    def blocks(self, title: str = "reading") -> Iterator[InputBlock]:
+        """Yield the blocks, with a bar that counts their rows; refuse data without a row."""
+        block = None
+        with bar(title, None, "row") as tick:
+            for block in self.read():
+                yield block
+                tick(block.rows)
+        if block is None:
             raise MCBNError(f"{self.name} holds no rows")
-        yield from chain([first], blocks)
 
     def training_data(self) -> Any:
         """Give the data as `MCBN.fit` takes it: what the user's factory made, or all inputs of a file, (N, ...)."""
@@ -174,7 +181,7 @@ def open_examples(
     names = tuple(table.names[c] for c in columns.inputs) if table.names else None
     classes = fitted.classes or (_class_names(table, columns.targets) if classify and is_table else None)
     layout = Layout(names, len(columns.inputs), target or fitted.target, classes)
-    return Examples(str(path), layout, table.count, lambda: _read_table(table, columns, classes if is_table else None))
+    return Examples(str(path), layout, lambda: _read_table(table, columns, classes if is_table else None))
 
 
 def _read_table(table: Table, columns: Columns, classes: tuple[str, ...] | None) -> Iterator[InputBlock]:
@@ -235,8 +242,8 @@ def _from_npz(path: Path, target: str | None, fitted: Layout, need_targets: bool
 def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layout, need_targets: bool) -> Examples:
     if need_targets and y is None:
         raise MCBNError(f"{path} holds no targets; write numpy.savez({str(path.with_suffix('.npz'))!r}, x=..., y=...)")
-    if y is not None and x.count() != y.count():
-        raise MCBNError(f"{x.label} holds {x.count()} examples, {y.label} {y.count()}")
+    if y is not None and len(x) != len(y):
+        raise MCBNError(f"{x.label} holds {len(x)} examples, {y.label} {len(y)}")
     width = x.shape[1] if len(x.shape) == 2 else None
     if None not in (width, fitted.width) and width != fitted.width:
         raise MCBNError(f"{x.label} has {width} columns, the posterior was fitted on {fitted.width}")
@@ -246,7 +253,7 @@ def _from_arrays(path: Path, x: StoredArray, y: StoredArray | None, fitted: Layo
         targets: Iterable[Tensor | None] = repeat(None) if y is None else map(torch.from_numpy, y.arrays(size))
         return map(InputBlock, map(torch.from_numpy, x.arrays(size)), targets)
 
-    return Examples(str(path), Layout(None, width, fitted.target, fitted.classes), x.count, read)
+    return Examples(str(path), Layout(None, width, fitted.target, fitted.classes), read)
 
 
 def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
@@ -264,13 +271,7 @@ def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
                 y = batches.pick_targets(batch, None)
             yield InputBlock(x, y)
 
-    def count() -> int | None:
-        sized: Any = getattr(data, "dataset", data)
-        with suppress(TypeError):  # a stream has no length
-            return batches.size_of(data) if whole else len(sized)
-        return None
-
-    return Examples(spec, Layout(), count, read, data)
+    return Examples(spec, Layout(), read, data)
 
 
 def require_fits(bayes: Any, x: Tensor, what: str, cure: str) -> None:

@@ -67,12 +67,6 @@ class CsvTable:
         if count > 1:
             raise MCBNError(f"{path} has several columns named {name!r}; give each its own name")
 
-    def count(self) -> int:
-        """Count line ends: the rows, or slightly more, as it would take reading them to know."""
-        with self.path.open("rb") as file:
-            lines = sum(text.count(b"\n") for text in iter(lambda: file.read(2**20), b""))
-        return lines - (self.names is not None)
-
     def blocks(self, columns: Sequence[int], size: int, keys: Sequence[int] = ()) -> Iterator[Block]:
         """Yield blocks of `size` rows: `columns` as numbers, `keys` as they are written."""
         lines = islice(self._lines(), int(self.names is not None), None)
@@ -222,8 +216,7 @@ class StoredArray:
             raise MCBNError(f"{self.label} is a single number; its first axis should count examples")
         self.width = int(np.prod(self.shape[1:], dtype=np.int64))  # numbers of one example
 
-    def count(self) -> int:
-        """Return the number of rows."""
+    def __len__(self) -> int:
         return int(self.shape[0])
 
     def blocks(self, columns: Sequence[int], size: int, keys: Sequence[int] = ()) -> Iterator[Block]:
@@ -232,7 +225,7 @@ class StoredArray:
 
     def arrays(self, size: int) -> Iterator[Array]:
         """Yield blocks (n, ...), n = size but for the last; refuse NaN and infinity, unless they are to pass."""
-        for first in range(0, self.count(), size):
+        for first in range(0, len(self), size):
             block = self._values[first : first + size]
             if self.finite:
                 require_finite(self.label, block, first, range(1, self.width + 1))
