@@ -21,7 +21,7 @@ import mcbn.ray
 from inputs import by_row, classifier, darker, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
 from mcbn.cli import app
-from mcbn.scale.work import read_results
+from mcbn.scale import read_results
 from mcbn_benchmarks import ray as benchmark
 from test_batching_shares import T, equal, small
 from workplace import command, environment, furnish

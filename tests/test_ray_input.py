@@ -185,7 +185,7 @@ def test_the_study_goes_to_the_cluster_that_is_named(name, module, tmp_path, mon
 def test_a_folder_is_predicted_as_its_files_one_by_one(folder):
     import pyarrow.parquet as pq
 
-    from mcbn.scale.work import read_results
+    from mcbn.scale import read_results
 
     (folder / "in").mkdir()
     for name in ("val", "test"):

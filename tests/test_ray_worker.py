@@ -9,8 +9,8 @@ import torch
 
 from inputs import by_row, regressor, write_tables
 from mcbn import ray, scale
+from mcbn.scale import Outcome, collect, read_results
 from mcbn.scale.job import plan
-from mcbn.scale.work import Outcome, collect, read_results
 
 OPTIONS = {"key": "id", "batch_size": 32, "part_rows": 64}
 

@@ -17,7 +17,7 @@ import torch
 import mcbn
 from inputs import COLUMNS, by_row, classifier, regressor, rows, spoil, write_images, write_tables
 from mcbn import MCBNError, scale
-from mcbn.scale.work import read_results
+from mcbn.scale import read_results
 from mcbn.tables.formats import ParquetTable
 
 BAYES = regressor()

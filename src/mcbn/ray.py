@@ -29,8 +29,8 @@ from mcbn.field.adapt import record_running
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior
+from mcbn.scale import Outcome, Summary, clear, collect, opened, require_free, work
 from mcbn.scale.job import SPOOL, Job, on_device, plan
-from mcbn.scale.work import Outcome, Summary, clear, collect, opened, require_free, work
 
 CONNECT_SECONDS = 10.0
 HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # RFC 9113, section 3.4
