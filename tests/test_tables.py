@@ -107,7 +107,7 @@ def test_the_only_other_array_of_an_npz_holds_the_inputs(tmp_path: Path) -> None
 
 
 def test_a_layout_survives_text() -> None:
-    for layout in (Layout(), Layout(("a", "b"), 2, "c")):
+    for layout in (Layout(), Layout(["a", "b"], 2, "c")):
         assert Layout.from_json(layout.to_json()) == layout
     assert Layout.from_json(None) == Layout()
 

@@ -19,7 +19,7 @@ def find(group: str, name: str) -> Any:
         raise MCBNError(HOMES.get(name, STUDY))
     offer = load(point)
     if not callable(offer):
-        raise MCBNError(f"{_whose(point)} offers a {type(offer).__name__}, which is no command; {_cure(point)}")
+        raise _fault(point, f"offers a {type(offer).__name__}, which is no command")
     return offer
 
 
@@ -28,15 +28,12 @@ def load(point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever a foreign module does while it is imported
-        raise MCBNError(f"{_whose(point)} does not load ({one_line(error)}); {_cure(point)}") from error
+        raise _fault(point, f"does not load ({one_line(error)})") from error
 
 
-def _whose(point: metadata.EntryPoint) -> str:
-    return f"the plugin {point.name!r}{f' of {point.dist.name}' if point.dist else ''} ({point.value})"
-
-
-def _cure(point: metadata.EntryPoint) -> str:
-    return f"install {point.dist.name if point.dist else 'its distribution'} again, or remove it"
+def _fault(point: metadata.EntryPoint, what: str) -> MCBNError:
+    of, home = (f" of {point.dist.name}", point.dist.name) if point.dist else ("", "its distribution")
+    return MCBNError(f"the plugin {point.name!r}{of} ({point.value}) {what}; install {home} again, or remove it")
 
 
 def commands() -> list[str]:

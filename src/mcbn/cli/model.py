@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from torch import Tensor
 
@@ -71,8 +70,8 @@ def fit(
     if last:
         bayes.calibrate(session.loader(last))
     opened._replace(constant=constant).save(bayes, out)
-    tau, hint = bayes.noise_precision.tolist(), "no noise precision yet: give held-out data by --tune"
-    typer.echo(f"{out}: {bayes.posterior!r}, {hint if _is_untuned(bayes) else f'tau = {scoring.number(tau)}'}")
+    tau, hint = bayes.noise_precision, "no noise precision yet: give held-out data by --tune"
+    typer.echo(f"{out}: {bayes.posterior!r}, {hint if tau.isinf().any() else f'tau = {scoring.number(tau.tolist())}'}")
 
 
 def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
@@ -91,10 +90,6 @@ def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int 
         if len(names) != K:
             cure = "name them all, in the order of its outputs, by --classes"
             raise MCBNError(f"the network tells {K} classes apart, but there are {len(names)} names of classes; {cure}")
-
-
-def _is_untuned(bayes: MCBN[Any]) -> bool:
-    return bool(torch.isinf(bayes.noise_precision).any())
 
 
 @session.command
@@ -210,7 +205,7 @@ def evaluate(
         validation = session.loader(fitted.open(tune, target))
         return typer.echo(mcbn.compare(bayes, validation, session.loader(test), level=coverage or 0.95))
     constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
-    if _is_untuned(bayes):  # the log likelihood of a regression without noise does not exist
+    if bayes.noise_precision.isinf().any():  # the log likelihood of a regression without noise does not exist
         cure = "give validation data by --tune, here or to mcbn fit"
         raise MCBNError(f"{source.posterior} knows no noise precision tau; {cure}")
     pairs, options = (block[:2] for block in test.blocks("evaluating")), {"method": method, "n_samples": samples}

@@ -46,10 +46,10 @@ class InputBlock(NamedTuple):
 class Layout:
     """What of a table went to the network: kept with the posterior, so that later tables are read alike."""
 
-    columns: tuple[str, ...] | None = None  # names of the inputs
+    columns: Sequence[str] | None = None  # names of the inputs
     width: int | None = None  # number of inputs; None where an input is not a row of a table
     target: str | None = None  # as the option --target named it
-    classes: tuple[str, ...] | None = None  # names of the classes in the order of the outputs, where they are text
+    classes: Sequence[str] | None = None  # names of the classes in the order of the outputs, where they are text
 
     def to_json(self) -> str:
         """Write as text."""
@@ -58,9 +58,7 @@ class Layout:
     @classmethod
     def from_json(cls, text: str | None) -> "Layout":
         """Read what `to_json` wrote; None is an empty layout."""
-        stored = json.loads(text or "{}").items()
-        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stored}
-        return cls(**fields)
+        return cls(**json.loads(text or "{}"))
 
 
 EMPTY = Layout()
@@ -104,9 +102,9 @@ def _find_inputs(table: Table, others: Set[int], fitted: Layout, places: Mapping
         return [places[name] for name in fitted.columns]
     inputs = [c for c in range(table.width) if c not in others]
     if fitted.width is not None and len(inputs) != fitted.width:
+        cure = "give it the same columns (--target and --key leave others out)"
         raise MCBNError(
-            f"{table.path} has {len(inputs)} input columns, the posterior was fitted on {fitted.width}; "
-            "give it the same columns (--target and --key leave others out)"
+            f"{table.path} has {len(inputs)} input columns, the posterior was fitted on {fitted.width}; {cure}"
         )
     if not inputs:
         raise MCBNError(f"{table.path} has no input columns beside its target(s)")
@@ -184,7 +182,7 @@ def open_examples(
     return Examples(str(path), layout, lambda: _read_table(table, columns, classes if is_table else None))
 
 
-def _read_table(table: Table, columns: Columns, classes: tuple[str, ...] | None) -> Iterator[InputBlock]:
+def _read_table(table: Table, columns: Columns, classes: Sequence[str] | None) -> Iterator[InputBlock]:
     """Read inputs and targets block by block; where classes have names, the target is one of them."""
     keys, inputs, targets = columns
     numbers, texts = ([*inputs, *targets], []) if classes is None else (inputs, targets)
@@ -198,7 +196,7 @@ def _read_table(table: Table, columns: Columns, classes: tuple[str, ...] | None)
         yield InputBlock(torch.from_numpy(x.copy()), torch.from_numpy(y.copy()) if targets else None, passed_on)
 
 
-def _class_names(table: Table, targets: Sequence[int]) -> tuple[str, ...] | None:
+def _class_names(table: Table, targets: Sequence[int]) -> Sequence[str] | None:
     """List the different texts of a single target column, sorted; None where all are numbers."""
     if len(targets) != 1:
         return None
@@ -206,7 +204,7 @@ def _class_names(table: Table, targets: Sequence[int]) -> tuple[str, ...] | None
     return None if all(map(is_number, names)) else tuple(sorted(names))
 
 
-def _class_numbers(table: Table, block: Block, column: int, classes: tuple[str, ...]) -> Array:
+def _class_numbers(table: Table, block: Block, column: int, classes: Sequence[str]) -> Array:
     """Return the place of each label among the classes, (n,); a label may be that place itself."""
     places = {str(place): place for place in range(len(classes))} | {name: place for place, name in enumerate(classes)}
     labels = _labels(table, block, column)

@@ -103,13 +103,10 @@ def write_npz(path: Path, blocks: Blocks, classes: Sequence[str] | None = None) 
     """Write arrays of any shape, which wait in memory: an archive takes one array at a time."""
     waiting: dict[str, list[Any]] = {}
     for name, array in (named for arrays in blocks for named in arrays.items()):
-        there = waiting.setdefault(name, [])
-        if there and array.shape[1:] != there[0].shape[1:]:
-            shapes = f"from {there[0].shape[1:]} to {array.shape[1:]}"
-            raise MCBNError(f"{name} changes its shape {shapes} between inputs")
-        there.append(array)
-    joined: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in waiting.items()}
-    np.savez(path, **joined)
+        waiting.setdefault(name, []).append(array)
+        if array.shape[1:] != (shape := waiting[name][0].shape[1:]):
+            raise MCBNError(f"{name} changes its shape from {shape} to {array.shape[1:]} between inputs")
+    np.savez(path, **{name: np.concatenate(arrays) for name, arrays in waiting.items()})  # type: ignore[arg-type]
 
 
 WRITERS: dict[str, Callable[[Path, Blocks, Sequence[str] | None], None]]
