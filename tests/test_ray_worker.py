@@ -33,3 +33,17 @@ def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: 
     for place, (key, *numbers) in alone.items():
         assert found[place][0] == key
         assert found[place][1:] == pytest.approx(numbers, rel=1e-4)
+
+
+def test_a_worker_says_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tables(tmp_path / "in")
+    bayes = regressor()
+    job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
+    monkeypatch.setattr(ray, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
+    monkeypatch.setattr(ray, "unpack", lambda payload: payload)
+    worker = ray.Worker([(bayes, job)], threads=torch.get_num_threads())
+    (tmp_path / "out").touch()  # where a folder should be
+    (answer,) = worker({"item": [job.parts[0].name]})["answer"]
+    outcome = Outcome(**json.loads(answer))
+    assert (outcome.part, outcome.status) == (job.parts[0].name, "failed")
+    assert "cannot write results" in outcome.reason

@@ -34,7 +34,8 @@ from mcbn.scale.job import SPOOL, Job, on_device, plan
 
 CONNECT_SECONDS = 10.0
 HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # RFC 9113, section 3.4
-COMPLETE = "complete"
+COMPLETE, FAILED = "complete", "failed"
+GO_ON = "finished parts are kept: go on with resume=True (--resume) once it is mended"
 FILE_ROWS = 2**20  # of a data set, in one file
 B = TypeVar("B", bound=MCBN[Any])
 
@@ -157,14 +158,12 @@ def _outcomes(
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield from (Outcome(**json.loads(row["answer"])) for row in done.iter_rows())
+        for outcome in (Outcome(**json.loads(row["answer"])) for row in done.iter_rows()):
+            if outcome.status == FAILED:
+                raise MCBNError(f"a worker failed: {outcome.reason}; {GO_ON}")
+            yield outcome
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None) or error
-        lines = str(cause).strip().splitlines()
-        raise MCBNError(
-            f"a worker failed ({type(cause).__name__}: {lines[-1] if lines else ''}); finished parts are kept: go on "
-            "with resume=True (--resume) once it is mended"
-        ) from error
+        raise MCBNError(f"a worker was lost: {one_line(error)}; {GO_ON}") from error
     finally:
         logger.setLevel(level)
 
@@ -182,8 +181,11 @@ class Worker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Work on the one part that Ray Data names; answer what became of it, as text."""
-        waited = 0.0 if self.ended is None else time.perf_counter() - self.ended
-        outcome = replace(work(self.job, self.bayes, self.parts[str(batch["item"][0])]), waited=waited)
+        waited, name = 0.0 if self.ended is None else time.perf_counter() - self.ended, str(batch["item"][0])
+        try:
+            outcome = replace(work(self.job, self.bayes, self.parts[name]), waited=waited)
+        except Exception as error:  # raised, it would be lost in what Ray Data says of it
+            outcome = Outcome(name, FAILED, reason=one_line(error))
         self.ended = time.perf_counter()
         return {"answer": [json.dumps(asdict(outcome))]}
 

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,21 +86,18 @@ def describe(name: str) -> Dataset:
 def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regression:
     """Load one of the paper's regression sets, float64, rows in the published order.
 
-    Boston and Concrete ship with the package. The others are taken from the folder named by the
-    environment variable MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once.
-    Every file from outside is compared with its sha256 before a number of it is parsed.
+    Boston and Concrete ship with the package. The others are taken from the folder named by the environment variable
+    MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once. Every file from outside is compared with its sha256.
 
     Arguments:
         name: one of `mcbn.data.NAMES`.
         cache_dir: where downloads are kept; by default $MCBN_CACHE_DIR, else the user's cache folder.
 
-    Returns:
-        `Regression` with x (N, Q) and y (N,).
-
     >>> load("boston").x.shape
     torch.Size([506, 13])
     """
     dataset = describe(name)
+    how: dict[str, Any]
     if dataset.embedded:
         text, how = _EMBEDDED.joinpath(f"{name}.csv").read_text("ascii"), {"delimiter": ",", "skiprows": 1}
     else:
@@ -151,16 +148,13 @@ def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Pat
 def toy(n: int = 100, *, seed: int = 0) -> Regression:
     """Draw y = x sin(x) + noise, x uniform on [-5, 5] without the gap (0.5, 2.5).
 
-    In the style of the ConvNetJS regression demo, which the toy figure of Teye et al. 2018 (Figure 1)
-    follows. Good uncertainty is small on the data, larger in the gap and grows beyond both ends.
-    Differs: the paper's own points are not published; gap, noise (std 0.1) and n are ours.
+    In the style of the ConvNetJS regression demo, which the toy figure of Teye et al. 2018 (Figure 1) follows. Good
+    uncertainty is small on the data, larger in the gap and grows beyond both ends. Differs: the paper's own points are
+    not published; gap, noise (std 0.1) and n are ours.
 
     Arguments:
-        n: number of points.
+        n: number of points: x is (n, 1), y (n,), float64.
         seed: of a generator of its own; the global ones are left alone.
-
-    Returns:
-        `Regression` with x (n, 1) and y (n,), float64.
 
     >>> toy(20).x.shape
     torch.Size([20, 1])
@@ -177,9 +171,8 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
 def split(n: int, number: int) -> Split:
     """Split `number` (the paper uses 1 to 5) of n rows: a shuffle by NumPy's legacy generator.
 
-    The first round(0.2 n) shuffled indices are the test part, the rest train. Python's round() breaks
-    ties to even and Python 2's, which the authors ran, away from zero; n / 5 is never half an integer,
-    so both give the same size. Teye et al. 2018, Section 4.3; the seeds are those of the published code.
+    The first round(0.2 n) shuffled indices are the test part, the rest train; n / 5 is never half an integer, so that
+    Python 2, which the authors ran, rounds alike. Teye et al. 2018, Section 4.3; seeds of the published code.
 
     Arguments:
         n: number of rows, at least 3 so that neither part is empty.

@@ -116,7 +116,7 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
         with replacing(job.folder / f"{outcome.part}.parquet") as temporary:
             parquet.write_table(table, temporary)
     except OSError as error:
-        cure = "finished parts are kept: make room and go on with resume=True (--resume)"
+        cure = "make room and go on with resume=True (--resume)"
         raise MCBNError(f"cannot write results to {job.folder} ({error.strerror or error}); {cure}") from error
     return outcome
 

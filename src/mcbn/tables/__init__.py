@@ -33,7 +33,7 @@ class InputBlock(NamedTuple):
     """Some examples."""
 
     x: Any  # inputs (n, ...)
-    y: Tensor | None  # targets (n, ...)
+    y: Any  # targets (n, ...), or None
     keys: Mapping[str, Any] = {}  # columns passed on as they are, n values each
 
     @property
