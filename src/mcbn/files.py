@@ -2,7 +2,6 @@
 
 import glob
 import json
-import math
 import os
 import shutil
 import sys
@@ -74,15 +73,8 @@ def write_text(path: Path, text: str) -> Path:
 
 def to_json(value: Any) -> str:
     """Write plain values as one line of JSON; what is not finite becomes null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: finite(entry) for key, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(entry) for entry in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return json.dumps(finite, separators=(",", ":"), allow_nan=False)
 
 
 def require_folder(path: Path) -> None:

@@ -21,7 +21,7 @@ import typer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from mcbn import saving, scale
+from mcbn import batches, saving, scale
 from mcbn.errors import MCBNError, one_line, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network
@@ -266,9 +266,4 @@ def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
 def read_whole(examples: Examples) -> tuple[Any, Any]:
     """Read inputs and targets of held-out data at once, (N, ...) each; no targets are None."""
     inputs, targets, _ = zip(*examples.blocks(), strict=True)
-    y = None if any(target is None for target in targets) else torch.cat(targets)
-    if all(isinstance(x, Tensor) for x in inputs):
-        return torch.cat(inputs), y
-    if len(inputs) == 1:
-        return inputs[0], y
-    raise MCBNError(f"a report needs inputs that are one tensor; the batches of {examples.name} hold several")
+    return batches.concatenate(inputs), None if any(y is None for y in targets) else torch.cat(targets)

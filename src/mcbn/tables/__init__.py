@@ -36,11 +36,6 @@ class InputBlock(NamedTuple):
     y: Any  # targets (n, ...), or None
     keys: Mapping[str, Any] = {}  # columns passed on as they are, n values each
 
-    @property
-    def rows(self) -> int:
-        """Count the examples; those without targets whose inputs are several tensors as one."""
-        return len(self.x) if isinstance(self.x, Tensor) else 1 if self.y is None else len(self.y)
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -132,7 +127,7 @@ class Examples:
         with bar(title, None, "row") as tick:
             for block in self.read():
                 yield block
-                tick(block.rows)
+                tick(batches.size_of(block.x))
         if block is None:
             raise MCBNError(f"{self.name} holds no rows")
 
