@@ -19,9 +19,7 @@ from mcbn.prediction import warn_if_untuned
 from mcbn.progress import bar, counting
 from mcbn.tables import Examples, Layout, open_examples, require_fits, results, scoring
 
-Method = Annotated[
-    str, typer.Option(help="sample: Monte Carlo over the draws; linear: gradient and 8 draws, approximate")
-]
+Method = Annotated[str, typer.Option(help="sample: Monte Carlo over the draws; linear: approximate, fewer of them")]
 Samples = Annotated[int | None, typer.Option(help="T: use only the first draws; by default all")]
 
 
@@ -39,9 +37,7 @@ def fit(
     layers: Annotated[str | None, typer.Option(help="stochastic layers: k, the first k; or names a,b")] = None,
     target: Target = None,
     key: Key = None,
-    classes: Annotated[
-        str | None, typer.Option(help="text labels a,b,c in the order of the outputs; by default as they sort")
-    ] = None,
+    classes: Annotated[str | None, typer.Option(help="text labels a,b,c in the order of the outputs (sorted)")] = None,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     overwrite: Overwrite = False,
 ) -> None:

@@ -48,11 +48,10 @@ def set_debug(value: bool) -> bool:
 Debug = Annotated[bool, typer.Option("--debug", callback=set_debug, help="show the traceback of an error")]
 Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]
 Target = Annotated[
-    str | None,
-    typer.Option(help="target columns of a table by name or place (price; a,b; -1 the last), or array of an npz"),
+    str | None, typer.Option(help="target columns by name or place (price; a,b; -1), or array of an npz")
 ]
 OwnWeights = Annotated[
-    bool, typer.Option("--own-weights", help="no --weights: take the network as its factory makes it, random or not")
+    bool, typer.Option("--own-weights", help="no --weights: take the network as its factory makes it")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an old result of this command")]
 Key = Annotated[str | None, typer.Option(help="columns a,b of a table that are no inputs, such as ids and text")]
@@ -193,7 +192,7 @@ class FittedOptions(NetworkOptions):
         _, metadata = saving.read_tensors(self.posterior)
         constant = metadata.get("constant_tau")
         tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
-        return Fitted(bayes, Layout.from_json(metadata.get("table")), tau)
+        return Fitted(bayes, Layout(**json.loads(metadata.get("table", "{}"))), tau)
 
 
 @dataclass(frozen=True, kw_only=True)

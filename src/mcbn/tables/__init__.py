@@ -47,13 +47,8 @@ class Layout:
     classes: Sequence[str] | None = None  # names of the classes in the order of the outputs, where they are text
 
     def to_json(self) -> str:
-        """Write as text."""
+        """Write the keyword arguments of such a layout."""
         return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | None) -> "Layout":
-        """Read what `to_json` wrote; None is an empty layout."""
-        return cls(**json.loads(text or "{}"))
 
 
 EMPTY = Layout()
