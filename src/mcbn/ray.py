@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from mcbn.field.adapt import record_running
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
 from mcbn.posterior import Posterior
-from mcbn.scale import Outcome, Summary, clear, collect, opened, require_free, work
+from mcbn.scale import OnPart, Outcome, Summary, clear, collect, opened, require_free, work
 from mcbn.scale.job import SPOOL, Job, on_device, plan
 
 CONNECT_SECONDS = 10.0
@@ -103,7 +103,7 @@ def predict(
     workers: int | None = None,
     threads: int = 1,
     address: str | None = None,
-    on_part: Callable[[Outcome], object] | None = None,
+    on_part: OnPart = None,
     **options: Any,
 ) -> Summary:
     """Predict tables or images on a cluster, into a folder of parquet files: bit for bit as `mcbn.scale.predict` does.

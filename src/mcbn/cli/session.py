@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mcbn import batches, saving, scale
+from mcbn.baselines import ConstantUncertainty
 from mcbn.errors import MCBNError, one_line, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.progress import bar, counting
-from mcbn.tables import Examples, Layout, open_examples, scoring, specs
+from mcbn.tables import Examples, Layout, open_examples, specs
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 ENGINES = ("local", "ray")
@@ -259,7 +260,9 @@ def tune(bayes: MCBN[Any], held_out: Examples) -> Tensor | None:
         bayes.tune(data)
     if bayes.task != "regression":
         return None
-    return scoring.constant_tau(bayes, (block[:2] for block in held_out.blocks("tuning the constant twin")))
+    twin = ConstantUncertainty(bayes)
+    with bar("tuning the constant twin", total, "batch") as tick, counting(twin, tick):
+        return torch.as_tensor(twin.tune(data).tau, dtype=torch.float64).reshape(-1)
 
 
 def read_whole(examples: Examples) -> tuple[Any, Any]:

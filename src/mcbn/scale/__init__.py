@@ -57,6 +57,9 @@ class Summary:
     outcomes: tuple[Outcome, ...] = field(repr=False, default=())  # of the parts of this run
 
 
+OnPart = Callable[[Outcome], object] | None
+
+
 class UnreadableError(Exception):
     """The input of a part cannot be read."""
 
@@ -69,7 +72,7 @@ def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     try:
         return _predict(job, bayes, part)
     except UnreadableError as error:
-        bad = {"file": part.labels[0], "rows": [part.start, part.stop], "reason": str(error)}
+        bad = {"file": next(iter(part.files)), "rows": [part.start, part.stop], "reason": str(error)}
         return Outcome(part.name, BAD, bad=(bad,), reason=str(error))
 
 
@@ -170,12 +173,7 @@ def opened(job: Job, *, resume: bool, overwrite: bool = False) -> Iterator[dict[
         yield {part.name: outcome for part in job.parts if (outcome := finished(job, part))}
 
 
-def collect(
-    job: Job,
-    done: Mapping[str, Outcome],
-    outcomes: Iterable[Outcome],
-    on_part: Callable[[Outcome], object] | None,
-) -> Summary:
+def collect(job: Job, done: Mapping[str, Outcome], outcomes: Iterable[Outcome], on_part: OnPart) -> Summary:
     """Take note of every part as it comes to something; write manifest and list of bad files at the end."""
     known = dict(done)
     for outcome in outcomes:
@@ -247,7 +245,7 @@ def predict(
     out: str | Path,
     resume: bool = False,
     overwrite: bool = False,
-    on_part: Callable[[Outcome], object] | None = None,
+    on_part: OnPart = None,
     **options: Any,
 ) -> Summary:
     """Predict tables or images, part by part, into a folder of parquet files.

@@ -44,14 +44,13 @@ class Part:
     """Rows start to stop of one table, or some images of a list."""
 
     name: str  # of the file with its results
-    files: Sequence[str]  # paths
-    labels: Sequence[str]  # the same, as results call them
+    files: Mapping[str, str]  # paths by what results call them
     start: int = 0  # row of the table, or place of the first image in the list of all
     stop: int | None = None  # None: to the end
 
     def source(self) -> str:
         """Tell the state of its files by their sizes and times of change: other content of old size is found out."""
-        return _digest([[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files)])
+        return _digest([[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files.values())])
 
 
 def list_files(inputs: Inputs) -> dict[str, Path]:
@@ -87,15 +86,15 @@ def _under(place: Path) -> Iterator[tuple[str, Path]]:
 
 def cut(files: dict[str, Path], batch_rows: int, part_rows: int | None) -> list[Part]:
     """Make parts of whole batches: of images in their order, or of every table, several of a large parquet file."""
-    labels, paths, N = list(files), list(map(str, files.values())), len(files)
-    if Path(paths[0]).suffix.lower() not in TABLES:
+    named, N = [(label, str(path)) for label, path in files.items()], len(files)
+    if Path(named[0][1]).suffix.lower() not in TABLES:
         step = _step(N, batch_rows, part_rows, PART_IMAGES)
-        pieces = [(start, min(start + step, N)) for start in range(0, N, step)]
-        return [Part(f"part-{i:06d}-00000", paths[a:b], labels[a:b], a, b) for i, (a, b) in enumerate(pieces)]
+        starts = enumerate(range(0, N, step))
+        return [Part(f"part-{i:06d}-00000", dict(named[a : a + step]), a, min(a + step, N)) for i, a in starts]
     counts = [_count(path, part_rows) for path in files.values()]
     step = _step(sum(rows or 0 for rows in counts), batch_rows, part_rows, PART_ROWS)
     return [
-        Part(f"part-{i:06d}-{piece:05d}", paths[i : i + 1], labels[i : i + 1], a, min(a + step, rows) if rows else None)
+        Part(f"part-{i:06d}-{piece:05d}", dict([named[i]]), a, min(a + step, rows) if rows else None)
         for i, rows in enumerate(counts)
         for piece, a in enumerate(range(0, rows, step) if rows else [0])
     ]
@@ -164,19 +163,20 @@ class Reader:
         return self._read_images(part) if self.shape else self._read_table(part)
 
     def _read_table(self, part: Part) -> Iterator[Batch]:
-        table = open_table(Path(part.files[0]), finite=self.finite)
+        ((label, path),) = part.files.items()
+        table = open_table(Path(path), finite=self.finite)
         keys, inputs, _ = find_columns(table, self.target, self.layout, self.keys)
         rows = (part.start, part.stop) if isinstance(table, ParquetTable) else ()  # a csv file is not cut
         for block in table.blocks(inputs, self.batch_rows, keys, *rows):
             places = np.arange(block.first, block.first + len(block.numbers))
             named = {name: block.keys[c] for name, c in zip(self.keys, keys, strict=True)}
-            yield Batch(torch.from_numpy(block.numbers), [part.labels[0]] * len(places), places, named)
+            yield Batch(torch.from_numpy(block.numbers), [label] * len(places), places, named)
 
     def _read_images(self, part: Part) -> Iterator[Batch]:
-        places = iter(zip(range(part.start, part.start + len(part.files)), part.files, part.labels, strict=True))
+        places = enumerate(part.files.items(), part.start)
         while group := list(islice(places, self.batch_rows)):
             good, bad = [], []
-            for place, path, label in group:
+            for place, (label, path) in group:
                 try:
                     image = read_image(Path(path), self.transform)
                     if tuple(image.shape) != self.shape:

@@ -24,12 +24,6 @@ Report = dict[str, Any]  # scores and what they were made with, as JSON has them
 ITSELF = "the scored data itself, so it is the best constant there"
 
 
-def constant_tau(bayes: MCBN[Any], pairs: Pairs) -> Tensor:
-    """Tune the precision of the constant twin on targets, block by block, (D,)."""
-    means = ((bayes.predict(x).mean, y) for x, y in pairs)
-    return noise.constant_tau(*_gather((mean, match_shape(y, mean)) for mean, y in means))
-
-
 def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     """Join the rows of all blocks."""
     columns = list(zip(*rows, strict=True))
