@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from mcbn.files import require_sane
 Array = NDArray[Any]
 Line = tuple[int, list[str]]  # its number in the file, its cells
 DELIMITERS = ",;\t"
-MOST_CHARACTERS = 2**24  # of the first line of csv, which tells the width
+MOST_CHARACTERS = 2**24  # of a line of csv
 
 
 class Block(NamedTuple):
@@ -97,17 +97,21 @@ class CsvTable:
         """Yield lines that are not blank."""
         with self.path.open(encoding="utf-8-sig", newline="") as file:
             try:
-                header = file.readline(MOST_CHARACTERS + 1)
-                if len(header) > MOST_CHARACTERS:
-                    most = f"has more than {MOST_CHARACTERS:,} characters"
-                    raise MCBNError(f"{self.path}: line 1 {most}: no row of a table; write large arrays as npy")
+                delimiter = max(DELIMITERS, key=file.readline(MOST_CHARACTERS).count)
                 file.seek(0)
-                reader = csv.reader(file, delimiter=max(DELIMITERS, key=header.count))
+                lines = map(self._require_short, iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), count(1))
+                reader = csv.reader(lines, delimiter=delimiter)
                 yield from ((reader.line_num, cells) for cells in reader if cells)
             except UnicodeDecodeError as error:
                 raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
             except csv.Error as error:
                 raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
+
+    def _require_short(self, line: str, number: int) -> str:
+        if len(line) > MOST_CHARACTERS:
+            most = f"has more than {MOST_CHARACTERS:,} characters"
+            raise MCBNError(f"{self.path}: line {number} {most}: no row of a table; write large arrays as npy")
+        return line
 
 
 def is_number(cell: str) -> bool:
