@@ -72,18 +72,16 @@ def test_headline_compares_the_tenths(tmp_path: Path, low, high, sentence):
     assert [text for text in words if text.startswith(fact)]
 
 
-def test_constant_twin_follows_the_validation_data(fitted):
+def test_constant_twin_is_as_given_or_tuned_on_the_data_shown(fitted):
     bayes, x, y = fitted
-    tuned = evidence.spread(bayes, x[300:], y[300:], validation=(x[200:300], y[200:300]))
-    mean = bayes.predict(x[200:300]).mean.double()
+    tuned = evidence.spread(bayes, x[300:], y[300:])
+    mean = bayes.predict(x[300:]).mean.double()
     stds = torch.linspace(0.5 * tuned.constant_std, 2 * tuned.constant_std, 301)
-    losses = [
-        metrics.crps_gaussian(mean, torch.full_like(mean, s**2), y[200:300].double()).mean() for s in stds.tolist()
-    ]
+    losses = [metrics.crps_gaussian(mean, torch.full_like(mean, s**2), y[300:].double()).mean() for s in stds.tolist()]
     assert stds[int(torch.stack(losses).argmin())].item() == pytest.approx(tuned.constant_std, rel=0.01)
-    assert tuned.constant_source == "tuned on validation data"
-    assert "favours the twin" in evidence.spread(bayes, x[300:], y[300:]).constant_source
-    assert evidence.spread(bayes, x[300:], y[300:], constant_std=2.0).constant_std == 2.0
+    assert "favours the twin" in tuned.constant_source
+    given = evidence.spread(bayes, x[300:], y[300:], constant_std=2.0)
+    assert (given.constant_std, given.constant_source) == (2.0, "as given")
 
 
 def test_regression_scores_agree_with_the_metrics(fitted):
@@ -195,7 +193,6 @@ def test_several_outputs_are_refused(tmp_path: Path):
     [
         ({"names": ["a", "b"]}, "names holds 2 names, but x has 3 columns"),
         ({"constant_std": -1.0}, "constant_std must be positive"),
-        ({"validation": 3}, r"validation must be a pair \(x, y\), got int"),
     ],
 )
 def test_wrong_options_leave_no_file(fitted, tmp_path: Path, options, message):

@@ -24,7 +24,6 @@ def write_page(
     y: Any,
     *,
     train: Any = None,
-    validation: Any = None,
     constant_std: float | None = None,
     ignore_index: int | None = None,
     title: str = "How far can this network be trusted?",
@@ -48,8 +47,7 @@ def write_page(
         x: held-out inputs; a tensor is predicted block by block, anything else the model takes at once.
         y: their targets or labels, (N,), (N, 1) or maps (N, H, W); never used to tune anything of `bayes`.
         train: the data of the fit; with it the page holds `bayes.check(train)`: warnings, and each layer's share.
-        validation: (x, y) on which the constant twin's std is tuned; without it, on the data shown.
-        constant_std: the twin's std where it is known already.
+        constant_std: of the twin, as tuned on validation data; without it, tuned on the data shown.
         ignore_index: a label to leave out, such as the void class of a segmentation.
         title: heading of the page.
         units: of the target.
@@ -71,8 +69,7 @@ def write_page(
     if bayes.task == "multilabel":
         raise MCBNError("a page shows one label an input; score several by mcbn.metrics, such as nll(pred.probs, y)")
     if bayes.task == "regression":
-        spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
-        content = _regression(spread, x, units, names)
+        content = _regression(evidence.spread(bayes, x, y, constant_std=constant_std), x, units, names)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
         labels = _label_names(classes, ours, plain)

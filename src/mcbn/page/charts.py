@@ -39,7 +39,7 @@ def uncertainty_error(
     names = np.arange(len(std)) if inputs is None else inputs
     y = axis(f"absolute error ({units})", bulk_height(heights, std, constant_std), flag=True)
     titles = [f"input {names[i]}, std {number(std[i])}" for i in order]
-    return _over_ranks(scores.tenths(std, error), len(std), "absolute error", y, drawn, titles)
+    return _over_ranks(std, error, "absolute error", y, drawn, titles)
 
 
 def error_rate(votes: Votes) -> Spec:
@@ -59,30 +59,21 @@ def error_rate(votes: Votes) -> Spec:
     words = ["wrong" if error else "right" for error in votes.error[order]]
     values = zip(votes.inputs[order], words, votes.entropy[order], strict=True)
     titles = [f"input {i}: {word}, entropy {number(entropy, 3)}" for i, word, entropy in values]
-    y, tenths = axis("share of wrong answers", top, percent=True), scores.tenths(votes.entropy, votes.error)
-    return _over_ranks(tenths, len(votes.error), "share of wrong answers", y, drawn, titles)
+    y = axis("share of wrong answers", top, percent=True)
+    return _over_ranks(votes.entropy, votes.error, "share of wrong answers", y, drawn, titles)
 
 
-def _over_ranks(
-    tenths: tuple[float, float], n_points: int, what: str, y: Spec, drawn: list[Spec], titles: list[str]
-) -> Spec:
-    way, (low, high) = "rises" if tenths[1] >= tenths[0] else "falls", (number(value, 3) for value in tenths)
-    alt = f"the mean {what} {way} from {low} in the most certain tenth to {high} in the least certain."
+def _over_ranks(uncertainty: Vector, loss: Vector, what: str, y: Spec, drawn: list[Spec], titles: list[str]) -> Spec:
+    low, high = scores.tenths(uncertainty, loss)
+    change = f"the mean {what} {'rises' if high >= low else 'falls'} from {number(low, 3)} in the most certain tenth"
+    alt = f"Uncertainty-error plot of {len(loss):,} points: {change} to {number(high, 3)} in the least certain."
     x = axis("points, from certain to uncertain", len(titles) + 1)
-    spec = {"alt": f"Uncertainty-error plot of {n_points:,} points: {alt}", "x": x, "y": y, "series": drawn}
-    return spec | {"titles": titles, "nearest": "xy"}
+    return {"alt": alt, "x": x, "y": y, "series": drawn, "titles": titles, "nearest": "xy"}
 
 
 def _ranked(uncertainty: Vector) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
     """Return the points shown from certain to uncertain, their ranks, the nodes of a line, a running mean's window."""
-    shown = thin(len(uncertainty), MOST_POINTS)
+    N = min(len(uncertainty), MOST_POINTS)
+    shown = np.sort(np.random.default_rng(0).choice(len(uncertainty), N, replace=False))
     order = shown[np.argsort(uncertainty[shown], kind="stable")]
-    N = len(order)
     return order, np.arange(1, N + 1), scores.nodes(N), min(N, max(10, N // 10))
-
-
-def thin(length: int, most: int, *, seed: int = 0) -> NDArray[np.int64]:
-    """Choose at most so many of the points at random, in their order."""
-    if length <= most:
-        return np.arange(length)
-    return np.sort(np.random.default_rng(seed).choice(length, most, replace=False))

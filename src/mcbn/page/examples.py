@@ -31,7 +31,7 @@ def show_ends(
     groups: list[Group] = []
     for heading, chosen in ends(order, shown.inputs):
         points = [np.flatnonzero(shown.inputs == i) for i in chosen]
-        rows = [[str(chosen[k]), *(_typical(c[p]) for c in columns.values())] for k, p in enumerate(points)]
+        rows = [[str(i), *(_typical(c[p]) for c in columns.values())] for i, p in zip(chosen, points, strict=True)]
         groups.append({"heading": heading, **show_inputs(x, chosen, ["input", *columns], rows, names)})
     return groups
 
@@ -63,8 +63,13 @@ def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDAr
 
 
 def tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
-    """Hold a picture (H, W) or (H, W, 3) as PNG in an address of its own."""
-    return {"address": "data:image/png;base64," + base64.b64encode(png(pixels)).decode(), "name": name, "alt": alt}
+    """Hold a picture, (H, W) gray or (H, W, 3) in color, as PNG in an address of its own."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    address = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"address": address, "name": name, "alt": alt}
 
 
 def is_image(x: Any) -> bool:
@@ -113,36 +118,24 @@ def to_pixels(x: Tensor) -> Pixels:
     values = _thin(x.detach().cpu().double().movedim(0, -1))  # (H, W, C)
     low, high = values.min(), values.max()
     scaled = ((values - low) / (high - low if high > low else 1) * 255).round().to(torch.uint8)
-    pixels: Pixels = (scaled[..., 0] if scaled.shape[-1] == 1 else scaled).numpy()
-    return pixels
+    return np.asarray(scaled[..., 0] if scaled.shape[-1] == 1 else scaled)
 
 
 def heat(values: NDArray[np.float64], top: float) -> Pixels:
     """Color a map (H, W) from dark blue over violet to yellow, 0 to `top`."""
     from matplotlib import colormaps
 
-    pixels: Pixels = colormaps["plasma"](_thin(values) / (top or 1.0), bytes=True)[..., :3]
-    return pixels
+    return np.asarray(colormaps["plasma"](_thin(values) / (top or 1.0), bytes=True))[..., :3]
 
 
 def label_colors(labels: NDArray[np.int64]) -> Pixels:
     """Give every class of a map (H, W) a color of its own, up to twenty; below 0, what is left out, is gray."""
     from matplotlib import colormaps
 
-    pixels: Pixels = colormaps["tab20"](_thin(labels) % 20, bytes=True)[..., :3].copy()
-    pixels[_thin(labels) < 0] = 128
-    return pixels
+    labels, colors = _thin(labels), colormaps["tab20"].with_extremes(under="gray")
+    return np.asarray(colors(np.where(labels < 0, -1, labels % 20), bytes=True))[..., :3]
 
 
 def _thin(values: Any) -> Any:
     step = max(1, -(-max(values.shape[:2]) // MOST_PIXELS))
     return values[::step, ::step]
-
-
-def png(pixels: Pixels) -> bytes:
-    """Encode (H, W) grayscale or (H, W, 3) color."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
