@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from mcbn.page import scores
 from mcbn.page.evidence import Vector, Votes
 from mcbn.page.templates import Spec, axis, number, series
-from mcbn.plots import Z50, Z95, bulk_height, running_mean
+from mcbn.plots import Z50, Z95, bulk_height, mean_window, running_mean
 
 MOST_POINTS = 10_000  # drawn at most; scores and curves count all
 
@@ -76,4 +76,4 @@ def _ranked(uncertainty: Vector) -> tuple[NDArray[np.int64], NDArray[np.int64], 
     N = min(len(uncertainty), MOST_POINTS)
     shown = np.sort(np.random.default_rng(0).choice(len(uncertainty), N, replace=False))
     order = shown[np.argsort(uncertainty[shown], kind="stable")]
-    return order, np.arange(1, N + 1), scores.nodes(N), min(N, max(10, N // 10))
+    return order, np.arange(1, N + 1), scores.nodes(N), mean_window(N)
