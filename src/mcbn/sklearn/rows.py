@@ -21,10 +21,9 @@ class Rows(NamedTuple):
     y: Tensor  # (n,) or (n, D) float64, or (n,) class numbers
     weights: Tensor  # (n,) positive, float64
 
-    def take(self, index: NDArray[np.int64]) -> "Rows":
+    def take(self, index: Tensor) -> "Rows":
         """Choose rows."""
-        chosen = torch.from_numpy(index)
-        return Rows(self.x[chosen], self.y[chosen], self.weights[chosen])
+        return Rows(*(values[index] for values in self))
 
     @property
     def size(self) -> int:
@@ -76,6 +75,6 @@ def folds(rows: Rows, k: int, seed: int) -> list[tuple[Rows, Rows]]:
         return [(rows, rows)]
     classes = np.zeros(n) if rows.y.is_floating_point() else rows.y.numpy()
     shuffled = np.lexsort((np.random.default_rng(seed).random(n), classes))
-    number = np.empty(n, dtype=np.int64)
-    number[shuffled] = np.arange(n) % k
-    return [(rows.take(np.flatnonzero(number != i)), rows.take(np.flatnonzero(number == i))) for i in range(k)]
+    number = torch.empty(n, dtype=torch.int64)
+    number[shuffled] = torch.arange(n) % k
+    return [(rows.take(number != i), rows.take(number == i)) for i in range(k)]
