@@ -17,7 +17,7 @@ from torch.optim.swa_utils import update_bn
 
 from mcbn import stacked
 from mcbn.model import MCBN
-from mcbn.networks import BN_EPSILON, Standardized, StandardizedInputs
+from mcbn.networks import BN_EPSILON, Standardized
 from mcbn.noise import inverse_temperature, tau_by_crps
 from mcbn.prediction import join
 from mcbn.sklearn.rows import Rows, folds
@@ -161,18 +161,13 @@ class _Run:
 
     def _seen(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return what networks are trained on: standardised in double precision, then single; y (n, D) or (n,)."""
-        if isinstance(self.scale, Standardized):
-            x, y = self.scale.standardize(rows.x, rows.y)
-            y = y.reshape(len(y), -1).float()
-        else:
-            x, y = self.scale.standardize_inputs(rows.x), rows.y
+        x, y = self.scale.standardize(rows.x, rows.y)
+        y = y if self.classify else y.reshape(len(y), -1).float()
         return x.to(self.device, torch.float32), y.to(self.device)
 
-    def _standardized(self, network: nn.Module) -> StandardizedInputs:
+    def _standardized(self, network: nn.Module) -> Standardized:
         """Wrap a network to work in original units: those of all rows, whatever the network was trained on."""
-        if self.classify:
-            return StandardizedInputs(network, self.rows.x)
-        return Standardized(network, self.rows.x, self.rows.y)
+        return Standardized(network, self.rows.x, None if self.classify else self.rows.y)
 
     def bayes(self, s: int, rows: Rows, values: Values) -> MCBN[Any]:
         """Draw the batch statistics of network s, in original units and double precision, from its training rows."""
