@@ -135,7 +135,7 @@ def test_ten_thousand_points_stay_below_five_megabytes(fitted, tmp_path: Path):
 
 def test_more_points_are_thinned_for_the_chart_and_counted_for_the_scores(fitted, tmp_path: Path, monkeypatch):
     bayes, x, y = fitted
-    monkeypatch.setattr("mcbn.page.charts.MOST_POINTS", 40)
+    monkeypatch.setattr(scores, "MOST_POINTS", 40)
     page = Reader(write_page(tmp_path / "page.html", bayes, x[300:], y[300:]).read_text())
     assert len(page.blocks["errors"]["titles"]) == 40
     assert "Drawn are 40 of the 100 points" in " ".join(page.words)

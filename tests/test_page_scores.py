@@ -9,7 +9,7 @@ import torch
 from numpy.random import default_rng
 
 from mcbn import metrics
-from mcbn.page import charts, scores
+from mcbn.page import scores
 
 N = 137
 
@@ -113,13 +113,29 @@ def test_histograms_are_shares_of_each_group(points):
 
 
 def test_thinned_points_are_a_random_part_in_the_order_of_uncertainty(monkeypatch):
-    std, error = np.arange(1.0, 1001), np.zeros(1000)
-    monkeypatch.setattr(charts, "MOST_POINTS", 10)
-    band, again = (charts.uncertainty_error(std, error, constant_std=None)["series"][0]["y"] for _ in range(2))
-    assert band == again == sorted(set(band))
-    assert len(band) == 10
-    assert band[-1] / band[0] > 2  # not neighbours
-    assert len(charts.uncertainty_error(std[:5], error[:5], constant_std=None)["titles"]) == 5
+    uncertainty = default_rng(0).uniform(size=1000)
+    assert scores.ranks(uncertainty).order.tolist() == np.argsort(uncertainty).tolist()
+    monkeypatch.setattr(scores, "MOST_POINTS", 10)
+    order = scores.ranks(uncertainty).order
+    assert (np.diff(uncertainty[order]) > 0).all()
+    assert len(order) == 10
+    assert np.ptp(uncertainty[order]) > 0.3  # not neighbours
+    assert order.tolist() == scores.ranks(uncertainty).order.tolist()
+
+
+def test_a_line_of_running_means_averages_neighbours_in_the_order_of_uncertainty(points):
+    std, error = points
+    ranks = scores.ranks(std)
+    ordered = [e for _, e in sorted(zip(std, error, strict=True))]
+    naive = [np.mean(ordered[max(0, i - 6) : i + 7]) for i in range(N)]
+    assert ranks.window == 13
+    np.testing.assert_allclose(ranks.running_mean(error), np.array(naive)[ranks.nodes])
+
+
+def test_right_answers_lie_low_and_wrong_ones_high():
+    heights, words = scores.answers(np.array([0.0, 1.0, 0.0]), 0.5)
+    assert words == ["right", "wrong", "right"]
+    assert (np.abs(heights - 0.5 * np.array([0.03, 0.95, 0.03])) <= 0.01).all()
 
 
 @pytest.mark.parametrize(

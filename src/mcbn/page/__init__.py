@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.page import charts, evidence, examples, scores
+from mcbn.page import evidence, examples, scores
 from mcbn.page.evidence import Spread, Votes
 from mcbn.page.templates import render, save
 
@@ -128,9 +128,6 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
         "shown": spread,
         "units": units,
         "small": spread.error <= np.median(spread.error),
-        "errors": charts.uncertainty_error(
-            spread.std, spread.error, constant_std=spread.constant_std, inputs=spread.inputs, units=units
-        ),
         "examples": examples.show_ends(spread, spread.std, columns, x, names),
     }
 
@@ -146,7 +143,6 @@ def _classification(
         "shown": ours,
         "plain": plain,
         "rows": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
-        "errors": charts.error_rate(ours),
         "examples": examples.show_ends(ours, ours.entropy, columns, x, names),
     }
 

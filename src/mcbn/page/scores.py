@@ -15,9 +15,11 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.page.evidence import Spread, Vector, Votes
 from mcbn.page.templates import number
+from mcbn.plots import mean_window, running_mean
 
 LEVELS = np.linspace(0, 1, 101)
 MOST_NODES = 400  # of a curve
+MOST_POINTS = 10_000  # drawn at most; scores and curves count all
 FIFTHS = ("least uncertain", "second", "third", "fourth", "most uncertain")
 
 
@@ -33,6 +35,18 @@ class Curve(NamedTuple):
         return float(np.quantile(self.y, 0.98))
 
 
+class Ranks(NamedTuple):
+    """Points from certain to uncertain, and a line of running means along them."""
+
+    order: NDArray[np.int64]  # which points, (N,)
+    nodes: NDArray[np.int64]  # places of the line among them
+    window: int  # points of a mean
+
+    def running_mean(self, values: Vector) -> Vector:
+        """Average the neighbours of every node, values (N,) of all points."""
+        return running_mean(values[self.order], self.window)[self.nodes]
+
+
 class Bins(NamedTuple):
     """Averages over bins: predicted against observed, and how many points each holds."""
 
@@ -44,6 +58,20 @@ class Bins(NamedTuple):
     def gap(self) -> float:
         """sum_b size_b |observed_b - predicted_b| / N, for confidences the ECE (Guo et al. 2017, Eq. (3))."""
         return float(np.abs(self.observed - self.predicted) @ self.size / self.size.sum())
+
+
+def ranks(uncertainty: Vector) -> Ranks:
+    """Order points by uncertainty (N,); of more than 10,000 a random part."""
+    N = min(len(uncertainty), MOST_POINTS)
+    shown = np.sort(np.random.default_rng(0).choice(len(uncertainty), N, replace=False))
+    return Ranks(shown[np.argsort(uncertainty[shown], kind="stable")], nodes(N), mean_window(N))
+
+
+def answers(wrong: Vector, top: float) -> tuple[Vector, list[str]]:
+    """Place answers (N,) on an axis, right ones low and wrong ones high, each with its word."""
+    jitter = np.random.default_rng(0).uniform(-0.02, 0.02, len(wrong))  # so that dots can be told apart
+    heights = np.where(wrong > 0, 0.95, 0.03) * top + jitter * top
+    return heights, np.where(wrong > 0, "wrong", "right").tolist()
 
 
 def tenths(uncertainty: Vector, loss: Vector) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import to_json, write_text
 
@@ -32,7 +33,7 @@ def environment(package: str = "mcbn.page") -> Environment:
     templates.filters |= {"number": number, "percent": percent, "each": _each}
     templates.filters["asset"] = lambda name: loader.get_source(templates, name)[0]
     templates.filters["sha256"] = lambda source: base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    templates.globals |= {"axis": axis, "series": series}
+    templates.globals |= {"axis": axis, "series": series, "plots": plots}
     templates.tests["finite"] = math.isfinite
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     return templates
