@@ -77,8 +77,9 @@ def toy(
     Teye et al. 2018, Figure 1. x_train, y_train (N,); x_grid, mean, std (G,) in any order of x.
     """
     x_train, y_train = _vectors(x_train=x_train, y_train=y_train)
-    grid = _vectors(x_grid=x_grid, mean=mean, std=std)
-    x, mean, std = np.stack(grid)[:, np.argsort(grid[0], kind="stable")]  # (G,) each
+    x, *moments = _vectors(x_grid=x_grid, mean=mean, std=std)
+    order = np.argsort(x, kind="stable")
+    x, mean, std = (vector[order] for vector in (x, *moments))  # (G,) each
     ax = ax or _new_axes()
     _draw_bands(ax, x, mean, std, color, constant_std, sides=(-1, 1))
     ax.plot(x, mean, color=color, linewidth=1.8, label="predictive mean")

@@ -72,10 +72,9 @@ def write_page(
         content = _regression(evidence.spread(bayes, x, y, constant_std=constant_std), x, units, names)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
-        labels = _label_names(classes, ours, plain)
-        content = _classification(ours, plain, x, names, labels)
+        content = _classification(ours, plain, x, names, classes)
         if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
-            content |= examples.map_examples(bayes, ours, x, y, ignore_index, labels)
+            content |= examples.map_examples(bayes, ours, x, y, ignore_index, content["classes"])
     content["diagnosis"] = None if train is None else evidence.check_draws(bayes, x, train, seed)
     content |= {"title": title, "n_inputs": len(y), "posterior": bayes.posterior, "groups": groups}
     return save(Path(path), render(scores=scores, **content))
@@ -112,7 +111,7 @@ def write_prediction_page(
         raise MCBNError(f"predictions and targets must be equally many; got {sizes} and {len(y)} targets")
     if "probs" in vectors:
         ours = evidence.votes_of(vectors["probs"], y, vectors.get("mutual_information"))
-        content = _classification(ours, None, x, names, _label_names(classes, ours, ours))
+        content = _classification(ours, None, x, names, classes)
     elif {"mean", "std"} <= set(vectors):
         content = _regression(evidence.spread_of(vectors["mean"], vectors["std"], y, constant_std), x, units, names)
     else:
@@ -133,23 +132,20 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
 
 
 def _classification(
-    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str]
+    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str] | None
 ) -> dict[str, Any]:
-    answer, truth = (np.asarray(classes, dtype=object)[labels] for labels in (ours.label, ours.truth))
-    columns = {"answer": answer, "truth": truth, "confidence": ours.confidence, "entropy": ours.entropy}
+    n_classes = 1 + int(max(labels.max() for labels in (ours.label, ours.truth, (plain or ours).label)))
+    if classes is not None and len(classes) < n_classes:
+        raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
+    named = np.array([f"class {k}" for k in range(n_classes)] if classes is None else classes, dtype=object)
+    columns = {"answer": named[ours.label], "truth": named[ours.truth]}
+    columns |= {"confidence": ours.confidence, "entropy": ours.entropy}
     rows = scores.class_scores(ours, plain)
     return {
         "template": "classification.html.j2",
         "shown": ours,
         "plain": plain,
+        "classes": named,
         "rows": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
         "examples": examples.show_ends(ours, ours.entropy, columns, x, names),
     }
-
-
-def _label_names(classes: Sequence[str] | None, ours: Votes, plain: Votes) -> list[str]:
-    """Name every class that occurs."""
-    n_classes = 1 + int(max(ours.label.max(), ours.truth.max(), plain.label.max()))
-    if classes is not None and len(classes) < n_classes:
-        raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
-    return [f"class {k}" for k in range(n_classes)] if classes is None else [str(name) for name in classes]

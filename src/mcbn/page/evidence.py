@@ -145,7 +145,7 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
         plain.append(_vote(probs, labels[rows], kept[rows], smallest_set(probs, LEVEL)))
     if not kept.any():
         raise MCBNError("every label is the one to ignore: nothing is left to report on")
-    points = {"inputs": kept.nonzero()[:, 0].numpy(), "population": population}
+    points: dict[str, Any] = {"inputs": kept.nonzero()[:, 0].numpy(), "population": population}
     return Votes(**_join(ours), **points), Votes(**_join(plain), **points)
 
 
