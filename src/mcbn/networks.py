@@ -191,9 +191,8 @@ def _batches(x: Tensor, y: Tensor, batch_size: int, generator: torch.Generator) 
 
 def _check_data(x: Tensor, y: Tensor) -> None:
     if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(x) < 2:
-        raise MCBNError(
-            f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got x {tuple(x.shape)} and y {tuple(y.shape)}"
-        )
+        shapes = f"x {tuple(x.shape)} and y {tuple(y.shape)}"
+        raise MCBNError(f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got {shapes}")
     if not (x.is_floating_point() and y.is_floating_point() and x.isfinite().all() and y.isfinite().all()):
         raise MCBNError(f"x and y must be finite floating-point tensors; got {x.dtype} and {y.dtype}")
 

@@ -50,7 +50,7 @@ def uncertainty_error(
     std, error = std[order], np.abs(mean - y)[order]  # (N,) each
     N = len(error)
     rank, window = np.arange(1.0, N + 1), mean_window(N)
-    ax = ax or _new_axes()
+    ax = ax or new_figure().add_subplot()
     _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
     size = 3 + 30 / np.sqrt(N)
     alpha = min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
@@ -80,7 +80,7 @@ def toy(
     x, *moments = _vectors(x_grid=x_grid, mean=mean, std=std)
     order = np.argsort(x, kind="stable")
     x, mean, std = (vector[order] for vector in (x, *moments))  # (G,) each
-    ax = ax or _new_axes()
+    ax = ax or new_figure().add_subplot()
     _draw_bands(ax, x, mean, std, color, constant_std, sides=(-1, 1))
     ax.plot(x, mean, color=color, linewidth=1.8, label="predictive mean")
     ax.plot(x_train, y_train, "o", color="0.15", markersize=3, label="training data", zorder=4)
@@ -111,7 +111,7 @@ def statistics(
     centre, spread = float(values.mean()), float(values.std())
     if not spread > 1e-9 * np.abs(values).max():
         raise MCBNError(f"all {len(values)} draws are {centre:.6g}: a unit that does not vary has no histogram")
-    ax = ax or _new_axes()
+    ax = ax or new_figure().add_subplot()
     ax.hist(
         values, int(np.clip(np.sqrt(len(values)), 8, 40)), density=True, color=color, alpha=0.45, label="drawn batches"
     )
@@ -127,17 +127,13 @@ def statistics(
     return _finish(ax, xlabel, "density")
 
 
-def new_figure(width: float, height: float, *, dpi: int = 150) -> "Figure":
+def new_figure(width: float = 5.5, height: float = 3.7, *, dpi: int = 150) -> "Figure":
     """Make an empty figure of its own, in inches, without pyplot and its global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("plots need matplotlib: pip install 'mcbn[plots]'") from error
     return Figure(figsize=(width, height), layout="constrained", dpi=dpi)
-
-
-def _new_axes() -> "Axes":
-    return new_figure(5.5, 3.7).add_subplot()
 
 
 def _draw_bands(

@@ -3,7 +3,6 @@
 A point is one output of one input: a row of a table, an image with its class, a pixel of a segmentation.
 """
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,9 +111,8 @@ def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None =
         raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
     mean, std, y = (values.double() for values in (mean, std, y))
     low, high = central_interval(mean, std, LEVEL)
-    log_prob = -0.5 * ((y - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
-    inside = ((low <= y) & (y <= high)).double()
-    block: Block = {"mean": mean, "std": std, "y": y, "log_prob": log_prob, "inside": inside}
+    block: Block = {"mean": mean, "std": std, "y": y, "inside": ((low <= y) & (y <= high)).double()}
+    block["log_prob"] = torch.distributions.Normal(mean, std).log_prob(y)
     return _with_twin([block], len(y), constant_std)
 
 

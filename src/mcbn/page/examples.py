@@ -28,8 +28,12 @@ def show_ends(
 
     They are pictures, or else rows: the columns, then up to 30 features where x is a table.
     """
+    count = np.bincount(shown.inputs)
+    known = np.flatnonzero(count)
+    mean = np.bincount(shown.inputs, weights=order)[known] / count[known]
+    inputs = known[np.argsort(mean, kind="stable")]  # from certain to uncertain
     groups: list[Group] = []
-    for heading, chosen in ends(order, shown.inputs):
+    for heading, chosen in (("Least certain", inputs[::-1][:COUNT]), ("Most certain", inputs[:COUNT])):
         points = [np.flatnonzero(shown.inputs == i) for i in chosen]
         rows = [[str(i), *(_typical(c[p]) for c in columns.values())] for i, p in zip(chosen, points, strict=True)]
         groups.append({"heading": heading, **show_inputs(x, chosen, ["input", *columns], rows, names)})
@@ -51,15 +55,6 @@ def show_inputs(
 
 def _typical(values: NDArray[Any]) -> str | float:
     return str(values[0]) if values.dtype.kind == "O" else float(values.mean())
-
-
-def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return the inputs of highest and of lowest mean uncertainty over their points, the extreme first."""
-    count = np.bincount(inputs)
-    known = np.flatnonzero(count)
-    mean = np.bincount(inputs, weights=uncertainty)[known] / count[known]
-    order = known[np.argsort(mean, kind="stable")]
-    return [("Least certain", order[::-1][:COUNT]), ("Most certain", order[:COUNT])]
 
 
 def tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
@@ -92,20 +87,18 @@ def map_examples(
     """Show segmented inputs with truth, answer and entropy beside them, and tell what the colors mean."""
     top = float(np.log(bayes.plain(x[:1]).shape[1]))  # the entropy of knowing nothing
     truth = y if ignore_index is None else y.where(y != ignore_index, -1)
-    groups: list[Group] = []
-    for heading, chosen in ends(votes.entropy, votes.inputs):
-        pred, cards = bayes.predict(x[chosen.tolist()]), []
-        for i, label, entropy in zip(chosen, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
+    groups = show_ends(votes, votes.entropy, {"entropy": votes.entropy, "error": votes.error}, x, None)
+    for cards in (group["cards"] for group in groups):
+        chosen = [int(card["row"][0]) for card in cards]
+        pred = bayes.predict(x[chosen])
+        for i, card, label, entropy in zip(chosen, cards, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
             maps = {
-                "input": to_pixels(x[i]),
                 "truth": label_colors(truth[i].reshape(label.shape).cpu().numpy()),
                 "answer": label_colors(label.numpy()),
                 "entropy": heat(entropy.numpy(), top),
             }
-            means = (vector[votes.inputs == i].mean() for vector in (votes.entropy, votes.error))
-            tiles = [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
-            cards.append({"tiles": tiles, "row": [str(i), *means]})
-        groups.append({"heading": heading, "cards": cards})
+            card["tiles"][0]["name"] = "input"
+            card["tiles"] += [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
     present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}
     names = present if ignore_index is None else present | {-1: "left out"}
     colors = [tile(label_colors(np.full((2, 2), k)), name) for k, name in names.items()]

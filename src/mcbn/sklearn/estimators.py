@@ -110,11 +110,11 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the sizes of the hidden layers; a number is that of the only one."""
         return tuple(self.hidden) if isinstance(self.hidden, Iterable) else (self.hidden,)
 
-    def _blocks(self, X: ArrayLike) -> Sequence[Tensor]:
+    def _blocks(self, X: ArrayLike, size: int = BLOCK) -> Sequence[Tensor]:
         """Check inputs and return them as tensors, some rows in each."""
         check_is_fitted(self)
         x: Array = validate_data(self, X, dtype=np.float64, reset=False)
-        return torch.split(torch.tensor(x), BLOCK)
+        return torch.split(torch.tensor(x), size)
 
     def _prediction(self, X: ArrayLike) -> Any:
         return join([self.bayes_.predict(block) for block in self._blocks(X)])
@@ -123,9 +123,8 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         """Predict a few rows at a time with the network of every fold: what comes next is as wide as all scores."""
         calibrations: list[Any] = [bayes.calibration for bayes in self.folds_]
         n = sum(len(calibration.scores[0]) for calibration in calibrations)
-        for block in self._blocks(X):
-            for some in torch.split(block, max(1, VALUES // n)):
-                yield [bayes.predict(some) for bayes in self.folds_]
+        for block in self._blocks(X, min(BLOCK, max(1, VALUES // n))):
+            yield [bayes.predict(block) for bayes in self.folds_]
 
 
 def _weights(sample_weight: ArrayLike | None, x: Array) -> Array:
@@ -153,7 +152,6 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X (N, Q) and y (N,) or (N, D); fit and tune MCBN."""
         x, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        target = np.asarray(target, dtype=np.float64)
         rows = distinct(x, target, _weights(sample_weight, x))
         return self._train(rows, 1 if target.ndim == 1 else target.shape[1])
 

@@ -55,13 +55,10 @@ def distinct(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np
     """Leave out rows of weight 0 and merge equal rows (x, y), adding up their weights."""
     kept = weights > 0
     joined = np.column_stack([x, y])[kept] + 0.0  # + 0.0: -0.0 equals 0.0
-    order = np.lexsort(joined.T[::-1])
-    joined, weights = joined[order], weights[kept][order]
-    first = np.append(True, (joined[1:] != joined[:-1]).any(1))
-    starts = np.flatnonzero(first)
-    merged = torch.from_numpy(joined[starts])
-    targets = merged[:, x.shape[1] :].reshape(len(starts), *y.shape[1:])
-    return Rows(merged[:, : x.shape[1]], targets, torch.from_numpy(np.add.reduceat(weights, starts)))
+    rows, place = np.unique(joined, axis=0, return_inverse=True)
+    totals = np.bincount(place.reshape(-1), weights[kept])
+    inputs, targets = np.split(rows, [x.shape[1]], axis=1)
+    return Rows(*map(torch.from_numpy, (inputs, targets.reshape(len(rows), *y.shape[1:]), totals)))
 
 
 def folds(rows: Rows, k: int, seed: int) -> list[tuple[Rows, Rows]]:

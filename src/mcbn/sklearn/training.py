@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.swa_utils import update_bn
 
 from mcbn import stacked
@@ -108,11 +108,8 @@ class _Run:
         self.n_batches = max(1, rows.size // self.batch_size)
         seeds = [seed] * len(self.training)
         values = stacked.initial_values(rows.x.shape[1], settings.hidden_sizes(), n_outputs, seeds=seeds)
-        self.stack = Stack(
-            {name: value.to(self.device) for name, value in values.items()},
-            weight_decay=settings.weight_decay,
-            learning_rate=settings.learning_rate,
-        )
+        values = {name: value.to(self.device) for name, value in values.items()}
+        self.stack = Stack(values, weight_decay=settings.weight_decay, learning_rate=settings.learning_rate)
 
     def train(self) -> tuple[Values, int]:
         """Train all networks; return the averages of the epoch of lowest held-out loss, or the last, and that epoch."""
@@ -146,15 +143,12 @@ class _Run:
 
     def _held_out_loss(self, seen: Sequence[tuple[Tensor, Tensor]], held: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Weighted mean loss of the averaged networks over all held-out rows."""
-        total = weight = 0.0
+        loss, total, weight = cross_entropy if self.classify else mse_loss, 0.0, 0.0
         for s, (training, out) in enumerate(self.splits):
             (x, _), (x_held, y_held) = seen[s], held[s]
             share = (training.weights / training.weights.sum()).to(x)
             output = population_output(self.stack.average, s, x, share, x_held)  # (N, D)
-            if self.classify:
-                each = cross_entropy(output, y_held, reduction="none")  # (N,)
-            else:
-                each = (output - y_held).square().mean(1)  # (N,)
+            each = loss(output, y_held, reduction="none").reshape(len(output), -1).mean(1)  # (N,)
             total += float(out.weights.to(each) @ each)
             weight += float(out.weights.sum())
         return total / weight
