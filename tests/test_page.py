@@ -44,6 +44,9 @@ def test_regression_page_holds_every_part_and_true_numbers(fitted, tmp_path: Pat
     chart = page.blocks["errors"]
     dots = next(series for series in chart["series"] if series["kind"] == "dots")
     assert dots["y"] == pytest.approx(error[order].tolist(), rel=1e-3)
+    line = next(series for series in chart["series"] if series["name"] == "running mean of 10")
+    naive = [error[order][max(0, i - 4) : i + 6].mean().item() for i in range(100)]
+    assert line["y"] == pytest.approx(naive, rel=1e-3)
     band = chart["series"][0]
     assert band["y"] == pytest.approx((1.95996 * pred.std[order]).tolist(), rel=1e-3)
     assert templates.number(metrics.rmse(pred.mean, y[300:]).item()) in text

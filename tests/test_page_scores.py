@@ -114,22 +114,13 @@ def test_histograms_are_shares_of_each_group(points):
 
 def test_thinned_points_are_a_random_part_in_the_order_of_uncertainty(monkeypatch):
     uncertainty = default_rng(0).uniform(size=1000)
-    assert scores.ranks(uncertainty).order.tolist() == np.argsort(uncertainty).tolist()
+    assert scores.ranked(uncertainty).tolist() == np.argsort(uncertainty).tolist()
     monkeypatch.setattr(scores, "MOST_POINTS", 10)
-    order = scores.ranks(uncertainty).order
+    order = scores.ranked(uncertainty)
     assert (np.diff(uncertainty[order]) > 0).all()
     assert len(order) == 10
     assert np.ptp(uncertainty[order]) > 0.3  # not neighbours
-    assert order.tolist() == scores.ranks(uncertainty).order.tolist()
-
-
-def test_a_line_of_running_means_averages_neighbours_in_the_order_of_uncertainty(points):
-    std, error = points
-    ranks = scores.ranks(std)
-    ordered = [e for _, e in sorted(zip(std, error, strict=True))]
-    naive = [np.mean(ordered[max(0, i - 6) : i + 7]) for i in range(N)]
-    assert ranks.window == 13
-    np.testing.assert_allclose(ranks.running_mean(error), np.array(naive)[ranks.nodes])
+    assert order.tolist() == scores.ranked(uncertainty).tolist()
 
 
 def test_right_answers_lie_low_and_wrong_ones_high():

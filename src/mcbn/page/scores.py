@@ -15,7 +15,6 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.page.evidence import Spread, Vector, Votes
 from mcbn.page.templates import number
-from mcbn.plots import mean_window, running_mean
 
 LEVELS = np.linspace(0, 1, 101)
 MOST_NODES = 400  # of a curve
@@ -35,18 +34,6 @@ class Curve(NamedTuple):
         return float(np.quantile(self.y, 0.98))
 
 
-class Ranks(NamedTuple):
-    """Points from certain to uncertain, and a line of running means along them."""
-
-    order: NDArray[np.int64]  # which points, (N,)
-    nodes: NDArray[np.int64]  # places of the line among them
-    window: int  # points of a mean
-
-    def running_mean(self, values: Vector) -> Vector:
-        """Average the neighbours of every node, values (N,) of all points."""
-        return running_mean(values[self.order], self.window)[self.nodes]
-
-
 class Bins(NamedTuple):
     """Averages over bins: predicted against observed, and how many points each holds."""
 
@@ -60,11 +47,11 @@ class Bins(NamedTuple):
         return float(np.abs(self.observed - self.predicted) @ self.size / self.size.sum())
 
 
-def ranks(uncertainty: Vector) -> Ranks:
-    """Order points by uncertainty (N,); of more than 10,000 a random part."""
-    N = min(len(uncertainty), MOST_POINTS)
-    shown = np.sort(np.random.default_rng(0).choice(len(uncertainty), N, replace=False))
-    return Ranks(shown[np.argsort(uncertainty[shown], kind="stable")], nodes(N), mean_window(N))
+def ranked(uncertainty: Vector) -> NDArray[np.int64]:
+    """Put points in the order of their uncertainty (N,); of more than 10,000 a random part."""
+    size = min(len(uncertainty), MOST_POINTS)
+    shown = np.sort(np.random.default_rng(0).choice(len(uncertainty), size, replace=False))
+    return shown[np.argsort(uncertainty[shown], kind="stable")]
 
 
 def answers(wrong: Vector, top: float) -> tuple[Vector, list[str]]:
