@@ -44,6 +44,9 @@ def test_regression_page_holds_every_part_and_true_numbers(fitted, tmp_path: Pat
     chart = page.blocks["errors"]
     dots = next(series for series in chart["series"] if series["kind"] == "dots")
     assert dots["y"] == pytest.approx(error[order].tolist(), rel=1e-3)
+    line = next(series for series in chart["series"] if series["name"] == "running mean of 10")
+    naive = [error[order][max(0, i - 4) : i + 6].mean().item() for i in range(100)]
+    assert line["y"] == pytest.approx(naive, rel=1e-3)
     band = chart["series"][0]
     assert band["y"] == pytest.approx((1.95996 * pred.std[order]).tolist(), rel=1e-3)
     assert templates.number(metrics.rmse(pred.mean, y[300:]).item()) in text
@@ -72,18 +75,16 @@ def test_headline_compares_the_tenths(tmp_path: Path, low, high, sentence):
     assert [text for text in words if text.startswith(fact)]
 
 
-def test_constant_twin_follows_the_validation_data(fitted):
+def test_constant_twin_is_as_given_or_tuned_on_the_data_shown(fitted):
     bayes, x, y = fitted
-    tuned = evidence.spread(bayes, x[300:], y[300:], validation=(x[200:300], y[200:300]))
-    mean = bayes.predict(x[200:300]).mean.double()
+    tuned = evidence.spread(bayes, x[300:], y[300:])
+    mean = bayes.predict(x[300:]).mean.double()
     stds = torch.linspace(0.5 * tuned.constant_std, 2 * tuned.constant_std, 301)
-    losses = [
-        metrics.crps_gaussian(mean, torch.full_like(mean, s**2), y[200:300].double()).mean() for s in stds.tolist()
-    ]
+    losses = [metrics.crps_gaussian(mean, torch.full_like(mean, s**2), y[300:].double()).mean() for s in stds.tolist()]
     assert stds[int(torch.stack(losses).argmin())].item() == pytest.approx(tuned.constant_std, rel=0.01)
-    assert tuned.constant_source == "tuned on validation data"
-    assert "favours the twin" in evidence.spread(bayes, x[300:], y[300:]).constant_source
-    assert evidence.spread(bayes, x[300:], y[300:], constant_std=2.0).constant_std == 2.0
+    assert "favours the twin" in tuned.constant_source
+    given = evidence.spread(bayes, x[300:], y[300:], constant_std=2.0)
+    assert (given.constant_std, given.constant_source) == (2.0, "as given")
 
 
 def test_regression_scores_agree_with_the_metrics(fitted):
@@ -137,7 +138,7 @@ def test_ten_thousand_points_stay_below_five_megabytes(fitted, tmp_path: Path):
 
 def test_more_points_are_thinned_for_the_chart_and_counted_for_the_scores(fitted, tmp_path: Path, monkeypatch):
     bayes, x, y = fitted
-    monkeypatch.setattr("mcbn.page.charts.MOST_POINTS", 40)
+    monkeypatch.setattr(scores, "MOST_POINTS", 40)
     page = Reader(write_page(tmp_path / "page.html", bayes, x[300:], y[300:]).read_text())
     assert len(page.blocks["errors"]["titles"]) == 40
     assert "Drawn are 40 of the 100 points" in " ".join(page.words)
@@ -195,7 +196,6 @@ def test_several_outputs_are_refused(tmp_path: Path):
     [
         ({"names": ["a", "b"]}, "names holds 2 names, but x has 3 columns"),
         ({"constant_std": -1.0}, "constant_std must be positive"),
-        ({"validation": 3}, r"validation must be a pair \(x, y\), got int"),
     ],
 )
 def test_wrong_options_leave_no_file(fitted, tmp_path: Path, options, message):

@@ -9,7 +9,7 @@ import torch
 from numpy.random import default_rng
 
 from mcbn import metrics
-from mcbn.page import charts, scores
+from mcbn.page import scores
 
 N = 137
 
@@ -40,7 +40,7 @@ def test_risk_coverage_is_the_mean_loss_of_the_most_certain(points):
 def test_risk_coverage_ignores_the_order_of_ties():
     uncertainty, loss = np.array([1.0, 0.0, 1.0, 0.0]), np.array([5.0, 1.0, 7.0, 3.0])
     there = scores.risk_coverage(uncertainty, loss)
-    back = scores.risk_coverage(uncertainty[::-1], loss[::-1])
+    back = scores.risk_coverage(uncertainty[::-1].copy(), loss[::-1].copy())
     assert there.x.tolist() == back.x.tolist() == [0.5, 1.0]
     assert there.y.tolist() == back.y.tolist() == [2.0, 4.0]
 
@@ -112,12 +112,21 @@ def test_histograms_are_shares_of_each_group(points):
     assert (shares[1].sum(), medians[1]) == (0, "none")
 
 
-def test_thinning_keeps_the_order_and_depends_on_the_seed():
-    assert charts.thin(5, 10).tolist() == [0, 1, 2, 3, 4]
-    chosen = charts.thin(1000, 10)
-    assert len(set(chosen)) == 10
-    assert (np.diff(chosen) > 0).all()
-    assert chosen.tolist() == charts.thin(1000, 10).tolist() != charts.thin(1000, 10, seed=1).tolist()
+def test_thinned_points_are_a_random_part_in_the_order_of_uncertainty(monkeypatch):
+    uncertainty = default_rng(0).uniform(size=1000)
+    assert scores.ranked(uncertainty).tolist() == np.argsort(uncertainty).tolist()
+    monkeypatch.setattr(scores, "MOST_POINTS", 10)
+    order = scores.ranked(uncertainty)
+    assert (np.diff(uncertainty[order]) > 0).all()
+    assert len(order) == 10
+    assert np.ptp(uncertainty[order]) > 0.3  # not neighbours
+    assert order.tolist() == scores.ranked(uncertainty).tolist()
+
+
+def test_right_answers_lie_low_and_wrong_ones_high():
+    heights, words = scores.answers(np.array([0.0, 1.0, 0.0]), 0.5)
+    assert words == ["right", "wrong", "right"]
+    assert (np.abs(heights - 0.5 * np.array([0.03, 0.95, 0.03])) <= 0.01).all()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mcbn import MCBNError, data, metrics, stacked
-from mcbn.networks import RegressionMLP, StandardizedInputs, train_regression
+from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.sklearn import MCBNClassifier, MCBNRegressor
 from mcbn.sklearn.rows import Rows, distinct, folds, systematic
 from mcbn.sklearn.training import Stack, population_output
@@ -129,9 +129,9 @@ def test_the_average_of_weights_is_that_of_its_recursion():
     torch.testing.assert_close(stack.average["weights"], expected)
 
 
-def test_standardized_inputs_see_mean_zero_and_std_one():
+def test_without_targets_inputs_alone_are_standardised():
     x = torch.from_numpy(line()[0])
-    seen = StandardizedInputs(torch.nn.Identity(), x)(x)
+    seen = Standardized(torch.nn.Identity(), x)(x)
     np.testing.assert_allclose(seen.mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(seen.std(0, correction=0), 1)
 

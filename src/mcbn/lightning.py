@@ -1,5 +1,6 @@
 """MCBN under Lightning: a callback that fits after training and predicts with uncertainty in `Trainer.predict`."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -53,8 +54,7 @@ class MCBNCallback(Callback):
         self.of_fit = dict[str, Any](n_samples=n_samples, batch_size=batch_size, seed=seed, posterior=posterior)
         self.of_predict = dict(predict or {})
         self.bayes: MCBN[Any] | None = None
-        self._before: Any = None  # what the module itself held as predict_step, while ours stands in its place
-        self._step: Any = None
+        self._restore = ExitStack()  # of the module's own predict_step, while ours stands in its place
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit on the training loader, tune on the validation loader."""
@@ -77,28 +77,22 @@ class MCBNCallback(Callback):
             with torch.inference_mode(False):  # method="linear" needs gradients, which the trainer turns off
                 return bayes.predict(batches.copied(picked), **options)
 
-        self._before = vars(pl_module).get("predict_step")
-        vars(pl_module)["predict_step"] = self._step = predict_step
+        own = vars(pl_module)
+        self._restore.callback(own.update, {name: own[name] for name in own if name == "predict_step"})
+        self._restore.callback(own.pop, "predict_step")  # undone first
+        own["predict_step"] = predict_step
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the module's own `predict_step` back."""
-        if self._step is None or vars(pl_module).get("predict_step") is not self._step:
-            return
-        if self._before is None:
-            del vars(pl_module)["predict_step"]
-        else:
-            vars(pl_module)["predict_step"] = self._before
-        self._before = self._step = None
+        self._restore.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the module's own `predict_step` back."""
-        self.on_predict_end(trainer, pl_module)
+        self._restore.close()
 
 
 def _first(loaders: Any) -> Any:
     """Return the only or first of a trainer's loaders, None where there is none."""
     if isinstance(loaders, dict):
         loaders = list(loaders.values())
-    if isinstance(loaders, list | tuple):
-        return loaders[0] if loaders else None
-    return loaders
+    return next(iter(loaders), None) if isinstance(loaders, list | tuple) else loaders

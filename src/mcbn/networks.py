@@ -50,65 +50,38 @@ class RegressionMLP(nn.Sequential):
         super().__init__(*layers, _linear(sizes[-1], n_outputs, bias=True, generator=generator))
 
 
-class StandardizedInputs(nn.Module):
-    """A network that sees standardised inputs; its outputs, such as logits, stay as they are.
-
-    f(x) = network((x - x_mean) / x_std), with mean and population std of the training part (a constant column: std 1).
-
-    Args:
-        network: (N, Q) -> any outputs.
-        x: inputs of the training part, (N, Q).
-    """
-
-    x_mean: Tensor
-    x_std: Tensor
-
-    def __init__(self, network: nn.Module, x: Tensor) -> None:
-        super().__init__()
-        _check_data(x, x)
-        self.network = network
-        self._keep_moments(x=x)
-
-    def _keep_moments(self, **columns: Tensor) -> None:
-        for name, value in columns.items():
-            constant = (value == value[0]).all(0)  # compared, as rounding can leave its std just above 0
-            std = torch.where(constant, 1, value.detach().std(0, correction=0))  # (Q,); (D,) or ()
-            self.register_buffer(f"{name}_mean", value.detach().mean(0))
-            self.register_buffer(f"{name}_std", std)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run on x (N, Q) in original units."""
-        output: Tensor = self.network(self.standardize_inputs(x))
-        return output
-
-    def standardize_inputs(self, x: Tensor) -> Tensor:
-        """Return x in the units that the inner network sees."""
-        return (x - self.x_mean) / self.x_std
-
-
-class Standardized(StandardizedInputs):
+class Standardized(nn.Module):
     """A network that sees standardised inputs and targets, wrapped to work in original units.
 
-    f(x) = y_mean + y_std network((x - x_mean) / x_std), with moments as in `StandardizedInputs`.
-    Teye et al. 2018, Section 4.3. So tau and all scores are in units of y.
+    f(x) = y_mean + y_std network((x - x_mean) / x_std), with mean and population std of the training part (a constant
+    column: std 1). Teye et al. 2018, Section 4.3. So tau and all scores are in units of y.
 
     Args:
         network: (N, Q) -> (N, D).
         x: inputs of the training part, (N, Q).
-        y: its targets, (N,) or (N, D); outputs are shaped like them.
+        y: its targets, (N,) or (N, D); outputs are shaped like them. None: outputs, such as logits, stay as they are.
     """
 
+    x_mean: Tensor
+    x_std: Tensor
     y_mean: Tensor
     y_std: Tensor
 
-    def __init__(self, network: nn.Module, x: Tensor, y: Tensor) -> None:
-        _check_data(x, y)
-        super().__init__(network, x)
-        self._keep_moments(y=y)
+    def __init__(self, network: nn.Module, x: Tensor, y: Tensor | None = None) -> None:
+        _check_data(x, x if y is None else y)
+        super().__init__()
+        self.network, self.has_targets = network, y is not None
+        for name, value in {"x": x, "y": y}.items():
+            if value is not None:
+                constant = (value == value[0]).all(0)  # compared, as rounding can leave its std just above 0
+                std = torch.where(constant, 1, value.detach().std(0, correction=0))  # (Q,); (D,) or ()
+                self.register_buffer(f"{name}_mean", value.detach().mean(0))
+                self.register_buffer(f"{name}_std", std)
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict in original units: x (N, Q) -> (N,) or (N, D), as y was."""
-        return self.in_units(super().forward(x))
+        output: Tensor = self.network(self.standardize_inputs(x))
+        return self.in_units(output) if self.has_targets else output
 
     def in_units(self, output: Tensor) -> Tensor:
         """Bring outputs (..., D) of the inner network to the units and the shape of y."""
@@ -118,7 +91,11 @@ class Standardized(StandardizedInputs):
 
     def standardize(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x and y in the units that the inner network sees, in their own shapes."""
-        return self.standardize_inputs(x), (y - self.y_mean) / self.y_std
+        return self.standardize_inputs(x), (y - self.y_mean) / self.y_std if self.has_targets else y
+
+    def standardize_inputs(self, x: Tensor) -> Tensor:
+        """Return x in the units that the inner network sees."""
+        return (x - self.x_mean) / self.x_std
 
 
 def train_regression(
@@ -214,9 +191,8 @@ def _batches(x: Tensor, y: Tensor, batch_size: int, generator: torch.Generator) 
 
 def _check_data(x: Tensor, y: Tensor) -> None:
     if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(x) < 2:
-        raise MCBNError(
-            f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got x {tuple(x.shape)} and y {tuple(y.shape)}"
-        )
+        shapes = f"x {tuple(x.shape)} and y {tuple(y.shape)}"
+        raise MCBNError(f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got {shapes}")
     if not (x.is_floating_point() and y.is_floating_point() and x.isfinite().all() and y.isfinite().all()):
         raise MCBNError(f"x and y must be finite floating-point tensors; got {x.dtype} and {y.dtype}")
 

@@ -33,7 +33,6 @@ def uncertainty_error(
     constant_std: float | None = None,
     ax: "Axes | None" = None,
     color: str = "tab:blue",
-    window: int | None = None,
 ) -> "Axes":
     """Draw absolute errors |mean - y| in the order of predicted std, over the bands in which they should lie.
 
@@ -42,19 +41,16 @@ def uncertainty_error(
     mean that the uncertainty knows where errors are large. Teye et al. 2018, Figure 2, left (there MCBN is blue,
     MNF violet, MCDO red).
 
-    mean, std, y (N,) in target units; std is that of the predictive distribution, noise included. `window` is the
-    number of points per running mean, N / 10 or 10 unless given; the ends average what there is. A few far errors do
-    not set the scale: those above the axis are marked and counted.
+    mean, std, y (N,) in target units; std is that of the predictive distribution, noise included. A running mean takes
+    N / 10 points, at least 10; the ends average what there is. A few far errors do not set the scale: those above the
+    axis are marked and counted.
     """
-    vectors = _vectors(mean=mean, std=std, y=y)
-    _check_spread(vectors["std"], constant_std)
-    order = np.argsort(vectors["std"], kind="stable")
-    std = vectors["std"][order]  # (N,)
-    error = np.abs(vectors["mean"] - vectors["y"])[order]  # (N,)
+    mean, std, y = _vectors(mean=mean, std=std, y=y)
+    order = np.argsort(std, kind="stable")
+    std, error = std[order], np.abs(mean - y)[order]  # (N,) each
     N = len(error)
-    window = min(N, max(10, N // 10)) if window is None else window
-    rank = np.arange(1.0, N + 1)
-    ax = _new_axes() if ax is None else ax
+    rank, window = np.arange(1.0, N + 1), mean_window(N)
+    ax = ax or new_figure().add_subplot()
     _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
     size = 3 + 30 / np.sqrt(N)
     alpha = min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
@@ -62,8 +58,7 @@ def uncertainty_error(
     ax.plot(rank, running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
     _mark_above(ax, rank, error, bulk_height(error, std, constant_std))
     ax.set_xlim(0, N + 1)
-    _finish(ax, "points sorted by predicted std", "absolute error (target units)")
-    return ax
+    return _finish(ax, "points sorted by predicted std", "absolute error (target units)")
 
 
 def toy(
@@ -81,18 +76,16 @@ def toy(
 
     Teye et al. 2018, Figure 1. x_train, y_train (N,); x_grid, mean, std (G,) in any order of x.
     """
-    points = _vectors(x_train=x_train, y_train=y_train)
-    grid = _vectors(x_grid=x_grid, mean=mean, std=std)
-    _check_spread(grid["std"], constant_std)
-    order = np.argsort(grid["x_grid"], kind="stable")
-    x, centre, half = (grid[name][order] for name in ("x_grid", "mean", "std"))  # (G,) each
-    ax = _new_axes() if ax is None else ax
-    _draw_bands(ax, x, centre, half, color, constant_std, sides=(-1, 1))
-    ax.plot(x, centre, color=color, linewidth=1.8, label="predictive mean")
-    ax.plot(points["x_train"], points["y_train"], "o", color="0.15", markersize=3, label="training data", zorder=4)
+    x_train, y_train = _vectors(x_train=x_train, y_train=y_train)
+    x, *moments = _vectors(x_grid=x_grid, mean=mean, std=std)
+    order = np.argsort(x, kind="stable")
+    x, mean, std = (vector[order] for vector in (x, *moments))  # (G,) each
+    ax = ax or new_figure().add_subplot()
+    _draw_bands(ax, x, mean, std, color, constant_std, sides=(-1, 1))
+    ax.plot(x, mean, color=color, linewidth=1.8, label="predictive mean")
+    ax.plot(x_train, y_train, "o", color="0.15", markersize=3, label="training data", zorder=4)
     ax.set_xlim(x[0], x[-1])
-    _finish(ax, "x", "y")
-    return ax
+    return _finish(ax, "x", "y")
 
 
 def statistics(
@@ -103,7 +96,6 @@ def statistics(
     xlabel: str = "batch mean",
     ax: "Axes | None" = None,
     color: str = "tab:blue",
-    bins: int | None = None,
 ) -> "Axes":
     """Draw the histogram of one unit's batch statistic over T draws, under the analytic Gaussian N(mean, std^2).
 
@@ -111,17 +103,18 @@ def statistics(
     shows whether their shape is Gaussian where the analytic moments are off.
 
     drawn (T,), such as `bayes.posterior.mean[name][:, unit]` (its `var` under the square root for xlabel "batch std");
-    mean and std as in `mcbn_study.theory.analytic_moments`. `bins` are sqrt(T), 8 to 40, unless given.
+    mean and std as in `mcbn_study.theory.analytic_moments`. There are sqrt(T) bins, 8 to 40.
     """
-    values = _vectors(drawn=drawn)["drawn"]
+    (values,) = _vectors(drawn=drawn)
     if (mean is None) != (std is None) or (std is not None and not std > 0):
         raise MCBNError(f"the analytic Gaussian takes mean and a positive std, or neither; got {mean} and {std}")
     centre, spread = float(values.mean()), float(values.std())
     if not spread > 1e-9 * np.abs(values).max():
         raise MCBNError(f"all {len(values)} draws are {centre:.6g}: a unit that does not vary has no histogram")
-    bins = int(np.clip(np.sqrt(len(values)), 8, 40)) if bins is None else bins
-    ax = _new_axes() if ax is None else ax
-    ax.hist(values, bins=bins, density=True, color=color, alpha=0.45, label="drawn batches")
+    ax = ax or new_figure().add_subplot()
+    ax.hist(
+        values, int(np.clip(np.sqrt(len(values)), 8, 40)), density=True, color=color, alpha=0.45, label="drawn batches"
+    )
     gaussians = [(centre, spread, "--", "0.25", 1.0, "Gaussian of their moments")]
     if mean is not None and std is not None:
         gaussians.append((mean, std, "-", "tab:red", 1.6, "analytic Gaussian"))
@@ -131,11 +124,10 @@ def statistics(
         density = np.exp(-0.5 * ((at - m) / s) ** 2) / (s * np.sqrt(2 * np.pi))
         ax.plot(at, density, dashes, color=line_color, linewidth=width, label=label)
     ax.set_xlim(at[0], at[-1])
-    _finish(ax, xlabel, "density")
-    return ax
+    return _finish(ax, xlabel, "density")
 
 
-def new_figure(width: float, height: float, *, dpi: int = 150) -> "Figure":
+def new_figure(width: float = 5.5, height: float = 3.7, *, dpi: int = 150) -> "Figure":
     """Make an empty figure of its own, in inches, without pyplot and its global state."""
     try:
         from matplotlib.figure import Figure
@@ -144,16 +136,14 @@ def new_figure(width: float, height: float, *, dpi: int = 150) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained", dpi=dpi)
 
 
-def _new_axes() -> "Axes":
-    return new_figure(5.5, 3.7).add_subplot()
-
-
 def _draw_bands(
     ax: "Axes", x: Vector, centre: Vector, std: Vector, color: str, constant_std: float | None, *, sides: Sequence[int]
 ) -> None:
     """Fill centre + side z std over x, and dash the same for the constant std; one side only starts at centre."""
     from matplotlib.colors import to_rgb
 
+    if not (std >= 0).all() or (constant_std is not None and not constant_std >= 0):
+        raise MCBNError(f"std must not be negative; smallest is {std.min()}, constant_std is {constant_std}")
     for z, strength, label in ((Z95, 0.22, "95 % interval"), (Z50, 0.55, "50 % interval")):
         tint = 1 - strength * (1 - np.array(to_rgb(color)))  # opaque, so that the legend shows the same shade
         low = centre - z * std if -1 in sides else centre
@@ -166,16 +156,18 @@ def _draw_bands(
         ax.plot(x, height, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
 
 
+def mean_window(N: int) -> int:
+    """Return how many of N points a running mean takes: a tenth, but not below ten."""
+    return min(N, max(10, N // 10))
+
+
 def running_mean(value: Vector, window: int) -> Vector:
     """Return the centred mean of `window` neighbours, of fewer at the ends: (N,)."""
     N = len(value)
-    if not 1 <= window <= N:
-        raise MCBNError(f"window must be 1 to {N}, the number of points; got {window}")
     total = np.concatenate([[0.0], np.cumsum(value)])
     start = np.clip(np.arange(N) - (window - 1) // 2, 0, N)
     stop = np.clip(np.arange(N) + window // 2 + 1, 0, N)
-    mean: Vector = (total[stop] - total[start]) / (stop - start)
-    return mean
+    return np.asarray((total[stop] - total[start]) / (stop - start))
 
 
 def bulk_height(error: Vector, std: Vector, constant_std: float | None) -> float:
@@ -192,19 +184,20 @@ def _mark_above(ax: "Axes", rank: Vector, error: Vector, top: float) -> None:
     above = rank[error > top]
     if len(above) == 0:
         return
-    (marks,) = ax.plot(above, np.full(len(above), 0.985), "^", color="0.25", markersize=4, label="_above")
-    marks.set_transform(ax.get_xaxis_transform())  # heights are a share of the axes
+    heights, place = np.full(len(above), 0.985), ax.get_xaxis_transform()  # a share of the axes
+    ax.plot(above, heights, "^", color="0.25", markersize=4, label="_above", transform=place)
     note = f"errors above: {len(above)}, largest {error.max():.3g}"
     ax.text(0.02, 0.955, note, transform=ax.transAxes, ha="left", va="top", fontsize="small", color="0.25")
 
 
-def _finish(ax: "Axes", xlabel: str, ylabel: str) -> None:
+def _finish(ax: "Axes", xlabel: str, ylabel: str) -> "Axes":
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")
+    return ax
 
 
-def _vectors(**values: VectorLike) -> dict[str, Vector]:
+def _vectors(**values: VectorLike) -> list[Vector]:
     """Return all arguments as finite float vectors of one length."""
     arrays: dict[str, Vector] = {}
     for name, value in values.items():
@@ -219,9 +212,4 @@ def _vectors(**values: VectorLike) -> dict[str, Vector]:
     if len(shapes) > 1 or any(len(shape) != 1 or shape[0] == 0 for shape in shapes):
         received = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise MCBNError(f"need vectors of one length; got {received}; pass one output, for example mean[:, 0]")
-    return arrays
-
-
-def _check_spread(std: Vector, constant_std: float | None) -> None:
-    if not (std >= 0).all() or (constant_std is not None and not constant_std >= 0):
-        raise MCBNError(f"std must not be negative; smallest is {std.min()}, constant_std is {constant_std}")
+    return list(arrays.values())

@@ -84,8 +84,12 @@ def gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Val
     torch.sum(d, 1, out=grads[f"bias{last + 1}"])
     for i in reversed(hidden):
         d = _relu_backward(_product(d, w[i + 1].transpose(1, 2)), inputs[i + 1], 0)
-        gamma = values[f"gamma{i + 1}"]
-        d, grads[f"gamma{i + 1}"], grads[f"beta{i + 1}"] = _normalize_backward(d, products[i], gamma, moments[i])
+        gamma, z = values[f"gamma{i + 1}"], _channels(products[i])
+        rows, d_gamma, d_beta = _norm_backward(
+            _channels(d), z, gamma.flatten(), None, None, *moments[i], True, BN_EPSILON, [True, True, True]
+        )
+        grads[f"gamma{i + 1}"], grads[f"beta{i + 1}"] = d_gamma.view_as(gamma), d_beta.view_as(gamma)
+        d = _networks(rows, len(x))
         torch.bmm(inputs[i].transpose(1, 2), d, out=g[i])
     grads["weights"].addcmul_(values["weights"], weight_decay[:, None])
     return grads
@@ -115,13 +119,3 @@ def _channels(a: Tensor) -> Tensor:
 def _networks(rows: Tensor, S: int) -> Tensor:
     """See the rows of one batch with S H channels as (S, M, H)."""
     return rows.view(len(rows), S, -1).transpose(0, 1)
-
-
-def _normalize_backward(
-    d: Tensor, z: Tensor, gamma: Tensor, moments: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the derivatives by z (S, M, H), gamma and beta (S, H), given that by the normalised z."""
-    rows, d_gamma, d_beta = _norm_backward(
-        _channels(d), _channels(z), gamma.flatten(), None, None, *moments, True, BN_EPSILON, [True, True, True]
-    )
-    return _networks(rows, len(z)), d_gamma.view_as(gamma), d_beta.view_as(gamma)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.page import charts, evidence, examples, scores
+from mcbn.page import evidence, examples, scores
 from mcbn.page.evidence import Spread, Votes
 from mcbn.page.templates import render, save
 
@@ -24,7 +24,6 @@ def write_page(
     y: Any,
     *,
     train: Any = None,
-    validation: Any = None,
     constant_std: float | None = None,
     ignore_index: int | None = None,
     title: str = "How far can this network be trusted?",
@@ -48,8 +47,7 @@ def write_page(
         x: held-out inputs; a tensor is predicted block by block, anything else the model takes at once.
         y: their targets or labels, (N,), (N, 1) or maps (N, H, W); never used to tune anything of `bayes`.
         train: the data of the fit; with it the page holds `bayes.check(train)`: warnings, and each layer's share.
-        validation: (x, y) on which the constant twin's std is tuned; without it, on the data shown.
-        constant_std: the twin's std where it is known already.
+        constant_std: of the twin, as tuned on validation data; without it, tuned on the data shown.
         ignore_index: a label to leave out, such as the void class of a segmentation.
         title: heading of the page.
         units: of the target.
@@ -71,14 +69,12 @@ def write_page(
     if bayes.task == "multilabel":
         raise MCBNError("a page shows one label an input; score several by mcbn.metrics, such as nll(pred.probs, y)")
     if bayes.task == "regression":
-        spread = evidence.spread(bayes, x, y, validation=validation, constant_std=constant_std)
-        content = _regression(spread, x, units, names)
+        content = _regression(evidence.spread(bayes, x, y, constant_std=constant_std), x, units, names)
     else:
         ours, plain = evidence.votes(bayes, x, y, ignore_index=ignore_index)
-        labels = _label_names(classes, ours, plain)
-        content = _classification(ours, plain, x, names, labels)
+        content = _classification(ours, plain, x, names, classes)
         if y.ndim > 1 and len(ours.inputs) > len(y) and examples.is_image(x):
-            content |= examples.map_examples(bayes, ours, x, y, ignore_index, labels)
+            content |= examples.map_examples(bayes, ours, x, y, ignore_index, content["classes"])
     content["diagnosis"] = None if train is None else evidence.check_draws(bayes, x, train, seed)
     content |= {"title": title, "n_inputs": len(y), "posterior": bayes.posterior, "groups": groups}
     return save(Path(path), render(scores=scores, **content))
@@ -115,7 +111,7 @@ def write_prediction_page(
         raise MCBNError(f"predictions and targets must be equally many; got {sizes} and {len(y)} targets")
     if "probs" in vectors:
         ours = evidence.votes_of(vectors["probs"], y, vectors.get("mutual_information"))
-        content = _classification(ours, None, x, names, _label_names(classes, ours, ours))
+        content = _classification(ours, None, x, names, classes)
     elif {"mean", "std"} <= set(vectors):
         content = _regression(evidence.spread_of(vectors["mean"], vectors["std"], y, constant_std), x, units, names)
     else:
@@ -131,32 +127,25 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
         "shown": spread,
         "units": units,
         "small": spread.error <= np.median(spread.error),
-        "errors": charts.uncertainty_error(
-            spread.std, spread.error, constant_std=spread.constant_std, inputs=spread.inputs, units=units
-        ),
         "examples": examples.show_ends(spread, spread.std, columns, x, names),
     }
 
 
 def _classification(
-    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str]
+    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str] | None
 ) -> dict[str, Any]:
-    answer, truth = (np.asarray(classes, dtype=object)[labels] for labels in (ours.label, ours.truth))
-    columns = {"answer": answer, "truth": truth, "confidence": ours.confidence, "entropy": ours.entropy}
+    n_classes = 1 + int(max(labels.max() for labels in (ours.label, ours.truth, (plain or ours).label)))
+    if classes is not None and len(classes) < n_classes:
+        raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
+    named = np.array([f"class {k}" for k in range(n_classes)] if classes is None else classes, dtype=object)
+    columns = {"answer": named[ours.label], "truth": named[ours.truth]}
+    columns |= {"confidence": ours.confidence, "entropy": ours.entropy}
     rows = scores.class_scores(ours, plain)
     return {
         "template": "classification.html.j2",
         "shown": ours,
         "plain": plain,
+        "classes": named,
         "rows": rows if plain else [(row.name, row.better, row.ours, row.bound) for row in rows],
-        "errors": charts.error_rate(ours),
         "examples": examples.show_ends(ours, ours.entropy, columns, x, names),
     }
-
-
-def _label_names(classes: Sequence[str] | None, ours: Votes, plain: Votes) -> list[str]:
-    """Name every class that occurs."""
-    n_classes = 1 + int(max(ours.label.max(), ours.truth.max(), plain.label.max()))
-    if classes is not None and len(classes) < n_classes:
-        raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")
-    return [f"class {k}" for k in range(n_classes)] if classes is None else [str(name) for name in classes]

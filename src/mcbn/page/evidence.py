@@ -24,6 +24,7 @@ from mcbn.prediction import central_interval, entropy, smallest_set
 from mcbn.progress import bar, counting
 
 Vector: TypeAlias = NDArray[np.float64]
+Block: TypeAlias = dict[str, Tensor | None]  # some points by the names of `Spread` or `Votes`
 LEVEL, LEAST = 0.95, 19  # of the intervals and sets on the page, and the held-out examples a calibration needs for it
 ROWS = 512  # inputs predicted at a time, at most
 VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
@@ -38,23 +39,18 @@ class Spread:
     mean: Vector
     std: Vector  # of the predictive distribution, noise included
     y: Vector
-    epistemic: Vector | None  # variance over the draws; None where only their sum with the noise is known
-    log_prob: Vector | None  # predictive log likelihood; None where tau was never tuned
-    plain: Vector | None  # what the untouched network says; None where it was not asked
     constant_std: float  # of the twin with the same means and one variance
     constant_source: str  # where the constant comes from
     inputs: NDArray[np.int64]  # number of the input that each point belongs to
     inside: Vector  # 1 where the target is in the 95 % interval, calibrated where it is
+    epistemic: Vector | None = None  # variance over the draws, where it is known apart from the noise
+    log_prob: Vector | None = None  # predictive log likelihood; None where tau was never tuned
+    plain: Vector | None = None  # what the untouched network says, where it was asked
 
     @cached_property
     def error(self) -> Vector:
         """Absolute error, (N,)."""
         return np.abs(self.mean - self.y)
-
-    @cached_property
-    def constant_stds(self) -> Vector:
-        """The twin's std at every point, (N,)."""
-        return np.full_like(self.std, self.constant_std)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +61,13 @@ class Votes:
     truth: NDArray[np.int64]
     confidence: Vector  # probability of the label
     entropy: Vector  # of the probabilities, in nats
-    mutual_information: Vector | None  # part of the entropy on which the draws disagree; None for a single pass
     log_prob: Vector  # of the true class
     brier: Vector  # sum_k (p_k - 1[y = k])^2
     mass_above: Vector  # probability of the classes ranked above the true one
     inputs: NDArray[np.int64]  # number of the input that each point belongs to
     inside: Vector  # 1 where the true class is in the 95 % set, calibrated where it is
     population: int  # points there are; more than N where so many were drawn from them
+    mutual_information: Vector | None = None  # part of the entropy on which the draws disagree; None for a single pass
 
     @cached_property
     def right(self) -> Vector:
@@ -84,14 +80,12 @@ class Votes:
         return 1 - self.right
 
 
-def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, validation: Any = None, constant_std: float | None = None) -> Spread:
+def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, constant_std: float | None = None) -> Spread:
     """Predict held-out regression data block by block."""
-    vectors = _join([_regress(bayes, x_block, y_block) for x_block, y_block in _blocks(x, y)])
-    constant = _constant(constant_std, vectors["mean"], vectors["y"], bayes, validation)
-    return Spread(**vectors, **constant, inputs=np.repeat(np.arange(len(y)), len(vectors["mean"]) // len(y)))
+    return _with_twin([_regress(bayes, block, y[rows]) for rows, block in _blocks(x, len(y))], len(y), constant_std)
 
 
-def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> dict[str, Tensor | None]:
+def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> Block:
     pred = bayes.predict(x)
     if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
         raise MCBNError(
@@ -112,120 +106,97 @@ def _promises(pred: Any) -> bool:
     return calibration is not None and calibration.by != "group" and min(calibration.counts.values()) >= LEAST
 
 
-def _constant(
-    std: float | None, mean: Vector, y: Vector, bayes: MCBN[Any] | None = None, validation: Any = None
-) -> dict[str, Any]:
-    """Return the twin's one std and its source: as given, or tuned by CRPS (Teye et al. 2018, Section 4.2)."""
-    if std is not None:
-        if not std > 0:
-            raise MCBNError(f"constant_std must be positive, got {std!r}")
-        return {"constant_std": std, "constant_source": "as given"}
-    source = "tuned on the data shown, which favours the twin"
-    if bayes is not None and validation is not None:
-        if not isinstance(validation, tuple | list) or len(validation) != 2:
-            raise MCBNError(f"validation must be a pair (x, y), got {type(validation).__name__}")
-        mean, y = (_vector([values]) for values in (bayes.predict(validation[0]).mean, torch.as_tensor(validation[1])))
-        source = "tuned on validation data"
-    tau = constant_tau(torch.from_numpy(mean), torch.from_numpy(y))
-    return {"constant_std": float(tau.rsqrt()), "constant_source": source}
-
-
 def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
     """Take predictions made elsewhere, (N,) each, as Gaussian."""
     if not bool((std > 0).all()):
         raise MCBNError(f"every std must be positive to report on; {int((~(std > 0)).sum())} of {len(std)} are not")
     mean, std, y = (values.double() for values in (mean, std, y))
     low, high = central_interval(mean, std, LEVEL)
-    log_prob = -0.5 * ((y - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
-    inside = ((low <= y) & (y <= high)).double()
-    vectors = _join([{"mean": mean, "std": std, "y": y, "log_prob": log_prob, "inside": inside}])
-    constant = _constant(constant_std, vectors["mean"], vectors["y"])
-    return Spread(**vectors, **constant, epistemic=None, plain=None, inputs=np.arange(len(y)))
+    block: Block = {"mean": mean, "std": std, "y": y, "inside": ((low <= y) & (y <= high)).double()}
+    block["log_prob"] = -0.5 * ((y - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
+    return _with_twin([block], len(y), constant_std)
+
+
+def _with_twin(blocks: Sequence[Block], n_inputs: int, constant_std: float | None) -> Spread:
+    """Join blocks and add the twin's one std, given or tuned by CRPS (Teye et al. 2018, Section 4.2)."""
+    vectors, source = _join(blocks), "as given"
+    if constant_std is None:
+        tau = constant_tau(torch.from_numpy(vectors["mean"]), torch.from_numpy(vectors["y"]))
+        constant_std, source = float(tau.rsqrt()), "tuned on the data shown, which favours the twin"
+    if not constant_std > 0:
+        raise MCBNError(f"constant_std must be positive, got {constant_std!r}")
+    inputs = np.repeat(np.arange(n_inputs), len(vectors["mean"]) // n_inputs)
+    return Spread(**vectors, constant_std=constant_std, constant_source=source, inputs=inputs)
 
 
 def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = None) -> tuple[Votes, Votes]:
     """Predict held-out classes block by block: MCBN's, and those of the plain network."""
-    ours, plain, first = [], [], 0
     valid = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index  # (N, ...)
     population = int(valid.sum())
     lots = torch.rand(y.shape, generator=torch.Generator().manual_seed(0))  # below 1
     kept = valid.cpu() & (lots < MOST_SCORED / max(1, population))
-    for x_block, y_block in _blocks(x, y):
-        block = slice(first, first + len(y_block))
-        pred = bayes.predict(x_block)
-        labels = torch.where(valid[block], y_block, 0)
+    labels, ours, plain = torch.where(valid, y, 0), [], []
+    for rows, block in _blocks(x, len(y)):
+        pred = bayes.predict(block)
         sets = pred.set(LEVEL, calibrated=_promises(pred))
-        ours.append(_vote(pred.probs, labels, kept[block], first, pred.mutual_information, sets))
-        plain.append(_vote(bayes.plain_mean(x_block), labels, kept[block], first))
-        first += len(y_block)
+        ours.append(_vote(pred.probs, labels[rows], kept[rows], sets, pred.mutual_information))
+        probs = bayes.plain_mean(block)
+        plain.append(_vote(probs, labels[rows], kept[rows], smallest_set(probs, LEVEL)))
     if not kept.any():
         raise MCBNError("every label is the one to ignore: nothing is left to report on")
-    return Votes(**_join(ours), population=population), Votes(**_join(plain), population=population)
+    points: dict[str, Any] = {"inputs": kept.nonzero()[:, 0].numpy(), "population": population}
+    return Votes(**_join(ours), **points), Votes(**_join(plain), **points)
 
 
 def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:
     """Take class probabilities (N, K) made elsewhere, with their labels (N,)."""
-    vectors = _join([_vote(probs, y, torch.ones(y.shape, dtype=torch.bool), 0, information)])
-    return Votes(**vectors, population=len(y))
+    block = _vote(probs, y, torch.ones_like(y, dtype=torch.bool), smallest_set(probs, LEVEL), information)
+    return Votes(**_join([block]), inputs=np.arange(len(y)), population=len(y))
 
 
-def _vote(
-    probs: Tensor, y: Tensor, kept: Tensor, first: int, information: Tensor | None = None, sets: Tensor | None = None
-) -> dict[str, Tensor | None]:
-    sets = smallest_set(probs, LEVEL) if sets is None else sets
+def _vote(probs: Tensor, y: Tensor, kept: Tensor, sets: Tensor, information: Tensor | None = None) -> Block:
     y, K = require_labels(y, probs), probs.shape[1]
-    kept = kept.reshape(y.shape)
-    number = (first + torch.arange(len(y))).reshape(-1, *(1,) * (y.ndim - 1)).expand_as(y)[kept]
-    flat = probs.movedim(1, -1)[kept.to(probs.device)].double().cpu()  # (points, K)
-    inside = sets.gather(1, y.unsqueeze(1)).squeeze(1)[kept.to(probs.device)]  # (points,)
-    y = y.cpu()[kept.cpu()]  # (points,)
+    kept = kept.reshape(y.shape).to(probs.device)
+    inside = sets.gather(1, y.unsqueeze(1)).squeeze(1)[kept]  # (points,)
+    flat, y = probs.movedim(1, -1)[kept].cpu().double(), y[kept].cpu()  # (points, K), (points,)
     chosen = flat.gather(1, y[:, None])  # (points, 1)
     return {
         "label": flat.argmax(1),
         "truth": y,
         "confidence": flat.amax(1),
         "entropy": entropy(flat, 1),
-        "mutual_information": None if information is None else information[kept.to(probs.device)],
+        "mutual_information": None if information is None else information[kept],
         "log_prob": chosen[:, 0].log(),
         "brier": (flat - torch.nn.functional.one_hot(y, K)).square().sum(1),
         "mass_above": flat.where(flat > chosen, 0).sum(1),
-        "inputs": number,
         "inside": inside.double(),
     }
 
 
-def _join(blocks: Sequence[Mapping[str, Tensor | None]]) -> dict[str, Any]:
-    """Join blocks to vectors (N,) by name, whole numbers as they are; None where no block has any."""
-    vectors: dict[str, Any] = {}
-    for name in blocks[0]:
-        values = [value for block in blocks if (value := block[name]) is not None]
-        whole = bool(values) and not values[0].is_floating_point()
-        vectors[name] = (torch.cat(values).cpu().numpy() if whole else _vector(values)) if values else None
-    return vectors
+def _join(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join blocks to vectors (N,) by name, fractions in double precision; None is left out."""
+    known = [name for name, value in blocks[0].items() if value is not None]
+    joined = {name: torch.cat([block[name].detach().flatten().cpu() for block in blocks]) for name in known}
+    if any(bool((values.isnan() | values.isposinf()).any()) for values in joined.values()):  # -inf: a likelihood of 0
+        raise MCBNError("the predictions or targets hold NaN or infinity; leave those rows out")
+    return {name: (v.double() if v.is_floating_point() else v).numpy() for name, v in joined.items()}
 
 
-def _blocks(x: Any, y: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """Yield blocks of a few hundred rows; inputs that are no tensor are one block."""
-    if len(y) == 0:
+def _blocks(x: Any, n_inputs: int) -> Iterator[tuple[slice, Any]]:
+    """Yield which inputs, a few hundred, and these; inputs that are no tensor are one block."""
+    if n_inputs == 0:
         raise MCBNError("the held-out data is empty")
     if not isinstance(x, Tensor):
-        yield x, y
+        yield slice(None), x
         return
-    if len(x) != len(y):
-        raise MCBNError(f"x has {len(x)} rows but y {len(y)}")
-    rows = max(1, min(ROWS, VALUES // max(1, x[0].numel())))
-    with bar("predicting", len(y), "input") as tick:
-        for start in range(0, len(y), rows):
-            yield x[start : start + rows], y[start : start + rows]
-            tick(min(rows, len(y) - start))
-
-
-def _vector(blocks: Sequence[Tensor]) -> Vector:
-    """Join to one float64 vector."""
-    joined: Vector = torch.cat([block.detach().reshape(-1) for block in blocks]).double().cpu().numpy()
-    if np.isnan(joined).any() or np.isposinf(joined).any():  # -inf is an honest log likelihood
-        raise MCBNError("the predictions or targets hold NaN or infinity; leave those rows out")
-    return joined
+    if len(x) != n_inputs:
+        raise MCBNError(f"x has {len(x)} rows but y {n_inputs}")
+    size = max(1, min(ROWS, VALUES // max(1, x[0].numel())))
+    with bar("predicting", n_inputs, "input") as tick:
+        for start in range(0, n_inputs, size):
+            rows = slice(start, start + size)
+            yield rows, x[rows]
+            tick(len(x[rows]))
 
 
 def check_draws(bayes: MCBN[Any], x: Any, train: Any, seed: int) -> Diagnosis:

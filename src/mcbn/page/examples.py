@@ -28,10 +28,14 @@ def show_ends(
 
     They are pictures, or else rows: the columns, then up to 30 features where x is a table.
     """
+    count = np.bincount(shown.inputs)
+    known = np.flatnonzero(count)
+    mean = np.bincount(shown.inputs, weights=order)[known] / count[known]
+    inputs = known[np.argsort(mean, kind="stable")]  # from certain to uncertain
     groups: list[Group] = []
-    for heading, chosen in ends(order, shown.inputs):
+    for heading, chosen in (("Least certain", inputs[::-1][:COUNT]), ("Most certain", inputs[:COUNT])):
         points = [np.flatnonzero(shown.inputs == i) for i in chosen]
-        rows = [[str(chosen[k]), *(_typical(c[p]) for c in columns.values())] for k, p in enumerate(points)]
+        rows = [[str(i), *(_typical(c[p]) for c in columns.values())] for i, p in zip(chosen, points, strict=True)]
         groups.append({"heading": heading, **show_inputs(x, chosen, ["input", *columns], rows, names)})
     return groups
 
@@ -53,18 +57,14 @@ def _typical(values: NDArray[Any]) -> str | float:
     return str(values[0]) if values.dtype.kind == "O" else float(values.mean())
 
 
-def ends(uncertainty: Vector, inputs: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return the inputs of highest and of lowest mean uncertainty over their points, the extreme first."""
-    count = np.bincount(inputs)
-    known = np.flatnonzero(count)
-    mean = np.bincount(inputs, weights=uncertainty)[known] / count[known]
-    order = known[np.argsort(mean, kind="stable")]
-    return [("Least certain", order[::-1][:COUNT]), ("Most certain", order[:COUNT])]
-
-
 def tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
-    """Hold a picture (H, W) or (H, W, 3) as PNG in an address of its own."""
-    return {"address": "data:image/png;base64," + base64.b64encode(png(pixels)).decode(), "name": name, "alt": alt}
+    """Hold a picture, (H, W) gray or (H, W, 3) in color, as PNG in an address of its own."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    address = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"address": address, "name": name, "alt": alt}
 
 
 def is_image(x: Any) -> bool:
@@ -87,20 +87,18 @@ def map_examples(
     """Show segmented inputs with truth, answer and entropy beside them, and tell what the colors mean."""
     top = float(np.log(bayes.plain(x[:1]).shape[1]))  # the entropy of knowing nothing
     truth = y if ignore_index is None else y.where(y != ignore_index, -1)
-    groups: list[Group] = []
-    for heading, chosen in ends(votes.entropy, votes.inputs):
-        pred, cards = bayes.predict(x[chosen.tolist()]), []
-        for i, label, entropy in zip(chosen, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
+    groups = show_ends(votes, votes.entropy, {"entropy": votes.entropy, "error": votes.error}, x, None)
+    for cards in (group["cards"] for group in groups):
+        chosen = [int(card["row"][0]) for card in cards]
+        pred = bayes.predict(x[chosen])
+        for i, card, label, entropy in zip(chosen, cards, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
             maps = {
-                "input": to_pixels(x[i]),
                 "truth": label_colors(truth[i].reshape(label.shape).cpu().numpy()),
                 "answer": label_colors(label.numpy()),
                 "entropy": heat(entropy.numpy(), top),
             }
-            means = (vector[votes.inputs == i].mean() for vector in (votes.entropy, votes.error))
-            tiles = [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
-            cards.append({"tiles": tiles, "row": [str(i), *means]})
-        groups.append({"heading": heading, "cards": cards})
+            card["tiles"][0]["name"] = "input"
+            card["tiles"] += [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
     present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}
     names = present if ignore_index is None else present | {-1: "left out"}
     colors = [tile(label_colors(np.full((2, 2), k)), name) for k, name in names.items()]
@@ -113,36 +111,24 @@ def to_pixels(x: Tensor) -> Pixels:
     values = _thin(x.detach().cpu().double().movedim(0, -1))  # (H, W, C)
     low, high = values.min(), values.max()
     scaled = ((values - low) / (high - low if high > low else 1) * 255).round().to(torch.uint8)
-    pixels: Pixels = (scaled[..., 0] if scaled.shape[-1] == 1 else scaled).numpy()
-    return pixels
+    return np.asarray(scaled[..., 0] if scaled.shape[-1] == 1 else scaled)
 
 
 def heat(values: NDArray[np.float64], top: float) -> Pixels:
     """Color a map (H, W) from dark blue over violet to yellow, 0 to `top`."""
     from matplotlib import colormaps
 
-    pixels: Pixels = colormaps["plasma"](_thin(values) / (top or 1.0), bytes=True)[..., :3]
-    return pixels
+    return np.asarray(colormaps["plasma"](_thin(values) / (top or 1.0), bytes=True))[..., :3]
 
 
 def label_colors(labels: NDArray[np.int64]) -> Pixels:
     """Give every class of a map (H, W) a color of its own, up to twenty; below 0, what is left out, is gray."""
     from matplotlib import colormaps
 
-    pixels: Pixels = colormaps["tab20"](_thin(labels) % 20, bytes=True)[..., :3].copy()
-    pixels[_thin(labels) < 0] = 128
-    return pixels
+    labels, colors = _thin(labels), colormaps["tab20"].with_extremes(under="gray")
+    return np.asarray(colors(np.where(labels < 0, -1, labels % 20), bytes=True))[..., :3]
 
 
 def _thin(values: Any) -> Any:
     step = max(1, -(-max(values.shape[:2]) // MOST_PIXELS))
     return values[::step, ::step]
-
-
-def png(pixels: Pixels) -> bytes:
-    """Encode (H, W) grayscale or (H, W, 3) color."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()

@@ -93,11 +93,10 @@ def _strangest(watch: Watch, x: Any, names: Sequence[str] | None) -> Group:
 def _scores(bayes: MCBN[Any], x: Any, y: Any) -> dict[str, float]:
     """Sum up predictions of x, and score them where there are targets or labels y."""
     pred = bayes.predict(x)
-    if isinstance(pred, RegressionPrediction):
-        uncertainty = {"mean std": float(pred.variance.sqrt().mean())}
-        return uncertainty if y is None else uncertainty | {"RMSE": float(metrics.rmse(pred.mean, y))}
-    uncertainty = {"mean entropy (nats)": float(pred.entropy.mean())}
-    if y is None:
-        return uncertainty
-    scored = {"accuracy": metrics.accuracy(pred.probs, y), "NLL (nats)": metrics.nll(pred.probs, y).mean()}
-    return uncertainty | {name: float(value) for name, value in scored.items()}
+    regression = isinstance(pred, RegressionPrediction)
+    values = {"mean std": pred.variance.sqrt()} if regression else {"mean entropy (nats)": pred.entropy}
+    if y is not None and regression:
+        values["RMSE"] = metrics.rmse(pred.mean, y)
+    elif y is not None:
+        values |= {"accuracy": metrics.accuracy(pred.probs, y), "NLL (nats)": metrics.nll(pred.probs, y)}
+    return {name: float(value.mean()) for name, value in values.items()}

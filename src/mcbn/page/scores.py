@@ -4,7 +4,7 @@ Symbols: N points; `uncertainty` ranks them (std or entropy), `loss` is what wen
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,16 +18,8 @@ from mcbn.page.templates import number
 
 LEVELS = np.linspace(0, 1, 101)
 MOST_NODES = 400  # of a curve
+MOST_POINTS = 10_000  # drawn at most; scores and curves count all
 FIFTHS = ("least uncertain", "second", "third", "fourth", "most uncertain")
-CLASS_SCORES = (
-    ("Accuracy", "higher"),
-    ("Negative log likelihood", "lower"),
-    ("Brier score", "lower"),
-    ("Calibration error (ECE)", "lower"),
-    ("AUROC of entropy at finding the wrong ones", "higher"),
-    ("AUROC of mutual information at it", "higher"),
-)  # 1 is best where higher is better, else 0
-GroupRow = tuple[str, int, float]  # name, points, share inside
 
 
 class Curve(NamedTuple):
@@ -55,6 +47,20 @@ class Bins(NamedTuple):
         return float(np.abs(self.observed - self.predicted) @ self.size / self.size.sum())
 
 
+def ranked(uncertainty: Vector) -> NDArray[np.int64]:
+    """Put points in the order of their uncertainty (N,); of more than 10,000 a random part."""
+    size = min(len(uncertainty), MOST_POINTS)
+    shown = np.sort(np.random.default_rng(0).choice(len(uncertainty), size, replace=False))
+    return shown[np.argsort(uncertainty[shown], kind="stable")]
+
+
+def answers(wrong: Vector, top: float) -> tuple[Vector, list[str]]:
+    """Place answers (N,) on an axis, right ones low and wrong ones high, each with its word."""
+    jitter = np.random.default_rng(0).uniform(-0.02, 0.02, len(wrong))  # so that dots can be told apart
+    heights = np.where(wrong > 0, 0.95, 0.03) * top + jitter * top
+    return heights, np.where(wrong > 0, "wrong", "right").tolist()
+
+
 def tenths(uncertainty: Vector, loss: Vector) -> tuple[float, float]:
     """Mean loss of the least and of the most uncertain tenth; (N,) each, a tenth holds at least one point."""
     order = np.argsort(uncertainty, kind="stable")
@@ -79,7 +85,7 @@ def fault(held: Vector, promised: Vector | float, words: tuple[str, str]) -> str
 
 def risk_coverage(uncertainty: Vector, loss: Vector) -> Curve:
     """Mean loss over the most certain k of N points, against k / N (`mcbn.metrics.risk_coverage`), at a few nodes."""
-    coverage, risk = metrics.risk_coverage(np.ascontiguousarray(uncertainty), np.ascontiguousarray(loss))
+    coverage, risk = metrics.risk_coverage(uncertainty, loss)
     shown = nodes(len(risk))
     return Curve(coverage.numpy()[shown], risk.numpy()[shown])
 
@@ -89,10 +95,11 @@ def nodes(length: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, length - 1, MOST_NODES).astype(int))
 
 
-def coverage_by_group(evidence: Spread | Votes, uncertainty: Vector, groups: Sequence[str] | None) -> list[GroupRow]:
-    """Share of points inside their 95 % interval or set in five groups of uncertainty, and in groups of inputs."""
-    fifth = np.empty(len(uncertainty), dtype=np.int64)
-    fifth[np.argsort(uncertainty, kind="stable")] = np.arange(len(uncertainty)) * 5 // len(uncertainty)
+def coverage_by_group(
+    evidence: Spread | Votes, uncertainty: Vector, groups: Sequence[str] | None
+) -> list[tuple[str, int, float]]:
+    """Name, points and their share inside the 95 % interval or set, by fifths of uncertainty and groups of inputs."""
+    fifth = _equal_groups(uncertainty, 5)
     masks = {f"{name} fifth by uncertainty": fifth == k for k, name in enumerate(FIFTHS)}
     if groups is not None:
         names = np.asarray([str(name) for name in groups])[evidence.inputs]
@@ -100,11 +107,16 @@ def coverage_by_group(evidence: Spread | Votes, uncertainty: Vector, groups: Seq
     return [(name, int(mask.sum()), float(evidence.inside[mask].mean())) for name, mask in masks.items() if mask.any()]
 
 
-def interval_coverage(error: Vector, std: Vector) -> Curve:
+def _equal_groups(values: Vector, count: int) -> NDArray[np.int64]:
+    """Number the points (N,) by groups of equal size, from low values to high."""
+    rank = np.argsort(np.argsort(values, kind="stable"))
+    return rank * count // len(values)
+
+
+def interval_coverage(error: Vector, std: Vector | float) -> Curve:
     """Share of points inside their central Gaussian interval, for levels 0 to 1: |error| <= z_level std."""
-    scale = np.where(std > 0, std, 1.0)
-    needed = np.array([math.erf(z / math.sqrt(2)) for z in np.abs(error) / scale])  # a point is inside from there on
-    needed = np.where(std > 0, needed, (error != 0).astype(float))
+    z = np.divide(error, std, out=np.where(error > 0, np.inf, 0.0), where=np.greater(std, 0))
+    needed = [math.erf(value / math.sqrt(2)) for value in z]  # a point is inside from there on
     return Curve(LEVELS, np.searchsorted(np.sort(needed), LEVELS, side="right") / len(needed))
 
 
@@ -117,26 +129,21 @@ def set_coverage(mass_above: Vector) -> Curve:
     return Curve(LEVELS, np.searchsorted(np.sort(mass_above), LEVELS, side="left") / len(mass_above))
 
 
-def reliability(confidence: Vector, right: Vector, n_bins: int = 15) -> Bins:
-    """Mean confidence and accuracy in bins (b / n, (b + 1) / n] that are not empty (Guo et al. 2017)."""
-    edges = np.linspace(0, 1, n_bins + 1)
-    return _average(np.searchsorted(edges[1:-1], confidence, side="left"), confidence, right, n_bins)
+def reliability(confidence: Vector, right: Vector) -> Bins:
+    """Mean confidence and accuracy in those of 15 bins (b / 15, (b + 1) / 15] that hold points (Guo et al. 2017)."""
+    edges = np.linspace(0, 1, 16)
+    return _average(np.searchsorted(edges[1:-1], confidence, side="left"), confidence, right)
 
 
-def spread_reliability(std: Vector, error: Vector, n_bins: int = 10) -> Bins:
-    """Root mean predicted variance and root mean squared error in bins of equally many points, by predicted std."""
-    n_bins = min(n_bins, len(std))
-    rank = np.empty(len(std), dtype=np.int64)
-    rank[np.argsort(std, kind="stable")] = np.arange(len(std))
-    squares = _average(rank * n_bins // len(std), std**2, error**2, n_bins)
+def spread_reliability(std: Vector, error: Vector) -> Bins:
+    """Root mean predicted variance and root mean squared error in ten groups of equal size, by predicted std."""
+    squares = _average(_equal_groups(std, 10), std**2, error**2)
     return Bins(np.sqrt(squares.predicted), np.sqrt(squares.observed), squares.size)
 
 
-def _average(place: NDArray[np.int64], predicted: Vector, observed: Vector, n_bins: int) -> Bins:
-    count = np.bincount(place, minlength=n_bins)
-    kept = count > 0
-    sums = [np.bincount(place, weights=value, minlength=n_bins)[kept] for value in (predicted, observed)]
-    return Bins(sums[0] / count[kept], sums[1] / count[kept], count[kept])
+def _average(place: NDArray[np.int64], predicted: Vector, observed: Vector) -> Bins:
+    _, place, size = np.unique(place, return_inverse=True, return_counts=True)
+    return Bins(np.bincount(place, predicted) / size, np.bincount(place, observed) / size, size)
 
 
 def histograms(uncertainty: Vector, good: NDArray[np.bool_]) -> tuple[Vector, Vector, list[str]]:
@@ -162,11 +169,11 @@ class Score(NamedTuple):
 
 def regression_scores(spread: Spread) -> list[Score]:
     """RMSE, CRPS, PLL and the coverage of 95 % intervals (Teye et al. 2018, Sections 4.1 and 4.2)."""
-    mean, y = torch.from_numpy(spread.mean), torch.from_numpy(spread.y)
+    mean, y = spread.mean, spread.y
     rmse = float(metrics.rmse(mean, y))
     rows = [Score("RMSE", "lower", rmse, rmse, 0.0, math.nan)]
     if spread.plain is not None:
-        plain = float(metrics.rmse(torch.from_numpy(spread.plain), y))
+        plain = float(metrics.rmse(spread.plain, y))
         rows.append(Score("RMSE of the plain network", "lower", plain, math.nan, 0.0, math.nan))
     rows.append(_score("CRPS", "lower", *crps(spread), metrics.crps_optimum(mean, y).numpy()))
     if spread.log_prob is not None:
@@ -174,7 +181,7 @@ def regression_scores(spread: Spread) -> list[Score]:
         n_each = len(y) // len(spread.log_prob)  # maps: an input's joint likelihood is shared evenly by its points
         log_prob = np.repeat(spread.log_prob / n_each, n_each)
         rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
-    ours, twin = float(spread.inside.mean()), float(interval_coverage(spread.error, spread.constant_stds).y[95])
+    ours, twin = float(spread.inside.mean()), float(interval_coverage(spread.error, spread.constant_std).y[95])
     return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
@@ -196,9 +203,8 @@ def worse_votes(ours: Votes, plain: Votes | None) -> str:
 
 def crps(spread: Spread) -> tuple[Vector, Vector]:
     """CRPS of MCBN and of its constant twin, (N,) each."""
-    mean, y = torch.from_numpy(spread.mean), torch.from_numpy(spread.y)
-    variances = (torch.from_numpy(std**2) for std in (spread.std, spread.constant_stds))
-    ours, twin = (metrics.crps_gaussian(mean, variance, y).numpy() for variance in variances)
+    variances = spread.std**2, np.full_like(spread.std, spread.constant_std**2)
+    ours, twin = (metrics.crps_gaussian(spread.mean, variance, spread.y).numpy() for variance in variances)
     return ours, twin
 
 
@@ -213,21 +219,25 @@ def _score(name: str, better: str, *values: Vector | float) -> Score:
 
 
 def class_scores(ours: Votes, plain: Votes | None) -> list[Score]:
-    """Accuracy, NLL, Brier score, calibration error, and AUROC of entropy at finding the wrong ones."""
-    mine = _class_values(ours)
-    theirs = _class_values(plain) if plain else [math.nan] * len(mine)
-    rows = zip(CLASS_SCORES, mine, theirs, strict=True)
-    return [_score(*about, value, twin, float(about[1] == "higher")) for about, value, twin in rows]
-
-
-def _class_values(votes: Votes) -> list[float]:
-    means = [float(value.mean()) for value in (votes.right, -votes.log_prob, votes.brier)]
-    aurocs = [_auroc(uncertainty, votes.error) for uncertainty in (votes.entropy, votes.mutual_information)]
-    return [*means, reliability(votes.confidence, votes.right).gap, *aurocs]
+    """Scores of both, and their bound: 1 where higher is better, else 0."""
+    return [
+        _score(name, better, score(ours), score(plain) if plain else math.nan, float(better == "higher"))
+        for name, better, score in CLASS_SCORES
+    ]
 
 
 def _auroc(uncertainty: Vector | None, wrong: Vector) -> float:
     """Area under the curve; NaN for a single pass, which has no such uncertainty, and where all are right or wrong."""
     if uncertainty is None or not 0 < wrong.sum() < len(wrong):
         return math.nan
-    return float(metrics.auroc(torch.from_numpy(uncertainty), torch.from_numpy(wrong)))
+    return float(metrics.auroc(uncertainty, wrong))
+
+
+CLASS_SCORES: list[tuple[str, str, Callable[[Votes], float]]] = [
+    ("Accuracy", "higher", lambda votes: votes.right.mean()),
+    ("Negative log likelihood", "lower", lambda votes: -votes.log_prob.mean()),
+    ("Brier score", "lower", lambda votes: votes.brier.mean()),
+    ("Calibration error (ECE)", "lower", lambda votes: reliability(votes.confidence, votes.right).gap),
+    ("AUROC of entropy at finding the wrong ones", "higher", lambda votes: _auroc(votes.entropy, votes.error)),
+    ("AUROC of mutual information at it", "higher", lambda votes: _auroc(votes.mutual_information, votes.error)),
+]

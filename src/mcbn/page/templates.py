@@ -5,12 +5,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import to_json, write_text
 
@@ -20,29 +20,23 @@ Spec: TypeAlias = dict[str, Any]  # of a chart, as chart.js takes it
 
 def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] = (), **content: Any) -> str:
     """Fill in a template of the `assets` of a package, or of this one, all escaped; `scripts` lie beside it."""
-    sources = [_asset("mcbn.page", "chart.js"), *(_asset(package, name) for name in scripts)]
-    page = environment(package).get_template(template)
-    return page.render(style=_asset("mcbn.page", "page.css"), sources=sources, **content)
+    return environment(package).get_template(template).render(scripts=("chart.js", *scripts), **content)
 
 
 @cache
 def environment(package: str = "mcbn.page") -> Environment:
     """Make the environment for the templates of a package and of this one."""
-    loaders = [PackageLoader(name, "assets") for name in dict.fromkeys((package, "mcbn.page"))]
+    loader = ChoiceLoader([PackageLoader(name, "assets") for name in (package, "mcbn.page")])
     templates = Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters |= {"number": number, "percent": percent, "each": _each}
+    templates.filters["asset"] = lambda name: loader.get_source(templates, name)[0]
     templates.filters["sha256"] = lambda source: base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    templates.globals |= {"axis": axis, "series": series, "binned": _binned}
+    templates.globals |= {"axis": axis, "series": series, "plots": plots}
     templates.tests["finite"] = math.isfinite
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     return templates
-
-
-@cache
-def _asset(package: str, name: str) -> str:
-    return resources.files(package).joinpath("assets", name).read_text("utf-8")
 
 
 def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:
@@ -53,10 +47,6 @@ def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:
 def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> Spec:
     """Describe one series: a band, a line, dots or bars."""
     return {"name": name, "kind": kind, "color": color, "dash": dash, "x": rounded(x, 6), "y": rounded(y)}
-
-
-def _binned(bins: Any) -> list[Spec]:
-    return [series(kind, name, "blue", *bins[:2]) for kind, name in (("dots", "MCBN, bins"), ("line", "MCBN"))]
 
 
 def _each(words: str, *columns: Iterable[Any]) -> list[str]:

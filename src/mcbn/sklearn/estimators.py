@@ -93,8 +93,13 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
 
     def _train(self, rows: Rows, n_outputs: int) -> Self:
-        """Train, tune and keep the result."""
-        self._require_parameters()
+        """Check the parameters, train, tune and keep the result."""
+        for name, (kind, least) in LIMITS.items():
+            values = self.hidden_sizes() if name == "hidden" else [getattr(self, name)]
+            for value in values if values != [None] or name not in ("epochs", "batch_size") else ():
+                if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
+                    numbers = "whole numbers" if kind is Integral else "numbers"
+                    raise MCBNError(f"{name} takes {numbers} of at least {least}; got {value!r}")
         if rows.size < 2:
             raise MCBNError("training needs 2 rows of positive weight; got 1 sample")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -105,36 +110,21 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the sizes of the hidden layers; a number is that of the only one."""
         return tuple(self.hidden) if isinstance(self.hidden, Iterable) else (self.hidden,)
 
-    def _require_parameters(self) -> None:
-        for name, (kind, least) in LIMITS.items():
-            values = self.hidden_sizes() if name == "hidden" else [getattr(self, name)]
-            for value in values if values != [None] or name not in ("epochs", "batch_size") else ():
-                if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
-                    numbers = "whole numbers" if kind is Integral else "numbers"
-                    raise MCBNError(f"{name} takes {numbers} of at least {least}; got {value!r}")
-
-    def _blocks(self, X: ArrayLike) -> Sequence[Tensor]:
+    def _blocks(self, X: ArrayLike, size: int = BLOCK) -> Sequence[Tensor]:
         """Check inputs and return them as tensors, some rows in each."""
         check_is_fitted(self)
         x: Array = validate_data(self, X, dtype=np.float64, reset=False)
-        return torch.split(torch.tensor(x), BLOCK)
+        return torch.split(torch.tensor(x), size)
 
     def _prediction(self, X: ArrayLike) -> Any:
-        with torch.no_grad():
-            return join([self.bayes_.predict(block) for block in self._blocks(X)])
-
-    def _has_folds(self) -> bool:
-        check_is_fitted(self)
-        return bool(self.folds_)
+        return join([self.bayes_.predict(block) for block in self._blocks(X)])
 
     def _fold_predictions(self, X: ArrayLike) -> Iterator[list[Any]]:
         """Predict a few rows at a time with the network of every fold: what comes next is as wide as all scores."""
         calibrations: list[Any] = [bayes.calibration for bayes in self.folds_]
         n = sum(len(calibration.scores[0]) for calibration in calibrations)
-        for block in self._blocks(X):
-            for some in torch.split(block, max(1, VALUES // n)):
-                with torch.no_grad():
-                    yield [bayes.predict(some) for bayes in self.folds_]
+        for block in self._blocks(X, min(BLOCK, max(1, VALUES // n))):
+            yield [bayes.predict(block) for bayes in self.folds_]
 
 
 def _weights(sample_weight: ArrayLike | None, x: Array) -> Array:
@@ -162,7 +152,6 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X (N, Q) and y (N,) or (N, D); fit and tune MCBN."""
         x, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        target = np.asarray(target, dtype=np.float64)
         rows = distinct(x, target, _weights(sample_weight, x))
         return self._train(rows, 1 if target.ndim == 1 else target.shape[1])
 
@@ -177,12 +166,13 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
         Of exchangeable rows at least 1 - 2 (1 - coverage) lie inside, in practice about `coverage`
         (`mcbn.conformal.cross_interval`). calibrated=False: the central interval of the predictive Gaussian.
         """
-        if not (calibrated and self._has_folds()):
-            low, high = self._prediction(X).interval(coverage)
-            return low.numpy(), high.numpy()
-        pairs = [cross_interval(folds, coverage) for folds in self._fold_predictions(X)]
-        low, high = (torch.cat(edges) for edges in zip(*pairs, strict=True))
-        return low.numpy(), high.numpy()
+        check_is_fitted(self)
+        if not (calibrated and self.folds_):
+            pairs = [self._prediction(X).interval(coverage)]
+        else:
+            pairs = [cross_interval(folds, coverage) for folds in self._fold_predictions(X)]
+        low, high = (torch.cat(edges).numpy() for edges in zip(*pairs, strict=True))
+        return low, high
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draw targets from the predictive distribution, (N, S) or (N, D, S).
@@ -227,22 +217,18 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         labels = column_or_1d(labels, warn=True)
         weights = _weights(sample_weight, x)
-        kept = weights > 0
-        self.classes_ = np.unique(labels[kept])
+        self.classes_ = np.unique(labels[weights > 0])
         K = len(self.classes_)
         if K < 2:
-            raise MCBNError(
-                f"classification needs at least 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}"
-            )
-        numbers = np.searchsorted(self.classes_, labels[kept]).astype(np.float64)
-        rows = distinct(x[kept], numbers, weights[kept])
+            only = self.classes_.tolist()[0]
+            raise MCBNError(f"classification needs at least 2 classes; the data holds one class: {only!r}")
+        rows = distinct(x, np.searchsorted(self.classes_, labels).astype(np.float64), weights)
         return self._train(rows._replace(y=rows.y.long()), K)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Predict the most probable label, (N,)."""
         most_probable = self.predict_proba(X).argmax(1)  # (N,); before `classes_`, which comes with the fit
-        labels: NDArray[Any] = self.classes_[most_probable]
-        return labels
+        return np.asarray(self.classes_[most_probable])
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Predict the probability of each of `classes_`, (N, K), averaged over the draws."""
@@ -252,6 +238,7 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         """Tell which of `classes_` to expect, (N, K): the true one is among them as `MCBNRegressor.predict_interval`
         promises, by cross-conformal prediction over the folds (`mcbn.conformal.cross_set`).
         """
-        if not self._has_folds():
+        check_is_fitted(self)
+        if not self.folds_:
             return np.asarray(self._prediction(X).set(coverage).numpy())
         return torch.cat([cross_set(folds, coverage) for folds in self._fold_predictions(X)]).numpy()

@@ -21,10 +21,9 @@ class Rows(NamedTuple):
     y: Tensor  # (n,) or (n, D) float64, or (n,) class numbers
     weights: Tensor  # (n,) positive, float64
 
-    def take(self, index: NDArray[np.int64]) -> "Rows":
+    def take(self, index: Tensor) -> "Rows":
         """Choose rows."""
-        chosen = torch.from_numpy(index)
-        return Rows(self.x[chosen], self.y[chosen], self.weights[chosen])
+        return Rows(*(values[index] for values in self))
 
     @property
     def size(self) -> int:
@@ -56,13 +55,10 @@ def distinct(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np
     """Leave out rows of weight 0 and merge equal rows (x, y), adding up their weights."""
     kept = weights > 0
     joined = np.column_stack([x, y])[kept] + 0.0  # + 0.0: -0.0 equals 0.0
-    order = np.lexsort(joined.T[::-1])
-    joined, weights = joined[order], weights[kept][order]
-    first = np.append(True, (joined[1:] != joined[:-1]).any(1))
-    starts = np.flatnonzero(first)
-    merged = torch.from_numpy(joined[starts])
-    targets = merged[:, x.shape[1] :].reshape(len(starts), *y.shape[1:])
-    return Rows(merged[:, : x.shape[1]], targets, torch.from_numpy(np.add.reduceat(weights, starts)))
+    rows, place = np.unique(joined, axis=0, return_inverse=True)
+    totals = np.bincount(place.reshape(-1), weights[kept])
+    inputs, targets = np.split(rows, [x.shape[1]], axis=1)
+    return Rows(*map(torch.from_numpy, (inputs, targets.reshape(len(rows), *y.shape[1:]), totals)))
 
 
 def folds(rows: Rows, k: int, seed: int) -> list[tuple[Rows, Rows]]:
@@ -76,6 +72,6 @@ def folds(rows: Rows, k: int, seed: int) -> list[tuple[Rows, Rows]]:
         return [(rows, rows)]
     classes = np.zeros(n) if rows.y.is_floating_point() else rows.y.numpy()
     shuffled = np.lexsort((np.random.default_rng(seed).random(n), classes))
-    number = np.empty(n, dtype=np.int64)
-    number[shuffled] = np.arange(n) % k
-    return [(rows.take(np.flatnonzero(number != i)), rows.take(np.flatnonzero(number == i))) for i in range(k)]
+    number = torch.empty(n, dtype=torch.int64)
+    number[shuffled] = torch.arange(n) % k
+    return [(rows.take(number != i), rows.take(number == i)) for i in range(k)]

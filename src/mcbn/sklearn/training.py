@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.swa_utils import update_bn
 
 from mcbn import stacked
 from mcbn.model import MCBN
-from mcbn.networks import BN_EPSILON, RegressionMLP, Standardized, StandardizedInputs
+from mcbn.networks import BN_EPSILON, Standardized
 from mcbn.noise import inverse_temperature, tau_by_crps
 from mcbn.prediction import join
 from mcbn.sklearn.rows import Rows, folds
@@ -43,9 +43,15 @@ def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> t
     """
     run = _Run(rows, n_outputs, settings, seed)
     values, epochs = run.train()
-    bayes = run.bayes(len(run.splits), rows, values)
-    bayes.tau = run.tau(values)
-    return bayes, epochs, run.calibrated(bayes.tau)
+    *fitted, bayes = (run.bayes(s, training, values) for s, training in enumerate(run.training))
+    held_out = [held.take(held.repeated()) for _, held in run.splits]
+    bayes.tau = run.tau(fitted, held_out)
+    if len(fitted) == 1:
+        return bayes, epochs, []
+    for fold, held in zip(fitted, held_out, strict=True):
+        fold.tau = bayes.tau
+        fold.calibrate((held.x, held.y))
+    return bayes, epochs, fitted
 
 
 class Stack:
@@ -93,7 +99,7 @@ class _Run:
         self.settings, self.seed, self.classify = settings, seed, settings.task == "classification"
         self.device = torch.device(settings.device or "cpu")
         self.splits = folds(rows, settings.n_folds, seed)[: 1 if len(rows.x) >= ONE_PART else None]
-        self.rows = rows.take(rows.repeated().numpy())  # as often as their weights say, for the moments
+        self.rows = rows.take(rows.repeated())  # as often as their weights say, for the moments
         self.scale = self._standardized(nn.Identity())
         self.training = [*(training for training, _ in self.splits), rows]  # of each network
         # at most half the rows of each network, so that draws of batch statistics differ
@@ -102,11 +108,8 @@ class _Run:
         self.n_batches = max(1, rows.size // self.batch_size)
         seeds = [seed] * len(self.training)
         values = stacked.initial_values(rows.x.shape[1], settings.hidden_sizes(), n_outputs, seeds=seeds)
-        self.stack = Stack(
-            {name: value.to(self.device) for name, value in values.items()},
-            weight_decay=settings.weight_decay,
-            learning_rate=settings.learning_rate,
-        )
+        values = {name: value.to(self.device) for name, value in values.items()}
+        self.stack = Stack(values, weight_decay=settings.weight_decay, learning_rate=settings.learning_rate)
 
     def train(self) -> tuple[Values, int]:
         """Train all networks; return the averages of the epoch of lowest held-out loss, or the last, and that epoch."""
@@ -140,74 +143,47 @@ class _Run:
 
     def _held_out_loss(self, seen: Sequence[tuple[Tensor, Tensor]], held: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Weighted mean loss of the averaged networks over all held-out rows."""
-        total = weight = 0.0
+        loss, total, weight = cross_entropy if self.classify else mse_loss, 0.0, 0.0
         for s, (training, out) in enumerate(self.splits):
             (x, _), (x_held, y_held) = seen[s], held[s]
             share = (training.weights / training.weights.sum()).to(x)
             output = population_output(self.stack.average, s, x, share, x_held)  # (N, D)
-            if self.classify:
-                each = cross_entropy(output, y_held, reduction="none")  # (N,)
-            else:
-                each = (output - y_held).square().mean(1)  # (N,)
+            each = loss(output, y_held, reduction="none").reshape(len(output), -1).mean(1)  # (N,)
             total += float(out.weights.to(each) @ each)
             weight += float(out.weights.sum())
         return total / weight
 
     def _seen(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return what networks are trained on: standardised in double precision, then single; y (n, D) or (n,)."""
-        if isinstance(self.scale, Standardized):
-            x, y = self.scale.standardize(rows.x, rows.y)
-            y = y.reshape(len(y), -1).float()
-        else:
-            x, y = self.scale.standardize_inputs(rows.x), rows.y
+        x, y = self.scale.standardize(rows.x, rows.y)
+        y = y if self.classify else y.reshape(len(y), -1).float()
         return x.to(self.device, torch.float32), y.to(self.device)
 
-    def _standardized(self, network: nn.Module) -> StandardizedInputs:
+    def _standardized(self, network: nn.Module) -> Standardized:
         """Wrap a network to work in original units: those of all rows, whatever the network was trained on."""
-        if self.classify:
-            return StandardizedInputs(network, self.rows.x)
-        return Standardized(network, self.rows.x, self.rows.y)
+        return Standardized(network, self.rows.x, None if self.classify else self.rows.y)
 
     def bayes(self, s: int, rows: Rows, values: Values) -> MCBN[Any]:
         """Draw the batch statistics of network s, in original units and double precision, from its training rows."""
-        network = stacked.network(values, s, rows.x.shape[1]).to(self.device)
-        self._settle(network, rows)
-        # mps has no double precision
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        whole = self._standardized(network).to(self.device, dtype)
-        bayes: MCBN[Any] = MCBN(whole, self.settings.task)
+        network, (x, _) = stacked.network(values, s, rows.x.shape[1]).to(self.device), self._seen(rows)
+        index = next(_row_numbers(rows, self.seed, self.n_batches * self.batch_size)).to(self.device)
+        update_bn(x[index].reshape(self.n_batches, self.batch_size, -1), network)  # running statistics of one epoch
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no double precision
+        bayes: MCBN[Any] = MCBN(self._standardized(network).eval().to(self.device, dtype), self.settings.task)
         return bayes.fit(
             rows.x[rows.repeated()], n_samples=self.settings.n_samples, batch_size=self.batch_size, seed=self.seed
         )
 
-    def _settle(self, network: RegressionMLP, rows: Rows) -> None:
-        """Set running statistics to the averages of one epoch's batches, and the network to eval mode."""
-        x, _ = self._seen(rows)
-        index = next(_row_numbers(rows, self.seed, self.n_batches * self.batch_size))
-        update_bn(x[index.to(x.device)].reshape(self.n_batches, self.batch_size, -1), network)
-        network.eval()
-
-    def tau(self, values: Values) -> Tensor:
+    def tau(self, fitted: Sequence[MCBN[Any]], held_out: Sequence[Rows]) -> Tensor:
         """Tune tau on the held-out rows of all folds; logits are never sharpened: rows all right would ask for it."""
-        self.fitted = [self.bayes(s, training, values) for s, (training, _) in enumerate(self.splits)]
-        self.held_out = [held.take(held.repeated().numpy()) for _, held in self.splits]
-        pairs = [(bayes, held.x) for bayes, held in zip(self.fitted, self.held_out, strict=True)]
-        y = torch.cat([held.y.reshape(len(held.y), -1) for held in self.held_out])  # (n, D)
+        pairs = list(zip(fitted, held_out, strict=True))
+        y = torch.cat([held.y.reshape(len(held.y), -1) for held in held_out])  # (n, D)
         if self.classify:
-            logits = torch.cat([bayes.sample(x) for bayes, x in pairs], 1)  # (T, n, K)
+            logits = torch.cat([bayes.sample(held.x) for bayes, held in pairs], 1)  # (T, n, K)
             return inverse_temperature(logits, y[:, 0]).clamp(max=1)
-        pred = join([bayes.predict(x) for bayes, x in pairs])
+        pred = join([bayes.predict(held.x) for bayes, held in pairs])
         tau = tau_by_crps(pred.mean.reshape(y.shape), pred.epistemic.reshape(y.shape), y)  # (D,)
         return tau.reshape(()) if tau.numel() == 1 else tau
-
-    def calibrated(self, tau: float | Tensor) -> list[MCBN[Any]]:
-        """Calibrate the network of every fold on the rows it has not seen; none where there are no such rows."""
-        if len(self.splits) == 1:
-            return []
-        for bayes, held in zip(self.fitted, self.held_out, strict=True):
-            bayes.tau = tau
-            bayes.calibrate((held.x, held.y))
-        return self.fitted
 
 
 def _row_numbers(rows: Rows, seed: int, count: int) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page.charts import uncertainty_error
+from mcbn.page import scores
 from mcbn.page.templates import Spec, axis, render, rounded, save, series
 from mcbn.plots import Z50, Z95
 from mcbn.progress import tracked
@@ -164,21 +164,13 @@ def _figures(predictions: Path) -> Content:
     methods = []
     for method in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS)):
         files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
-        charts = [_error_chart(method, name, file) for name, file in files.items()]
+        charts = {f"{method}-{name}": read_predictions(name, file) for name, file in files.items()}
         absent = [describe(name).title for name in NAMES if name not in files]
-        methods.append({"name": method, "title": METHODS[method], "absent": absent, "charts": charts})
+        about = {"name": method, "title": METHODS[method], "color": COLORS.get(method, "blue")}
+        methods.append({**about, "absent": absent, "charts": charts})
     toy, shown = predictions / "toy.npz", [method for method in methods if method["charts"]]
-    return {"toy": _toy_chart(toy) if toy.exists() else None, "toy_command": COMMANDS["toy"], "methods": shown}
-
-
-def _error_chart(method: str, name: str, file: Path) -> tuple[str, str, Spec, str]:
-    """Return name, title, chart and note."""
-    shown = read_predictions(name, file)
-    if not shown.finite:
-        return f"{method}-{name}", shown.title, {}, "Not finite: the run diverged."
-    color = COLORS.get(method, "blue")
-    spec = uncertainty_error(shown.std, np.abs(shown.error), constant_std=shown.constant_std, color=color)
-    return f"{method}-{name}", shown.title, spec, ""
+    drawn = {"toy": _toy_chart(toy) if toy.exists() else None, "methods": shown, "scores": scores}
+    return {**drawn, "toy_command": COMMANDS["toy"]}
 
 
 def _toy_chart(file: Path) -> Spec:
