@@ -68,7 +68,7 @@ def test_what_has_no_rule_is_refused_and_left_to_autograd() -> None:
     with pytest.raises(UntraceableError, match=r"no rule for .*softplus"):
         differentiate.reversal(x)
     way = differentiate.fastest(x)
-    assert way.__qualname__.startswith("Differentiator.program")
+    assert way.__qualname__.startswith("Differentiator.plain")
     torch.testing.assert_close(way(x)[1], expected[1], rtol=1e-10, atol=1e-12)
 
 
@@ -77,3 +77,12 @@ def test_several_outputs_are_left_to_autograd() -> None:
     differentiate.plain(x)
     with pytest.raises(UntraceableError, match="more than one output"):
         differentiate.reversal(x)
+
+
+def test_inputs_changed_in_place_are_left_to_autograd() -> None:
+    differentiate, x = differentiator(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(Q), nn.Linear(Q, 1)))
+    before, expected = x.clone(), differentiate.plain(x)
+    with pytest.raises(UntraceableError, match="inputs are changed in place"):
+        differentiate.reversal(x)
+    torch.testing.assert_close(differentiate.fastest(x)(x)[1], expected[1], rtol=1e-10, atol=1e-12)
+    assert torch.equal(x, before)

@@ -7,10 +7,9 @@ gives the gradients of all inputs. With g = df/dy, summed over the positions of 
     df/dshift = sum g,    df/dscale = sum g h,    slope = dscale/dsigma = -gamma sigma (sigma^2 + eps)^-3/2,
     df/dmu = -scale df/dshift,    df/dsigma = slope (df/dscale - mu df/dshift).
 
-g comes from autograd, through the network's own code or through its program, or from a program that holds both
-directions (`_Reversal`): rules are there for what multilayer perceptrons with one output are made of, where autograd
-itself costs most (two layers of 50 units, one input: 480, 190 and 54 us). `mcbn.export` takes the same derivatives
-(`Point`) of its own graph.
+g comes from autograd, through the network's own code, or from a program that holds both directions (`_Reversal`): rules
+are there for what multilayer perceptrons with one output are made of, where autograd itself costs most (two layers of
+50 units, one input: 480 and 54 us). `mcbn.export` takes the same derivatives (`Point`) of its own graph.
 """
 
 import math
@@ -38,7 +37,6 @@ SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
 RESHAPES: tuple[Any, ...] = (torch.squeeze, torch.Tensor.squeeze, torch.flatten, torch.Tensor.flatten)
 Centres = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
 Leaves = dict[str, tuple[Tensor, Tensor]]  # call name -> scale and shift of every input, each (N, C)
-Run = Callable[[Any, int], tuple[Tensor, Leaves]]  # inputs and their number -> output, leaves
 Method = Callable[[Any], tuple[Tensor, Tensor]]  # inputs -> output (N, ...), Jacobian (N, D, S)
 
 
@@ -58,10 +56,6 @@ class Point(NamedTuple):
         scale, shift = scale_and_shift(mean, var, call.weight, call.bias, call.eps)
         slope = -scale * std / (var + call.eps)
         return cls(*(value.detach().to(dtype) for value in (scale, shift, slope, -mean, -scale)))
-
-    def leaves(self, N: int) -> tuple[Tensor, Tensor]:
-        """Return scale and shift for each of N inputs, (N, C), that gradients can be taken for."""
-        return self.scale.expand(N, -1).requires_grad_(), self.shift.expand(N, -1).requires_grad_()
 
     def by_statistics(self, by_scale: Tensor, by_shift: Tensor) -> tuple[Tensor, Tensor]:
         """Turn gradients (..., C) by scale and shift into those by mean and standard deviation."""
@@ -89,79 +83,47 @@ class Differentiator:
         return method(inputs)
 
     def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Differentiate the network's own code."""
-
-        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
+        """Differentiate the network's own code, one backward pass an output."""
+        N = batches.size_of(inputs)
+        with torch.enable_grad():
             with PerExample(self.centres, N) as mode:
                 output = self.network.run_copy(inputs)  # (N, ...)
             self.points |= mode.points
-            return output, mode.leaves
-
-        return self._differentiate(inputs, run)
-
-    def fastest(self, inputs: Any) -> Method:
-        """Choose the first method that can be had for inputs of this shape and gives the numbers of `plain`."""
-        expected = self.plain(inputs)
-        for prepare in (self.reversal, self.program):
-            try:
-                method = prepare(inputs)
-                if all(agree(values, plain, GRADIENTS) for values, plain in zip(method(inputs), expected, strict=True)):
-                    return method
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # whatever a foreign network does while watched, it can still be run as it is
-                continue
-        return self.plain
-
-    def reversal(self, inputs: Any) -> Method:
-        """Trace the pass and write its gradient down behind it."""
-        tracer, tensors_of = self._trace(inputs)
-        both = _Reversal(tracer, {name: self.points[name] for name in self.centres}).program()
-
-        def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                output, gradient = both.forward(*tensors_of(inputs))
-            return output, gradient.unsqueeze(1)
-
-        return differentiate
-
-    def program(self, inputs: Any) -> Method:
-        """Trace the pass for autograd, what no statistics reach apart."""
-        tracer, tensors_of = self._trace(inputs)
-        shared, each, order = rewrite.split_by_draw(tracer, rewrite.depends_on_draw(tracer.graph), normalize_each)
-
-        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
-            with torch.no_grad():
-                values = shared.forward(*tensors_of(inputs))
-            leaves = {name: self.points[name].leaves(N) for name in order}
-            output: Tensor = each.forward(*values, *(leaf for pair in leaves.values() for leaf in pair))
-            return output, leaves
-
-        return lambda inputs: self._differentiate(inputs, run)
-
-    def _trace(self, inputs: Any) -> tuple[ReplayTracer, Callable[[Any], list[Tensor]]]:
-        """Trace the pass at the centre; return also what lists the tensors of inputs, copies where it changes them."""
-        tracer = ReplayTracer(*self.draw)
-        with torch.no_grad():
-            tracer.trace(self.network, inputs)
-        copied = tracer.changes_inputs
-        return tracer, lambda inputs: [t.clone() if copied else t for t in batches.tensors_of(inputs)]
-
-    def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
-        """Take one backward pass an output."""
-        N = batches.size_of(inputs)
-        with torch.enable_grad():
-            output, leaves = run(inputs, N)
             flat = _outputs(output, N)  # (N, D)
             try:
-                self._require_one_by_one(inputs, flat, leaves)
-                rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
+                self._require_one_by_one(inputs, flat, mode.leaves)
+                rows = [self._gradient(flat, d, mode.leaves) for d in range(flat.shape[1])]  # (N, S) each
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # a value that the gradient needs was changed in place
                 raise MCBNError(f"the network cannot be differentiated ({error}); use method='sample'") from error
-            jacobian = torch.stack(rows, 1) if len(rows) > 1 else rows[0].unsqueeze(1)
-        return output.detach().to(jacobian.dtype), jacobian
+        return output.detach().to(rows[0].dtype), torch.stack(rows, 1)
+
+    def fastest(self, inputs: Any) -> Method:
+        """Choose the program of both directions if it can be had for this shape and gives the numbers of `plain`."""
+        expected = self.plain(inputs)
+        try:
+            method = self.reversal(inputs)
+            same = all(agree(values, plain, GRADIENTS) for values, plain in zip(method(inputs), expected, strict=True))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a foreign network does while watched, it can still be run as it is
+            return self.plain
+        return method if same else self.plain
+
+    def reversal(self, inputs: Any) -> Method:
+        """Trace the pass at the centre and write its gradient down behind it."""
+        tracer = ReplayTracer(*self.draw)
+        with torch.no_grad():
+            tracer.trace(self.network, inputs)
+        both = _Reversal(tracer, {name: self.points[name] for name in self.centres}).program()
+
+        def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                output, gradient = both.forward(*batches.tensors_of(inputs))
+            return output, gradient.unsqueeze(1)
+
+        return differentiate
 
     def _require_one_by_one(self, inputs: Any, flat: Tensor, leaves: Leaves) -> None:
         """Refuse a network whose outputs (N, D) depend on the statistics of other inputs; once where that is proven."""
@@ -225,8 +187,9 @@ class PerExample(BatchNormMode):
                 f"layer {call.name!r} sees {call.x.shape[0]} rows for {self.N} inputs, so its statistics have no "
                 "gradient per input; use method='sample'"
             )
-        self.points[call.name] = Point.of(call, *self.centres[call.name])
-        self.leaves[call.name] = self.points[call.name].leaves(self.N)
+        self.points[call.name] = point = Point.of(call, *self.centres[call.name])
+        each = (value.expand(self.N, -1).requires_grad_() for value in (point.scale, point.shift))
+        self.leaves[call.name] = next(each), next(each)
         return normalize_each(call.x, *self.leaves[call.name])
 
 
@@ -259,6 +222,8 @@ class _Reversal:
         result = last.all_input_nodes[0]
         if math.prod(facts(result).shape) != facts(result).shape[0]:
             raise UntraceableError("more than one output")
+        if self.tracer.changes_inputs:
+            raise UntraceableError("its inputs are changed in place")
         for node in nodes:
             if facts(node).changes and (node.target not in rewrite.RELUS or len(node.all_input_nodes[0].users) > 1):
                 raise UntraceableError("a value that others may read is changed in place")

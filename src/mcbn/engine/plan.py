@@ -117,7 +117,7 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     folded = rewrite.fold(tracer, depends) if folds else {}
     rewrite.work_in_place(tracer.graph, depends)
     stackable = not folds and all(rewrite.is_stackable(node, depends) for node in depends)
-    shared, each, names = rewrite.split_by_draw(tracer, depends, folded=folded, stacked=stackable)
+    shared, each, names = rewrite.split_by_draw(tracer, depends, folded, stacked=stackable)
     norms = tracer.norms | {norm.name: norm for norm in folded.values()}
     calls = tuple(norms[name] for name in names)
     program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable)

@@ -4,7 +4,7 @@ Why each change is safe is said in `mcbn.engine.graph`.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -122,30 +122,22 @@ def is_stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
 
 
 def split_by_draw(
-    tracer: ReplayTracer,
-    depends: set[fx.Node],
-    apply: Callable[..., Tensor] = normalize,
-    *,
-    folded: Mapping[fx.Node, Norm] | None = None,
-    stacked: bool = False,
+    tracer: ReplayTracer, depends: set[fx.Node], folded: Mapping[fx.Node, Norm], *, stacked: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
     """Cut a traced pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)` for every draw.
 
     Returns both, and the stochastic calls whose scale and shift `each` takes, in order.
-    apply: what stochastic calls become, of (x, scale, shift).
     folded: operations that take weight and bias of a draw instead.
     stacked: several draws go through at once, in a workspace.
     """
-    names, parameters = _take_parameters(tracer.graph, folded or {}, apply)
+    names, parameters = _take_parameters(tracer.graph, folded)
     if stacked:
         _use_workspace(tracer.graph, depends)
     shared, each, _ = split(tracer.graph, depends | parameters)
     return as_code(tracer.root, shared), as_code(tracer.root, each), names
 
 
-def _take_parameters(
-    graph: fx.Graph, folded: Mapping[fx.Node, Norm], apply: Callable[..., Tensor]
-) -> tuple[list[str], set[fx.Node]]:
+def _take_parameters(graph: fx.Graph, folded: Mapping[fx.Node, Norm]) -> tuple[list[str], set[fx.Node]]:
     """Give the graph a scale and a shift for every stochastic call as arguments; return the calls and those."""
     calls = {
         node: folded[node].name if node in folded else str(node.args[1])
@@ -161,7 +153,7 @@ def _take_parameters(
             node.args = (x, *pairs[name], *node.args[3:])
             node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
         else:
-            node.target, node.args = apply, (x, *pairs[name])
+            node.target, node.args = normalize, (x, *pairs[name])
     return names, {parameter for pair in pairs.values() for parameter in pair}
 
 
