@@ -51,11 +51,6 @@ class Program:
         """How many convolutions are one kernel with what follows."""
         return sum(str(node.target) == "mcbn.narrow.default" for node in self.each.graph.nodes)
 
-    @property
-    def folded(self) -> int:
-        """How many batch norm calls are folded into weights."""
-        return sum(norm.folded_weight is not None for norm in self.norms)
-
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
         tensors = [t.clone() if self.clones_inputs else t for t in batches.tensors_of(inputs)]

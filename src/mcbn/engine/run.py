@@ -33,7 +33,6 @@ from mcbn.layers import settings_of
 from mcbn.network import Network
 from mcbn.posterior import Posterior
 
-K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -182,7 +181,8 @@ class Engine:
         shared = sum(node.op == "call_function" for node in program.shared.graph.nodes)
         how = f"{min(plan.chunk, n_samples)} draws in one pass"
         if plan.chunk == 1:
-            how = f"one draw a pass, {program.folded} of {len(program.norms)} batch norm calls folded into weights"
+            folded = sum(norm.folded_weight is not None for norm in program.norms)
+            how = f"one draw a pass, {folded} of {len(program.norms)} batch norm calls folded into weights"
         if program.kernels:
             how += f", {program.kernels} convolutions in one kernel each with what follows"
         if plan.group > 1:
@@ -382,7 +382,7 @@ def _largest(inputs: Any) -> float:
     return max((float(torch.linalg.vector_norm(t, torch.inf)) for t in tensors), default=0.0)
 
 
-def keep(known: dict[K, V], key: K, value: V, most: int) -> V:
+def keep(known: dict[Any, V], key: Any, value: V, most: int) -> V:
     """Remember and return what was found, for inputs of one shape say, and forget the oldest."""
     while key not in known and len(known) >= most:
         del known[next(iter(known))]
