@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from mcbn.batch_norm import normalize
 from mcbn.engine import constants, kernels
-from mcbn.engine.graph import as_code, declare, facts, matters
+from mcbn.engine.graph import KEY, as_code, facts, matters
 from mcbn.engine.rewrite import IN_PLACE_ADDITIONS, weights_of
 from mcbn.engine.trace import ReplayTracer
 
@@ -49,7 +49,7 @@ def _fuse_with_cudnn(graph: fx.Graph, conv: fx.Node) -> None:
 
 def _replace(graph: fx.Graph, first: fx.Node, last: fx.Node, new: fx.Node) -> None:
     """Put a node in the place of a chain, which goes by name: what it changed in place nobody else reads."""
-    declare(new, facts(first))
+    new.meta[KEY] = facts(first)
     chain = _chain(first, last)
     last.replace_all_uses_with(new)
     for node in reversed(chain):

@@ -49,7 +49,7 @@ from torch import fx, nn
 
 from mcbn.private_torch import forget_source
 
-KEY = "mcbn"  # of the facts in a node's meta
+KEY = "mcbn"  # of the facts in a node's meta, which are noted once
 _gone: list[str] = []  # sources of modules that were collected: not forgotten then, under whoever reads `linecache`
 
 
@@ -64,11 +64,6 @@ class Facts:
 
 
 UNKNOWN = Facts()  # of nodes that no trace wrote
-
-
-def declare(node: fx.Node, known: Facts) -> None:
-    """Note what is known of a node, once."""
-    node.meta[KEY] = known
 
 
 def facts(node: fx.Node) -> Facts:

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
-from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters, reached
+from mcbn.engine.graph import KEY, UNKNOWN, Facts, as_code, facts, matters, reached
 from mcbn.errors import MCBNError
 from mcbn.layers import settings_of
 from mcbn.network import Network
@@ -66,10 +66,8 @@ class Norm:
 class Tracer(BatchNormMode):
     """A mode that also writes down every operation as an `fx` node."""
 
-    graph: fx.Graph
     root: nn.Module  # holds the constants of the graph
     width: int  # largest number of values of one intermediate result
-    on_gpu: bool
     changes_inputs: bool  # the network works on its inputs in place
     refusal: UntraceableError | None  # kept, since networks catch exceptions
     function: str | None = None  # the one that runs now
@@ -164,7 +162,7 @@ class Tracer(BatchNormMode):
         if isinstance(result, Tensor):
             self._remember(result, node, seen, memory)
             return
-        declare(node, seen)
+        node.meta[KEY] = seen
         if isinstance(result, tuple | list) and all(isinstance(value, Tensor | None) for value in result):
             for number, value in enumerate(result):
                 if value is not None:  # attention hands back None for weights that nobody asked for
@@ -189,7 +187,7 @@ class Tracer(BatchNormMode):
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             self._refuse("a value is sparse, nested or quantised")
         name = (memory or {}).get(storage_of(tensor), node.name)
-        declare(node, replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name))
+        node.meta[KEY] = replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name)
         self.nodes[tensor] = node
         self.width = max(self.width, tensor.numel())
 

@@ -55,16 +55,6 @@ def options(definitions: Mapping[str, int | str]) -> list[str]:
     return [f"-D{name}={value}" for name, value in definitions.items()]
 
 
-@cache
-def compiles(name: str, definitions: Definitions, device: int) -> bool:  # pragma: no cover
-    """Tell whether a kernel can be had: PyTorch's compiler is not a public part of it, and may refuse."""
-    try:
-        _compiled(name, definitions, device)
-    except Exception:
-        return False
-    return True
-
-
 def launch(
     name: str,
     definitions: Mapping[str, int | str],
@@ -288,7 +278,11 @@ def suits_probabilities(logits: Tensor, tau: Tensor) -> bool:
     many = logits[0].numel() >= K * constants.PROBABILITIES_LEAST_PLACES and logits.numel() < 2**31
     if K > constants.PROBABILITIES_MOST_CLASSES or not many or tau.ndim or tau.is_cuda:
         return False
-    return compiles("probabilities", (("CLASSES", K),), logits.device.index)
+    try:
+        _compiled("probabilities", (("CLASSES", K),), logits.device.index)
+    except Exception:  # PyTorch's compiler is not a public part of it, and may refuse
+        return False
+    return True
 
 
 def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None, least: float) -> Sums:
