@@ -96,8 +96,9 @@ class BatchNormMode(ContextDecorator, TorchFunctionMode):
         start, following = _place(arguments["input"])
         piece = start is not None and self.next_rows.get(layer) == start
         self.next_rows[layer] = following
-        kept = (arguments[key] for key in ("input", *STATISTICS, "weight", "bias", "eps", "training"))
-        return self.answer(BatchNormCall(layer, name, *kept, partial(func, *args, **kwargs), piece))
+        kept = {key: arguments[key] for key in (*STATISTICS, "weight", "bias", "eps", "training")}
+        unchanged = partial(func, *args, **kwargs)
+        return self.answer(BatchNormCall(layer, name, arguments["input"], **kept, unchanged=unchanged, piece=piece))
 
 
 def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
