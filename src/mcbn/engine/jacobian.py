@@ -204,82 +204,69 @@ def normalize_each(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 class _Reversal:
-    """A copy of a traced pass with its operations backwards behind it; `UntraceableError` where a rule is missing.
+    """A copy of a traced chain of operations with the same backwards behind it; `UntraceableError` for anything else.
 
     A batch norm hands df/dh = scale g on to what it normalised; df/dmu = -scale g, df/dsigma = (slope h - slope mu) g.
     """
 
     def __init__(self, tracer: ReplayTracer, points: Mapping[str, Point]) -> None:
         self.tracer, self.points, self.graph = tracer, points, fx.Graph()
-        self.depends = rewrite.depends_on_draw(tracer.graph)
-        self.copies: dict[fx.Node, fx.Node] = {}
-        self.gradients: dict[fx.Node, fx.Node] = {}  # of the output, by the result of each operation
+        self.copies: dict[Any, fx.Node] = {}
         self.columns: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> gradient by its mean and by its std
 
     def program(self) -> fx.GraphModule:
         """Return inputs -> outputs (N, ...), gradient (N, S), S running over mean, then std, of the points."""
         *nodes, last = self.tracer.graph.nodes
-        result = last.all_input_nodes[0]
-        if math.prod(facts(result).shape) != facts(result).shape[0]:
+        node, depends = last.all_input_nodes[0], rewrite.depends_on_draw(self.tracer.graph)
+        if math.prod(facts(node).shape) != facts(node).shape[0]:
             raise UntraceableError("more than one output")
-        if self.tracer.changes_inputs:
-            raise UntraceableError("its inputs are changed in place")
-        for node in nodes:
-            if facts(node).changes and (node.target not in rewrite.RELUS or len(node.all_input_nodes[0].users) > 1):
-                raise UntraceableError("a value that others may read is changed in place")
-            self.copies[node] = self._forward(node)
-        like = next(iter(self.points.values())).scale
-        self.gradients[result] = self._constant(torch.ones(facts(result).shape, dtype=like.dtype, device=like.device))
-        for node in reversed(nodes):
-            if node in self.gradients:
-                self._backward(node, self.gradients[node])
+        if any(facts(n).changes and (n.target not in rewrite.RELUS or n.args[0] not in depends) for n in nodes):
+            raise UntraceableError("a value that others may read is changed in place")
+        for each in nodes:
+            self.copies[each] = self._forward(each)
+        output, like = self.copies[node], next(iter(self.points.values())).scale
+        g = self._constant(torch.ones(facts(node).shape, dtype=like.dtype, device=like.device))
+        while node in depends:
+            sources = [operand for operand in node.args if isinstance(operand, fx.Node) and operand in depends]
+            if len(sources) > 1 or len(node.users) > 1:
+                raise UntraceableError("values do not follow each other in one chain")
+            source = sources[0] if sources else node.all_input_nodes[0]
+            node, g = source, self._backward(node, source, g)
         if set(self.columns) != set(self.points):
             raise UntraceableError("a call is not reached")
         columns = [column for name in self.points for column in self.columns[name]]
-        self.graph.output((self.copies[result], self._call(torch.cat, columns, 1)))
+        self.graph.output((output, self._call(torch.cat, columns, 1)))
         return as_code(self.tracer.root, self.graph)
 
     def _forward(self, node: fx.Node) -> fx.Node:
         if node.target is not batch_norm:
-            return self.graph.node_copy(node, lambda source: self.copies[source])
-        x, name = node.args
+            return self.graph.node_copy(node, self.copies.__getitem__)
         if len(facts(node).shape) != 2:
             raise UntraceableError("channels are not the last axis")
-        point = self.points[str(name)]
-        return self._call(torch.addcmul, self._constant(point.shift), self._copy(x), self._constant(point.scale))
+        point, h = self.points[str(node.args[1])], self.copies[node.args[0]]
+        return self._call(torch.addcmul, self._constant(point.shift), h, self._constant(point.scale))
 
-    def _backward(self, node: fx.Node, g: fx.Node) -> None:
-        """Hand the gradient of a node on to what it was computed from."""
-        x, shapes = node.args[0], [facts(source).shape for source in node.all_input_nodes if source in self.depends]
+    def _backward(self, node: fx.Node, source: fx.Node, g: fx.Node) -> fx.Node:
+        """Turn the gradient by a node into that by the one it was computed from."""
+        alike = facts(source).shape == facts(node).shape
         if node.target is batch_norm:
             name, point = str(node.args[1]), self.points[str(node.args[1])]
-            self._send(x, lambda: self._call(torch.mul, g, self._constant(point.scale)))
             offset, slope = self._constant(point.minus_mean * point.slope), self._constant(point.slope)
-            by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, self._copy(x), slope))
+            by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, self.copies[source], slope))
             self.columns[name] = self._call(torch.mul, g, self._constant(point.minus_scale)), by_std
-        elif node.target is F.linear and len(facts(node).shape) == 2:
-            self._send(x, lambda: self._call(torch.mm, g, self._copy(node.args[1])))
-        elif node.target in rewrite.RELUS:
-            self._send(x, lambda: self._call(torch.ops.aten.threshold_backward.default, g, self.copies[node], 0))
-        elif node.target in RESHAPES:
-            self._send(x, lambda: self._call(torch.reshape, g, tuple(shapes[0])))
-        elif node.target in rewrite.ADDITIONS and not node.kwargs and all(s == facts(node).shape for s in shapes):
-            for source in node.args:
-                self._send(source, lambda: g)
-        elif node.target in SCALINGS and shapes == [facts(node).shape]:
-            for source, other in (node.args, node.args[::-1]):
-                self._send(source, lambda other=other: self._call(torch.mul, g, self._copy(other)))
-        else:
-            raise UntraceableError(f"no rule for {node.target}")
-
-    def _send(self, source: Any, gradient: Any) -> None:
-        """Add the node that `gradient()` makes to what a node has received, where draws reach it."""
-        if isinstance(source, fx.Node) and source in self.depends:
-            known, more = self.gradients.get(source), gradient()
-            self.gradients[source] = more if known is None else self._call(torch.add, known, more)
-
-    def _copy(self, value: Any) -> Any:
-        return self.copies[value] if isinstance(value, fx.Node) else value
+            return self._call(torch.mul, g, self._constant(point.scale))
+        if node.target is F.linear and len(facts(node).shape) == 2 and node.args[0] is source:
+            return self._call(torch.mm, g, self.copies[node.args[1]])
+        if node.target in rewrite.RELUS:
+            return self._call(torch.ops.aten.threshold_backward.default, g, self.copies[node], 0)
+        if node.target in RESHAPES:
+            return self._call(torch.reshape, g, tuple(facts(source).shape))
+        if node.target in rewrite.ADDITIONS and not node.kwargs and alike:
+            return g
+        if node.target in SCALINGS and alike:
+            other = node.args[node.args[0] is source]
+            return self._call(torch.mul, g, self.copies.get(other, other))
+        raise UntraceableError(f"no rule for {node.target}")
 
     def _call(self, function: Any, *arguments: Any) -> fx.Node:
         return self.graph.call_function(function, arguments)
