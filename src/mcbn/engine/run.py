@@ -294,21 +294,14 @@ class Engine:
             wide = constants.GPU_EXACT_WIDTH if tensors[0].is_cuda else constants.CPU_EXACT_WIDTH
             few = min(*sizes, few, max(2, wide * max(sizes) // max(width, 1)))
             inputs = batches.map_tensors(lambda t: t[:few], inputs)
-        own = torch.stack([self.replay(inputs, t) for t in self._references()[: constants.EXACT_INPUTS // few]])
+        draws = self._references()[: constants.EXACT_INPUTS // few]
+        own = torch.stack([self.replay(inputs, t) for t in draws])  # (t, n, ...)
         if own.dtype != torch.float64:
-            with suppress(Exception):  # weights or operations that cannot be had in double precision
-                return (own - self._exact(inputs, len(own))).flatten(0, 1)
+            with suppress(Exception), torch.autocast(own.device.type, enabled=False):  # what cannot be had in double
+                exact = Engine(self.network.to(None, torch.float64), self.posterior.rows(draws).to(None, torch.float64))
+                inputs = batches.move(inputs, None, torch.float64)
+                return torch.stack([sample - exact.replay(inputs, t) for t, sample in enumerate(own)]).flatten(0, 1)
         return ROUNDING.at(own) * own.abs().amax(0)
-
-    def _exact(self, inputs: Any, count: int) -> Tensor:
-        """Run the first draws by which a plan is judged through the network in double precision, (count, N, ...)."""
-        network, samples = self.network.to(None, torch.float64), []
-        for t in self._references()[:count]:
-            statistics = [{name: value.double() for name, value in each.items()} for each in self.posterior.draw(t)]
-            device = next(iter(statistics[0].values())).device.type
-            with torch.autocast(device, enabled=False), Replay(*statistics):
-                samples.append(network.run_copy(batches.move(inputs, None, torch.float64)))
-        return torch.stack(samples)
 
     def _omega(self, program: Program) -> Tensor:
         """Return scale and shift of every draw, (T, S): the same tensor for all shapes that meet the same layers."""
