@@ -325,16 +325,16 @@ class Engine:
         if count <= 1:
             return [(inputs, plan)]
         blocks = [(block, self.plan(block, chunk_size)) for block in batches.cut(inputs, count)]
-        return blocks if self.independent(inputs, *(block for block, _ in blocks), traced=True) else [(inputs, plan)]
+        return blocks if self.independent(inputs, *(block for block, _ in blocks)) else [(inputs, plan)]
 
-    def independent(self, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
+    def independent(self, inputs: Any, *blocks: Any) -> bool:
         """Tell whether inputs may run apart, in these blocks: by the structure of the network (`mcbn.engine.rows`)."""
-        key = self._key(inputs, tuple(map(batches.size_of, blocks)), traced)
+        key = self._key(inputs, tuple(map(batches.size_of, blocks)))
         proven = self._independence.get(key)
         if proven is None:
             with self._lock:
                 ends = (blocks[0], blocks[-1]) if blocks else ()  # of all sizes there are
-                proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends, traced=traced)
+                proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends)
                 keep(self._independence, key, proven, constants.PLANS_KEPT)
         return proven
 
