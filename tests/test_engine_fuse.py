@@ -41,6 +41,24 @@ def test_residual_added_in_place_is_fused_into_its_convolution(alpha: int, fused
     assert targets.count(torch.nn.functional.conv2d) == 1 - fused
 
 
+class Straight(Residual):
+    """A shortcut that is the fused result of the block before, as in every ResNet."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn(self.first(x))
+        out += x
+        return self.relu(out)
+
+
+def test_a_fused_result_is_the_shortcut_of_the_next_block() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 6, 6)
+    net = nn.Sequential(nn.BatchNorm2d(4), *(Straight(1) for _ in range(3)))
+    program = program_of(fit(net, x), x, fold=True)
+    targets = [node.target for node in fuse_activations(program.each).graph.nodes]
+    assert targets.count(torch.cudnn_convolution_add_relu) == 3
+
+
 def relu_of_sum(x: Tensor, weight: Tensor, z: Tensor, alpha: float, bias: Tensor, *where: Any) -> Tensor:
     """What `torch.cudnn_convolution_add_relu` computes, on any device."""
     return torch.relu(torch.nn.functional.conv2d(x, weight, bias, *where) + alpha * z)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from mcbn.batch_norm import watch
-from mcbn.engine.graph import KEY, Facts, as_code, declare, facts, matters, reached, split
+from mcbn.engine.graph import KEY, Facts, as_code, facts, matters, reached, split
 from mcbn.engine.rewrite import depends_on_draw, work_in_place
 from mcbn.engine.trace import ReplayTracer, UntraceableError
 from mcbn.network import Network
@@ -133,7 +133,7 @@ def test_both_halves_of_a_graph_compute_what_the_whole_does(again: bool) -> None
 def test_copies_of_a_node_keep_its_facts() -> None:
     graph, y = whole()
     known = Facts((2, 3), torch.float32, memory="y")
-    declare(y, known)
+    y.meta[KEY] = known
     _, second, _ = split(graph, reached(graph, lambda one: one is y))
     assert [facts(one) for one in second.nodes if one.name == "y"] == [known]
 

@@ -13,11 +13,12 @@ from mcbn.networks import RegressionMLP, Standardized
 N, Q = 9, 5
 
 
-class Residual(nn.Module):
-    """A value read twice, a batch norm that sees raw inputs, a sum, numbers and a constant as factors."""
+class Chain(nn.Module):
+    """A batch norm of raw inputs, numbers and a constant as factors and summands; a value read twice if asked."""
 
-    def __init__(self, activation: nn.Module) -> None:
+    def __init__(self, activation: nn.Module, *, residual: bool = False) -> None:
         super().__init__()
+        self.residual = residual
         self.first, self.one, self.two = nn.BatchNorm1d(Q), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
         self.into, self.through, self.last = nn.Linear(Q, 4), nn.Linear(4, 4), nn.Linear(4, 1)
         self.activation = activation
@@ -25,7 +26,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.activation(self.one(self.into(self.first(x)) * 3.0))
-        h = h + self.activation(self.two(self.through(h))) * self.factor
+        h = (h if self.residual else 2.0) + self.activation(self.two(self.through(h))) * self.factor
         return 0.25 * self.last(h).squeeze(-1)
 
 
@@ -46,11 +47,11 @@ def standardized() -> nn.Module:
     "make",
     [
         standardized,
-        lambda: Residual(nn.ReLU()),
-        lambda: Residual(nn.ReLU(inplace=True)),
+        lambda: Chain(nn.ReLU()),
+        lambda: Chain(nn.ReLU(inplace=True)),
         lambda: nn.Sequential(nn.BatchNorm1d(Q), nn.Linear(Q, 1), nn.Flatten()),
     ],
-    ids=["standardized", "residual", "in-place", "single"],
+    ids=["standardized", "chain", "in-place", "single"],
 )
 def test_equals_autograd(make) -> None:
     differentiate, x = differentiator(make())
@@ -62,13 +63,18 @@ def test_equals_autograd(make) -> None:
     assert differentiate.fastest(x).__qualname__.startswith("Differentiator.reversal")
 
 
-def test_what_has_no_rule_is_refused_and_left_to_autograd() -> None:
-    differentiate, x = differentiator(Residual(nn.Softplus()))
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [(Chain(nn.Softplus()), r"no rule for .*softplus"), (Chain(nn.ReLU(), residual=True), "one chain")],
+    ids=["softplus", "residual"],
+)
+def test_what_has_no_rule_is_refused_and_left_to_autograd(net: nn.Module, reason: str) -> None:
+    differentiate, x = differentiator(net)
     expected = differentiate.plain(x)
-    with pytest.raises(UntraceableError, match=r"no rule for .*softplus"):
+    with pytest.raises(UntraceableError, match=reason):
         differentiate.reversal(x)
     way = differentiate.fastest(x)
-    assert way.__qualname__.startswith("Differentiator.program")
+    assert way.__qualname__.startswith("Differentiator.plain")
     torch.testing.assert_close(way(x)[1], expected[1], rtol=1e-10, atol=1e-12)
 
 
@@ -77,3 +83,12 @@ def test_several_outputs_are_left_to_autograd() -> None:
     differentiate.plain(x)
     with pytest.raises(UntraceableError, match="more than one output"):
         differentiate.reversal(x)
+
+
+def test_inputs_changed_in_place_are_left_to_autograd() -> None:
+    differentiate, x = differentiator(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(Q), nn.Linear(Q, 1)))
+    before, expected = x.clone(), differentiate.plain(x)
+    with pytest.raises(UntraceableError, match="changed in place"):
+        differentiate.reversal(x)
+    torch.testing.assert_close(differentiate.fastest(x)(x)[1], expected[1], rtol=1e-10, atol=1e-12)
+    assert torch.equal(x, before)

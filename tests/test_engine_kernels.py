@@ -18,4 +18,4 @@ def test_a_kernel_is_found_by_the_name_of_its_function_and_launched_by_it(name: 
 
 
 def test_sizes_are_given_to_the_compiler_as_definitions() -> None:
-    assert kernels.options({"CHANNELS": 16, "WIDTH": 8}) == ["-DCHANNELS=16", "-DWIDTH=8"]
+    assert kernels.options({"CHANNELS": 16, "WIDTH": 8}) == ("-DCHANNELS=16", "-DWIDTH=8")

@@ -165,7 +165,7 @@ def test_memory_that_runs_out_does_not_cut_inputs_that_meet(name: str, monkeypat
     bayes, x = fitted(MEET[name])
     bayes.sample(x, chunk_size=2)
 
-    def scarce(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
+    def scarce(self: plans.Plan, inputs: Any, buffers: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(plans.Plan, "prepare", scarce)

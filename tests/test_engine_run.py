@@ -4,7 +4,6 @@ import copy
 import gc
 import linecache
 import pickle
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,6 @@ from mcbn.engine import agree as agreement
 from mcbn.engine import constants, fuse, run
 from mcbn.engine import plan as plans
 from mcbn.engine.graph import as_code
-from mcbn.engine.rewrite import Workspace
 from mcbn_study.networks import UNet, cifar_resnet, resnet50
 
 
@@ -182,8 +180,8 @@ def test_out_of_memory_halves_the_chunk_then_the_inputs(
     original = plans.Plan.prepare
     limit = 3 * len(x)
 
-    def scarce(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
-        run, n = original(self, inputs, workspace), len(inputs)
+    def scarce(self: plans.Plan, inputs: Any, buffers: Any) -> Any:
+        run, n = original(self, inputs, buffers), len(inputs)
 
         def limited(start: int, stop: int) -> Tensor:
             tried.append((stop - start, n))
@@ -213,16 +211,6 @@ def test_bad_chunk_size(regression: tuple[mcbn.MCBN, Tensor], chunk_size: Any) -
     for call in (bayes.predict, bayes.sample, bayes.explain):
         with pytest.raises(mcbn.MCBNError, match="chunk_size must be a whole number, at least 1"):
             call(x, chunk_size=chunk_size)
-
-
-@pytest.mark.slow
-def test_compiled_passes_give_the_same_numbers() -> None:
-    model, x = make("1d")
-    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pred = bayes.predict(x, compile=True)
-    torch.testing.assert_close(pred.mean, bayes.predict(x).mean, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- adaptive T
@@ -333,7 +321,7 @@ def test_groups_of_passes_give_the_draws_in_order(monkeypatch: pytest.MonkeyPatc
     for small, streams in ((plan.program.width, 4), (plan.program.width - 1, 2)):
         monkeypatch.setattr(constants, "SMALL_PASS", small)
         beside = plan.side_by_side(plan.program.run_shared(x), plan.omega)
-        assert torch.equal(beside, plan.prepare(x, Workspace())(0, len(plan.omega)))
+        assert torch.equal(beside, plan.prepare(x, {})(0, len(plan.omega)))
         assert torch.cuda.Stream.call_count == streams - 1  # type: ignore[attr-defined]
         torch.cuda.Stream.reset_mock()  # type: ignore[attr-defined]
 
@@ -515,8 +503,8 @@ def test_a_plan_that_raises_on_later_inputs_is_replaced(monkeypatch: pytest.Monk
     bayes.sample(x, chunk_size=2)
     prepare = plans.Plan.prepare
 
-    def failing(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
-        sampler = prepare(self, inputs, workspace)
+    def failing(self: plans.Plan, inputs: Any, buffers: Any) -> Any:
+        sampler = prepare(self, inputs, buffers)
 
         def run(start: int, stop: int) -> Tensor:
             if start:
@@ -564,13 +552,11 @@ def test_a_plan_is_prepared_once_it_pays(T: int, calls: int, monkeypatch: pytest
     check_equal(first, loop(bayes, x), 1e-12)
 
 
-@pytest.mark.parametrize("ask", [{"chunk_size": 2}, {"compile": True}])
-def test_who_asks_for_chunks_has_a_plan_at_once(ask: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_chunks_has_a_plan_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DRAWS_BEFORE_PLAN", 32)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
-    bayes.predict(x, **ask)
+    bayes.predict(x, chunk_size=2)
     assert len(bayes.engine.plans) == 1
 
 
@@ -601,8 +587,8 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Let every plan give other samples."""
     prepare = plans.Plan.prepare
 
-    def wrong(self: plans.Plan, inputs: Any, workspace: Any) -> Any:
-        sampler = prepare(self, inputs, workspace)
+    def wrong(self: plans.Plan, inputs: Any, buffers: Any) -> Any:
+        sampler = prepare(self, inputs, buffers)
         return lambda start, stop: change(sampler(start, stop))
 
     monkeypatch.setattr(plans.Plan, "prepare", wrong)

@@ -65,7 +65,6 @@ def speed(
     device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="two cases with few draws, as <device>-quick")] = False,
     only: Only = "",
-    compile: Annotated[bool, typer.Option("--compile", help="time predict(compile=True) too")] = False,
     peer_path: Annotated[Path | None, typer.Option(help="folder that torch-uncertainty was installed into")] = None,
     debug: Debug = False,
 ) -> None:
@@ -77,7 +76,7 @@ def speed(
     """
     from mcbn_benchmarks.speed import measures
 
-    measures.run(measures.Options(device, quick, compile, peer_path), out, only)
+    measures.run(measures.Options(device, quick, peer_path), out, only)
 
 
 @_command

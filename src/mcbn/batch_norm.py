@@ -90,17 +90,15 @@ class BatchNormMode(ContextDecorator, TorchFunctionMode):
         if func not in BATCH_NORMS:
             return func(*args, **kwargs)
         arguments = {**DEFAULTS, **dict(zip(BATCH_NORMS[func], args, strict=False)), **kwargs}
-        return self.answer(self._call(arguments, partial(func, *args, **kwargs)))
-
-    def _call(self, arguments: Mapping[str, Any], unchanged: partial[Tensor]) -> BatchNormCall:
         layer = self.path[-1] if self.path else ""
         self.calls[layer] += 1
         name = layer if self.calls[layer] == 1 else f"{layer}#{self.calls[layer]}"
         start, following = _place(arguments["input"])
         piece = start is not None and self.next_rows.get(layer) == start
         self.next_rows[layer] = following
-        kept = {key: arguments[key] for key in ("running_mean", "running_var", "weight", "bias", "eps", "training")}
-        return BatchNormCall(layer, name, arguments["input"], **kept, unchanged=unchanged, piece=piece)
+        kept = {key: arguments[key] for key in (*STATISTICS, "weight", "bias", "eps", "training")}
+        unchanged = partial(func, *args, **kwargs)
+        return self.answer(BatchNormCall(layer, name, arguments["input"], **kept, unchanged=unchanged, piece=piece))
 
 
 def _place(x: Tensor) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:

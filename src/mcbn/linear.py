@@ -30,7 +30,7 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, Replay, scale_and_shift
-from mcbn.engine.jacobian import Differentiator
+from mcbn.engine.jacobian import Differentiator, PerExample
 from mcbn.engine.run import Engine, ProcessLock, keep
 from mcbn.errors import MCBNError
 from mcbn.gaussian import join, split
@@ -111,13 +111,11 @@ class Expansion:
 
     def _units(self, network: Network, inputs: Any) -> Tensor:
         """Return |gamma| / sigma of every statistic, (S,): how much it moves its channel; 0 where it is not used."""
-        mean = {name: centre.unsqueeze(0) for name, (centre, _) in self.centres.items()}  # one draw: the average
-        var = {name: std.square().unsqueeze(0) for name, (_, std) in self.centres.items()}
-        with torch.no_grad(), Gather(Posterior(mean, var, batch_size=1)) as mode:
+        with torch.no_grad(), PerExample(self.centres, batches.size_of(inputs)) as mode:
             network.run_copy(inputs)
-        unused = {name: torch.zeros_like(centre) for name, (centre, _) in self.centres.items()}
-        scales = unused | {name: scale[0].abs() for name, (scale, _) in mode.drawn.items()}
-        return torch.cat([scales[name] for name in self.centres for _ in range(2)])
+        used = {name: point.scale.abs() for name, point in mode.points.items()}
+        scales = (used.get(name, torch.zeros_like(centre)) for name, (centre, _) in self.centres.items())
+        return torch.cat([scale for scale in scales for _ in range(2)])
 
 
 class Linearizer:

@@ -221,7 +221,6 @@ class MCBN(Generic[P]):
         covariance: bool = False,
         tolerance: float | None = None,
         mean: str = "drawn",
-        compile: bool = False,
         watch: "Watch | None" = None,
     ) -> P:
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
@@ -240,7 +239,6 @@ class MCBN(Generic[P]):
                 after all draws; `pred.n_samples` says how many it took, `pred.standard_error` what was reached.
             mean: "drawn", the average over the draws; "plain", the network's own output, or probabilities and labels,
                 with the spread of the draws about it: the better choice where `evaluate` or `check` says so.
-            compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
 
         >>> bayes.predict(x), classifier.predict(x).label.shape
@@ -260,7 +258,7 @@ class MCBN(Generic[P]):
                 if method == "linear":
                     yield from self.linearizer(inputs, count).draws()
                 else:
-                    yield from engine.outputs(inputs, count, chunk_size, compile)
+                    yield from engine.outputs(inputs, count, chunk_size)
 
         def predict_batch(inputs: Any) -> Any:
             again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept

@@ -29,7 +29,7 @@ PRECISION_REPEATS = 3
 CPU_THREADS = 2
 MEMORY_SAMPLES = (5, 500)
 MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
-OURS = frozenset({"mcbn", "mcbn compiled"})
+OURS = frozenset({"mcbn"})
 LINEAR_DATA, LINEAR_SPLITS = ("boston", "concrete", "yacht", "energy"), 3
 MERGED = (
     "The newest run of every case in the file beside this one, ratios within that run; the heading is the last run's."
@@ -42,7 +42,6 @@ class Options:
 
     device: str = "cpu"
     quick: bool = False  # two cases with few draws, once each
-    compile: bool = False
     peer_path: Path | None = None
 
 
@@ -113,8 +112,6 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
         PLAIN: partial(cases.forwards, ready.network, ready.query),
         "mcbn": lambda T: bayes.predict(ready.query, n_samples=T),
     }
-    if options.compile:
-        methods["mcbn compiled"] = lambda T: bayes.predict(ready.query, n_samples=T, compile=True)
     if reason := cases.reason_against_peer(ready, options.peer_path):
         yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
     else:

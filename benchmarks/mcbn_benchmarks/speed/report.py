@@ -11,7 +11,7 @@ from mcbn_study.machine import Environment
 from mcbn_study.tables import render
 
 CRPS_DIFFERENCE, LESS_DRAWS = "CRPS difference", "T=5"
-OURS = ("mcbn", "mcbn compiled", "linear", "fit")
+OURS = ("mcbn", "linear", "fit")
 TARGETS = Path(__file__).parent / "targets.csv"  # what was set out to be reached
 
 
@@ -119,10 +119,9 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Compa
             theirs = next(record for record in others if record.method == other)
             mine, their_time = _mean_time(group, method), _mean_time(group, other)
             ratio = their_time / mine if mine and their_time else None
-            against = other if method != "mcbn compiled" else f"{other} (ours compiled)"
             size, few = None if method == "linear" else n, theirs.draws_timed or theirs.n_samples
             note = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
-            shown = _time(mine), against, _time(their_time), ratio, theirs.note if theirs.milliseconds is None else note
+            shown = _time(mine), other, _time(their_time), ratio, theirs.note if theirs.milliseconds is None else note
             yield Comparison(case, size, ours[0].n_samples, *shown)
 
 

@@ -4,8 +4,7 @@
 of the widest intermediate result of a pass, all its inputs together.
 """
 
-# ---------------------------------------------------------------- plans: when they are prepared and compared
-
+# Plans: when they are prepared and compared
 DRAWS_BEFORE_PLAN = 32  # of a shape, those asked for counted in, from which a plan is prepared; it costs about as many
 GROWN_RANGE = 2  # inputs so many times larger than those a plan was compared on: it is compared again
 EXACT_INPUTS = 8  # at most, by which rounding is measured; of fewer inputs several draws
@@ -13,8 +12,7 @@ CPU_EXACT_WIDTH = 2**17  # of all of them, but two at least: double precision is
 GPU_EXACT_WIDTH = 2**23
 CALLS_WITHOUT_KERNELS = 3  # by the network's own code while kernels are compiled (4 s, ResNet-32); the next one waits
 
-# ---------------------------------------------------------------- plans: draws in one pass
-
+# Plans: draws in one pass
 CPU_CHUNK = 600_000  # width of all draws of a pass: what stays in the cache of 2 cores (README, "Memory and T")
 CPU_FOLD = 2**17  # width of one draw from which convolutions fill 2 cores alone: fold, one draw a pass; not measured
 GPU_CHUNK = 2**24  # 64 MB in single precision; 2^27 wins at most 2 % for 7 times the memory (results/chunks.txt)
@@ -23,8 +21,7 @@ GPU_FOLD = 2**21  # as CPU_FOLD; not measured
 MOSTLY_NARROW = 0.7  # share of convolutions that kernels take from which they pay more than folding; not measured
 FOLD_FROM = 1000  # inputs of stacked draws from which products with folded weights are faster: the MLP by a tenth
 
-# ---------------------------------------------------------------- plans: CUDA graphs
-
+# Plans: CUDA graphs
 GPU_GRAPH = 2**28  # width of a pass up to which a graph pays: ResNet-50, N = 256, 409 -> 399 ms, fp16 279 -> 260
 GPU_GATHER = 2**22  # outputs handed on at once: who reads them launches kernels too; ResNet-50, N = 256: 484 -> 441 ms
 GPU_PASSES = 8  # at most in one graph; not measured
@@ -33,21 +30,18 @@ SMALL_SIDE_BY_SIDE = 4  # of one draw: ResNet-50, N = 32, 2 to 4: fp16 38.4, 36.
 SMALL_PASS = 2**25  # width of a pass of one draw up to which: each has memory of its own; not measured
 PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph; not measured
 
-# ---------------------------------------------------------------- inputs of one pass, on a CPU
-
+# Inputs of one pass, on a CPU
 CPU_BLOCK = 2**17  # width of a block without convolutions: the MLP, N = 20,000, T = 50, 1 thread: 439 -> 303 ms
 CPU_BLOCK_CONVOLUTIONAL = 2**19  # and with them: ResNet-32, N = 128, T = 2, 1 thread: 1.27 -> 1.10 s
 PLANS_KEPT = 16  # shapes of inputs, least recent go; not measured
 
-# ---------------------------------------------------------------- recording
-
+# Recording
 CPU_GROUP_WIDTH = 2**14  # width of one batch up to which a group is faster than one by one; not measured
 GPU_GROUP_WIDTH = 2**20  # not measured
 CPU_TRACED_WIDTH = 2**22  # width of one batch from which a program saves less than proving it costs; not measured
 PROGRAMS_KEPT = 4  # shapes of batches that are traced; not measured
 
-# ---------------------------------------------------------------- kernels (results/narrow.txt, on the H200)
-
+# Kernels (results/narrow.txt, on the H200)
 NARROW_MOST_INPUTS = 256  # channels; wider convolutions cuDNN does well
 NARROW_OUTPUTS = (16, 32, 64)  # channels; other numbers of outputs are filled up to one of these
 NARROW_ALONE = 16  # outputs up to which the kernel beats cuDNN with nothing behind the convolution

@@ -3,7 +3,6 @@
 Imported on a GPU alone. Why it is safe is said in `mcbn.engine.graph`.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from mcbn.batch_norm import normalize
 from mcbn.engine import constants, kernels
-from mcbn.engine.graph import as_code, declare, facts, matters
+from mcbn.engine.graph import KEY, as_code, facts, matters
 from mcbn.engine.rewrite import IN_PLACE_ADDITIONS, weights_of
 from mcbn.engine.trace import ReplayTracer
 
@@ -33,31 +32,24 @@ def _is_plain_convolution(node: fx.Node) -> bool:
 
 def _fuse_with_cudnn(graph: fx.Graph, conv: fx.Node) -> None:
     """Put one operation of cuDNN in the place of a convolution and its rectifier, and of a sum between them."""
-    (x, weight, bias, *where), end = conv.args, _only_user(conv)
-    fused: Callable[..., Tensor] = torch.cudnn_convolution_relu
-    other = end.args[1] if end is not None and _adds_to(conv, end) else None
-    if isinstance(other, fx.Node) and end is not None:
-        end, fused = _only_user(end), torch.cudnn_convolution_add_relu
-    if end is None or end.target is not torch.relu_ or _changes_between(conv, end):
+    (x, weight, bias, *where), (end, other, _) = conv.args, _behind(conv, facts(conv).shape)
+    if end.target is not torch.relu_ or _changes_between(conv, end):
         return
     with graph.inserting_before(end):
-        if isinstance(other, fx.Node):
+        if other is None:
+            fused = graph.call_function(torch.cudnn_convolution_relu, (x, weight, bias, *where))
+        else:
             added = other.args[2] if _is_plain_convolution(other) and len(other.users) == 1 else None
             if added is not None:  # a bias that costs a pass over all values where it is added
                 other.update_arg(2, None)
                 bias = graph.call_function(torch.add, (bias, added))
-            operands: tuple[Any, ...] = (x, weight, other, 1.0, bias, *where)
-        else:
-            operands = (x, weight, bias, *where)
-        _replace(graph, conv, end, graph.call_function(fused, operands))
-
-
-def _adds_to(node: fx.Node, after: fx.Node) -> bool:
-    return after.target in IN_PLACE_ADDITIONS and after.args[0] is node and not after.kwargs
+            fused = graph.call_function(torch.cudnn_convolution_add_relu, (x, weight, other, 1.0, bias, *where))
+    _replace(graph, conv, end, fused)
 
 
 def _replace(graph: fx.Graph, first: fx.Node, last: fx.Node, new: fx.Node) -> None:
     """Put a node in the place of a chain, which goes by name: what it changed in place nobody else reads."""
+    new.meta[KEY] = facts(first)
     chain = _chain(first, last)
     last.replace_all_uses_with(new)
     for node in reversed(chain):
@@ -118,7 +110,6 @@ def _fuse_with_kernel(each: fx.GraphModule, graph: fx.Graph, conv: fx.Node) -> N
         shift, bias = (bias, None) if bias is not None and not is_norm else (shift, bias)
         operands = (*_sources(conv), packed, bias, scale, shift, shortcut, slope, stride, padding)
         fused = graph.call_function(torch.ops.mcbn.narrow.default, operands)
-    declare(fused, facts(conv))
     _replace(graph, conv, end, fused)
 
 
@@ -175,9 +166,9 @@ def _is_narrow(root: nn.Module, node: fx.Node) -> bool:
 
 
 def _behind(node: fx.Node, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None, float]:
-    """Find what follows a batch norm call: the last node of shortcut and rectifier, the shortcut, f's slope below 0."""
+    """Find what follows a node: the last one of shortcut and rectifier, the shortcut, the rectifier's slope below 0."""
     end, shortcut, after = node, None, _only_user(node)
-    if after is not None and _adds_to(node, after):
+    if after is not None and after.target in IN_PLACE_ADDITIONS and after.args[0] is node and not after.kwargs:
         other = after.args[1]
         if isinstance(other, fx.Node) and other is not node and facts(other).shape == shape:
             end, shortcut, after = after, other, _only_user(after)

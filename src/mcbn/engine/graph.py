@@ -25,9 +25,9 @@ Why each change is safe:
 4. Stacking draws (`rewrite.is_stackable`). Operations that work value by value or on the last axis do the same to
    (t, N, C) as to (N, C), so t draws go through as they are. Everything else goes through `torch.vmap`, or is refused
    by it, and then draws go one by one.
-5. Reusing memory (`rewrite.Workspace`). Stacked products write into buffers kept from pass to pass. A buffer belongs
+5. Reusing memory (`rewrite.Buffers`). Stacked products write into buffers kept from pass to pass. A buffer belongs
    to one place in the program, so no result of a pass overwrites another; a pass writes each before it reads it; the
-   samples are copied out before the next pass, and a workspace is active in one thread, for one call, alone.
+   samples are copied out before the next pass, and buffers are those of one call alone.
 6. Fusing in kernels (`mcbn.engine.fuse`). A convolution, the batch norm, shortcut and rectifier behind it become one
    kernel that reads the shortcut when the last of them would have run. Only if each is read by the next alone, and no
    other node in between changes anything in place: the kernel would otherwise read an operand too late, or too early.
@@ -49,7 +49,7 @@ from torch import fx, nn
 
 from mcbn.private_torch import forget_source
 
-KEY = "mcbn"  # of the facts in a node's meta
+KEY = "mcbn"  # of the facts in a node's meta, which are noted once
 _gone: list[str] = []  # sources of modules that were collected: not forgotten then, under whoever reads `linecache`
 
 
@@ -64,11 +64,6 @@ class Facts:
 
 
 UNKNOWN = Facts()  # of nodes that no trace wrote
-
-
-def declare(node: fx.Node, known: Facts) -> None:
-    """Note what is known of a node, once."""
-    node.meta[KEY] = known
 
 
 def facts(node: fx.Node) -> Facts:

@@ -7,10 +7,9 @@ gives the gradients of all inputs. With g = df/dy, summed over the positions of 
     df/dshift = sum g,    df/dscale = sum g h,    slope = dscale/dsigma = -gamma sigma (sigma^2 + eps)^-3/2,
     df/dmu = -scale df/dshift,    df/dsigma = slope (df/dscale - mu df/dshift).
 
-g comes from autograd, through the network's own code or through its program, or from a program that holds both
-directions (`_Reversal`): rules are there for what multilayer perceptrons with one output are made of, where autograd
-itself costs most (two layers of 50 units, one input: 480, 190 and 54 us). `mcbn.export` takes the same derivatives
-(`Point`) of its own graph.
+g comes from autograd, through the network's own code, or from a program that holds both directions (`_Reversal`): rules
+are there for what multilayer perceptrons with one output are made of, where autograd itself costs most (two layers of
+50 units, one input: 480 and 54 us). `mcbn.export` takes the same derivatives (`Point`) of its own graph.
 """
 
 import math
@@ -38,7 +37,6 @@ SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
 RESHAPES: tuple[Any, ...] = (torch.squeeze, torch.Tensor.squeeze, torch.flatten, torch.Tensor.flatten)
 Centres = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
 Leaves = dict[str, tuple[Tensor, Tensor]]  # call name -> scale and shift of every input, each (N, C)
-Run = Callable[[Any, int], tuple[Tensor, Leaves]]  # inputs and their number -> output, leaves
 Method = Callable[[Any], tuple[Tensor, Tensor]]  # inputs -> output (N, ...), Jacobian (N, D, S)
 
 
@@ -58,10 +56,6 @@ class Point(NamedTuple):
         scale, shift = scale_and_shift(mean, var, call.weight, call.bias, call.eps)
         slope = -scale * std / (var + call.eps)
         return cls(*(value.detach().to(dtype) for value in (scale, shift, slope, -mean, -scale)))
-
-    def leaves(self, N: int) -> tuple[Tensor, Tensor]:
-        """Return scale and shift for each of N inputs, (N, C), that gradients can be taken for."""
-        return self.scale.expand(N, -1).requires_grad_(), self.shift.expand(N, -1).requires_grad_()
 
     def by_statistics(self, by_scale: Tensor, by_shift: Tensor) -> tuple[Tensor, Tensor]:
         """Turn gradients (..., C) by scale and shift into those by mean and standard deviation."""
@@ -89,79 +83,47 @@ class Differentiator:
         return method(inputs)
 
     def plain(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Differentiate the network's own code."""
-
-        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
+        """Differentiate the network's own code, one backward pass an output."""
+        N = batches.size_of(inputs)
+        with torch.enable_grad():
             with PerExample(self.centres, N) as mode:
                 output = self.network.run_copy(inputs)  # (N, ...)
             self.points |= mode.points
-            return output, mode.leaves
-
-        return self._differentiate(inputs, run)
-
-    def fastest(self, inputs: Any) -> Method:
-        """Choose the first method that can be had for inputs of this shape and gives the numbers of `plain`."""
-        expected = self.plain(inputs)
-        for prepare in (self.reversal, self.program):
-            try:
-                method = prepare(inputs)
-                if all(agree(values, plain, GRADIENTS) for values, plain in zip(method(inputs), expected, strict=True)):
-                    return method
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # whatever a foreign network does while watched, it can still be run as it is
-                continue
-        return self.plain
-
-    def reversal(self, inputs: Any) -> Method:
-        """Trace the pass and write its gradient down behind it."""
-        tracer, tensors_of = self._trace(inputs)
-        both = _Reversal(tracer, {name: self.points[name] for name in self.centres}).program()
-
-        def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                output, gradient = both.forward(*tensors_of(inputs))
-            return output, gradient.unsqueeze(1)
-
-        return differentiate
-
-    def program(self, inputs: Any) -> Method:
-        """Trace the pass for autograd, what no statistics reach apart."""
-        tracer, tensors_of = self._trace(inputs)
-        shared, each, order = rewrite.split_by_draw(tracer, rewrite.depends_on_draw(tracer.graph), normalize_each)
-
-        def run(inputs: Any, N: int) -> tuple[Tensor, Leaves]:
-            with torch.no_grad():
-                values = shared.forward(*tensors_of(inputs))
-            leaves = {name: self.points[name].leaves(N) for name in order}
-            output: Tensor = each.forward(*values, *(leaf for pair in leaves.values() for leaf in pair))
-            return output, leaves
-
-        return lambda inputs: self._differentiate(inputs, run)
-
-    def _trace(self, inputs: Any) -> tuple[ReplayTracer, Callable[[Any], list[Tensor]]]:
-        """Trace the pass at the centre; return also what lists the tensors of inputs, copies where it changes them."""
-        tracer = ReplayTracer(*self.draw)
-        with torch.no_grad():
-            tracer.trace(self.network, inputs)
-        copied = tracer.changes_inputs
-        return tracer, lambda inputs: [t.clone() if copied else t for t in batches.tensors_of(inputs)]
-
-    def _differentiate(self, inputs: Any, run: Run) -> tuple[Tensor, Tensor]:
-        """Take one backward pass an output."""
-        N = batches.size_of(inputs)
-        with torch.enable_grad():
-            output, leaves = run(inputs, N)
             flat = _outputs(output, N)  # (N, D)
             try:
-                self._require_one_by_one(inputs, flat, leaves)
-                rows = [self._gradient(flat, d, leaves) for d in range(flat.shape[1])]  # (N, S) each
+                self._require_one_by_one(inputs, flat, mode.leaves)
+                rows = [self._gradient(flat, d, mode.leaves) for d in range(flat.shape[1])]  # (N, S) each
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # a value that the gradient needs was changed in place
                 raise MCBNError(f"the network cannot be differentiated ({error}); use method='sample'") from error
-            jacobian = torch.stack(rows, 1) if len(rows) > 1 else rows[0].unsqueeze(1)
-        return output.detach().to(jacobian.dtype), jacobian
+        return output.detach().to(rows[0].dtype), torch.stack(rows, 1)
+
+    def fastest(self, inputs: Any) -> Method:
+        """Choose the program of both directions if it can be had for this shape and gives the numbers of `plain`."""
+        expected = self.plain(inputs)
+        try:
+            method = self.reversal(inputs)
+            same = all(agree(values, plain, GRADIENTS) for values, plain in zip(method(inputs), expected, strict=True))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a foreign network does while watched, it can still be run as it is
+            return self.plain
+        return method if same else self.plain
+
+    def reversal(self, inputs: Any) -> Method:
+        """Trace the pass at the centre and write its gradient down behind it."""
+        tracer = ReplayTracer(*self.draw)
+        with torch.no_grad():
+            tracer.trace(self.network, inputs)
+        both = _Reversal(tracer, {name: self.points[name] for name in self.centres}).program()
+
+        def differentiate(inputs: Any) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                output, gradient = both.forward(*batches.tensors_of(inputs))
+            return output, gradient.unsqueeze(1)
+
+        return differentiate
 
     def _require_one_by_one(self, inputs: Any, flat: Tensor, leaves: Leaves) -> None:
         """Refuse a network whose outputs (N, D) depend on the statistics of other inputs; once where that is proven."""
@@ -225,8 +187,9 @@ class PerExample(BatchNormMode):
                 f"layer {call.name!r} sees {call.x.shape[0]} rows for {self.N} inputs, so its statistics have no "
                 "gradient per input; use method='sample'"
             )
-        self.points[call.name] = Point.of(call, *self.centres[call.name])
-        self.leaves[call.name] = self.points[call.name].leaves(self.N)
+        self.points[call.name] = point = Point.of(call, *self.centres[call.name])
+        each = (value.expand(self.N, -1).requires_grad_() for value in (point.scale, point.shift))
+        self.leaves[call.name] = next(each), next(each)
         return normalize_each(call.x, *self.leaves[call.name])
 
 
@@ -241,80 +204,69 @@ def normalize_each(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 class _Reversal:
-    """A copy of a traced pass with its operations backwards behind it; `UntraceableError` where a rule is missing.
+    """A copy of a traced chain of operations with the same backwards behind it; `UntraceableError` for anything else.
 
     A batch norm hands df/dh = scale g on to what it normalised; df/dmu = -scale g, df/dsigma = (slope h - slope mu) g.
     """
 
     def __init__(self, tracer: ReplayTracer, points: Mapping[str, Point]) -> None:
         self.tracer, self.points, self.graph = tracer, points, fx.Graph()
-        self.depends = rewrite.depends_on_draw(tracer.graph)
-        self.copies: dict[fx.Node, fx.Node] = {}
-        self.gradients: dict[fx.Node, fx.Node] = {}  # of the output, by the result of each operation
+        self.copies: dict[Any, fx.Node] = {}
         self.columns: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> gradient by its mean and by its std
 
     def program(self) -> fx.GraphModule:
         """Return inputs -> outputs (N, ...), gradient (N, S), S running over mean, then std, of the points."""
         *nodes, last = self.tracer.graph.nodes
-        result = last.all_input_nodes[0]
-        if math.prod(facts(result).shape) != facts(result).shape[0]:
+        node, depends = last.all_input_nodes[0], rewrite.depends_on_draw(self.tracer.graph)
+        if math.prod(facts(node).shape) != facts(node).shape[0]:
             raise UntraceableError("more than one output")
-        for node in nodes:
-            if facts(node).changes and (node.target not in rewrite.RELUS or len(node.all_input_nodes[0].users) > 1):
-                raise UntraceableError("a value that others may read is changed in place")
-            self.copies[node] = self._forward(node)
-        like = next(iter(self.points.values())).scale
-        self.gradients[result] = self._constant(torch.ones(facts(result).shape, dtype=like.dtype, device=like.device))
-        for node in reversed(nodes):
-            if node in self.gradients:
-                self._backward(node, self.gradients[node])
+        if any(facts(n).changes and (n.target not in rewrite.RELUS or n.args[0] not in depends) for n in nodes):
+            raise UntraceableError("a value that others may read is changed in place")
+        for each in nodes:
+            self.copies[each] = self._forward(each)
+        output, like = self.copies[node], next(iter(self.points.values())).scale
+        g = self._constant(torch.ones(facts(node).shape, dtype=like.dtype, device=like.device))
+        while node in depends:
+            sources = [operand for operand in node.args if isinstance(operand, fx.Node) and operand in depends]
+            if len(sources) > 1 or len(node.users) > 1:
+                raise UntraceableError("values do not follow each other in one chain")
+            source = sources[0] if sources else node.all_input_nodes[0]
+            node, g = source, self._backward(node, source, g)
         if set(self.columns) != set(self.points):
             raise UntraceableError("a call is not reached")
         columns = [column for name in self.points for column in self.columns[name]]
-        self.graph.output((self.copies[result], self._call(torch.cat, columns, 1)))
+        self.graph.output((output, self._call(torch.cat, columns, 1)))
         return as_code(self.tracer.root, self.graph)
 
     def _forward(self, node: fx.Node) -> fx.Node:
         if node.target is not batch_norm:
-            return self.graph.node_copy(node, lambda source: self.copies[source])
-        x, name = node.args
+            return self.graph.node_copy(node, self.copies.__getitem__)
         if len(facts(node).shape) != 2:
             raise UntraceableError("channels are not the last axis")
-        point = self.points[str(name)]
-        return self._call(torch.addcmul, self._constant(point.shift), self._copy(x), self._constant(point.scale))
+        point, h = self.points[str(node.args[1])], self.copies[node.args[0]]
+        return self._call(torch.addcmul, self._constant(point.shift), h, self._constant(point.scale))
 
-    def _backward(self, node: fx.Node, g: fx.Node) -> None:
-        """Hand the gradient of a node on to what it was computed from."""
-        x, shapes = node.args[0], [facts(source).shape for source in node.all_input_nodes if source in self.depends]
+    def _backward(self, node: fx.Node, source: fx.Node, g: fx.Node) -> fx.Node:
+        """Turn the gradient by a node into that by the one it was computed from."""
+        alike = facts(source).shape == facts(node).shape
         if node.target is batch_norm:
             name, point = str(node.args[1]), self.points[str(node.args[1])]
-            self._send(x, lambda: self._call(torch.mul, g, self._constant(point.scale)))
             offset, slope = self._constant(point.minus_mean * point.slope), self._constant(point.slope)
-            by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, self._copy(x), slope))
+            by_std = self._call(torch.mul, g, self._call(torch.addcmul, offset, self.copies[source], slope))
             self.columns[name] = self._call(torch.mul, g, self._constant(point.minus_scale)), by_std
-        elif node.target is F.linear and len(facts(node).shape) == 2:
-            self._send(x, lambda: self._call(torch.mm, g, self._copy(node.args[1])))
-        elif node.target in rewrite.RELUS:
-            self._send(x, lambda: self._call(torch.ops.aten.threshold_backward.default, g, self.copies[node], 0))
-        elif node.target in RESHAPES:
-            self._send(x, lambda: self._call(torch.reshape, g, tuple(shapes[0])))
-        elif node.target in rewrite.ADDITIONS and not node.kwargs and all(s == facts(node).shape for s in shapes):
-            for source in node.args:
-                self._send(source, lambda: g)
-        elif node.target in SCALINGS and shapes == [facts(node).shape]:
-            for source, other in (node.args, node.args[::-1]):
-                self._send(source, lambda other=other: self._call(torch.mul, g, self._copy(other)))
-        else:
-            raise UntraceableError(f"no rule for {node.target}")
-
-    def _send(self, source: Any, gradient: Any) -> None:
-        """Add the node that `gradient()` makes to what a node has received, where draws reach it."""
-        if isinstance(source, fx.Node) and source in self.depends:
-            known, more = self.gradients.get(source), gradient()
-            self.gradients[source] = more if known is None else self._call(torch.add, known, more)
-
-    def _copy(self, value: Any) -> Any:
-        return self.copies[value] if isinstance(value, fx.Node) else value
+            return self._call(torch.mul, g, self._constant(point.scale))
+        if node.target is F.linear and len(facts(node).shape) == 2 and node.args[0] is source:
+            return self._call(torch.mm, g, self.copies[node.args[1]])
+        if node.target in rewrite.RELUS:
+            return self._call(torch.ops.aten.threshold_backward.default, g, self.copies[node], 0)
+        if node.target in RESHAPES:
+            return self._call(torch.reshape, g, tuple(facts(source).shape))
+        if node.target in rewrite.ADDITIONS and not node.kwargs and alike:
+            return g
+        if node.target in SCALINGS and alike:
+            other = node.args[node.args[0] is source]
+            return self._call(torch.mul, g, self.copies.get(other, other))
+        raise UntraceableError(f"no rule for {node.target}")
 
     def _call(self, function: Any, *arguments: Any) -> fx.Node:
         return self.graph.call_function(function, arguments)

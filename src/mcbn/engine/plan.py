@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -21,10 +20,9 @@ from torch import Tensor, fx
 from mcbn import batches
 from mcbn.batch_norm import scale_and_shift
 from mcbn.engine import constants, rewrite
-from mcbn.engine.rewrite import Workspace
+from mcbn.engine.rewrite import Buffers
 from mcbn.engine.trace import Norm, ReplayTracer
 
-Pass = Callable[[tuple[Tensor, ...], Tensor], Tensor]  # (shared, rows (t, S)) -> samples (t, N, ...)
 Sampler = Callable[[int, int], Tensor]  # draws start to stop -> samples (t, N, ...)
 
 
@@ -53,11 +51,6 @@ class Program:
         """How many convolutions are one kernel with what follows."""
         return sum(str(node.target) == "mcbn.narrow.default" for node in self.each.graph.nodes)
 
-    @property
-    def folded(self) -> int:
-        """How many batch norm calls are folded into weights."""
-        return sum(norm.folded_weight is not None for norm in self.norms)
-
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
         tensors = [t.clone() if self.clones_inputs else t for t in batches.tensors_of(inputs)]
@@ -65,11 +58,12 @@ class Program:
             tensors = [_in_layout(t, torch.channels_last) for t in tensors]
         return tuple(self.shared.forward(*tensors))
 
-    def run(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-        """Run draws in one pass, given their scales and shifts (t, S): samples (t, N, ...)."""
+    def run(self, shared: tuple[Tensor, ...], rows: Tensor, buffers: Buffers | None = None) -> Tensor:
+        """Run draws in one pass, given their scales and shifts (t, S): samples (t, N, ...), in buffers if stacked."""
+        values = (*shared, buffers) if self.stackable else shared
 
         def run_one(omega: Tensor) -> Tensor:
-            return cast(Tensor, self.each.forward(*shared, *self._parameters(omega)))
+            return cast(Tensor, self.each.forward(*values, *self._parameters(omega)))
 
         if len(rows) == 1:
             return run_one(rows[0]).unsqueeze(0)
@@ -117,7 +111,7 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     folded = rewrite.fold(tracer, depends) if folds else {}
     rewrite.work_in_place(tracer.graph, depends)
     stackable = not folds and all(rewrite.is_stackable(node, depends) for node in depends)
-    shared, each, names = rewrite.split_by_draw(tracer, depends, folded=folded, stacked=stackable)
+    shared, each, names = rewrite.split_by_draw(tracer, depends, folded, stacked=stackable)
     norms = tracer.norms | {norm.name: norm for norm in folded.values()}
     calls = tuple(norms[name] for name in names)
     program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable)
@@ -145,7 +139,7 @@ class OwnCode:
     replay: Callable[[Any, int], Tensor]  # (inputs, t) -> sample (N, ...)
     at_once: int = 1
 
-    def prepare(self, inputs: Any, workspace: Workspace) -> Sampler:
+    def prepare(self, inputs: Any, buffers: Buffers) -> Sampler:
         """Return a function that runs draws start to stop on these inputs."""
         return lambda start, stop: torch.stack([self.replay(inputs, t) for t in range(start, stop)])
 
@@ -157,7 +151,6 @@ class Plan:
     chunk: int  # draws in one pass
     program: Program
     omega: Tensor  # scale and shift of every draw, (T, S)
-    one_pass: Pass  # the program's, or compiled
     dtype: torch.dtype  # of the network's own outputs
     group: int = 1  # passes in one CUDA graph
     runs: Counter[int] = field(default_factory=Counter)  # done so far, by number of draws
@@ -168,7 +161,7 @@ class Plan:
         """Draws to ask for in one go."""
         return self.chunk * self.group
 
-    def prepare(self, inputs: Any, workspace: Workspace) -> Sampler:
+    def prepare(self, inputs: Any, buffers: Buffers) -> Sampler:
         """Run what no draw changes; return a function that runs draws start to stop on these inputs."""
         shared = self.program.run_shared(inputs)
 
@@ -176,8 +169,7 @@ class Plan:
             rows = self.omega[start:stop]
             self.runs[len(rows)] += 1
             if self.program.stackable and not self.omega.is_cuda:
-                with workspace.active():
-                    samples = self.one_pass(shared, rows).clone()  # the workspace is overwritten by the next pass
+                samples = self.program.run(shared, rows, buffers).clone()  # the next pass overwrites the buffers
             elif self._is_worth_capture(len(rows)):
                 from mcbn.engine.capture import capture_of
 
@@ -186,8 +178,8 @@ class Plan:
                     self.captured[len(rows)] = together
                 samples = self.captured[len(rows)](*shared, rows)
             else:
-                samples = joined([self.one_pass(shared, chunk) for chunk in torch.split(rows, self.chunk)])
-            return samples.to(self.dtype)  # passes in a workspace know nothing of autocast
+                samples = joined([self.program.run(shared, chunk) for chunk in torch.split(rows, self.chunk)])
+            return samples.to(self.dtype)  # passes in buffers know nothing of autocast
 
         return run
 
@@ -207,7 +199,7 @@ class Plan:
             stream.wait_stream(main)
         for chunk, stream in zip(torch.split(rows, self.chunk), cycle([main, *others])):
             with torch.cuda.stream(stream):
-                samples.append(self.one_pass(shared, chunk))
+                samples.append(self.program.run(shared, chunk))
         for stream in others:
             main.wait_stream(stream)
         return joined(samples)
@@ -245,22 +237,10 @@ def _evenly(count: int, most: int) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def plans_for(
-    program: Program, omega: Tensor, chunk: int, dtype: torch.dtype, *, compile: bool, outputs: int | None = None
-) -> list[Plan]:
+def plans_for(program: Program, omega: Tensor, chunk: int, dtype: torch.dtype, outputs: int | None) -> list[Plan]:
     """List the plans for a program, the fastest first; outputs: of one draw, where several passes may go on at once."""
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
     if program.narrow is not None:
         layouts.insert(0, replace(program, each=program.narrow, narrow=None))
     groups = {n: 1 if outputs is None else passes_at_once(program, omega, n, outputs) for n in (chunk, 1)}
-    plans = [Plan(size, layout, omega, layout.run, dtype, groups[size]) for layout in layouts for size in groups]
-    if compile and not (omega.is_cuda and program.folded):  # cuDNN's fused convolutions are faster than compiled ones
-        plans.insert(0, Plan(chunk, program, omega, _compiled(program), dtype, groups[chunk]))
-    return plans
-
-
-def _compiled(program: Program) -> Pass:
-    """Compile a function with code of its own: torch.compile counts its recompilations by code object."""
-    function = cast(FunctionType, lambda shared, rows: program.run(shared, rows))
-    alone = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(alone, dynamic=False)
+    return [Plan(size, layout, omega, dtype, groups[size]) for layout in layouts for size in groups]

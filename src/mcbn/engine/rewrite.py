@@ -3,9 +3,8 @@
 Why each change is safe is said in `mcbn.engine.graph`.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -31,6 +30,7 @@ ARITHMETIC: tuple[Any, ...] = (
     *(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
     *(torch.Tensor.sub, torch.Tensor.__sub__, torch.div, torch.Tensor.div, torch.Tensor.__truediv__),
 )
+Buffers = dict[int, Tensor]  # by slot, of one call: fresh megabytes cost a CPU more in page faults than the arithmetic
 
 
 def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
@@ -122,30 +122,22 @@ def is_stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
 
 
 def split_by_draw(
-    tracer: ReplayTracer,
-    depends: set[fx.Node],
-    apply: Callable[..., Tensor] = normalize,
-    *,
-    folded: Mapping[fx.Node, Norm] | None = None,
-    stacked: bool = False,
+    tracer: ReplayTracer, depends: set[fx.Node], folded: Mapping[fx.Node, Norm], *, stacked: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
     """Cut a traced pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)` for every draw.
 
     Returns both, and the stochastic calls whose scale and shift `each` takes, in order.
-    apply: what stochastic calls become, of (x, scale, shift).
     folded: operations that take weight and bias of a draw instead.
-    stacked: several draws go through at once, in a workspace.
+    stacked: several draws go through at once; `each(*shared, buffers, scale, ...)` writes into buffers, or None.
     """
-    names, parameters = _take_parameters(tracer.graph, folded or {}, apply)
+    names, parameters = _take_parameters(tracer.graph, folded)
     if stacked:
-        _use_workspace(tracer.graph, depends)
+        parameters.add(_use_buffers(tracer.graph, depends))
     shared, each, _ = split(tracer.graph, depends | parameters)
     return as_code(tracer.root, shared), as_code(tracer.root, each), names
 
 
-def _take_parameters(
-    graph: fx.Graph, folded: Mapping[fx.Node, Norm], apply: Callable[..., Tensor]
-) -> tuple[list[str], set[fx.Node]]:
+def _take_parameters(graph: fx.Graph, folded: Mapping[fx.Node, Norm]) -> tuple[list[str], set[fx.Node]]:
     """Give the graph a scale and a shift for every stochastic call as arguments; return the calls and those."""
     calls = {
         node: folded[node].name if node in folded else str(node.args[1])
@@ -161,69 +153,50 @@ def _take_parameters(
             node.args = (x, *pairs[name], *node.args[3:])
             node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "weight", "bias")}
         else:
-            node.target, node.args = apply, (x, *pairs[name])
+            node.target, node.args = normalize, (x, *pairs[name])
     return names, {parameter for pair in pairs.values() for parameter in pair}
 
 
-def _use_workspace(graph: fx.Graph, depends: set[fx.Node]) -> None:
-    """Let products and batch norms of stacked draws write into buffers, each into one of its own, its slot."""
+def _use_buffers(graph: fx.Graph, depends: set[fx.Node]) -> fx.Node:
+    """Let products and batch norms of stacked draws write into buffers, each into one of its own; return these."""
+    with graph.inserting_before(next(iter(graph.nodes))):
+        buffers = graph.placeholder("buffers")
     for slot, node in enumerate(graph.nodes):
         if node not in depends:
             continue
         if node.target is F.linear and not node.kwargs:
             x, weight, bias = (*node.args, None)[:3]
-            node.target, node.args = linear, (x, weight, bias, slot)
+            node.target, node.args = linear, (x, weight, bias, buffers, slot)
         elif node.target is normalize:
             x, scale, shift = cast(tuple[fx.Node, ...], node.args)
             if x.target is linear and len(x.users) == 1:
-                node.target, node.args = normed_linear, (*x.args[:3], scale, shift, x.args[3])
+                node.target, node.args = normed_linear, (*x.args[:3], scale, shift, *x.args[3:])
             else:
-                node.target, node.args = normed, (x, scale, shift, slot)
+                node.target, node.args = normed, (x, scale, shift, buffers, slot)
+    return buffers
 
 
-_current = threading.local()
+def _buffer(buffers: Buffers, slot: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return the buffer of a slot in this shape; what it held is gone."""
+    size = math.prod(shape)
+    held = buffers.get(slot)
+    if held is None or held.numel() < size or held.dtype != like.dtype:
+        held = buffers[slot] = torch.empty(size, dtype=like.dtype, device=like.device)
+    return held[:size].view(shape)
 
 
-class Workspace:
-    """Buffers by slot, for passes in one thread: fresh megabytes cost a CPU more in page faults than the arithmetic."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, Tensor] = {}
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Let the operations below write into these buffers."""
-        outer = getattr(_current, "workspace", None)
-        _current.workspace = self
-        try:
-            yield
-        finally:
-            _current.workspace = outer
-
-    def take(self, slot: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return the buffer of a slot in this shape; what it held is gone."""
-        size = torch.Size(shape).numel()
-        buffer = self._buffers.get(slot)
-        if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype:
-            buffer = self._buffers[slot] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return buffer[:size].view(shape)
-
-
-def normed(x: Tensor, scale: Tensor, shift: Tensor, slot: int) -> Tensor:
-    """x * scale + shift, into the buffer of its slot where a workspace is active."""
-    workspace: Workspace | None = getattr(_current, "workspace", None)
-    if workspace is None:
-        return torch.addcmul(shift, x, scale)
+def normed(x: Tensor, scale: Tensor, shift: Tensor, buffers: Buffers | None, slot: int) -> Tensor:
+    """x * scale + shift, into the buffer of its slot where there are any."""
     shape = (len(scale), *x.shape) if scale.ndim > x.ndim else x.shape  # (t, N, C)
-    return torch.addcmul(shift, x, scale, out=workspace.take(slot, shape, x))
+    out = None if buffers is None else _buffer(buffers, slot, shape, x)
+    return torch.addcmul(shift, x, scale, out=out)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: int) -> Tensor:
-    """x W^T + b, into the buffer of its slot where a workspace is active."""
-    workspace: Workspace | None = getattr(_current, "workspace", None)
-    if workspace is None:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers | None, slot: int) -> Tensor:
+    """x W^T + b, into the buffer of its slot where there are any."""
+    if buffers is None:
         return F.linear(x, weight, bias)
-    out = workspace.take(slot, (*x.shape[:-1], weight.shape[0]), x)
+    out = _buffer(buffers, slot, (*x.shape[:-1], weight.shape[0]), x)
     flat, rows = out.view(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
     if bias is None:
         torch.mm(rows, weight.t(), out=flat)
@@ -232,13 +205,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: int) -> Tensor:
     return out
 
 
-def normed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, slot: int) -> Tensor:
+def normed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, buffers: Buffers | None, slot: int
+) -> Tensor:
     """(x W^T + b) * scale + shift, x (t, N, I), scale and shift (t, 1, O), into the buffer of its slot."""
-    workspace: Workspace | None = getattr(_current, "workspace", None)
-    if workspace is None or x.ndim < 3 or x.shape[1] < constants.FOLD_FROM:
-        out = linear(x, weight, bias, slot)
+    if buffers is None or x.ndim < 3 or x.shape[1] < constants.FOLD_FROM:
+        out = linear(x, weight, bias, buffers, slot)
         return torch.addcmul(shift, out, scale, out=out)
     if bias is not None:
         shift = torch.addcmul(shift, bias, scale)
-    out = workspace.take(slot, (*x.shape[:2], weight.shape[0]), x)
+    out = _buffer(buffers, slot, (*x.shape[:2], weight.shape[0]), x)
     return torch.baddbmm(shift, x, weight.t() * scale, out=out)

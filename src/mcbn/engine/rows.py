@@ -41,15 +41,14 @@ class Place(NamedTuple):
 MIXED = Place(-1)
 
 
-def are_independent(network: Network, draw: Draw, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
-    """Tell whether each output is a function of one input alone, in blocks too; traced: no step depends on values."""
+def are_independent(network: Network, draw: Draw, inputs: Any, *blocks: Any) -> bool:
+    """Tell whether each output is a function of one input alone, in blocks too, and no step depends on values."""
     N = batches.size_of(inputs)
     few = batches.map_tensors(lambda t: t[torch.arange(FEW) % N] if N and t.ndim and len(t) == N else t, inputs)
     watches = [Follower(some, follow=some is few) for some in (few, inputs, *blocks)]
     try:
         with torch.no_grad():
-            if not traced:
-                ReplayTracer(*draw).trace(network, few)
+            ReplayTracer(*draw).trace(network, few)
             for watch, some in zip(watches, (few, inputs, *blocks), strict=True):
                 with Replay(*draw), Dispatched(watch.see):
                     output = network.run_copy(some)

@@ -11,11 +11,11 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ from mcbn.engine import constants
 from mcbn.engine import plan as plans
 from mcbn.engine.agree import ROUNDING, TF32_DIGIT, agree, is_tf32, tolerance
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
-from mcbn.engine.rewrite import Workspace
 from mcbn.engine.rows import are_independent
 from mcbn.engine.trace import ReplayTracer
 from mcbn.errors import MCBNError
 from mcbn.layers import settings_of
 from mcbn.network import Network
 from mcbn.posterior import Posterior
+
+V = TypeVar("V")
 
 
 class ProcessLock:
@@ -91,19 +92,19 @@ class Engine:
         return type(self), (self.network, self.posterior)  # plans are found again
 
     def outputs(
-        self, inputs: Any, n_samples: int, chunk_size: int | None = None, compile: bool = False, *, start: int = 0
+        self, inputs: Any, n_samples: int, chunk_size: int | None = None, *, start: int = 0
     ) -> Iterator[Tensor]:
         """Yield samples of draws start to T-1 in order, some at a time, (t, N, ...); all inputs meet the same draws."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
             return (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
-        chunks = self._chunks(inputs, start, n_samples, chunk_size, compile)
+        chunks = self._chunks(inputs, start, n_samples, chunk_size)
         return chunks if chunk_size is not None else _gathered(chunks)
 
-    def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None, compile: bool) -> Iterator[Tensor]:
+    def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None) -> Iterator[Tensor]:
         """Yield samples by the plan; where it fails, by halves of the inputs or by the network's own code."""
-        key = self._key(inputs), chunk_size, compile
+        key = self._key(inputs, chunk_size)
         try:
-            for samples in self._passes(key, inputs, start, stop):
+            for samples in self._passes(key, inputs, start, stop, chunk_size):
                 yield samples
                 start += len(samples)
             return
@@ -113,16 +114,16 @@ class Engine:
             rest = self._replaced(key, inputs, start, stop, error)
         yield from rest
 
-    def _passes(self, key: Any, inputs: Any, start: int, stop: int) -> Iterator[Tensor]:
+    def _passes(self, key: Any, inputs: Any, start: int, stop: int, chunk_size: int | None) -> Iterator[Tensor]:
         """Yield samples of as many draws as go through at once, fewer where memory runs out."""
         history = self._history(key)
-        pays = self.plans_at_once or key in self.plans or key[1] is not None or key[2]  # chunks or compiled code asked
+        pays = self.plans_at_once or key in self.plans or chunk_size is not None  # who asks for chunks has a plan
         if not pays:
             history.own_draws += stop - start
             pays = history.own_draws >= constants.DRAWS_BEFORE_PLAN
-        blocks = self._blocks(inputs, key[1], key[2], self.plans.get(key)) if pays else [(inputs, self._own_code)]
-        workspace = Workspace()  # one for all blocks: they run in turn, and one set of buffers stays in the cache
-        samplers = [plan.prepare(block, workspace) for block, plan in blocks]
+        blocks = self._blocks(inputs, chunk_size, self.plans.get(key)) if pays else [(inputs, self._own_code)]
+        buffers = dict[int, Tensor]()  # one set for all blocks, which run in turn: it stays in the cache
+        samplers = [plan.prepare(block, buffers) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
         due = isinstance(blocks[0][1], Plan) and history.is_due(_largest(inputs))
         while start < stop:
@@ -140,11 +141,7 @@ class Engine:
             start += chunk
 
     def _history(self, key: Any) -> History:
-        history = self._histories.get(key)
-        if history is None:
-            history = History()
-            keep(self._histories, key, history, constants.PLANS_KEPT)
-        return history
+        return self._histories.get(key) or keep(self._histories, key, History(), constants.PLANS_KEPT)
 
     def _compare_again(self, history: History, inputs: Any, samples: Tensor, start: int) -> None:
         """Compare one of the samples (t, N, ...) with the network's own code; `RefutedError` where they differ."""
@@ -152,8 +149,7 @@ class Engine:
         t = start + number
         own = {t: self.replay(inputs, t) for t in {*self._references(), t}}
         finite = all(bool(sample.isfinite().all()) for sample in own.values())  # of what overflows nothing is learnt
-        measure = partial(self._rounding, inputs, history.width)
-        if finite and not self._agrees({t: samples[number]}, own, measure, history.digit):
+        if finite and not self._agrees({t: samples[number]}, own, inputs, history):
             raise RefutedError(f"on call {history.calls} it gave other numbers than the network itself")
 
     def _replaced(self, key: Any, inputs: Any, start: int, stop: int, error: Exception) -> Iterator[Tensor]:
@@ -176,7 +172,7 @@ class Engine:
 
     def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
-        blocks = self._blocks(inputs, chunk_size, compile=False)
+        blocks = self._blocks(inputs, chunk_size)
         plan = blocks[0][1]
         size = f"{batches.size_of(inputs)} inputs" + (f" in {len(blocks)} blocks" if len(blocks) > 1 else "")
         if isinstance(plan, OwnCode):
@@ -185,7 +181,8 @@ class Engine:
         shared = sum(node.op == "call_function" for node in program.shared.graph.nodes)
         how = f"{min(plan.chunk, n_samples)} draws in one pass"
         if plan.chunk == 1:
-            how = f"one draw a pass, {program.folded} of {len(program.norms)} batch norm calls folded into weights"
+            folded = sum(norm.folded_weight is not None for norm in program.norms)
+            how = f"one draw a pass, {folded} of {len(program.norms)} batch norm calls folded into weights"
         if program.kernels:
             how += f", {program.kernels} convolutions in one kernel each with what follows"
         if plan.group > 1:
@@ -207,24 +204,24 @@ class Engine:
             )
         return output
 
-    def plan(self, inputs: Any, chunk_size: int | None = None, *, compile: bool = False) -> Plan | OwnCode:
+    def plan(self, inputs: Any, chunk_size: int | None = None) -> Plan | OwnCode:
         """Look up how inputs of this shape run, or find out."""
-        key = self._key(inputs), chunk_size, compile
+        key = self._key(inputs, chunk_size)
         if (plan := self.plans.get(key)) is not None:
             return plan
         with self._lock, torch.inference_mode(False), torch.no_grad():  # tracing follows changes in place
             if (plan := self.plans.get(key)) is None:  # or another thread has found it meanwhile
                 inputs = batches.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs)
-                plan = self._find_plan(inputs, chunk_size, compile)
+                plan = self._find_plan(inputs, chunk_size)
                 if plan is not self._own_code:
                     keep(self.plans, key, plan, constants.PLANS_KEPT)
         return plan
 
-    def _key(self, inputs: Any) -> Any:
-        """Identify all that a trace depends on."""
-        return batches.key_of(inputs), settings_of(self.network.module)
+    def _key(self, inputs: Any, *others: Any) -> Any:
+        """Identify all that a trace depends on, and what else is given."""
+        return batches.key_of(inputs), settings_of(self.network.module), *others
 
-    def _find_plan(self, inputs: Any, chunk_size: int | None, compile: bool) -> Plan | OwnCode:
+    def _find_plan(self, inputs: Any, chunk_size: int | None) -> Plan | OwnCode:
         """Trace the network and keep the first plan that agrees with its own code."""
         if self._refuted:
             return OwnCode(self._refuted, self.replay)
@@ -240,7 +237,7 @@ class Engine:
         except Exception as error:  # whatever a foreign network does while watched, its own code can still be run
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
-        history = self._history((self._key(inputs), chunk_size, compile))
+        history = self._history(self._key(inputs, chunk_size))
         if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and program.narrow is not None:
             from mcbn.engine import fuse
 
@@ -249,17 +246,16 @@ class Engine:
                 return self._own_code
         chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
         outputs = first.numel() if chunk_size is None else None
-        choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, compile=compile, outputs=outputs)
+        choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, outputs)
         plan = self._proven(choices, inputs, first, history)
         return plan or OwnCode("the traced program gave other numbers", self.replay)
 
     def _proven(self, choices: list[Plan], inputs: Any, first: Tensor, history: History) -> Plan | None:
         """Return the first plan that agrees with the network's own code, whose first sample is known."""
         own, program = {0: first} | {t: self.replay(inputs, t) for t in self._references() if t}, choices[0].program
-        measure = cache(partial(self._rounding, inputs, program.width))
         history.digit = TF32_DIGIT if program.convolutional and is_tf32(first) else 0.0
         history.largest, history.width = _largest(inputs), program.width
-        return next((p for p in choices if self._agrees(self._samples(p, inputs), own, measure, history.digit)), None)
+        return next((p for p in choices if self._agrees(self._samples(p, inputs), own, inputs, history)), None)
 
     def _references(self) -> list[int]:
         """Return the draws by which a plan is judged: of few outputs, two alone say little about their spread."""
@@ -270,7 +266,7 @@ class Engine:
         """Run the draws by which a plan is judged, among as many others as it takes at once; none where it fails."""
         T, samples = self.posterior.n_samples, dict[int, Tensor]()
         try:
-            sampler = plan.prepare(inputs, Workspace())
+            sampler = plan.prepare(inputs, {})
             for start in {0, max(0, T - plan.chunk)}:
                 together = sampler(start, min(start + plan.chunk, T))
                 samples |= {t: together[t - start] for t in self._references() if 0 <= t - start < len(together)}
@@ -278,16 +274,16 @@ class Engine:
             return {}
         return samples
 
-    def _agrees(
-        self, samples: Mapping[int, Tensor], own: Mapping[int, Tensor], measure: Callable[[], Tensor], digit: float
-    ) -> bool:
+    def _agrees(self, samples: Mapping[int, Tensor], own: Mapping[int, Tensor], inputs: Any, history: History) -> bool:
         """Tell whether samples are those of the network's own code; measure its rounding if need be."""
         draws = torch.stack([*own.values()])
         if not samples or not draws.numel():
             return False
         values, expected = torch.stack([*samples.values()]), torch.stack([own[t] for t in samples])
-        bounds = (tolerance(draws, error(), digit=digit) for error in (lambda: None, measure))
-        return any(agree(values, expected, tolerance=bound) for bound in bounds)
+        if agree(values, expected, tolerance=tolerance(draws, digit=history.digit)):
+            return True
+        error = self._rounding(inputs, history.width)
+        return agree(values, expected, tolerance=tolerance(draws, error, digit=history.digit))
 
     def _rounding(self, inputs: Any, width: int) -> Tensor:
         """Measure how far the network's own pass is from double precision, (n, ...) for inputs: few if it is wide."""
@@ -298,21 +294,14 @@ class Engine:
             wide = constants.GPU_EXACT_WIDTH if tensors[0].is_cuda else constants.CPU_EXACT_WIDTH
             few = min(*sizes, few, max(2, wide * max(sizes) // max(width, 1)))
             inputs = batches.map_tensors(lambda t: t[:few], inputs)
-        own = torch.stack([self.replay(inputs, t) for t in self._references()[: constants.EXACT_INPUTS // few]])
+        draws = self._references()[: constants.EXACT_INPUTS // few]
+        own = torch.stack([self.replay(inputs, t) for t in draws])  # (t, n, ...)
         if own.dtype != torch.float64:
-            with suppress(Exception):  # weights or operations that cannot be had in double precision
-                return (own - self._exact(inputs, len(own))).flatten(0, 1)
+            with suppress(Exception), torch.autocast(own.device.type, enabled=False):  # what cannot be had in double
+                exact = Engine(self.network.to(None, torch.float64), self.posterior.rows(draws).to(None, torch.float64))
+                inputs = batches.move(inputs, None, torch.float64)
+                return torch.stack([sample - exact.replay(inputs, t) for t, sample in enumerate(own)]).flatten(0, 1)
         return ROUNDING.at(own) * own.abs().amax(0)
-
-    def _exact(self, inputs: Any, count: int) -> Tensor:
-        """Run the first draws by which a plan is judged through the network in double precision, (count, N, ...)."""
-        network, samples = self.network.to(None, torch.float64), []
-        for t in self._references()[:count]:
-            statistics = [{name: value.double() for name, value in each.items()} for each in self.posterior.draw(t)]
-            device = next(iter(statistics[0].values())).device.type
-            with torch.autocast(device, enabled=False), Replay(*statistics):
-                samples.append(network.run_copy(batches.move(inputs, None, torch.float64)))
-        return torch.stack(samples)
 
     def _omega(self, program: Program) -> Tensor:
         """Return scale and shift of every draw, (T, S): the same tensor for all shapes that meet the same layers."""
@@ -323,10 +312,10 @@ class Engine:
         return self._scaled[2]
 
     def _blocks(
-        self, inputs: Any, chunk_size: int | None, compile: bool, plan: Plan | OwnCode | None = None
+        self, inputs: Any, chunk_size: int | None, plan: Plan | OwnCode | None = None
     ) -> list[tuple[Any, Plan | OwnCode]]:
         """Cut many inputs into blocks whose values fit the cache, where that changes nothing but the speed."""
-        plan = plan or self.plan(inputs, chunk_size, compile=compile)
+        plan = plan or self.plan(inputs, chunk_size)
         tensors = batches.tensors_of(inputs)
         if isinstance(plan, OwnCode) or any(t.is_cuda for t in tensors):
             return [(inputs, plan)]
@@ -335,17 +324,17 @@ class Engine:
         count = min(*sizes, math.ceil(plan.program.width / most)) if len(sizes) == 1 else 1
         if count <= 1:
             return [(inputs, plan)]
-        blocks = [(block, self.plan(block, chunk_size, compile=compile)) for block in batches.cut(inputs, count)]
-        return blocks if self.independent(inputs, *(block for block, _ in blocks), traced=True) else [(inputs, plan)]
+        blocks = [(block, self.plan(block, chunk_size)) for block in batches.cut(inputs, count)]
+        return blocks if self.independent(inputs, *(block for block, _ in blocks)) else [(inputs, plan)]
 
-    def independent(self, inputs: Any, *blocks: Any, traced: bool = False) -> bool:
+    def independent(self, inputs: Any, *blocks: Any) -> bool:
         """Tell whether inputs may run apart, in these blocks: by the structure of the network (`mcbn.engine.rows`)."""
-        key = self._key(inputs), tuple(map(batches.size_of, blocks)), traced
+        key = self._key(inputs, tuple(map(batches.size_of, blocks)))
         proven = self._independence.get(key)
         if proven is None:
             with self._lock:
                 ends = (blocks[0], blocks[-1]) if blocks else ()  # of all sizes there are
-                proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends, traced=traced)
+                proven = are_independent(self.network, self.posterior.draw(0), inputs, *ends)
                 keep(self._independence, key, proven, constants.PLANS_KEPT)
         return proven
 
@@ -386,8 +375,9 @@ def _largest(inputs: Any) -> float:
     return max((float(torch.linalg.vector_norm(t, torch.inf)) for t in tensors), default=0.0)
 
 
-def keep(known: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Remember what was found, for inputs of one shape say, and forget the oldest."""
+def keep(known: dict[Any, V], key: Any, value: V, most: int) -> V:
+    """Remember and return what was found, for inputs of one shape say, and forget the oldest."""
     while key not in known and len(known) >= most:
         del known[next(iter(known))]
     known[key] = value
+    return value

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
-from mcbn.engine.graph import UNKNOWN, Facts, as_code, declare, facts, matters, reached
+from mcbn.engine.graph import KEY, UNKNOWN, Facts, as_code, facts, matters, reached
 from mcbn.errors import MCBNError
 from mcbn.layers import settings_of
 from mcbn.network import Network
@@ -66,10 +66,10 @@ class Norm:
 class Tracer(BatchNormMode):
     """A mode that also writes down every operation as an `fx` node."""
 
-    graph: fx.Graph
+    chosen: Any  # layers whose calls are stochastic
+    write_norm: Callable[[BatchNormCall, Tensor], None]  # writes down such a call, which gave an output
     root: nn.Module  # holds the constants of the graph
     width: int  # largest number of values of one intermediate result
-    on_gpu: bool
     changes_inputs: bool  # the network works on its inputs in place
     refusal: UntraceableError | None  # kept, since networks catch exceptions
     function: str | None = None  # the one that runs now
@@ -164,7 +164,7 @@ class Tracer(BatchNormMode):
         if isinstance(result, Tensor):
             self._remember(result, node, seen, memory)
             return
-        declare(node, seen)
+        node.meta[KEY] = seen
         if isinstance(result, tuple | list) and all(isinstance(value, Tensor | None) for value in result):
             for number, value in enumerate(result):
                 if value is not None:  # attention hands back None for weights that nobody asked for
@@ -189,7 +189,7 @@ class Tracer(BatchNormMode):
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             self._refuse("a value is sparse, nested or quantised")
         name = (memory or {}).get(storage_of(tensor), node.name)
-        declare(node, replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name))
+        node.meta[KEY] = replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name)
         self.nodes[tensor] = node
         self.width = max(self.width, tensor.numel())
 
@@ -217,10 +217,13 @@ class Tracer(BatchNormMode):
 
         return map_aggregate(values, argument)
 
-    def write_unchanged(self, call: BatchNormCall) -> Tensor:
-        """Run a call that is not stochastic as the operation it is."""
-        output = call.unchanged()
-        self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output)
+    def answer(self, call: BatchNormCall) -> Tensor:
+        """Answer as a mode that records or replays, and write the call down; one not chosen as the operation it is."""
+        output = super().answer(call)
+        if call.layer in self.chosen:
+            self.write_norm(call, output)
+        else:
+            self._write(call.unchanged.func, call.unchanged.args, call.unchanged.keywords, output)
         return output
 
 
@@ -239,6 +242,7 @@ class ReplayTracer(Tracer, Replay):
         for _ in range(2):  # a network that fills a cache has a second chance
             output = self.trace_once(network, inputs)
             if self._is_steady(network, inputs):
+                self.graph.output(self._node(output))
                 return output
         raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
 
@@ -250,27 +254,16 @@ class ReplayTracer(Tracer, Replay):
             twin.trace_once(network, inputs, watched=False)
         return twin.steps() == self.steps() and state_of(network.module) == state
 
-    def trace_once(self, network: Network, inputs: Any, *, watched: bool = True) -> Tensor:
-        """Write the pass down, the network's output as its result."""
-        self.norms.clear()
-        output = super().trace_once(network, inputs, watched=watched)
-        self.graph.output(self._node(output))
-        return output
-
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Write down a stochastic call as a node of its own."""
-        if call.layer not in self.chosen:
-            return self.write_unchanged(call)
+    def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
+        """Write down a node of its own."""
         computed = [t for t in (call.weight, call.bias) if t is not None and id(t) not in self.constants]
         if computed:
             varying = reached(self.graph, lambda node: node.op == "placeholder" or node.target is batch_norm)
             if any(self._node(tensor) in varying for tensor in computed):
                 self._refuse("a batch norm's weights depend on the inputs")
-        output, name = super().answer(call), self.drawn_name(call)
+        name = self.drawn_name(call)
         self.norms[name] = Norm(name, call.weight, call.bias, call.eps, call.x.shape[1])
-        node = self.graph.call_function(batch_norm, (self._node(call.x), name))
-        self._remember(output, node)
-        return output
+        self._remember(output, self.graph.call_function(batch_norm, (self._node(call.x), name)))
 
 
 class RecordTracer(Tracer, Record):
@@ -280,17 +273,13 @@ class RecordTracer(Tracer, Record):
         super().__init__(layers)
         self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> its mean and variance
 
-    def answer(self, call: BatchNormCall) -> Tensor:
-        """Write down a stochastic call as what training does."""
-        if call.layer not in self.chosen:
-            return self.write_unchanged(call)
-        output = super().answer(call)
+    def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
+        """Write down what training does."""
         operands = (self._node(call.x), self._arguments(call.weight), self._arguments(call.bias), call.eps)
         node = self.graph.call_function(train_batch_norm, operands)
         normalized, mean, var = (self.graph.call_function(operator.getitem, (node, number)) for number in range(3))
         self._remember(output, normalized)
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
-        return output
 
     def program(self) -> "RecordProgram":
         """Return the pass as a function of the input tensors."""

@@ -31,7 +31,6 @@ from mcbn.engine import constants
 from mcbn.files import cache_folder, replacing
 
 SHARED_BYTES = 48 * 1024  # of a block of threads, on every GPU
-Definitions = tuple[tuple[str, int | str], ...]
 COMPILERS = ThreadPoolExecutor(os.cpu_count(), "mcbn-kernels")  # at work without Python's lock
 IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
 
@@ -50,19 +49,9 @@ def source(name: str, package: str = __name__) -> str:
     return files(package).joinpath(f"{name}.cu").read_text()
 
 
-def options(definitions: Mapping[str, int | str]) -> list[str]:
+def options(definitions: Mapping[str, int | str]) -> tuple[str, ...]:
     """Return the compiler's definitions."""
-    return [f"-D{name}={value}" for name, value in definitions.items()]
-
-
-@cache
-def compiles(name: str, definitions: Definitions, device: int) -> bool:  # pragma: no cover
-    """Tell whether a kernel can be had: PyTorch's compiler is not a public part of it, and may refuse."""
-    try:
-        _compiled(name, definitions, device)
-    except Exception:
-        return False
-    return True
+    return tuple(f"-D{name}={value}" for name, value in definitions.items())
 
 
 def launch(
@@ -76,32 +65,32 @@ def launch(
 ) -> None:  # pragma: no cover
     """Run `<name>.cu` of a package on the current stream: grid (blocks, threads), shared: bytes of a block, dynamic."""
     device = tensors[0].device
-    kernel = _compiled(name, tuple(definitions.items()), device.index, package, shared)
+    kernel = _compiled(name, options(definitions), device.index, package, shared)
     with torch.cuda.device(device):
         kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers], shared)
 
 
 @cache
 def _compiled(
-    name: str, definitions: Definitions, device: int, package: str = __name__, shared: int = 0
+    name: str, flags: tuple[str, ...], device: int, package: str = __name__, shared: int = 0
 ) -> Any:  # pragma: no cover
     """Load a kernel onto a GPU."""
     with torch.cuda.device(device):
-        return private_torch.load_kernel(_binary(name, definitions, device, package).result(), name, shared)
+        return private_torch.load_kernel(_binary(name, flags, device, package).result(), name, shared)
 
 
 @cache
-def _binary(name: str, definitions: Definitions, device: int, package: str) -> Future[bytes]:
+def _binary(name: str, flags: tuple[str, ...], device: int, package: str) -> Future[bytes]:
     """Begin to compile a kernel, beside others; it is kept for other processes, where there is a folder for it."""
 
     def compiled() -> bytes:
-        code, flags = source(name, package), ["-std=c++17", *options(dict(definitions))]
+        code, every_flag = source(name, package), ["-std=c++17", *flags]
         with torch.cuda.device(device):
-            known = f"{code}{flags}{torch.version.cuda}{torch.cuda.get_device_capability()}"
+            known = f"{code}{every_flag}{torch.version.cuda}{torch.cuda.get_device_capability()}"
             kept = cache_folder() / "kernels" / f"{sha256(known.encode()).hexdigest()}.cubin"
             if kept.exists():
                 return kept.read_bytes()
-            binary = private_torch.compile_kernel(code, name, flags)
+            binary = private_torch.compile_kernel(code, name, every_flag)
             with suppress(OSError), replacing(kept) as temporary:
                 temporary.write_bytes(binary)
             return binary
@@ -111,7 +100,7 @@ def _binary(name: str, definitions: Definitions, device: int, package: str) -> F
 
 def prefetch(name: str, definitions: Mapping[str, int | str], device: torch.device) -> bool:
     """Begin to compile a kernel that will be launched later; tell whether it is there already."""
-    return device.type != "cuda" or _binary(name, tuple(definitions.items()), device.index, __name__).done()
+    return device.type != "cuda" or _binary(name, options(definitions), device.index, __name__).done()
 
 
 def suits_narrow(weight: Tensor, shape: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any) -> bool:
@@ -288,7 +277,11 @@ def suits_probabilities(logits: Tensor, tau: Tensor) -> bool:
     many = logits[0].numel() >= K * constants.PROBABILITIES_LEAST_PLACES and logits.numel() < 2**31
     if K > constants.PROBABILITIES_MOST_CLASSES or not many or tau.ndim or tau.is_cuda:
         return False
-    return compiles("probabilities", (("CLASSES", K),), logits.device.index)
+    try:
+        _compiled("probabilities", options({"CLASSES": K}), logits.device.index)
+    except Exception:  # PyTorch's compiler is not a public part of it, and may refuse
+        return False
+    return True
 
 
 def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None, least: float) -> Sums:
