@@ -195,17 +195,17 @@ def ray(
 @_command
 def costs(records: Measured = RESULTS) -> Iterable[object]:
     """Work out what a million predictions cost, from measured times."""
-    from mcbn_benchmarks.costs import cost_table, read_costs
+    from mcbn_benchmarks.costs import cost_table
 
-    return [cost_table(read_costs(records)).rstrip()]
+    return [cost_table(records).rstrip()]
 
 
 @_command
 def sweep(
     records: Measured = RESULTS,
     network: str = "resnet50",
-    samples: Annotated[int, typer.Option(help="T")] = 32,
-    images: int = 1_000_000_000,
+    samples: Annotated[int, typer.Option(help="T", min=1)] = 32,
+    images: Annotated[int, typer.Option(min=1)] = 1_000_000_000,
     out: Annotated[Path | None, typer.Option(help="file of records, written anew")] = None,
 ) -> None:
     """SIMULATE a sweep over many GPUs with the measured time of one; no such cluster was used."""
