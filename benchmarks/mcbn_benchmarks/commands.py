@@ -165,17 +165,17 @@ def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None,
 @_command
 def memory(out: Out = None, only: Only = "") -> Iterable[object]:
     """Measure the peak memory of `fit` at few and many draws against a plain loop; needs timm and smp."""
-    from mcbn_benchmarks.memory import measure
+    from mcbn_benchmarks.fresh import measure_memory
 
-    return _keep(measure(only), out)
+    return _keep(measure_memory(only), out)
 
 
 @_command
 def first(device: Device = "auto", out: Out = None, only: Only = "") -> Iterable[object]:
     """Time the first `fit` and `predict` of fresh processes against training forwards and T plain passes."""
-    from mcbn_benchmarks.first import measure
+    from mcbn_benchmarks.fresh import measure_first
 
-    return _keep(measure(device, only), out, device)
+    return _keep(measure_first(device, only), out, device)
 
 
 @_command

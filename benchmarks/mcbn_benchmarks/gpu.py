@@ -42,7 +42,7 @@ def sweep_chunks(device: str, only: str = "", exponents: Sequence[int] = EXPONEN
                 bayes = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
                 peak = peak_bytes(case, ready, bayes, "mcbn", device)
                 method = {"mcbn": lambda T, bayes=bayes, ready=ready: bayes.predict(ready.query, n_samples=T)}
-                taken = time_interleaved(method, case.n_samples, device, whole=frozenset(method))["mcbn"].milliseconds
+                taken = time_interleaved(method, case.n_samples, device)["mcbn"].milliseconds
             yield f"{case.title} T={case.n_samples} 2^{exponent}: {taken:.3f} ms, {peak / 2**20:.1f} MiB"
 
 

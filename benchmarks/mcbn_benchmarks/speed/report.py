@@ -72,11 +72,11 @@ class Comparison(NamedTuple):
 def targets(device: str) -> list[Target]:
     """Read every target for this kind of device."""
     with TARGETS.open(newline="") as file:
-        rows = [row[1:] for row in csv.reader(file) if row[0] == device]
-    return [
-        Target(case, int(n) if n else None, against, bound, float(value), int(T) if T else None)
-        for case, n, against, bound, value, T in rows
-    ]
+        return [
+            Target(case, int(n) if n else None, against, bound, float(value), int(T) if T else None)
+            for kind, case, n, against, bound, value, T in csv.reader(file)
+            if kind == device
+        ]
 
 
 def table(records: Sequence[Record], where: Environment) -> str:
@@ -100,44 +100,39 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
         groups.setdefault((record.case, record.n), []).append(record)
     rows: list[Comparison] = []
     for (case, n), group in groups.items():
-        if case.startswith("memory"):
-            rows += _compare_memory(case, n, group)
-        else:
-            rows += _compare_times(case, n, group)
-            splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
-            if splits:
-                each, T = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}", group[0].n_samples
-                rows.append(Comparison(case, None, T, "", CRPS_DIFFERENCE, "", mean(splits), each))
+        rows += (_compare_memory if case.startswith("memory") else _compare_times)(case, n, group)
     return rows
 
 
 def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
-    ours = [record for record in group if record.method in OURS]
-    others = [record for record in group if record.method not in OURS and record.value is None]
-    for method in dict.fromkeys(record.method for record in ours):
-        for other in dict.fromkeys(record.method for record in others):
-            theirs = next(record for record in others if record.method == other)
-            mine, their_time = _mean_time(group, method), _mean_time(group, other)
-            ratio = their_time / mine if mine and their_time else None
-            against = other if method != "mcbn compiled" else f"{other} (ours compiled)"
-            size, few = None if method == "linear" else n, theirs.draws_timed or theirs.n_samples
-            note = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
-            shown = _time(mine), against, _time(their_time), ratio, theirs.note if theirs.milliseconds is None else note
-            yield Comparison(case, size, ours[0].n_samples, *shown)
+    methods: dict[str, list[Record]] = {}
+    for record in (record for record in group if record.value is None):
+        methods.setdefault(record.method, []).append(record)
+    for mine in (name for name in methods if name in OURS):
+        for other in (name for name in methods if name not in OURS):
+            times, theirs = [_mean_time(methods[name]) for name in (mine, other)], methods[other][0]
+            ratio = times[1] / times[0] if times[0] and times[1] else None
+            against = other if mine != "mcbn compiled" else f"{other} (ours compiled)"
+            few = theirs.draws_timed or theirs.n_samples
+            scaled = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
+            shown = _time(times[0]), against, _time(times[1]), ratio, scaled if theirs.milliseconds else theirs.note
+            yield Comparison(case, None if mine == "linear" else n, methods[mine][0].n_samples, *shown)
+    splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
+    if splits:
+        each = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}"
+        yield Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), each)
 
 
-def _mean_time(group: Sequence[Record], method: str) -> float | None:
-    times = [r.milliseconds for r in group if r.method == method and r.milliseconds is not None]
+def _mean_time(records: Sequence[Record]) -> float | None:
+    times = [record.milliseconds for record in records if record.milliseconds is not None]
     return mean(times) if times else None
 
 
-def _compare_memory(case: str, n: int, group: Sequence[Record]) -> list[Comparison]:
+def _compare_memory(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
     peaks = {record.n_samples: record.peak_bytes for record in group if record.peak_bytes is not None}
-    if len(peaks) < 2:
-        return []
-    few, many = min(peaks), max(peaks)
-    ratio = peaks[many] / max(peaks[few], 1)
-    return [Comparison(case, n, many, _size(peaks[many]), LESS_DRAWS, _size(peaks[few]), ratio)]
+    if len(peaks) > 1:
+        few, many = peaks[min(peaks)], peaks[max(peaks)]
+        yield Comparison(case, n, max(peaks), _size(many), LESS_DRAWS, _size(few), many / max(few, 1))
 
 
 def show_ratio(against: str, ratio: float) -> str:
