@@ -156,11 +156,14 @@ def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
     ],
 )
 def test_verdict_says_how_far(bound: str, ratio: float, words: str) -> None:
-    assert Target("mlp", 1, "plain x T", bound, 2.0, 500).verdict(ratio, 500) == words
+    assert Target("mlp", 1, "plain x T", bound, 2.0).verdict(ratio) == words
 
 
-def test_verdict_is_withheld_at_another_number_of_draws() -> None:
-    assert "T=500" in Target("mlp", 1, "plain x T", "at least", 2.0, 500).verdict(9.0, 4)
+def test_a_quick_run_is_held_against_no_target() -> None:
+    records = [Record("mlp", 1, 4, name, 2.0) for name in ("mcbn", "plain x T")]
+    text = table(records, WHERE, quick=True)
+    assert "| 1x " in text
+    assert "at least" not in text
 
 
 def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:

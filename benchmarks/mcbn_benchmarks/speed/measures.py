@@ -55,9 +55,9 @@ def run(options: Options, out: Path | None, only: str = "") -> None:
             measured.append(record)
             if out is not None:
                 journal.extend(out / f"{name}.jsonl", [asdict(record) | asdict(where)])
-    print(table(measured, where))
+    print(table(measured, where, quick=options.quick))
     if out is not None and measured:
-        newest = table(latest(out / f"{name}.jsonl", where), where)
+        newest = table(latest(out / f"{name}.jsonl", where), where, quick=options.quick)
         write_text(out / f"{name}.md", f"{MERGED}\n\n{newest}\n")
 
 

@@ -39,17 +39,14 @@ class Target(NamedTuple):
     against: str
     bound: str  # at least, or at most
     value: float
-    n_samples: int | None = None  # T it is for; None: any
 
     @property
     def text(self) -> str:
         """The target in words, such as "at least 300x"."""
         return f"{self.bound} {show_ratio(self.against, self.value)}"
 
-    def verdict(self, ratio: float, n_samples: int | None) -> str:
-        """Say whether a ratio of T draws reaches the target, or how far it is from it."""
-        if self.n_samples not in (None, n_samples):
-            return f"the target is for T={self.n_samples}"
+    def verdict(self, ratio: float) -> str:
+        """Say whether a ratio reaches the target, or how far it is from it."""
         if ratio >= self.value if self.bound == "at least" else ratio <= self.value:
             return "reached"
         word, missing = "short" if self.bound == "at least" else "over", abs(ratio / self.value - 1)
@@ -73,21 +70,24 @@ def targets(device: str) -> list[Target]:
     """Read every target for this kind of device."""
     with TARGETS.open(newline="") as file:
         return [
-            Target(case, int(n) if n else None, against, bound, float(value), int(T) if T else None)
-            for kind, case, n, against, bound, value, T in csv.reader(file)
+            Target(case, int(n) if n else None, against, bound, float(value))
+            for kind, case, n, against, bound, value in csv.reader(file)
             if kind == device
         ]
 
 
-def table(records: Sequence[Record], where: Environment) -> str:
-    """Lay out every comparison and every target of the device as a Markdown table, then the single values."""
-    goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device)}
+def table(records: Sequence[Record], where: Environment, *, quick: bool = False) -> str:
+    """Lay out every comparison and target of the device as a Markdown table, then the single values.
+
+    A quick run has too few draws to be held against a target.
+    """
+    goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device) if not quick}
     compared = {(row.case, row.n, row.against): row for row in compare(records)}
     for place, goal in goals.items():
         compared.setdefault(place, Comparison(goal.case, goal.n, None, "", goal.against, note="not measured"))
     rows = [(row, goals.get(place)) for place, row in compared.items()]
     judged = [(row, goal, row.ratio) for row, goal in rows if goal and row.ratio is not None]
-    missed = [(row, goal) for row, goal, ratio in judged if goal.verdict(ratio, row.n_samples) != "reached"]
+    missed = [(row, goal) for row, goal, ratio in judged if goal.verdict(ratio) != "reached"]
     counts = {"reached": len(judged) - len(missed), "unmeasured": len(goals) - len(judged), "missed": missed}
     shown = {"where": where, "rows": rows, "records": records, "show_ratio": show_ratio, "size": _size}
     return render(__package__, **counts, **shown).rstrip()
