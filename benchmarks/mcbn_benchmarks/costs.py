@@ -9,8 +9,10 @@ No such cluster was used. Deterministic.
 import heapq
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from mcbn.errors import MCBNError
 from mcbn_study.journal import Record, extend, read
@@ -18,6 +20,8 @@ from mcbn_study.tables import markdown
 
 PRICES = {"cuda": 3.50, "cpu": 0.09}  # assumptions: US dollars an hour, of one H200, of two cores of a server
 DRAWS = (32, 100, 500)
+RESULTS = Path("benchmarks/results")
+Measured = Annotated[Path, typer.Option(help="folder of measured times")]
 MILLION = 1_000_000
 
 
@@ -36,16 +40,16 @@ def read_costs(folder: Path) -> list[Record]:
     return list(latest.values())
 
 
-def cost_table(folder: Path) -> str:
-    """Lay out hours and dollars a million inputs, for several T."""
+def costs(records: Measured = RESULTS) -> list[str]:
+    """Work out what a million predictions cost, from measured times."""
     head = ["network", "hardware", "measured", "us an input and draw", *(f"T = {T}: hours, dollars" for T in DRAWS)]
     rows = []
-    for r in read_costs(folder):
+    for r in read_costs(records):
         hours = [MILLION * T * r["microseconds"] / 3.6e9 for T in DRAWS]
         spent = [f"{each:.3g} h, ${each * PRICES[r['device']]:.3g}" for each in hours]
         measured = f"N = {r['n']:,}, T = {r['n_samples']}"
         rows.append([r["case"], r["hardware"], measured, f"{r['microseconds']:.3g}", *spent])
-    return markdown(head, rows)
+    return [markdown(head, rows).rstrip()]
 
 
 @dataclass(frozen=True)
@@ -116,19 +120,25 @@ def _play(parts: int, median: float, gpus: int, a: Assumptions) -> tuple[float, 
     return end, failures
 
 
-def run_sweep(folder: Path, network: str, n_samples: int, images: int, out: Path | None) -> None:
-    """Simulate with the measured time of a network; print tables, and write records anew where a file is named."""
-    measured = [r["microseconds"] for r in read_costs(folder) if (r["case"], r["device"]) == (network, "cuda")]
+def sweep(
+    records: Measured = RESULTS,
+    network: str = "resnet50",
+    samples: Annotated[int, typer.Option(help="T", min=1)] = 32,
+    images: Annotated[int, typer.Option(min=1)] = 1_000_000_000,
+    out: Annotated[Path | None, typer.Option(help="file of records, written anew")] = None,
+) -> None:
+    """SIMULATE a sweep over many GPUs with the measured time of one; no such cluster was used."""
+    measured = [r["microseconds"] for r in read_costs(records) if (r["case"], r["device"]) == (network, "cuda")]
     if not measured:
-        raise MCBNError(f"{folder} holds no time of {network} on a GPU")
-    each = measured[0] * n_samples / 1e6
+        raise MCBNError(f"{records} holds no time of {network} on a GPU")
+    each = measured[0] * samples / 1e6
     sizes = [simulate(images, size, each, gpus, Assumptions()) for size in (2048, 16384) for gpus in (1, 10, 100, 1000)]
     changed = {name: simulate(images, 16384, each, 1000, assumed) for name, assumed in CHANGED.items()}
-    print(f"SIMULATED: {network}, T = {n_samples}, {1e3 * each:.3g} ms an image as measured\n")
+    print(f"SIMULATED: {network}, T = {samples}, {1e3 * each:.3g} ms an image as measured\n")
     print(markdown(HEAD, [ROW.format(**row).split("|") for row in sizes]))
     print(markdown(["", *HEAD], [[name, *ROW.format(**row).split("|")] for name, row in changed.items()]), end="")
     if out is not None:
-        about = {"simulated": True, "network": network, "n_samples": n_samples, "seconds_per_image": each}
+        about = {"simulated": True, "network": network, "n_samples": samples, "seconds_per_image": each}
         rows = [("as assumed", row) for row in sizes] + list(changed.items())[1:]
         out.unlink(missing_ok=True)
         extend(out, [about | {"assumptions": asdict(Assumptions()), "changed": name, **row} for name, row in rows])

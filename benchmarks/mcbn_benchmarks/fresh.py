@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mcbn import MCBN, algorithm
+from mcbn_benchmarks.commands import Device, Only
 from mcbn_benchmarks.speed import cases
 from mcbn_benchmarks.speed.cases import BATCH_SIZE, MLP, RESNET32, UNET, Case, apart, fitted, forwards, prepare
 from mcbn_benchmarks.zoo.standin import standing_in
@@ -32,8 +33,8 @@ FEW, MANY = 5, 100  # draws, where memory is measured
 WEIGHED = (("resnet18", 224, 32), ("efficientnet_b0", 96, 16), ("unet", 48, 8))  # network, pixels, M
 
 
-def measure_first(device: str, only: str) -> Iterator[Record]:
-    """Yield a record for each case: seconds of ours, and of what it is held against."""
+def first(device: Device = "auto", only: Only = "") -> Iterator[Record]:
+    """Time the first `fit` and `predict` of fresh processes against training forwards and T plain passes."""
     for case, (ours, theirs) in ((case, ways) for case in TIMED for ways in WAYS):
         if only in f"{case.title} T={case.n_samples} {ours}":
             about = {"case": f"first {ours}, {case.name}", "n": case.n, "T": case.n_samples, "against": theirs}
@@ -64,8 +65,8 @@ def _train_forwards(network: nn.Module, batch: Callable[[], torch.Tensor], T: in
         network.train()(batch())
 
 
-def measure_memory(only: str) -> Iterator[Record]:
-    """Yield a record for each network: peaks of few and many draws, of the loop, and their ratios."""
+def memory(only: Only = "") -> Iterator[Record]:
+    """Measure the peak memory of `fit` at few and many draws against a plain loop; needs timm and smp."""
     for name, pixels, M in (case for case in WEIGHED if only in case[0]):
         ways = (("fit", FEW), ("fit", MANY), ("loop", MANY))
         few, many, loop = (apart(_peak, way, name, pixels, M, T) for way, T in ways)

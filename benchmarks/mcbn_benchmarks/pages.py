@@ -6,10 +6,13 @@ A page holds `<!-- NAME -->` and `<!-- /NAME -->`; what lies between is replaced
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
+
+import typer
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
@@ -29,6 +32,11 @@ TIMED = {  # networks of the table of speed, with their N
     ("unet", "1"): "UNet, 256 px, T = 20",
     ("resnet50", "32"): "ResNet-50, T = 32",
 }
+
+
+def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> Iterable[object]:
+    """Write the tables of README and documentation anew from the records."""
+    return write(root) or ["every table is that of the records"]
 
 
 def write(root: Path) -> list[Path]:

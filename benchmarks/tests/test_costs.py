@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mcbn import MCBNError
 from mcbn_benchmarks import costs
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.__main__ import app
 from mcbn_benchmarks.costs import Assumptions, simulate
 from mcbn_study.journal import extend, read
 
@@ -41,7 +41,7 @@ def test_a_million_inputs_cost_what_the_latest_largest_run_says(records, monkeyp
     assert (gpu["microseconds"], cpu["microseconds"]) == (1.0, 1000.0)
     monkeypatch.setattr(costs, "PRICES", {"cuda": 2.0, "cpu": 0.0})
     monkeypatch.setattr(costs, "DRAWS", [3600])
-    assert "1 h, $2" in costs.cost_table(records)
+    assert "1 h, $2" in costs.costs(records)[0]
 
 
 def test_without_times_there_is_no_cost(tmp_path):
@@ -107,7 +107,7 @@ def test_the_commands_print_and_record(records, tmp_path):
     assert len(rows) == 8 + 4
     assert all(row["simulated"] and row["assumptions"]["driver_seconds"] == 0.005 for row in rows)
     with pytest.raises(MCBNError, match="no time of other"):
-        costs.run_sweep(records, "other", 32, 1, None)
+        costs.sweep(records, "other")
 
 
 @pytest.mark.slow

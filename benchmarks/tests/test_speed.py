@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mcbn import algorithm, data, demo
 from mcbn.errors import MCBNError
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.__main__ import app
 from mcbn_benchmarks.speed import cases, measures
 from mcbn_benchmarks.speed.measures import latest
 from mcbn_benchmarks.speed.report import Record, Target, compare, table, targets

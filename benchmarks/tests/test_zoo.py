@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from mcbn import algorithm
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.__main__ import app
 from mcbn_benchmarks.zoo import checks, entries, table
 from mcbn_benchmarks.zoo.entries import Entry, Specimen
 from mcbn_benchmarks.zoo.standin import NAMES, standing_in

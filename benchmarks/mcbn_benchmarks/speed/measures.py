@@ -41,7 +41,6 @@ class Options:
 
     device: str = "cpu"
     quick: bool = False  # two cases with few draws, once each
-    compile: bool = False
     peer_path: Path | None = None
 
 
@@ -110,8 +109,6 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
         PLAIN: partial(cases.forwards, ready.network, ready.query),
         "mcbn": lambda T: bayes.predict(ready.query, n_samples=T),
     }
-    if options.compile:
-        methods["mcbn compiled"] = lambda T: bayes.predict(ready.query, n_samples=T, compile=True)
     try:
         methods[PEER] = cases.fit_peer(case, ready, options.peer_path)
     except Exception as error:  # a foreign package may fail in any way
