@@ -6,7 +6,7 @@ A page holds `<!-- NAME -->` and `<!-- /NAME -->`; what lies between is replaced
 
 import csv
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -34,20 +34,15 @@ TIMED = {  # networks of the table of speed, with their N
 }
 
 
-def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> Iterable[object]:
+def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> list[object]:
     """Write the tables of README and documentation anew from the records."""
-    return write(root) or ["every table is that of the records"]
-
-
-def write(root: Path) -> list[Path]:
-    """Write every marked table of every page anew; return the pages that changed."""
-    changed = []
+    changed: list[object] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         text = path.read_text()
         renewed = MARKED.sub(partial(_renew, path, root), text)
         if renewed != text:
             changed.append(write_text(path, renewed))
-    return changed
+    return changed or ["every table is that of the records"]
 
 
 def _renew(page: Path, root: Path, marked: re.Match[str]) -> str:

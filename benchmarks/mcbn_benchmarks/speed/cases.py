@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -51,7 +51,6 @@ PLAIN_MEMORY_DRAWS = 2  # plain passes free what they used: more of them need no
 BATCH_SIZE = 32  # M
 QUICK_SAMPLES = 4
 WHOLE = {"mcbn", "mcbn fp32", "linear", "fit", "training forwards"}  # methods that run all T draws
-P = ParamSpec("P")
 R = TypeVar("R")
 Method = Callable[[int], object]  # runs so many draws
 
@@ -290,11 +289,11 @@ def peak_bytes(case: Case, ready: Prepared, bayes: MCBN[Any], method: str, devic
         return apart(growth, case, method, Path(folder))
 
 
-def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def apart(function: Callable[..., R], *arguments: Any) -> R:
     """Call a function in a process of its own, which does nothing before."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=warnings.simplefilter, initargs=("ignore",)) as pool:
-        return pool.submit(function, *args, **kwargs).result()
+        return pool.submit(function, *arguments).result()
 
 
 def growth(case: Case, method: str, folder: Path) -> int:

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ MERGED = (
 )
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What the command line says about every case."""
 
     device: str = "cpu"
@@ -229,7 +228,8 @@ def _linear_split(name: str, x: Tensor, y: Tensor, number: int) -> Iterator[Reco
     record = partial(Record, f"linear {name}", len(split.test), demo.T, note=f"split {number}")
     seconds = time.perf_counter() - started
     yield from (record(method, value=value, seconds=seconds) for method, value in scores.items())
-    yield from (record(method, *taken, seconds=seconds) for method, (*taken, seconds) in timings.items())
+    for method, timing in timings.items():
+        yield record(method, timing.milliseconds, timing.draws_timed, seconds=timing.seconds)
 
 
 def _linear_scores(bayes: MCBN[Any], x: Tensor, y: Tensor) -> dict[str, float]:

@@ -11,7 +11,7 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def _examine_double(specimen: Specimen, single: Record) -> Record:
     x, widened = specimen.x, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
     try:
         x = x.double() if isinstance(x, Tensor) else [example.clone().apply(widened) for example in x]
-        double = replace(specimen, model=copy.deepcopy(specimen.model).double(), x=x)
+        double = specimen._replace(model=copy.deepcopy(specimen.model).double(), x=x)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
         return single | {"reason": f"cannot run in double precision: {one_line(error)[:240]}"}

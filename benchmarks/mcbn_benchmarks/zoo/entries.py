@@ -2,11 +2,10 @@
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,7 @@ ROWS = 12  # examples to draw batches from
 NETWORKS = Path(__file__).parent / "networks.toml"
 
 
-@dataclass(frozen=True)
-class Specimen:
+class Specimen(NamedTuple):
     """A network and examples of what it takes: a tensor (N, ...), or a list of single examples with their collate."""
 
     model: nn.Module
@@ -25,8 +23,7 @@ class Specimen:
     collate: Callable[[list[Any]], Any] | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One network of the zoo: who wrote it, what it is for, and how to build it."""
 
     package: str  # to be imported
