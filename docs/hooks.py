@@ -30,9 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for figure in source.parent.rglob("*.png"):
             place = f"results/{study}/{figure.relative_to(source.parent)}"
             files.append(File.generated(config, place, content=figure.read_bytes()))
-    pages = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(), "guide/errors.md": errors_page()}
-    for place, text in pages.items():
-        files.append(File.generated(config, place, content=text))
+    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
+    files.append(File.generated(config, "guide/errors.md", content=errors_page()))
     return files
 
 
@@ -69,7 +68,5 @@ def _messages(tree: ast.Module) -> Iterator[str]:
 
 
 def _text(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    pieces = node.values if isinstance(node, ast.JoinedStr) else []
+    pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
     return "".join(str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in pieces)

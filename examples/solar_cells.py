@@ -108,10 +108,8 @@ def main(epochs: int = 30, samples: int = 24, seed: int = 0, out: Path = Path("s
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     mono, poly = load_cells(seed)
-    (learned, home, taken, tested), (pool, labelled, away) = (
-        mono.split(TRAIN, REFERENCE, DIM),
-        poly.split(POOL, LABELLED),
-    )
+    learned, home, taken, tested = mono.split(TRAIN, REFERENCE, DIM)
+    pool, labelled, away = poly.split(POOL, LABELLED)
     loader = DataLoader(TensorDataset(*learned), batch_size=25, shuffle=True, drop_last=True, collate_fn=turned)
     bayes = mcbn.MCBN(train(loader, epochs), "classification").fit(loader, n_samples=samples)
 

@@ -263,7 +263,7 @@ def test_tasks_draw_the_posterior_of_one_process(cluster):
 
 
 def test_the_benchmark_counts_every_row(cluster):
-    found = benchmark.measure(rows=40_000, n_samples=4, workers=2)
+    (found,) = benchmark.ray(rows=40_000, samples=4, workers=2, rounds=1)
     assert (found["parts"], found["batches"]) == (3, 5)  # batches of 8,192 rows, two a part
     assert found["ratio_whole"] == found["whole_rows_per_second"] / found["plain_rows_per_second"]
     assert 0 < found["ratio_alone"] < found["ratio_whole"] < found["ratio_steady"]

@@ -1,6 +1,12 @@
 """`python -m mcbn_benchmarks COMMAND`."""
 
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks import costs, fresh, gpu, pages, ray
+from mcbn_benchmarks.commands import app, command
+
+for lines in (pages.pages, gpu.chunks, gpu.narrow, costs.costs, costs.sweep):
+    command(lines)
+for records in (fresh.first, fresh.memory, ray.ray):
+    command(records, kept=True)
 
 if __name__ == "__main__":
     app(prog_name="python -m mcbn_benchmarks")

@@ -1,4 +1,7 @@
-"""The command line: `python -m mcbn_benchmarks COMMAND`. Its `speed` is also `mcbn bench`."""
+"""The command line: `python -m mcbn_benchmarks COMMAND`. Its `speed` is also `mcbn bench`.
+
+Short commands are functions of their modules, which `__main__` adds.
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial, wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +19,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU w
 Only = Annotated[str, typer.Option(help='what holds this in its title, such as "mlp", "N=1", "linear", "timm/"')]
 Out = Annotated[Path | None, typer.Option(help="file to append records to")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
-Measured = Annotated[Path, typer.Option("--records", help="folder of measured times")]
-RESULTS = Path("benchmarks/results")
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -29,8 +31,11 @@ def main(debug: Debug = False) -> None:
     begin(debug)
 
 
-def _command(function: Callable[..., Iterable[object] | None]) -> Callable[..., None]:
-    """Make a command of a function that gives lines: mistakes end in one, its device is one that is here."""
+def command(function: Callable[..., Iterable[Any] | None], *, kept: bool = False) -> Callable[..., None]:
+    """Make a command of a function that gives lines: mistakes end in one, its device is one that is here.
+
+    kept: the function gives records; the command has an option --out more, and adds them to the file it names.
+    """
 
     @wraps(function)
     def run(**options: Any) -> None:
@@ -41,9 +46,15 @@ def _command(function: Callable[..., Iterable[object] | None]) -> Callable[..., 
         with session():
             if "device" in options:
                 options["device"] = device(options["device"]).type
-            for line in function(**options) or ():
+            out = options.pop("out") if kept else None
+            lines = function(**options) or ()
+            for line in _keep(lines, out, options.get("device", "cpu")) if kept else lines:
                 print(line, flush=True)
 
+    if kept:
+        given = signature(function)
+        more = Parameter("out", Parameter.KEYWORD_ONLY, default=None, annotation=Out)
+        run.__signature__ = given.replace(parameters=[*given.parameters.values(), more])  # type: ignore[attr-defined]
     app.command()(run)
     return run
 
@@ -59,7 +70,7 @@ def _keep(records: Iterable[dict[str, Any]], out: Path | None, device: str = "cp
         yield json.dumps(record)
 
 
-@_command
+@command
 def speed(
     out: Annotated[Path | None, typer.Option(help="folder for <device>.jsonl (appended to) and <device>.md")] = None,
     device: Device = "auto",
@@ -79,7 +90,7 @@ def speed(
     measures.run(measures.Options(device, quick, peer_path), out, only)
 
 
-@_command
+@command
 def zoo(
     out: Annotated[Path, typer.Option(help="folder of records.jsonl and table.md")] = Path("results/zoo"),
     only: Only = "",
@@ -93,31 +104,7 @@ def zoo(
         raise SystemExit(f"not exact, or not left untouched: {', '.join(failed)}")
 
 
-@_command
-def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> Iterable[object]:
-    """Write the tables of README and documentation anew from the records."""
-    from mcbn_benchmarks.pages import write
-
-    return write(root) or ["every table is that of the records"]
-
-
-@_command
-def chunks(device: Device = "cuda", only: Only = "") -> Iterable[object]:
-    """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
-    from mcbn_benchmarks.gpu import sweep_chunks
-
-    return sweep_chunks(device, only)
-
-
-@_command
-def narrow() -> Iterable[object]:
-    """Time the kernel of narrow convolutions beside PyTorch's, and their distance from double precision."""
-    from mcbn_benchmarks.gpu import compare_narrow
-
-    return compare_narrow("cuda")
-
-
-@_command
+@command
 def trainer(
     device: Device = "cpu",
     out: Out = None,
@@ -137,77 +124,23 @@ def trainer(
         yield from _keep(measure(device, only, seconds, share, numerics), out, device)
 
 
-@_command
+@command
 def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None, out: Out = None) -> Iterable[object]:
     """Time fit and predict of the scikit-learn regressor, by its default parameters, in CPU and wall seconds."""
     import numpy as np
 
     from mcbn.sklearn import MCBNRegressor
-    from mcbn_study.machine import one_thread
+    from mcbn_study.machine import one_thread, timed
 
     random = np.random.default_rng(0)
     x = random.normal(size=(rows, columns))
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.3 * random.normal(size=rows)
     model = MCBNRegressor(random_state=0, epochs=epochs)
-    works: dict[str, Callable[[], object]] = {"fit": partial(model.fit, x, y)}
-    works["predict"] = partial(model.predict, x, return_std=True)
+    works = {"fit": partial(model.fit, x, y), "predict": partial(model.predict, x, return_std=True)}
     record: dict[str, Any] = {"case": "estimator", "n": rows, "columns": columns}
     with one_thread("cpu"):
         for name, work in works.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            work()
-            record[f"{name}_seconds"] = time.perf_counter() - wall
-            record[f"{name}_cpu_seconds"] = time.process_time() - cpu
+            started = time.process_time()
+            record[f"{name}_seconds"] = timed(work)[1]
+            record[f"{name}_cpu_seconds"] = time.process_time() - started
     return _keep([record | {"epochs": model.n_iter_, "load": os.getloadavg()[0]}], out)
-
-
-@_command
-def memory(out: Out = None, only: Only = "") -> Iterable[object]:
-    """Measure the peak memory of `fit` at few and many draws against a plain loop; needs timm and smp."""
-    from mcbn_benchmarks.memory import measure
-
-    return _keep(measure(only), out)
-
-
-@_command
-def first(device: Device = "auto", out: Out = None, only: Only = "") -> Iterable[object]:
-    """Time the first `fit` and `predict` of fresh processes against training forwards and T plain passes."""
-    from mcbn_benchmarks.first import measure
-
-    return _keep(measure(device, only), out, device)
-
-
-@_command
-def ray(
-    rows: int = 200_000,
-    samples: Annotated[int, typer.Option(help="T")] = 500,
-    workers: Annotated[int, typer.Option(help="actors, and threads of the plain engine")] = 2,
-    rounds: int = 3,
-    out: Out = None,
-) -> Iterable[object]:
-    """Time prediction on Ray against the plain engine, in rows a second."""
-    from mcbn_benchmarks import ray
-
-    return _keep([ray.measure(rows, samples, workers, rounds)], out)
-
-
-@_command
-def costs(records: Measured = RESULTS) -> Iterable[object]:
-    """Work out what a million predictions cost, from measured times."""
-    from mcbn_benchmarks.costs import cost_table, read_costs
-
-    return [cost_table(read_costs(records)).rstrip()]
-
-
-@_command
-def sweep(
-    records: Measured = RESULTS,
-    network: str = "resnet50",
-    samples: Annotated[int, typer.Option(help="T")] = 32,
-    images: int = 1_000_000_000,
-    out: Annotated[Path | None, typer.Option(help="file of records, written anew")] = None,
-) -> None:
-    """SIMULATE a sweep over many GPUs with the measured time of one; no such cluster was used."""
-    from mcbn_benchmarks.costs import run_sweep
-
-    run_sweep(records, network, samples, images, out)

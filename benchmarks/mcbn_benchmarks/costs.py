@@ -7,63 +7,49 @@ No such cluster was used. Deterministic.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
-from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn_study.journal import Record, extend, read
 from mcbn_study.tables import markdown
 
 PRICES = {"cuda": 3.50, "cpu": 0.09}  # assumptions: US dollars an hour, of one H200, of two cores of a server
 DRAWS = (32, 100, 500)
+RESULTS = Path("benchmarks/results")
+Measured = Annotated[Path, typer.Option(help="folder of measured times")]
 MILLION = 1_000_000
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What was measured of one network on one machine."""
-
-    case: str
-    device: str  # cpu or cuda
-    hardware: str
-    n: int
-    n_samples: int
-    microseconds: float  # an input and draw
-
-    def hours(self, inputs: float, n_samples: int) -> float:
-        """Return the hours of one such machine for so many inputs with T draws."""
-        return inputs * n_samples * self.microseconds / 3.6e9
-
-
-def read_costs(folder: Path) -> list[Cost]:
-    """Read the latest time of every network at the largest N measured, for each device."""
+def read_costs(folder: Path) -> list[Record]:
+    """Read the latest record of every network at the largest N measured, with microseconds of an input and draw."""
     latest: dict[tuple[str, str], Record] = {}
     for device in PRICES:
         for record in read(folder / f"{device}.jsonl"):
             timed = record["method"] == "mcbn" and record["milliseconds"] and record["n_samples"] > 1
             place = record["case"], device
             if timed and " " not in record["case"] and record["n"] >= latest.get(place, {"n": 0})["n"]:
-                latest[place] = record
+                each = 1000 * record["milliseconds"] / (record["n"] * record["n_samples"])
+                latest[place] = record | {"device": device, "microseconds": each}
     if not latest:
         raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")
-    sizes = {place: (r["hardware"], r["n"], r["n_samples"]) for place, r in latest.items()}
-    return [Cost(*p, *sizes[p], 1000 * r["milliseconds"] / (r["n"] * r["n_samples"])) for p, r in latest.items()]
+    return list(latest.values())
 
 
-def cost_table(costs: Iterable[Cost], prices: Mapping[str, float] = PRICES, draws: Sequence[int] = DRAWS) -> str:
-    """Lay out hours and dollars a million inputs, for several T."""
-    head = ["network", "hardware", "measured", "us an input and draw", *(f"T = {T}: hours, dollars" for T in draws)]
+def costs(records: Measured = RESULTS) -> list[str]:
+    """Work out what a million predictions cost, from measured times."""
+    head = ["network", "hardware", "measured", "us an input and draw", *(f"T = {T}: hours, dollars" for T in DRAWS)]
     rows = []
-    for cost in costs:
-        hours = [cost.hours(MILLION, T) for T in draws]
-        measured = f"N = {cost.n:,}, T = {cost.n_samples}", f"{cost.microseconds:.3g}"
-        spent = [f"{each:.3g} h, ${each * prices[cost.device]:.3g}" for each in hours]
-        rows.append([cost.case, cost.hardware, *measured, *spent])
-    return markdown(head, rows)
+    for r in read_costs(records):
+        hours = [MILLION * T * r["microseconds"] / 3.6e9 for T in DRAWS]
+        spent = [f"{each:.3g} h, ${each * PRICES[r['device']]:.3g}" for each in hours]
+        measured = f"N = {r['n']:,}, T = {r['n_samples']}"
+        rows.append([r["case"], r["hardware"], measured, f"{r['microseconds']:.3g}", *spent])
+    return [markdown(head, rows).rstrip()]
 
 
 @dataclass(frozen=True)
@@ -80,81 +66,6 @@ class Assumptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Work:
-    """A job: so many inputs, cut into parts."""
-
-    inputs: int
-    part_inputs: int
-    seconds_per_input: float  # measured
-    price: float = PRICES["cuda"]  # of a GPU and hour
-
-    @property
-    def parts(self) -> int:
-        """Count the parts."""
-        return -(-self.inputs // self.part_inputs)
-
-
-@dataclass(frozen=True)
-class Projection:
-    """What a simulated job comes to."""
-
-    gpus: int
-    inputs: int
-    part_inputs: int
-    hours: float  # until the last part is done
-    gpu_hours: float  # of all GPUs, idle or not
-    dollars: float
-    efficiency: float  # computing of parts that counted, over all GPU time
-    failures: int
-    driver_share: float  # of the time the driver is busy
-
-    def cells(self) -> list[str]:
-        """Return the row of a table."""
-        sizes = [f"{count:,}" for count in (self.gpus, self.inputs, self.part_inputs)]
-        spent = [f"{self.hours:.3g}", f"{self.gpu_hours:,.0f}", f"{self.dollars:,.0f}"]
-        return [*sizes, *spent, f"{self.efficiency:.0%}", f"{self.failures}", f"{self.driver_share:.0%}"]
-
-
-def simulate(work: Work, gpus: int, a: Assumptions) -> Projection:
-    """Play the job through and work out what it comes to."""
-    for name, value in (("gpus", gpus), ("inputs", work.inputs), ("part_inputs", work.part_inputs)):
-        batches.require_int(name, value, 1)
-    if not work.seconds_per_input > 0:
-        raise MCBNError(f"seconds_per_input must be positive, got {work.seconds_per_input!r}")
-    end, failures = _play(work, gpus, a)
-    hours, useful = end / 3600, work.inputs * work.seconds_per_input
-    spent, driver_share = gpus * hours, (work.parts + failures) * a.driver_seconds / end
-    totals = hours, spent, spent * work.price, useful / (gpus * end), failures, driver_share
-    return Projection(gpus, work.inputs, work.part_inputs, *totals)
-
-
-def _play(work: Work, gpus: int, a: Assumptions) -> tuple[float, int]:
-    """Play the job through, the next part to the GPU that is free first; return seconds to its end, and failures."""
-    random = np.random.Generator(np.random.Philox(key=a.seed))
-
-    def spread(median: float, deviation: float) -> float:
-        return median * float(np.exp(deviation * random.standard_normal()))
-
-    reading = work.part_inputs * a.input_bytes * min(gpus, work.parts) / (a.storage_gigabytes * 1e9)  # shared by all
-    base = max(work.part_inputs * work.seconds_per_input, reading)  # a GPU reads ahead while it computes
-    free = [(spread(a.start_seconds, a.start_spread), g) for g in range(gpus)]
-    heapq.heapify(free)
-    driver, end, failures, left = 0.0, 0.0, 0, work.parts
-    while left:
-        ready, g = heapq.heappop(free)
-        driver = max(driver, ready) + a.driver_seconds
-        needed = spread(base, a.pass_spread)
-        fails = float(random.exponential()) * 3600 / a.failures_per_gpu_hour if a.failures_per_gpu_hour else np.inf
-        if fails < needed:
-            failures += 1
-            heapq.heappush(free, (driver + fails + spread(a.start_seconds, a.start_spread), g))
-            continue
-        end, left = max(end, driver + needed), left - 1
-        heapq.heappush(free, (driver + needed, g))
-    return end, failures
-
-
 CHANGED = {  # one assumption at a time
     "as assumed": Assumptions(),
     "driver 10 times slower": Assumptions(driver_seconds=10 * Assumptions.driver_seconds),
@@ -162,24 +73,72 @@ CHANGED = {  # one assumption at a time
     "10 times the failures": Assumptions(failures_per_gpu_hour=10 * Assumptions.failures_per_gpu_hour),
     "start in 5 minutes": Assumptions(start_seconds=300.0),
 }
+HEAD = ["GPUs", "images", "a part", "hours", "GPU hours", "dollars", "efficiency", "failures", "driver busy"]
+ROW = (
+    "{gpus:,}|{inputs:,}|{part_inputs:,}|{hours:.3g}|{gpu_hours:,.0f}|{dollars:,.0f}|{efficiency:.0%}|{failures}"
+    "|{driver_share:.0%}"
+)
 
 
-def run_sweep(folder: Path, network: str, n_samples: int, images: int, out: Path | None) -> None:
-    """Simulate with the measured time of a network; print tables, and write records anew where a file is named."""
-    measured = [cost for cost in read_costs(folder) if (cost.case, cost.device) == (network, "cuda")]
+def simulate(inputs: int, part_inputs: int, seconds_per_input: float, gpus: int, a: Assumptions) -> Record:
+    """Play a job through part by part, and work out what it comes to; `seconds_per_input` was measured."""
+    parts = -(-inputs // part_inputs)
+    reading = part_inputs * a.input_bytes * min(gpus, parts) / (a.storage_gigabytes * 1e9)  # shared by all
+    needed = max(part_inputs * seconds_per_input, reading)  # a GPU reads ahead while it computes
+    end, failures = _play(parts, needed, gpus, a)
+    hours = end / 3600
+    return {
+        **{"gpus": gpus, "inputs": inputs, "part_inputs": part_inputs, "hours": hours},
+        "gpu_hours": gpus * hours,  # of all GPUs, idle or not
+        "dollars": gpus * hours * PRICES["cuda"],
+        "efficiency": inputs * seconds_per_input / (gpus * end),  # computing of parts that counted, over all GPU time
+        "failures": failures,
+        "driver_share": (parts + failures) * a.driver_seconds / end,  # of the time the driver is busy
+    }
+
+
+def _play(parts: int, median: float, gpus: int, a: Assumptions) -> tuple[float, int]:
+    """Give the next part to the GPU that is free first; return the seconds to the end of the job, and failures."""
+    random = np.random.Generator(np.random.Philox(key=a.seed))
+
+    def spread(median: float, deviation: float) -> float:
+        return median * float(np.exp(deviation * random.standard_normal()))
+
+    free = [spread(a.start_seconds, a.start_spread) for _ in range(gpus)]  # when each GPU is free
+    heapq.heapify(free)
+    driver, end, failures, left = 0.0, 0.0, 0, parts
+    while left:
+        driver = max(driver, free[0]) + a.driver_seconds
+        needed, fails = spread(median, a.pass_spread), random.exponential() * 3600 / a.failures_per_gpu_hour
+        if fails < needed:
+            failures += 1
+            heapq.heapreplace(free, driver + fails + spread(a.start_seconds, a.start_spread))
+        else:
+            left -= 1
+            end = max(end, driver + needed)
+            heapq.heapreplace(free, driver + needed)
+    return end, failures
+
+
+def sweep(
+    records: Measured = RESULTS,
+    network: str = "resnet50",
+    samples: Annotated[int, typer.Option(help="T", min=1)] = 32,
+    images: Annotated[int, typer.Option(min=1)] = 1_000_000_000,
+    out: Annotated[Path | None, typer.Option(help="file of records, written anew")] = None,
+) -> None:
+    """SIMULATE a sweep over many GPUs with the measured time of one; no such cluster was used."""
+    measured = [r["microseconds"] for r in read_costs(records) if (r["case"], r["device"]) == (network, "cuda")]
     if not measured:
-        raise MCBNError(f"{folder} holds no time of {network} on a GPU")
-    each = measured[0].microseconds * n_samples / 1e6
-    works = [Work(images, size, each) for size in (2048, 16384)]
-    sizes = [simulate(work, gpus, Assumptions()) for work in works for gpus in (1, 10, 100, 1000)]
-    changed = {name: simulate(works[-1], 1000, assumed) for name, assumed in CHANGED.items()}
-    print(f"SIMULATED: {network}, T = {n_samples}, {1e3 * each:.3g} ms an image as measured\n")
-    head = ["GPUs", "images", "a part", "hours", "GPU hours", "dollars", "efficiency", "failures", "driver busy"]
-    print(markdown(head, [projection.cells() for projection in sizes]))
-    print(markdown(["", *head], [[name, *projection.cells()] for name, projection in changed.items()]), end="")
+        raise MCBNError(f"{records} holds no time of {network} on a GPU")
+    each = measured[0] * samples / 1e6
+    sizes = [simulate(images, size, each, gpus, Assumptions()) for size in (2048, 16384) for gpus in (1, 10, 100, 1000)]
+    changed = {name: simulate(images, 16384, each, 1000, assumed) for name, assumed in CHANGED.items()}
+    print(f"SIMULATED: {network}, T = {samples}, {1e3 * each:.3g} ms an image as measured\n")
+    print(markdown(HEAD, [ROW.format(**row).split("|") for row in sizes]))
+    print(markdown(["", *HEAD], [[name, *ROW.format(**row).split("|")] for name, row in changed.items()]), end="")
     if out is not None:
-        about = {"simulated": True, "network": network, "n_samples": n_samples, "seconds_per_image": each}
+        about = {"simulated": True, "network": network, "n_samples": samples, "seconds_per_image": each}
         rows = [("as assumed", row) for row in sizes] + list(changed.items())[1:]
         out.unlink(missing_ok=True)
-        assumed = asdict(Assumptions())
-        extend(out, [about | {"assumptions": assumed, "changed": name, **asdict(row)} for name, row in rows])
+        extend(out, [about | {"assumptions": asdict(Assumptions()), "changed": name, **row} for name, row in rows])

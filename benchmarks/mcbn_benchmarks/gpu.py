@@ -1,6 +1,6 @@
 """What constants and kernels of the engine rest on: chunks of draws by their bound, and narrow convolutions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcbn.engine import constants
-from mcbn.engine.kernels import narrow, packed
+from mcbn.engine import constants, kernels
+from mcbn_benchmarks.commands import Device, Only
 from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, fitted, peak_bytes, prepare, time_interleaved
 
-EXPONENTS = (20, 22, 23, 24, 25, 27)
+EXPONENTS = (20, 22, 23, 24, 25, 27)  # of bounds to try; the engine's should be the least that costs no time
 CASES = (
     *(replace(MLP, n=n) for n in (100, 2000, 20_000)),
     *(replace(RESNET32, n=n, recorded=4) for n in (1, 32, 256)),
@@ -28,27 +28,24 @@ DRAWS, CALLS = 32, 50
 CHECKED = 8  # images at most of the first draw, compared with double precision
 
 
-def sweep_chunks(device: str, only: str = "", exponents: Sequence[int] = EXPONENTS) -> Iterator[str]:
-    """Time cases at every bound on the values of a pass: `mcbn.engine.constants.GPU_CHUNK` and its like.
-
-    The constant should be the least that costs no time.
-    """
+def chunks(device: Device = "cuda", only: Only = "") -> Iterator[str]:
+    """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
     names = ("GPU_CHUNK", "GPU_CHUNK_FLAT") if device == "cuda" else ("CPU_CHUNK",)
     for case in (case for case in CASES if only in case.title):
         ready = prepare(case, device)
         drawn = fitted(case, ready)
-        for exponent in exponents:
+        for exponent in EXPONENTS:
             with mock.patch.multiple(constants, **dict.fromkeys(names, 2**exponent)):
                 bayes = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
                 peak = peak_bytes(case, ready, bayes, "mcbn", device)
                 method = {"mcbn": lambda T, bayes=bayes, ready=ready: bayes.predict(ready.query, n_samples=T)}
-                taken = time_interleaved(method, case.n_samples, device, whole=frozenset(method))["mcbn"].milliseconds
+                taken = time_interleaved(method, case.n_samples, device)["mcbn"].milliseconds
             yield f"{case.title} T={case.n_samples} 2^{exponent}: {taken:.3f} ms, {peak / 2**20:.1f} MiB"
 
 
 @torch.no_grad()
-def compare_narrow(device: str) -> Iterator[str]:
-    """Time the kernel of narrow convolutions (3 x 3) beside PyTorch's, and measure both against double precision.
+def narrow(device: Device = "cuda") -> Iterator[str]:
+    """Time the kernel of narrow convolutions beside PyTorch's, and their distance from double precision.
 
     PyTorch's time is of its convolution alone, the kernel's also with batch norm of every draw, shortcut and rectifier.
     """
@@ -59,11 +56,11 @@ def compare_narrow(device: str) -> Iterator[str]:
         weight = (normal(D, C, 3, 3) / (3 * C**0.5)).contiguous(memory_format=torch.channels_last)
         scale, shift = normal(2, DRAWS, D)
         shortcut = normal(F.conv2d(x, weight, None, stride, 1).shape).contiguous(memory_format=torch.channels_last)
-        laid_out = packed(weight)
+        laid_out = kernels.packed(weight)
         runs = {
             "convolution": partial(F.conv2d, x, weight, None, stride, 1),
-            "kernel": partial(narrow, x, None, 0, laid_out, None, scale, shift, shortcut, 0.0, stride, 1),
-            "without shortcut": partial(narrow, x, None, 0, laid_out, None, scale, shift, None, 0.0, stride, 1),
+            "kernel": partial(kernels.narrow, x, None, 0, laid_out, None, scale, shift, shortcut, 0.0, stride, 1),
+            "without shortcut": partial(kernels.narrow, x, None, 0, laid_out, None, scale, shift, None, 0.0, stride, 1),
         }
         taken = time_interleaved({name: partial(_repeat, run) for name, run in runs.items()}, CALLS, device)
         n = min(images, CHECKED)

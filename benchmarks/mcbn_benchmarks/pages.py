@@ -10,6 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
+
+import typer
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
@@ -20,26 +23,26 @@ from mcbn_study.tables import markdown
 
 PAGES = ("README.md", "docs/**/*.md", "benchmarks/*.md")
 MARKED = re.compile(r"<!-- (\w+)((?: \S+)*) -->\n.*?<!-- /\1 -->", re.DOTALL)
-NORMALISED = "crps_normalized"
-SHOWN = (("mcbn", "rmse"), ("mcbn", "crps"), ("mcbn", NORMALISED))
-TIMED = (("mlp", "1"), ("mlp", "100"), ("resnet32", "1"), ("resnet32", "32"), ("unet", "1"), ("resnet50", "32"))
-CASES = {
-    "mlp": "MLP, T = 500",
-    "resnet32": "ResNet-32, T = 128",
-    "unet": "UNet, 256 px, T = 20",
-    "resnet50": "ResNet-50, T = 32",
+SHOWN = ("rmse", "crps", "crps_normalized")
+TIMED = {  # networks of the table of speed, with their N
+    ("mlp", "1"): "MLP, T = 500",
+    ("mlp", "100"): "MLP, T = 500",
+    ("resnet32", "1"): "ResNet-32, T = 128",
+    ("resnet32", "32"): "ResNet-32, T = 128",
+    ("unet", "1"): "UNet, 256 px, T = 20",
+    ("resnet50", "32"): "ResNet-50, T = 32",
 }
 
 
-def write(root: Path) -> list[Path]:
-    """Write every marked table of every page anew; return the pages that changed."""
-    changed = []
+def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> list[object]:
+    """Write the tables of README and documentation anew from the records."""
+    changed: list[object] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         text = path.read_text()
         renewed = MARKED.sub(partial(_renew, path, root), text)
         if renewed != text:
             changed.append(write_text(path, renewed))
-    return changed
+    return changed or ["every table is that of the records"]
 
 
 def _renew(page: Path, root: Path, marked: re.Match[str]) -> str:
@@ -58,61 +61,60 @@ def quote(root: Path, place: str, number: str) -> str:
 def regression(root: Path) -> str:
     """Lay out the paper's regression sets: ours over searches, the paper's in brackets."""
     with (root / "results" / "regression" / "summary.csv").open() as file:
-        rows = {(r["dataset"], r["method"], r["metric"]): r for r in csv.DictReader(file)}
+        rows = {(r["dataset"], r["metric"]): r for r in csv.DictReader(file) if r["method"] == "mcbn"}
     head = ("data", "RMSE", "CRPS", "normalised CRPS, %")
-    return markdown(head, [(describe(d).title, *(_beside(rows[d, *place]) for place in SHOWN)) for d in NAMES], "l")
+    return markdown(head, [(describe(d).title, *(_beside(rows[d, metric]) for metric in SHOWN)) for d in NAMES], "l")
 
 
 def _beside(row: dict[str, str]) -> str:
     """Show a mean, with its error if it is a normalised score, and the paper's in brackets."""
-    fields = ("mean", "standard_error") if row["metric"] == NORMALISED else ("mean",)
+    fields = ("mean", "standard_error") if row["metric"] == "crps_normalized" else ("mean",)
     digits = 3 if row["dataset"] == "kin8nm" and len(fields) == 1 else 2
     ours, theirs = (" ± ".join(f"{float(row[prefix + f]):.{digits}f}" for f in fields) for prefix in ("", "paper_"))
     return f"{ours} ({theirs})"
 
 
+def _cells(path: Path) -> list[list[str]]:
+    """Read the rows of all tables of a page."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def cifar10(root: Path) -> str:
     """Lay out the log likelihood of CIFAR-10 over the number of draws, as results/cifar10 has it."""
-    lines = (root / "results" / "cifar10" / "table.md").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("| PLL |"))
-    rows = [
-        [re.sub(" ±.*", "", cell.strip()) for cell in line.strip("|").split("|")] for line in lines[start : start + 4]
-    ]
-    return markdown(rows[0], rows[2:], "l")
+    rows = _cells(root / "results" / "cifar10" / "table.md")
+    start = next(i for i, row in enumerate(rows) if row[0] == "PLL")
+    head, _, *shown = [[cell.partition(" ±")[0] for cell in row] for row in rows[start : start + 4]]
+    return markdown(head, shown, "l")
 
 
 def speed(root: Path) -> str:
     """Lay out the time of `predict` beside Algorithm 1 and T plain passes, on both devices, from the newest runs."""
-    times = {device: _times(root / "benchmarks" / "results" / f"{device}.md") for device in ("cpu", "cuda")}
-    rows = [
-        (CASES[case], n, *(cell for device in times.values() for cell in device.get((case, n), ("", "", ""))))
-        for case, n in TIMED
-    ]
+    found = {}
+    for device in ("cpu", "cuda"):
+        for case, n, _, ours, against, _, ratio, *_ in _cells(root / "benchmarks" / "results" / f"{device}.md"):
+            found[device, case, n, against] = ours, ratio
+    rows = []
+    for (case, n), title in TIMED.items():
+        row = [title, n]
+        for device in ("cpu", "cuda"):
+            ours, loop = found.get((device, case, n, "algorithm 1"), ("", ""))
+            row += [ours, loop, found.get((device, case, n, "plain x T"), ("", ""))[1]]
+        rows.append(row)
     head = ("network", "N", "2 CPU cores", "Algorithm 1", "T plain", "H200", "Algorithm 1", "T plain")
     return markdown(head, rows, "l")
-
-
-def _times(path: Path) -> dict[tuple[str, str], list[str]]:
-    """Read ours and the two ratios by case and N from a table that `speed` wrote."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for line in path.read_text().splitlines():
-        case, n, _, ours, against, _, ratio, *_ = [cell.strip() for cell in line.strip("|").split("|")] + [""] * 7
-        if case in CASES and against in ("algorithm 1", "plain x T") and ratio:
-            found.setdefault((case, n), [ours]).append(ratio)
-    return found
 
 
 def statistics(root: Path) -> str:
     """Lay out the shares of units whose statistics pass each test, averaged over epochs."""
     with (root / "results" / "statistics" / "table.csv").open() as file:
         head, *lines = csv.reader(file)
-    rows: dict[tuple[str, ...], list[list[float]]] = {}
+    groups: dict[tuple[str, ...], list[list[float]]] = {}
     for line in lines:
-        rows.setdefault(tuple(line[:3]), []).append([float(cell) for cell in (*line[4:7], line[8])])
-    cells = [
-        (*place, *(f"{fmean(column):.2f}" for column in zip(*values, strict=True))) for place, values in rows.items()
-    ]
-    return markdown((*head[:3], *head[4:7], head[8]), cells, "l")
+        groups.setdefault(tuple(line[:3]), []).append([float(cell) for cell in (*line[4:7], line[8])])
+    means = {place: map(fmean, zip(*values, strict=True)) for place, values in groups.items()}
+    rows = [(*place, *(f"{mean:.2f}" for mean in columns)) for place, columns in means.items()]
+    return markdown((*head[:3], *head[4:7], head[8]), rows, "l")
 
 
 def zoo(root: Path) -> str:
@@ -131,13 +133,6 @@ def _printed(snippet: str, root: Path) -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "quote": quote,
-    "regression": regression,
-    "cifar10": cifar10,
-    "speed": speed,
-    "zoo": zoo,
-    "shift": shift,
-    "statistics": statistics,
-    "classification_output": partial(_printed, "classification"),
-    "regression_output": partial(_printed, "regression"),
+    **{table.__name__: table for table in (quote, regression, cifar10, speed, zoo, shift, statistics)},
+    **{f"{name}_output": partial(_printed, name) for name in ("classification", "regression")},
 }

@@ -11,12 +11,14 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
 import mcbn.ray
 from mcbn import scale
@@ -31,9 +33,14 @@ from mcbn_study.machine import threads, timed
 (INPUTS,) = MLP.shape
 
 
-def measure(rows: int, n_samples: int, workers: int, rounds: int = 1) -> Record:
-    """Time both engines on the same rows, in turns; medians over the rounds."""
-    case = replace(MLP, rows=2000, n_samples=n_samples)
+def ray(
+    rows: int = 200_000,
+    samples: Annotated[int, typer.Option(help="T")] = 500,
+    workers: Annotated[int, typer.Option(help="actors, and threads of the plain engine")] = 2,
+    rounds: int = 3,
+) -> Iterator[Record]:
+    """Time prediction on Ray against the plain engine, in rows a second."""
+    case = replace(MLP, rows=2000, n_samples=samples)
     bayes, x = fitted(case, prepare(case, "cpu")), np.random.default_rng(0).standard_normal((rows, INPUTS))
     bayes.tau = 1.0
     with tempfile.TemporaryDirectory() as name:
@@ -41,16 +48,16 @@ def measure(rows: int, n_samples: int, workers: int, rounds: int = 1) -> Record:
         arrow, parquet = pyarrow(folder)
         parquet.write_table(arrow.table({f"x{c}": x[:, c] for c in range(INPUTS)}), folder / "rows.parquet")
         begun = time.perf_counter()
-        with connected() as ray:
-            ray.get(ray.remote(lambda: None).remote())  # the cluster is up
+        with connected() as cluster:
+            cluster.get(cluster.remote(lambda: None).remote())  # it is up
             up = time.perf_counter() - begun
             times = [_round(bayes, torch.from_numpy(x), folder / str(i), workers) for i in range(rounds)]
-    record: Record = {"case": "ray mlp", "n": rows, "n_samples": n_samples, "workers": workers}
+    record: Record = {"case": "ray mlp", "n": rows, "n_samples": samples, "workers": workers}
     record |= {"rounds": rounds, "load": os.getloadavg()[0], "cluster_seconds": up}
     record |= {name: statistics.median(time[name] for time in times) for name in times[0]}
     plain, whole = record["plain_rows_per_second"], record["whole_rows_per_second"]
     alone = rows / (rows / whole + up)
-    return record | {  # file to file, and to memory without any file
+    yield record | {  # file to file, and to memory without any file
         "ratio_steady": record["steady_rows_per_second"] / plain,
         "ratio_whole": whole / plain,
         "ratio_alone": alone / plain,

@@ -25,7 +25,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_every_table_is_that_of_the_records(checkout: Path) -> None:
-    assert pages.write(checkout) == []
+    assert pages.pages(checkout) == ["every table is that of the records"]
     text = "".join(path.read_text() for pattern in pages.PAGES for path in ROOT.glob(pattern))
     assert [name for name in pages.TABLES if f"<!-- {name}" not in text] == []
 
@@ -35,11 +35,11 @@ def test_a_number_that_rotted_is_written_anew(checkout: Path) -> None:
     text = page.read_text()
     page.write_text(text.replace("| 1 ", "| 2 ", 1))
     assert page.read_text() != text
-    assert pages.write(checkout) == [page]
+    assert pages.pages(checkout) == [page]
     assert page.read_text() == text
 
 
 def test_a_table_nobody_makes_is_named(checkout: Path) -> None:
     (checkout / "README.md").write_text("<!-- weather -->\n<!-- /weather -->")
     with pytest.raises(MCBNError, match=r"README\.md asks for a table 'weather'; there are quote, regression, "):
-        pages.write(checkout)
+        pages.pages(checkout)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mcbn import algorithm, data
+from mcbn import algorithm, data, demo
 from mcbn.errors import MCBNError
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.__main__ import app
 from mcbn_benchmarks.speed import cases, measures
 from mcbn_benchmarks.speed.measures import latest
 from mcbn_benchmarks.speed.report import Record, Target, compare, table, targets
@@ -128,7 +128,7 @@ def test_few_recorded_batches_stand_for_all_draws() -> None:
     for part in (posterior.mean["1"], posterior.var["1"]):
         assert torch.equal(part[3:6], part[:3])
         assert not torch.equal(part[0], part[1])
-    records = list(measures._timed(case, {"mcbn": lambda T: None}, measures.Options(quick=True), frozenset(), {}))
+    records = list(measures._timed(case, {"mcbn": lambda T: None}, measures.Options(quick=True)))
     assert records[0].note == "statistics of 3 batches, repeated"
 
 
@@ -156,11 +156,14 @@ def test_score_difference_is_averaged_over_splits_and_lists_each() -> None:
     ],
 )
 def test_verdict_says_how_far(bound: str, ratio: float, words: str) -> None:
-    assert Target("mlp", 1, "plain x T", bound, 2.0, 500).verdict(ratio, 500) == words
+    assert Target("mlp", 1, "plain x T", bound, 2.0).verdict(ratio) == words
 
 
-def test_verdict_is_withheld_at_another_number_of_draws() -> None:
-    assert "T=500" in Target("mlp", 1, "plain x T", "at least", 2.0, 500).verdict(9.0, 4)
+def test_a_quick_run_is_held_against_no_target() -> None:
+    records = [Record("mlp", 1, 4, name, 2.0) for name in ("mcbn", "plain x T")]
+    text = table(records, WHERE, quick=True)
+    assert "| 1x " in text
+    assert "at least" not in text
 
 
 def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:
@@ -180,20 +183,21 @@ def test_loop_gives_the_moments_of_algorithm_1_as_printed() -> None:
 def test_few_draws_are_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(cases, "timed", lambda run, draws: (None, 0.5 * draws))
-    found = cases.time_interleaved({"a": seen.append, "b": seen.append}, 100, "cpu", whole=frozenset("b"))
-    assert (found["a"].draws_timed, found["b"].draws_timed) == (8, 100)
-    assert found["a"].milliseconds == found["b"].milliseconds == 50_000
+    found = cases.time_interleaved({"a": seen.append, "mcbn": seen.append}, 100, "cpu")
+    assert (found["a"].draws_timed, found["mcbn"].draws_timed) == (8, 100)
+    assert found["a"].milliseconds == found["mcbn"].milliseconds == 50_000
     assert seen == [1, 100]
 
 
 def test_methods_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
+    monkeypatch.setattr(cases, "WHOLE", set("abc"))
     methods = {name: lambda draws, name=name: seen.append(name) for name in "abc"}
-    cases.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
+    cases.time_interleaved(methods, 2, "cpu", most_repeats=2)
     assert [name for name, _ in groupby(seen)] == list("abcabc")  # short work repeats within its turn
     seen.clear()
     monkeypatch.setattr(cases, "MOST_CALLS", 0)
-    cases.time_interleaved(methods, 2, "cpu", whole=frozenset("abc"), most_repeats=2)
+    cases.time_interleaved(methods, 2, "cpu", most_repeats=2)
     assert seen == list("abcabcabc")
 
 
@@ -205,8 +209,10 @@ def test_fit_is_timed_against_training_forwards() -> None:
 
 
 @pytest.mark.slow
-def test_linear_is_scored_and_timed_on_a_split() -> None:
-    records = {record.method: record for record in measures.linear("boston", splits=1, epochs=20)}
+def test_linear_is_scored_and_timed_on_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "LINEAR_SPLITS", 1)
+    monkeypatch.setitem(demo.SETTINGS, "boston", replace(demo.SETTINGS["boston"], epochs=20))
+    records = {record.method: record for record in measures.linear("boston")}
     assert records["linear"].milliseconds
     assert records["algorithm 1"].milliseconds
     assert abs(records["CRPS difference"].value or 0) < 0.5
@@ -225,9 +231,11 @@ def test_linear_says_why_a_data_set_is_skipped(monkeypatch: pytest.MonkeyPatch) 
 
 def test_peer_says_in_words_why_it_cannot_run(tmp_path: Path) -> None:
     ready = cases.prepare(SMALL, "cpu")
-    assert "2-d" in cases.reason_against_peer(ready, tmp_path)
+    records = measures.speed(SMALL, measures.Options(quick=True, peer_path=tmp_path))
+    assert "cannot run: it knows 2-d batch norm only" in [record.note for record in records]
     images = cases.Prepared(torch.nn.BatchNorm2d(3), ready.train, ready.query)
-    assert "cannot be imported here: --peer-path" in cases.reason_against_peer(images, tmp_path)
+    with pytest.raises(MCBNError, match=r"--peer-path .* does not hold it; pip install it"):
+        cases.fit_peer(SMALL, images, tmp_path)
 
 
 def test_growth_of_memory_counts_the_call_alone(tmp_path: Path) -> None:
@@ -270,8 +278,7 @@ def test_precisions_are_timed_against_plain_passes_and_an_experts_limit(monkeypa
     assert records["error over that of its own code"].value < 1.5
     ratios = {row.against for row in compare([*records.values()])}
     assert {"plain x T", "folded x T", "mcbn fp32"} <= ratios
-    assert {target.case for target in targets("cuda")} >= {case.name for case in cases.precision_cases("cuda")}
-    assert not cases.precision_cases("cpu")
+    assert {target.case for target in targets("cuda")} >= {case.name for case in cases.PRECISION}
 
 
 @pytest.mark.parametrize("case", [cases.RESNET32, cases.UNET], ids=lambda case: case.name)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.__main__ import app
 
 
 @pytest.mark.slow

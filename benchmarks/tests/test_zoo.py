@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from mcbn import algorithm
-from mcbn_benchmarks.commands import app
+from mcbn_benchmarks.__main__ import app
 from mcbn_benchmarks.zoo import checks, entries, table
 from mcbn_benchmarks.zoo.entries import Entry, Specimen
 from mcbn_benchmarks.zoo.standin import NAMES, standing_in
 from mcbn_study import journal
-from mcbn_study.journal import RECORDS
+from mcbn_study.journal import RECORDS, Record
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = journal.read(ROOT / "results" / "zoo" / RECORDS)
 
 
-def examine(model: nn.Module, x: Tensor, **options: object) -> checks.Finding:
+def examine(model: nn.Module, x: Tensor, **options: object) -> Record:
     return checks.examine(Entry("mcbn", "test", "net", lambda: Specimen(model, x, **options)))  # type: ignore[arg-type]
 
 
@@ -71,15 +71,15 @@ def test_package_that_is_missing_is_skipped_with_a_reason() -> None:
         raise AssertionError("must not be built")
 
     found = checks.examine(Entry("no_such_package", "test", "net", build))
-    assert (found.outcome, found.reason) == ("skipped", "no_such_package is not installed")
+    assert (found["outcome"], found["reason"]) == ("skipped", "no_such_package is not installed")
     found = checks.examine(Entry("mcbn", "test", "net", build), absent=["mcbn"])
-    assert found.outcome == "skipped"
+    assert found["outcome"] == "skipped"
 
 
 def test_network_that_fails_by_itself_is_skipped_with_its_own_words() -> None:
     found = examine(mlp(), torch.randn(12, 4))
-    assert found.outcome == "skipped"
-    assert "cannot be built or run: RuntimeError: mat1 and mat2 shapes" in found.reason
+    assert found["outcome"] == "skipped"
+    assert "cannot be built or run: RuntimeError: mat1 and mat2 shapes" in found["reason"]
 
 
 def test_only_batch_norm_trains_in_a_training_pass() -> None:
@@ -98,32 +98,32 @@ def test_inexact_statistics_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(algorithm, "record", unbiased)
     found = examine(mlp(), torch.randn(12, 5))
-    assert found.outcome == "inexact"
-    assert found.dtype == "float64"  # looked at again in double precision
-    assert found.statistics_error == pytest.approx(0.25)
+    assert found["outcome"] == "inexact"
+    assert found["dtype"] == "float64"  # looked at again in double precision
+    assert found["statistics_error"] == pytest.approx(0.25)
 
 
 def test_inexact_outputs_and_a_wrong_fast_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "norms_in_training", nn.Module.eval)  # a pass with running statistics
     found = examine(mlp(), torch.randn(12, 5))
-    assert found.outcome == "inexact"
-    assert found.output_error > 1e-3 > found.fast_error
+    assert found["outcome"] == "inexact"
+    assert found["output_error"] > 1e-3 > found["fast_error"]
     monkeypatch.undo()
     honest = algorithm.replay
     monkeypatch.setattr(algorithm, "replay", lambda *arguments: 1.001 * honest(*arguments))
     found = examine(mlp(), torch.randn(12, 5))
-    assert found.outcome == "inexact"
-    assert found.fast_error > 1e-4 > found.output_error
+    assert found["outcome"] == "inexact"
+    assert found["fast_error"] > 1e-4 > found["output_error"]
 
 
 def test_layer_that_mcbn_does_not_see_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = examine(mlp(), torch.randn(12, 5))
-    assert (found.outcome, found.layers) == ("exact", 2)
+    assert (found["outcome"], found["layers"]) == ("exact", 2)
     real = checks.MCBN
     monkeypatch.setattr(checks, "MCBN", lambda *args, **options: real(*args, **options, layers=1))
     found = examine(mlp(), torch.randn(12, 5))
-    assert found.outcome == "inexact"
-    assert "recorded calls differ from those made: 1 of 2, ['1']" in found.reason
+    assert found["outcome"] == "inexact"
+    assert "recorded calls differ from those made: 1 of 2, ['1']" in found["reason"]
 
 
 def test_touched_network_is_found() -> None:
@@ -145,10 +145,10 @@ def test_refusal_and_no_batch_norm_are_told_apart() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (x - x.mean(0)) if self.training else x - self.running_mean  # type: ignore[operator]
 
-    assert examine(nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3)), torch.randn(12, 5)).outcome == "no batch norm"
+    assert examine(nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3)), torch.randn(12, 5))["outcome"] == "no batch norm"
     found = examine(nn.Sequential(nn.Linear(5, 3), Own(3)), torch.randn(12, 5))
-    assert found.outcome == "refused"
-    assert "does its own arithmetic" in found.reason
+    assert found["outcome"] == "refused"
+    assert "does its own arithmetic" in found["reason"]
 
 
 def test_list_of_examples_goes_through_its_collate() -> None:
@@ -164,7 +164,7 @@ def test_list_of_examples_goes_through_its_collate() -> None:
         return torch.cat(sets), torch.cat([torch.full((len(s),), i) for i, s in enumerate(sets)])
 
     made = [torch.randn(2 + i % 3, 3) for i in range(12)]
-    assert examine(Sets(), made, collate=collate).outcome == "exact"  # type: ignore[arg-type]
+    assert examine(Sets(), made, collate=collate)["outcome"] == "exact"  # type: ignore[arg-type]
 
 
 def test_stand_ins_are_there_inside_and_gone_outside() -> None:

@@ -19,10 +19,6 @@ def darken(images: Tensor) -> Tensor:
     return 0.3 * images + 0.1
 
 
-def accuracy(bayes: mcbn.MCBN, images: Tensor, labels: Tensor) -> float:
-    return float((bayes.predict(images).label == labels).float().mean())
-
-
 def main() -> None:
     net, train_loader, (held_out, _), (images, labels) = digits()
     reference = torch.cat([train_loader.dataset.tensors[0], held_out])  # images as deployed, no augmentation
@@ -32,9 +28,9 @@ def main() -> None:
     adapted = bayes.adapt(darken(images[rows[BEFORE : BEFORE + DARK]].flatten(0, 1)), reference=reference)
     p_values, shares = [], []
     for i, batch in enumerate(rows):
-        x = images[batch] if i < BEFORE else darken(images[batch])
+        x, model = images[batch] if i < BEFORE else darken(images[batch]), adapted if i >= BEFORE + DARK else bayes
         p_values.append(watch(x).p_value)
-        shares.append(accuracy(adapted if i >= BEFORE + DARK else bayes, x, labels[batch]))
+        shares.append(float((model.predict(x).label == labels[batch]).float().mean()))
     draw(p_values, shares, Path(__file__).with_suffix(".png"))
     stretches = shares[:BEFORE], shares[BEFORE : BEFORE + DARK], shares[BEFORE + DARK :]
     print([round(sum(stretch) / len(stretch), 2) for stretch in stretches])

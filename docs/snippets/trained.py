@@ -51,13 +51,18 @@ def diabetes() -> tuple[nn.Module, DataLoader, tuple[Tensor, Tensor], tuple[Tens
     return net, loader, (x[250:346], y[250:346]), (x[346:], y[346:])
 
 
+def squares(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw images of noise with one square each; return them, the pixels of the square, and its corner."""
+    generator = torch.Generator().manual_seed(seed)
+    corners, pixels = torch.randint(0, 16, (n, 2), generator=generator), torch.zeros(n, 24, 24, dtype=torch.int64)
+    for image, (i, j) in zip(pixels, corners.tolist(), strict=True):
+        image[i : i + 8, j : j + 8] = 1
+    return pixels[:, None] * 0.8 + 0.5 * torch.randn(n, 1, 24, 24, generator=generator), pixels, corners
+
+
 def shapes() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
     """Return a network that segments squares (1) on noise (0), its training loader, new images and their labels."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.zeros(200, 24, 24, dtype=torch.int64)
-    for label, (i, j) in zip(labels, torch.randint(0, 16, (200, 2), generator=generator).tolist(), strict=True):
-        label[i : i + 8, j : j + 8] = 1
-    images = labels[:, None] * 0.8 + 0.5 * torch.randn(200, 1, 24, 24, generator=generator)
+    images, labels, _ = squares(200, seed=0)
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU()),
@@ -84,31 +89,23 @@ def waves() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
     return net, loader, series[300:], labels[300:]
 
 
-class Detector(nn.Module):
+class Detector(nn.Sequential):
     """Gives the centre of a square and a score, as a dict: the kind of output a detector has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(nn.Conv2d(1, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(1600, 32)),
-            *(nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)),
-        )
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Return centres (N, 2) in pixels and scores (N,)."""
-        output = self.body(image)
+        output = super().forward(image)
         return {"centre": 12 + 6 * output[:, :2], "score": output[:, 2]}
 
 
 def centres() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
     """Return a small detector of squares, its training loader, new images and the centres of their squares."""
-    generator = torch.Generator().manual_seed(1)
-    corners = torch.randint(0, 16, (400, 2), generator=generator)
-    images = 0.5 * torch.randn(400, 1, 24, 24, generator=generator)
-    for image, (i, j) in zip(images, corners.tolist(), strict=True):
-        image[0, i : i + 8, j : j + 8] += 0.8
+    images, _, corners = squares(400, seed=1)
     torch.manual_seed(0)
-    net = Detector()
+    net = Detector(
+        *(nn.Conv2d(1, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(1600, 32)),
+        *(nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)),
+    )
 
     def loss(output: dict[str, Tensor], centre: Tensor) -> Tensor:
         return (output["centre"] - centre).square().mean()

@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -20,7 +21,7 @@ from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -49,7 +50,8 @@ CUDA_WARM_UPS = 5  # graphs are captured on the way
 PLAIN_MEMORY_DRAWS = 2  # plain passes free what they used: more of them need no more
 BATCH_SIZE = 32  # M
 QUICK_SAMPLES = 4
-PEER_PACKAGE = "torch_uncertainty"
+WHOLE = {"mcbn", "mcbn fp32", "linear", "fit", "training forwards"}  # methods that run all T draws
+R = TypeVar("R")
 Method = Callable[[int], object]  # runs so many draws
 
 
@@ -80,7 +82,6 @@ RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
 EFFICIENT = Case(
     "efficientnet", lambda: importlib.import_module("torchvision.models").efficientnet_b0(), (3, 224, 224), 64, 1, 32
 )
-PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 MEMORY = (
     replace(MLP, name="memory mlp", n=2000),
@@ -94,17 +95,12 @@ FIT = (
     replace(RESNET32, name="fit resnet32", n_samples=16),
     replace(RESNET32, name="fit resnet32 T=128"),
 )
-
-
-def precision_cases(device: str) -> list[Case]:
-    """List networks in single and half precision, on a GPU alone."""
-    sizes = {RESNET50: (1, 32, 256), RESNET32: (1, 32, 256), UNET: (1, 32), EFFICIENT: (1, 32, 256)}
-    return [
-        replace(case, name=f"{case.name} {name}", dtype=dtype, n=n, n_samples=32, recorded=4)
-        for case in (sizes if device == "cuda" else ())
-        for n in sizes[case]
-        for name, dtype in PRECISIONS.items()
-    ]
+PRECISION = [  # on a GPU alone
+    replace(case, name=f"{case.name} {name}", dtype=dtype, n=n, n_samples=32, recorded=4)
+    for case, sizes in ((RESNET50, (1, 32, 256)), (RESNET32, (1, 32, 256)), (UNET, (1, 32)), (EFFICIENT, (1, 32, 256)))
+    for n in sizes
+    for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16))
+]
 
 
 class Prepared(NamedTuple):
@@ -157,21 +153,17 @@ class Algorithm1:
     @torch.no_grad()
     def __call__(self, n_samples: int) -> tuple[Tensor, Tensor]:
         """Return mean and variance over T draws, each (N, ...)."""
-        outputs = self._draw()  # (N, ...)
-        total, squares = outputs.clone(), outputs.square()
-        for _ in range(n_samples - 1):
-            outputs = self._draw()
+        total: Any = 0
+        squares: Any = 0
+        for _ in range(n_samples):
+            for inputs, training in ((self.batch(), True), (self.query, False)):
+                for layer in self.norms:
+                    layer.training = training
+                outputs = self.network(inputs)  # at last those of the query, (N, ...)
             total += outputs
             squares += outputs.square()
         mean = total / n_samples
         return mean, squares / n_samples - mean.square()
-
-    def _draw(self) -> Tensor:
-        for inputs, training in ((self.batch(), True), (self.query, False)):
-            for layer in self.norms:
-                layer.training = training
-            outputs: Tensor = self.network(inputs)
-        return outputs  # (N, ...)
 
     def batch(self) -> Tensor:
         """Draw M training rows, (M, ...)."""
@@ -205,6 +197,8 @@ def folded_passes(network: nn.Module, query: Tensor, n_samples: int) -> Method:
 
 def fit_peer(case: Case, ready: Prepared, folder: Path | None) -> Method:
     """Fit torch-uncertainty's MCBatchNorm, and return T passes with its stored statistics, (T N, ...)."""
+    if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
+        raise MCBNError("it knows 2-d batch norm only")
     T, device = case.n_samples, ready.query.device
     wrapped = load_peer(folder)(num_estimators=T, mc_batch_size=BATCH_SIZE, device=device)
     wrapped.mc_batch_norm_layers = []  # the class's own list would collect the layers of every case
@@ -223,36 +217,23 @@ def fit_peer(case: Case, ready: Prepared, folder: Path | None) -> Method:
     return run
 
 
-def reason_against_peer(ready: Prepared, folder: Path | None) -> str:
-    """Say why torch-uncertainty cannot run this case; empty where it can."""
-    if not any(isinstance(module, nn.BatchNorm2d) for module in ready.network.modules()):
-        return "cannot run: it knows 2-d batch norm only"
-    try:
-        load_peer(folder)
-    except Exception as error:  # a foreign package may fail in any way
-        return f"cannot be imported here: {error}"
-    return ""
-
-
 def load_peer(folder: Path | None) -> Any:
     """Import MCBatchNorm from an installed package, or from the one under `folder`.
 
     Its package imports torchvision, lightning, timm and more, none of which MCBatchNorm uses; so its packages are
     entered by their folders, without running their `__init__`.
     """
-    spec = PathFinder.find_spec(PEER_PACKAGE, [str(folder)] if folder else None)
+    spec = PathFinder.find_spec("torch_uncertainty", [str(folder)] if folder else None)
     if spec is None or not spec.submodule_search_locations:
         where = "torch-uncertainty is not installed" if folder is None else f"--peer-path {folder} does not hold it"
         raise MCBNError(f"{where}; pip install it as benchmarks/README.md says")
-    home, processing = Path(spec.submodule_search_locations[0]), f"{PEER_PACKAGE}.post_processing"
-    if f"{processing}.mc_batch_norm" not in sys.modules:
-        for name in ("", ".layers", ".post_processing"):
-            package = ModuleType(PEER_PACKAGE + name)
-            package.__path__ = [str(home / name.lstrip("."))]
-            sys.modules[package.__name__] = package
-        abstract = importlib.import_module(f"{processing}.abstract")
-        sys.modules[processing].__dict__["PostProcessing"] = abstract.PostProcessing
-    return importlib.import_module(f"{processing}.mc_batch_norm").MCBatchNorm
+    for name in ("", ".layers", ".post_processing"):
+        package = ModuleType(spec.name + name)
+        package.__path__ = [str(Path(spec.submodule_search_locations[0]) / name.lstrip("."))]
+        sys.modules[package.__name__] = package
+    abstract = importlib.import_module(f"{package.__name__}.abstract")
+    package.__dict__["PostProcessing"] = abstract.PostProcessing
+    return importlib.import_module(f"{package.__name__}.mc_batch_norm").MCBatchNorm
 
 
 class Timing(NamedTuple):
@@ -264,15 +245,10 @@ class Timing(NamedTuple):
 
 
 def time_interleaved(
-    methods: Mapping[str, Method],
-    n_samples: int,
-    device: str,
-    *,
-    whole: frozenset[str] = frozenset(),
-    most_repeats: int = MOST_REPEATS,
+    methods: Mapping[str, Method], n_samples: int, device: str, most_repeats: int = MOST_REPEATS
 ) -> dict[str, Timing]:
-    """Time methods in turns (a, b, c, a, b, c), so that noise of the machine meets all alike; `whole` run all T."""
-    draws = {name: _warm_up(run, n_samples, device, name in whole) for name, run in methods.items()}
+    """Time methods in turns (a, b, c, a, b, c), so that noise of the machine meets all alike."""
+    draws = {name: _warm_up(run, n_samples, device, name in WHOLE) for name, run in methods.items()}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     repeats, totals = 0, [0.0]
     while repeats < min(LEAST_REPEATS, most_repeats) or not (
@@ -310,8 +286,14 @@ def peak_bytes(case: Case, ready: Prepared, bayes: MCBN[Any], method: str, devic
     with tempfile.TemporaryDirectory() as folder:
         bayes.save(Path(folder) / "fitted.mcbn")
         torch.save(ready.network.state_dict(), Path(folder) / "network.pt")
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(growth, case, method, Path(folder)).result()
+        return apart(growth, case, method, Path(folder))
+
+
+def apart(function: Callable[..., R], *arguments: Any) -> R:
+    """Call a function in a process of its own, which does nothing before."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=warnings.simplefilter, initargs=("ignore",)) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def growth(case: Case, method: str, folder: Path) -> int:
@@ -321,9 +303,9 @@ def growth(case: Case, method: str, folder: Path) -> int:
     bayes: MCBN[Any] = MCBN.load(folder / "fitted.mcbn", ready.network)
     with suppress(OSError):  # let the peak start at what is resident now, where the system can
         Path("/proc/self/clear_refs").write_text("5")
-    before = _peak_resident()
+    before = peak_resident()
     _first_call(method, case, ready, bayes)
-    return _peak_resident() - before
+    return peak_resident() - before
 
 
 def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> None:
@@ -334,8 +316,8 @@ def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> N
         forwards(ready.network, ready.query, PLAIN_MEMORY_DRAWS)
 
 
-def _peak_resident() -> int:
-    """Peak resident bytes of this process; ru_maxrss counts the parent's too, so /proc comes first."""
+def peak_resident() -> int:
+    """Return the peak resident bytes of this process; ru_maxrss counts the parent's too, so /proc comes first."""
     status = Path("/proc/self/status")
     peak = re.search(r"VmHWM:\s+(\d+)", status.read_text() if status.exists() else "")
     return 1024 * (int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -1,12 +1,12 @@
 """What is measured: speed, agreement, memory, fitting, and the sampling-free method on real data; a record each."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,15 +29,13 @@ PRECISION_REPEATS = 3
 CPU_THREADS = 2
 MEMORY_SAMPLES = (5, 500)
 MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
-OURS = frozenset({"mcbn"})
 LINEAR_DATA, LINEAR_SPLITS = ("boston", "concrete", "yacht", "energy"), 3
 MERGED = (
     "The newest run of every case in the file beside this one, ratios within that run; the heading is the last run's."
 )
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What the command line says about every case."""
 
     device: str = "cpu"
@@ -45,7 +43,7 @@ class Options:
     peer_path: Path | None = None
 
 
-def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
+def run(options: Options, out: Path | None, only: str = "") -> None:
     """Measure, writing each record as it comes; print the table, and write that of the newest run of every case."""
     name = f"{options.device}-quick" if options.quick else options.device
     few = 1 if options.quick else CPU_THREADS  # a second thread waits on a busy machine
@@ -55,28 +53,26 @@ def run(options: Options, out: Path | None, only: str = "") -> list[Record]:
             measured.append(record)
             if out is not None:
                 journal.extend(out / f"{name}.jsonl", [asdict(record) | asdict(where)])
-    print(table(measured, where))
+    print(table(measured, where, quick=options.quick))
     if out is not None and measured:
-        newest = table(latest(out / f"{name}.jsonl", where), where)
+        newest = table(latest(out / f"{name}.jsonl", where), where, quick=options.quick)
         write_text(out / f"{name}.md", f"{MERGED}\n\n{newest}\n")
-    return measured
 
 
 def measure(options: Options, only: str = "") -> Iterator[Record]:
     """Yield the records of every case whose title holds `only`."""
-    networks = [case for case in cases.SIZES if options.device == "cuda" or case is not cases.RESNET50]
-    timed = [replace(case, n=n) for case in networks for n in cases.SIZES[case]]
+    on_gpu = options.device == "cuda"
+    timed = [replace(case, n=n) for case, sizes in cases.SIZES.items() for n in sizes]
     if options.quick:
         timed = [replace(case, n_samples=cases.QUICK_SAMPLES) for case in (cases.MLP, cases.RESNET32)]
-    work: list[tuple[str, Callable[[], Iterator[Record]]]] = [(c.title, partial(speed, c, options)) for c in timed]
+    work = [(case.title, speed(case, options)) for case in timed if on_gpu or case.name != cases.RESNET50.name]
     if not options.quick:
-        work += [(case.title, partial(precision, case, options)) for case in cases.precision_cases(options.device)]
-        work += [(case.title, partial(memory, case, options)) for case in cases.MEMORY]
-        work += [(case.title, partial(fit, case, options)) for case in cases.FIT]
-    if not options.quick and options.device == "cpu":
-        work += [(f"linear {name}", partial(linear, name)) for name in LINEAR_DATA]
-    for records_of_case in tracked([make for title, make in work if only in title], "measuring", "case"):
-        yield from records_of_case()
+        work += [(case.title, precision(case, options)) for case in cases.PRECISION if on_gpu]
+        work += [(case.title, memory(case, options)) for case in cases.MEMORY]
+        work += [(case.title, fit(case, options)) for case in cases.FIT]
+        work += [(f"linear {name}", linear(name)) for name in LINEAR_DATA if not on_gpu]
+    for records in tracked([records for title, records in work if only in title], "measuring", "case"):
+        yield from records
 
 
 def latest(path: Path, where: Environment) -> list[Record]:
@@ -112,11 +108,12 @@ def speed(case: Case, options: Options) -> Iterator[Record]:
         PLAIN: partial(cases.forwards, ready.network, ready.query),
         "mcbn": lambda T: bayes.predict(ready.query, n_samples=T),
     }
-    if reason := cases.reason_against_peer(ready, options.peer_path):
-        yield Record(case.name, case.n, case.n_samples, PEER, note=reason)
-    else:
+    try:
         methods[PEER] = cases.fit_peer(case, ready, options.peer_path)
-    yield from _timed(case, methods, options, OURS, peaks)
+    except Exception as error:  # a foreign package may fail in any way
+        yield Record(case.name, case.n, case.n_samples, PEER, note=f"cannot run: {error}")
+    for record in _timed(case, methods, options):
+        yield replace(record, peak_bytes=peaks.get(record.method))
 
 
 def precision(case: Case, options: Options) -> Iterator[Record]:
@@ -135,7 +132,7 @@ def precision(case: Case, options: Options) -> Iterator[Record]:
     }
     if case.dtype != torch.float32:
         methods[SINGLE] = lambda T: single.predict(ready.query, n_samples=T)
-    yield from _timed(case, methods, options, OURS | {SINGLE}, {}, most_repeats=PRECISION_REPEATS)
+    yield from _timed(case, methods, options, PRECISION_REPEATS)
 
 
 def nearness(case: Case, query: Tensor, single: MCBN[Any], bayes: MCBN[Any]) -> Record:
@@ -152,18 +149,12 @@ def nearness(case: Case, query: Tensor, single: MCBN[Any], bayes: MCBN[Any]) -> 
 
 
 def _timed(
-    case: Case,
-    methods: dict[str, Method],
-    options: Options,
-    whole: frozenset[str],
-    peaks: dict[str, int],
-    most_repeats: int = cases.MOST_REPEATS,
+    case: Case, methods: dict[str, Method], options: Options, most_repeats: int = cases.MOST_REPEATS
 ) -> Iterator[Record]:
-    most_repeats = 1 if options.quick else most_repeats
-    timings = time_interleaved(methods, case.n_samples, options.device, whole=whole, most_repeats=most_repeats)
+    timings = time_interleaved(methods, case.n_samples, options.device, 1 if options.quick else most_repeats)
     for name, (milliseconds, draws_timed, seconds) in timings.items():
-        sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name in OURS else ""
-        yield Record(*sizes, name, milliseconds, draws_timed, peaks.get(name), note=note, seconds=seconds)
+        sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name in cases.WHOLE else ""
+        yield Record(*sizes, name, milliseconds, draws_timed, note=note, seconds=seconds)
 
 
 def _repeated(case: Case) -> str:
@@ -205,26 +196,25 @@ def fit(case: Case, options: Options) -> Iterator[Record]:
         "fit": lambda T: bayes.fit(ready.train, n_samples=T, batch_size=cases.BATCH_SIZE),
         FORWARDS: partial(cases.forwards, deepcopy(ready.network).train(), ready.train[: cases.BATCH_SIZE]),
     }
-    yield from _timed(replace(case, n=cases.BATCH_SIZE), methods, options, frozenset(methods), {})
+    yield from _timed(replace(case, n=cases.BATCH_SIZE), methods, options)
 
 
-def linear(name: str, *, splits: int = LINEAR_SPLITS, epochs: int | None = None) -> Iterator[Record]:
+def linear(name: str) -> Iterator[Record]:
     """Compare the sampling-free method with sampling on test parts of a data set; time it against the loop."""
     try:
         x, y = (values.float() for values in data.load(name))
     except MCBNError as error:
         yield Record(f"linear {name}", 0, 0, "linear", note=f"skipped: {error}")
         return
-    for number in range(1, splits + 1):
-        yield from _linear_split(name, x, y, number, epochs)
+    for number in range(1, LINEAR_SPLITS + 1):
+        yield from _linear_split(name, x, y, number)
 
 
-def _linear_split(name: str, x: Tensor, y: Tensor, number: int, epochs: int | None) -> Iterator[Record]:
+def _linear_split(name: str, x: Tensor, y: Tensor, number: int) -> Iterator[Record]:
     from mcbn import demo  # here: it needs matplotlib, which a GPU machine may lack
 
     started = time.perf_counter()
     setting = demo.SETTINGS.get(name, demo.Setting(32, 1e-5, 400))
-    setting = replace(setting, epochs=epochs or setting.epochs)
     split = data.split(len(x), number)
     fold = data.folds(split.train)[0]
     bayes = demo.train_and_fit(x[fold.train], y[fold.train], setting, number, lambda count: None)
@@ -234,7 +224,7 @@ def _linear_split(name: str, x: Tensor, y: Tensor, number: int, epochs: int | No
         "linear": lambda T: bayes.predict(x[split.test], method="linear", n_samples=T),
         ALGORITHM_1: cases.Algorithm1(bayes.model, x[fold.train], x[split.test], setting.batch_size),
     }
-    timings = time_interleaved(methods, demo.T, "cpu", whole=frozenset(methods))
+    timings = time_interleaved(methods, demo.T, "cpu")
     record = partial(Record, f"linear {name}", len(split.test), demo.T, note=f"split {number}")
     seconds = time.perf_counter() - started
     yield from (record(method, value=value, seconds=seconds) for method, value in scores.items())

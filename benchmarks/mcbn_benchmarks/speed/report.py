@@ -39,17 +39,14 @@ class Target(NamedTuple):
     against: str
     bound: str  # at least, or at most
     value: float
-    n_samples: int | None = None  # T it is for; None: any
 
     @property
     def text(self) -> str:
         """The target in words, such as "at least 300x"."""
         return f"{self.bound} {show_ratio(self.against, self.value)}"
 
-    def verdict(self, ratio: float, n_samples: int | None) -> str:
-        """Say whether a ratio of T draws reaches the target, or how far it is from it."""
-        if self.n_samples not in (None, n_samples):
-            return f"the target is for T={self.n_samples}"
+    def verdict(self, ratio: float) -> str:
+        """Say whether a ratio reaches the target, or how far it is from it."""
         if ratio >= self.value if self.bound == "at least" else ratio <= self.value:
             return "reached"
         word, missing = "short" if self.bound == "at least" else "over", abs(ratio / self.value - 1)
@@ -72,22 +69,25 @@ class Comparison(NamedTuple):
 def targets(device: str) -> list[Target]:
     """Read every target for this kind of device."""
     with TARGETS.open(newline="") as file:
-        rows = [row[1:] for row in csv.reader(file) if row[0] == device]
-    return [
-        Target(case, int(n) if n else None, against, bound, float(value), int(T) if T else None)
-        for case, n, against, bound, value, T in rows
-    ]
+        return [
+            Target(case, int(n) if n else None, against, bound, float(value))
+            for kind, case, n, against, bound, value in csv.reader(file)
+            if kind == device
+        ]
 
 
-def table(records: Sequence[Record], where: Environment) -> str:
-    """Lay out every comparison and every target of the device as a Markdown table, then the single values."""
-    goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device)}
+def table(records: Sequence[Record], where: Environment, *, quick: bool = False) -> str:
+    """Lay out every comparison and target of the device as a Markdown table, then the single values.
+
+    A quick run has too few draws to be held against a target.
+    """
+    goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device) if not quick}
     compared = {(row.case, row.n, row.against): row for row in compare(records)}
     for place, goal in goals.items():
         compared.setdefault(place, Comparison(goal.case, goal.n, None, "", goal.against, note="not measured"))
     rows = [(row, goals.get(place)) for place, row in compared.items()]
     judged = [(row, goal, row.ratio) for row, goal in rows if goal and row.ratio is not None]
-    missed = [(row, goal) for row, goal, ratio in judged if goal.verdict(ratio, row.n_samples) != "reached"]
+    missed = [(row, goal) for row, goal, ratio in judged if goal.verdict(ratio) != "reached"]
     counts = {"reached": len(judged) - len(missed), "unmeasured": len(goals) - len(judged), "missed": missed}
     shown = {"where": where, "rows": rows, "records": records, "show_ratio": show_ratio, "size": _size}
     return render(__package__, **counts, **shown).rstrip()
@@ -100,43 +100,38 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
         groups.setdefault((record.case, record.n), []).append(record)
     rows: list[Comparison] = []
     for (case, n), group in groups.items():
-        if case.startswith("memory"):
-            rows += _compare_memory(case, n, group)
-        else:
-            rows += _compare_times(case, n, group)
-            splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
-            if splits:
-                each, T = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}", group[0].n_samples
-                rows.append(Comparison(case, None, T, "", CRPS_DIFFERENCE, "", mean(splits), each))
+        rows += (_compare_memory if case.startswith("memory") else _compare_times)(case, n, group)
     return rows
 
 
 def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
-    ours = [record for record in group if record.method in OURS]
-    others = [record for record in group if record.method not in OURS and record.value is None]
-    for method in dict.fromkeys(record.method for record in ours):
-        for other in dict.fromkeys(record.method for record in others):
-            theirs = next(record for record in others if record.method == other)
-            mine, their_time = _mean_time(group, method), _mean_time(group, other)
-            ratio = their_time / mine if mine and their_time else None
-            size, few = None if method == "linear" else n, theirs.draws_timed or theirs.n_samples
-            note = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
-            shown = _time(mine), other, _time(their_time), ratio, theirs.note if theirs.milliseconds is None else note
-            yield Comparison(case, size, ours[0].n_samples, *shown)
+    methods: dict[str, list[Record]] = {}
+    for record in (record for record in group if record.value is None):
+        methods.setdefault(record.method, []).append(record)
+    for mine in (name for name in methods if name in OURS):
+        for other in (name for name in methods if name not in OURS):
+            times, theirs = [_mean_time(methods[name]) for name in (mine, other)], methods[other][0]
+            ratio = times[1] / times[0] if times[0] and times[1] else None
+            few = theirs.draws_timed or theirs.n_samples
+            scaled = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
+            shown = _time(times[0]), other, _time(times[1]), ratio, scaled if theirs.milliseconds else theirs.note
+            yield Comparison(case, None if mine == "linear" else n, methods[mine][0].n_samples, *shown)
+    splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
+    if splits:
+        each = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}"
+        yield Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), each)
 
 
-def _mean_time(group: Sequence[Record], method: str) -> float | None:
-    times = [r.milliseconds for r in group if r.method == method and r.milliseconds is not None]
+def _mean_time(records: Sequence[Record]) -> float | None:
+    times = [record.milliseconds for record in records if record.milliseconds is not None]
     return mean(times) if times else None
 
 
-def _compare_memory(case: str, n: int, group: Sequence[Record]) -> list[Comparison]:
+def _compare_memory(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
     peaks = {record.n_samples: record.peak_bytes for record in group if record.peak_bytes is not None}
-    if len(peaks) < 2:
-        return []
-    few, many = min(peaks), max(peaks)
-    ratio = peaks[many] / max(peaks[few], 1)
-    return [Comparison(case, n, many, _size(peaks[many]), LESS_DRAWS, _size(peaks[few]), ratio)]
+    if len(peaks) > 1:
+        few, many = peaks[min(peaks)], peaks[max(peaks)]
+        yield Comparison(case, n, max(peaks), _size(many), LESS_DRAWS, _size(few), many / max(few, 1))
 
 
 def show_ratio(against: str, ratio: float) -> str:

@@ -11,7 +11,7 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from mcbn.model import MCBN
 from mcbn.private_torch import AnyBatchNorm
 from mcbn_benchmarks.zoo.entries import Entry, Specimen, all_entries
 from mcbn_benchmarks.zoo.standin import standing_in
-from mcbn_study.journal import Journal
+from mcbn_study.journal import Journal, Record
 from mcbn_study.machine import environment, one_thread
 
 SETTLING = 2  # training passes before the check, so that running statistics are not those of no data
@@ -36,24 +36,18 @@ QUERIES = 2  # inputs the fast path is compared on
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest value; single is tried first
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was found of one network; errors relative to the largest value."""
-
-    package: str
-    version: str
-    domain: str
-    name: str
-    outcome: str  # "exact", "inexact", "refused" (an MCBNError), "no batch norm", "skipped"
-    reason: str = ""
-    dtype: str = ""
-    layers: int = 0  # batch norm calls of one pass
-    statistics_error: float | None = None  # recorded against Algorithm 1
-    output_error: float | None = None  # against a training pass
-    fast_error: float | None = None  # as `sample` runs it against Algorithm 1
-    way: str = ""  # how `sample` runs it
-    untouched: bool = True
-    seconds: float = 0.0
+UNSEEN: Record = {  # what a record says of a network until it was examined; errors are relative to the largest value
+    "outcome": "skipped",  # then "exact", "inexact", "refused" (an MCBNError) or "no batch norm"
+    "reason": "",
+    "dtype": "",
+    "layers": 0,  # batch norm calls of one pass
+    "statistics_error": None,  # recorded against Algorithm 1
+    "output_error": None,  # against a training pass
+    "fast_error": None,  # as `sample` runs it against Algorithm 1
+    "way": "",  # how `sample` runs it
+    "untouched": True,
+    "seconds": 0.0,
+}
 
 
 def run(out: Path, *, only: str = "", again: bool = False) -> None:
@@ -64,16 +58,17 @@ def run(out: Path, *, only: str = "", again: bool = False) -> None:
         where = asdict(environment("cpu"))
         for entry in all_entries():
             if only in entry.title and (again or (entry.package, version(entry.package), entry.name) not in known):
-                finding = examine(entry, absent=stood_in)
-                journal.append([asdict(finding) | {"stand_ins": stood_in} | where])
-                print(f"{entry.title}: {finding.outcome} {finding.reason} {finding.seconds} s", flush=True)
+                found = examine(entry, absent=stood_in)
+                journal.append([found | {"stand_ins": stood_in} | where])
+                print(f"{entry.title}: {found['outcome']} {found['reason']} {found['seconds']} s", flush=True)
 
 
-def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
-    """Build a network and check it; whatever goes wrong is part of the finding. `absent`: packages stood in for."""
-    finding = Finding(entry.package, version(entry.package), entry.domain, entry.name, "skipped")
+def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Record:
+    """Build a network and check it; whatever goes wrong is part of the record. `absent`: packages stood in for."""
+    about = {"package": entry.package, "version": version(entry.package), "domain": entry.domain, "name": entry.name}
+    found = about | UNSEEN
     if entry.package in absent or importlib.util.find_spec(entry.package) is None:
-        return replace(finding, reason=f"{entry.package} is not installed")
+        return found | {"reason": f"{entry.package} is not installed"}
     start = time.perf_counter()
     with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -81,11 +76,11 @@ def examine(entry: Entry, *, absent: Sequence[str] = ()) -> Finding:
             specimen = entry.build()
             settle(specimen)
         except Exception as error:  # the package's own trouble, before mcbn has a part in it
-            return replace(finding, reason=f"cannot be built or run: {one_line(error)[:240]}")
+            return found | {"reason": f"cannot be built or run: {one_line(error)[:240]}"}
         result = _examine(specimen)
         if result["outcome"] == "inexact" and "reason" not in result:
             result = _examine_double(specimen, result)
-    return replace(finding, **result, seconds=round(time.perf_counter() - start, 2))
+    return found | result | {"seconds": round(time.perf_counter() - start, 2)}
 
 
 def settle(specimen: Specimen) -> None:
@@ -115,15 +110,19 @@ def batch(specimen: Specimen, rows: Any) -> Any:
 def call(model: nn.Module, inputs: Any) -> Tensor:
     """Run a network as its author does, on a copy of the inputs; its first tensor is its output."""
     inputs = batches.map_tensors(torch.clone, inputs)
-    return batches.tensors_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))[0]
+    return _first(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
 
 
-def _examine_double(specimen: Specimen, single: dict[str, Any]) -> dict[str, Any]:
+def _first(outputs: Any) -> Tensor:
+    return batches.tensors_of(outputs)[0]
+
+
+def _examine_double(specimen: Specimen, single: Record) -> Record:
     """Examine again in double precision: is it rounding, which untrained networks amplify, or a mistake?"""
     x, widened = specimen.x, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
     try:
         x = x.double() if isinstance(x, Tensor) else [example.clone().apply(widened) for example in x]
-        double = replace(specimen, model=copy.deepcopy(specimen.model).double(), x=x)
+        double = specimen._replace(model=copy.deepcopy(specimen.model).double(), x=x)
         call(double.model, batch(double, range(QUERIES)))
     except Exception as error:
         return single | {"reason": f"cannot run in double precision: {one_line(error)[:240]}"}
@@ -137,7 +136,7 @@ def version(package: str) -> str:
     return importlib.metadata.version(names[0]) if names else ""
 
 
-def _examine(specimen: Specimen) -> dict[str, Any]:
+def _examine(specimen: Specimen) -> Record:
     before = state(specimen.model)
     try:
         result = compare(specimen)
@@ -149,15 +148,10 @@ def _examine(specimen: Specimen) -> dict[str, Any]:
     return result | {"untouched": state(specimen.model) == before}
 
 
-def compare(specimen: Specimen) -> dict[str, Any]:
+def compare(specimen: Specimen) -> Record:
     """Compare draws with Algorithm 1 and with training passes, and the way `sample` takes with Algorithm 1."""
     x, M, collate = specimen.x, specimen.batch_size, specimen.collate
-    bayes: MCBN[Any] = MCBN(
-        specimen.model,
-        "classification",
-        output=lambda result: batches.tensors_of(result)[0],
-        inputs=collate and (lambda batch: batch),
-    )
+    bayes: MCBN[Any] = MCBN(specimen.model, "classification", output=_first, inputs=collate and (lambda batch: batch))
     bayes.fit(DataLoader(x, batch_size=M, collate_fn=collate) if collate else x, n_samples=DRAWS, batch_size=M)
     query = batch(specimen, range(QUERIES))
     with torch.no_grad():
@@ -167,9 +161,8 @@ def compare(specimen: Specimen) -> dict[str, Any]:
     way = f"loop: {why.rstrip('.')}" if why else how.split(": ", 1)[1].split(";")[0]
     dtype = str(loop[0].dtype).removeprefix("torch.")
     errors = {"statistics_error": max(statistics), "output_error": max(outputs), "fast_error": fast}
-    exact = max(errors.values()) <= TOLERANCE[dtype]
-    found = {"dtype": dtype, "layers": len(bayes.posterior.layers), **errors, "way": way}
-    return {"outcome": "exact" if exact else "inexact", **found}
+    outcome = "exact" if max(errors.values()) <= TOLERANCE[dtype] else "inexact"
+    return {"outcome": outcome, "dtype": dtype, "layers": len(bayes.posterior.layers), **errors, "way": way}
 
 
 def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:

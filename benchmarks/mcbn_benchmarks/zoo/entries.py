@@ -2,11 +2,10 @@
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,7 @@ ROWS = 12  # examples to draw batches from
 NETWORKS = Path(__file__).parent / "networks.toml"
 
 
-@dataclass(frozen=True)
-class Specimen:
+class Specimen(NamedTuple):
     """A network and examples of what it takes: a tensor (N, ...), or a list of single examples with their collate."""
 
     model: nn.Module
@@ -25,8 +23,7 @@ class Specimen:
     collate: Callable[[list[Any]], Any] | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One network of the zoo: who wrote it, what it is for, and how to build it."""
 
     package: str  # to be imported
@@ -40,41 +37,6 @@ class Entry:
         return f"{self.package}/{self.name}"
 
 
-class GraphNet(nn.Module):
-    """A network on nodes, pooled to one output a graph."""
-
-    def __init__(self, nodes: nn.Module, pool: Any) -> None:
-        super().__init__()
-        self.nodes, self.pool = nodes, pool
-
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-        """Return (graphs, outputs) of nodes x (n, F)."""
-        result: Tensor = self.pool(self.nodes(x, edge_index), batch, int(batch[-1]) + 1)
-        return result
-
-
-class DeepGraphNet(nn.Module):
-    """Residual graph convolutions with PyG's own batch norm module, res+ order."""
-
-    def __init__(self, package: Any) -> None:
-        super().__init__()
-        layer, norm = package.GENConv, package.BatchNorm
-        self.first = nn.Linear(5, 8)
-        self.layers = nn.ModuleList(
-            package.DeepGCNLayer(layer(8, 8, norm="batch"), norm(8), nn.ReLU(), block="res+", dropout=0.1)
-            for _ in range(3)
-        )
-        self.last = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return (n, 2) of nodes x (n, 5)."""
-        h = self.first(x)
-        for layer in self.layers:
-            h = layer(h, edge_index)
-        result: Tensor = self.last(h)
-        return result
-
-
 def all_entries() -> list[Entry]:
     """List every network."""
     entries = []
@@ -84,44 +46,47 @@ def all_entries() -> list[Entry]:
     return entries
 
 
-def rows(*shape: int, n: int = ROWS) -> Tensor:
-    """Draw n random examples of a shape, (n, ...)."""
-    return torch.randn(n, *shape)
-
-
 def _called(name: str, source: dict[str, Any]) -> Specimen:
     """Build a network by the call that its source names, with what it says for this network alone."""
     special = source.get("of", {}).get(name, {})
-    call, usual = source | special, _values(source.get("options", {}))
-    options = usual | _values(special.get("options", {}))
+    call, options = source | special, source.get("options", {}) | special.get("options", {})
     build = getattr(import_module(call["module"].replace("NAME", name)), call.get("call", name))
     positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in call.get("arguments", [])]
-    try:
-        model = build(*positional, **options)
-    except TypeError:
-        if "img_size" not in options:
-            raise
-        model = build(*positional, **usual)  # another version of timm has no such option
+    model = build(*positional, **{name: _value(option) for name, option in options.items()})
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
-    return Specimen(model, rows(*call["shape"], n=call.get("rows", ROWS)), call.get("batch_size", 4))
+    return Specimen(model, torch.randn(call.get("rows", ROWS), *call["shape"]), call.get("batch_size", 4))
 
 
-def _values(options: dict[str, Any]) -> dict[str, Any]:
-    """Read options as Python has them: lists are tuples, "None" is None."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    return {name: None if value == "None" else value for name, value in values.items()}
+def _value(option: Any) -> Any:
+    """Read an option as Python has it: a list is a tuple, "None" is None."""
+    return None if option == "None" else tuple(option) if isinstance(option, list) else option
 
 
 def _graphs(name: str, _source: dict[str, Any]) -> Specimen:
-    """Build a network of torch_geometric on batches of random graphs, each of 6 nodes."""
+    """Build a network of torch_geometric, pooled to one output a graph, on batches of random graphs of 6 nodes."""
     package, data = import_module("torch_geometric.nn"), import_module("torch_geometric.data")
     options: dict[str, Any] = {"norm": "batch", "dropout": 0.2}
     if name == "PNA":
         options |= {"aggregators": ["mean", "max"], "scalers": ["identity"], "deg": torch.ones(8)}
-    nodes = DeepGraphNet(package) if name == "DeepGCN" else getattr(package, name)(5, 8, 3, 2, **options)
+    nodes = _deep(package) if name == "DeepGCN" else getattr(package, name)(5, 8, 3, 2, **options)
+    pooled = [(nodes, "x, edge_index -> x"), (package.global_mean_pool, "x, batch -> x")]
     graphs = [data.Data(x=torch.randn(6, 5), edge_index=torch.randint(0, 6, (2, 14))) for _ in range(16)]
-    return Specimen(GraphNet(nodes, package.global_mean_pool), graphs, collate=_together)
+    return Specimen(package.Sequential("x, edge_index, batch", pooled), graphs, collate=_together)
+
+
+def _deep(package: Any) -> nn.Module:
+    """Stack residual graph convolutions with PyG's own batch norm module, res+ order."""
+    first = nn.Linear(5, 8)
+    layers = [
+        package.DeepGCNLayer(
+            package.GENConv(8, 8, norm="batch"), package.BatchNorm(8), nn.ReLU(), block="res+", dropout=0.1
+        )
+        for _ in range(3)
+    ]
+    steps = [(first, "x -> x"), *((layer, "x, edge_index -> x") for layer in layers), (nn.Linear(8, 2), "x -> x")]
+    network: nn.Module = package.Sequential("x, edge_index", steps)
+    return network
 
 
 def _together(graphs: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,10 +99,7 @@ def _tabular(name: str, _source: dict[str, Any]) -> Specimen:
     """Build TabNet: batches of its virtual batch size, which is what one draw of its ghost batch norm sees."""
     kind = getattr(import_module("pytorch_tabnet.tab_network"), name)
     model = kind(10, 3, virtual_batch_size=8, group_attention_matrix=torch.eye(10))
-    return Specimen(model, rows(10, n=24), batch_size=8)
+    return Specimen(model, torch.randn(24, 10), batch_size=8)
 
 
-BUILDERS: dict[str, Callable[[str, dict[str, Any]], Specimen]] = {
-    "torch_geometric": _graphs,
-    "pytorch_tabnet": _tabular,
-}
+BUILDERS: dict[str, Callable[..., Specimen]] = {"torch_geometric": _graphs, "pytorch_tabnet": _tabular}

@@ -8,8 +8,6 @@ from mcbn_study import journal
 from mcbn_study.journal import Journal, Record
 from mcbn_study.tables import markdown, render
 
-MATRIX = ("package", "networks", "batch norm calls", "exact", "several draws or folded in one pass")
-
 
 def write(folder: Path) -> list[str]:
     """Write and print the table of the folder's records; return the networks that are not exact, or were touched."""
@@ -52,7 +50,8 @@ def matrix(records: Sequence[Record]) -> str:
         calls = sum(r["layers"] for r in group)
         title = f"{package} {group[-1]['version']}" if package != "mcbn" else "mcbn"
         rows.append([f"{title}: {domain}", str(len(group)), f"{calls:,}", str(len(exact)), str(fast)])
-    return markdown(MATRIX, rows, "l", padded=False)
+    head = ("package", "networks", "batch norm calls", "exact", "several draws or folded in one pass")
+    return markdown(head, rows, "l", padded=False)
 
 
 def table(records: Sequence[Record]) -> str:
