@@ -2,18 +2,18 @@
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from mcbn import batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
-from mcbn.batch_norm import BatchNormMode, layer_of
+from mcbn.batch_norm import BatchNormMode
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
@@ -35,19 +35,9 @@ if TYPE_CHECKING:
 
 METHODS = ("sample", "linear")
 CENTRES = ("drawn", "running")
-READINGS = ("outputs", "noise")  # settings that are kept
 NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
-
-
-class Options(TypedDict, total=False):
-    """What the constructor takes by keyword, as its overloads by task repeat it."""
-
-    layers: Layers
-    inputs: batches.Picker
-    output: Output
-    outputs: str
-    noise: str
+Classes = Literal["classification", "multilabel"]
 
 
 class MCBN(Generic[P]):
@@ -92,19 +82,14 @@ class MCBN(Generic[P]):
 
     @overload
     def __init__(
-        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Unpack[Options]
+        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Any
     ) -> None: ...
 
     @overload
-    def __init__(
-        self: "MCBN[ClassificationPrediction]",
-        model: nn.Module,
-        task: Literal["classification", "multilabel"],
-        **options: Unpack[Options],
-    ) -> None: ...
+    def __init__(self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Classes, **options: Any) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
+    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Any) -> None: ...
 
     def __init__(
         self,
@@ -156,11 +141,9 @@ class MCBN(Generic[P]):
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
             posterior: the family of q(omega). "sample": the drawn statistics themselves. "gaussian": a Gaussian with
-                their full covariance, across units and layers; "layerwise": across the units of each layer only. Both
-                are kept as moments (`mcbn.gaussian`), whatever the size of the data, and give any number of draws.
-                "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from the moments of one pass
-                over the data (`mcbn.diagonal`; of a stream, its first T full batches). It ignores that statistics move
-                together, which is not safe: prefer "gaussian".
+                their full covariance (`mcbn.gaussian`), which gives any number of draws; "layerwise": the same without
+                covariance between layers. "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from
+                one pass over the data (`mcbn.diagonal`). Statistics do move together, so prefer "gaussian".
             inputs: overrides the constructor's.
             draws: compute only these t of the T draws, a share for `Posterior.merge`; `mcbn.distributed.fit` and
                 `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
@@ -178,18 +161,14 @@ class MCBN(Generic[P]):
             warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
         data, batch_size = self._read_list(data, batch_size, inputs)
+        once, wanted = posterior == "diagonal", None if numbers is None else with_deciding(numbers, n_samples)
         with torch.inference_mode(False):
-            if posterior == "diagonal":
-                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, once=True)
-                network = self.copy_network()
+            drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted, once=once)
+            network = self.copy_network()
+            if once:
                 model, recorded = diagonal.observe(network, drawn, self.layers, inputs)
                 fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
             else:
-                if posterior != "sample":
-                    batches.require_int(f"n_samples for the covariance of posterior={posterior!r}", n_samples, 2)
-                wanted = None if numbers is None else with_deciding(numbers, n_samples)
-                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted)
-                network = self.copy_network()
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
@@ -338,18 +317,16 @@ class MCBN(Generic[P]):
         >>> bayes.tune((x, y)).tau < torch.inf
         True
         """
-        options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
-        options |= {"score": levels.require_score(self.task, score, self.noise)}
-        options |= {"n_samples": self.engine_for(n_samples)[1]}
+        score, T = levels.require_score(self.task, score, self.noise), self.engine_for(n_samples)[1]
+        options: dict[str, Any] = {"score": score, "n_samples": T, "targets": targets, "ignore_index": ignore_index}
         levels.drop_calibration(self)
-        drawn = self.posterior
-        M = drawn.batch_size
+        drawn, M = self.posterior, self.posterior.batch_size
         if batch_sizes is None:
             tuned = {M: levels.tune(self, data, **options)}
         else:
             sizes = levels.candidates(batch_sizes, drawn.fitted_batch_size or M)
             tuned = {M: levels.tune(self.with_posterior(drawn.at_batch_size(M)), data, **options) for M in sizes}
-            M = levels.best(tuned, options["score"])
+            M = levels.best(tuned, score)
             self.posterior = drawn.at_batch_size(M)
         self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
         levels.warn_if_bound(tuned[M], M)
@@ -387,13 +364,7 @@ class MCBN(Generic[P]):
         return self
 
     def watch(
-        self,
-        reference: Any,
-        *,
-        batch_size: int | None = None,
-        false_alarms: float = 0.01,
-        seed: int = 0,
-        run: int = 1,
+        self, reference: Any, *, batch_size: int | None = None, false_alarms: float = 0.01, seed: int = 0, run: int = 1
     ) -> "Watch":
         """Watch for inputs that are not like the reference: batches, streams, single inputs (`mcbn.field`).
 
@@ -492,8 +463,7 @@ class MCBN(Generic[P]):
         """
         from mcbn import export
 
-        how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size, "level": level}
-        export.to_onnx(self, path, example_x, **how)
+        export.to_onnx(self, path, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size, level=level)
 
     @property
     def posterior(self) -> Posterior:
@@ -533,8 +503,8 @@ class MCBN(Generic[P]):
 
         >>> bayes.save(folder / "net.mcbn")
         """
-        tensors, metadata = self._packed()
-        saving.save(path, tensors, metadata | notes)
+        tensors, text = saving.pack(self)
+        saving.save(path, tensors, text | notes)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
@@ -548,15 +518,14 @@ class MCBN(Generic[P]):
             from mcbn.members import Members
 
             return Members.load(path, model, inputs=inputs, output=output)  # type: ignore[return-value]
-        tensors, settings = saving.read_tensors(path)
-        given = {name: value for name, value in (("inputs", inputs), ("output", output)) if value is not None}
+        tensors, text = saving.read_tensors(path)
         with saving.damage_told(path):
-            drawn = saving.unpack(str(path), tensors, settings, model)
-            chosen: Any = {name: json.loads(settings.get(name, "null")) for name in ("inputs", "output")} | given
-            chosen |= {name: settings[name] for name in READINGS if name in settings}
-            tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
-            bayes: Any = cls(model, settings["task"], **chosen)
-            return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
+            drawn = saving.unpack(str(path), tensors, text, model)
+            options = saving.settings(text) | {
+                n: v for n, v in (("inputs", inputs), ("output", output)) if v is not None
+            }
+            bayes: Any = cls(model, text["task"], **options)
+            return saving.restore(bayes, drawn, json.loads(text["tau"]), tensors, text)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.
@@ -566,7 +535,7 @@ class MCBN(Generic[P]):
         >>> sorted(bayes.state_dict())
         ['mean.1', 'metadata', 'tau', 'var.1']
         """
-        return saving.to_state(*self._packed(), self.noise_precision)
+        return saving.to_state(*saving.pack(self), self.noise_precision)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         """Take over posterior and tau of a `state_dict` made with this network; no fit is needed before.
@@ -576,14 +545,13 @@ class MCBN(Generic[P]):
         >>> mcbn.MCBN(bayes.model, "regression").load_state_dict(bayes.state_dict()).posterior.n_samples
         20
         """
-        tensors, metadata, tau = saving.from_state(state)
-        if metadata["task"] != self.task:
-            raise MCBNError(f"the state_dict is of task {metadata['task']!r}, this MCBN of {self.task!r}")
-        if metadata.get("noise", "constant") != self.noise:
-            raise MCBNError(f"the state_dict is of noise={metadata['noise']!r}, this MCBN of {self.noise!r}")
-        drawn = saving.unpack("the state_dict", tensors, metadata, self.model)
-        self.outputs = metadata.get("outputs", self.outputs)
-        return self._restore(drawn, tau, tensors, metadata)
+        tensors, text, tau = saving.from_state(state)
+        for name, kept in (("task", text["task"]), ("noise", text.get("noise", "constant"))):
+            if kept != getattr(self, name):
+                raise MCBNError(f"the state_dict is of {name}={kept!r}, this MCBN of {getattr(self, name)!r}")
+        drawn = saving.unpack("the state_dict", tensors, text, self.model)
+        self.outputs = text.get("outputs", self.outputs)
+        return saving.restore(self, drawn, tau, tensors, text)
 
     def to(
         self, device: torch.device | torch.dtype | Tensor | str | int | None = None, dtype: torch.dtype | None = None
@@ -601,29 +569,6 @@ class MCBN(Generic[P]):
         if self._engine is not None:
             network = self._engine.network.to(device, dtype)
             self.adopt(network, self.posterior.to(network.device, network.dtype))
-        return self
-
-    def _packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return what is kept: tensors on the CPU, and text."""
-        text = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist()), "noise": self.noise}
-        text |= {"outputs": self.reads, "tau_at_bound": json.dumps(self.tau_at_bound)}
-        pickers = {"inputs": self.inputs, "output": self.output}.items()
-        text |= {name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)}
-        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, text)
-        more, promise = self.calibration.pack() if self.calibration is not None else ({}, {})
-        return tensors | more, metadata | promise
-
-    def _restore(self, drawn: Posterior, tau: Tensor, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> Self:
-        precision = levels.require_tau(tau)
-        with torch.inference_mode(False):
-            network = self.copy_network()
-            self.adopt(network, drawn.to(network.device))
-        self.layers, self.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
-        self.calibration, self.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
-        if "calibration" in text:
-            from mcbn.conformal import Calibration
-
-            self.calibration = Calibration.unpack(tensors, text)
         return self
 
     # The seam: what export, distributed fits and other code around MCBN build on.

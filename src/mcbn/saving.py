@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mcbn.batch_norm import layer_of
 from mcbn.batches import tensors_of
 from mcbn.errors import MCBNError, require_choice
 from mcbn.files import replacing, require_folder
 from mcbn.gaussian import Gaussian, block_sizes
 from mcbn.network import bare_name, structure, unwrap
+from mcbn.noise import require_tau
 from mcbn.posterior import FAMILIES, Posterior
 
 FORMAT = "mcbn posterior"
@@ -25,6 +28,7 @@ CHECKSUMS = "checksums"  # in the text of a file: one of every tensor, and under
 MOST_DRAWN = 2**30  # statistics that the Gaussian of a file may ask for: 8 GB
 KINDS = ("mean", "var")  # of statistics
 METADATA, TAU = "metadata", "tau"  # keys of a state dict
+B = TypeVar("B", bound=Any)  # an MCBN
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -109,12 +113,17 @@ def bytes_of(tensor: Tensor) -> bytes:
     return plain.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def pack(
-    posterior: Posterior, model: nn.Module, settings: Mapping[str, str]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Describe a posterior, the network it belongs to and its settings by tensors on the CPU and text."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in _tensors(posterior).items()}
-    metadata = {
+def pack(bayes: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Describe an MCBN by tensors and text: its draws, or the moments these come from, the network and all settings."""
+    posterior, moments = bayes.posterior, bayes.posterior.gaussian
+    if moments is None:
+        tensors = {f"{kind}.{name}": value for kind in KINDS for name, value in getattr(posterior, kind).items()}
+    else:
+        tensors = {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal}
+        tensors |= {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
+    pickers = {"inputs": bayes.inputs, "output": bayes.output}.items()
+    more, promise = bayes.calibration.pack() if bayes.calibration is not None else ({}, {})
+    text = {
         "format": FORMAT,
         "format_version": str(FORMAT_VERSION),
         "family": posterior.family,
@@ -123,19 +132,37 @@ def pack(
         "fitted_batch_size": str(posterior.fitted_batch_size or posterior.batch_size),
         "layers": json.dumps([[name, list(value.shape)] for name, value in posterior.mean.items()]),
         "numbers": json.dumps(posterior.numbers),
-        **fingerprint(model),
-        **settings,
+        **fingerprint(bayes.engine.network.module),
+        "task": bayes.task,
+        "tau": json.dumps(bayes.noise_precision.tolist()),
+        "noise": bayes.noise,
+        "outputs": bayes.reads,
+        "tau_at_bound": json.dumps(bayes.tau_at_bound),
+        **{name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)},
+        **promise,
     }
-    return tensors, metadata
+    return {name: value.detach().cpu().contiguous() for name, value in (tensors | more).items()}, text
 
 
-def _tensors(posterior: Posterior) -> dict[str, Tensor]:
-    """Name what is stored: the draws of training batches, or the moments that a Gaussian's draws come from."""
-    if posterior.gaussian is None:
-        return {f"{kind}.{name}": value for kind in KINDS for name, value in getattr(posterior, kind).items()}
-    moments = posterior.gaussian
-    factors = {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
-    return {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal, **factors}
+def settings(text: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of the constructor that were kept."""
+    pickers = {name: json.loads(text[name]) for name in ("inputs", "output") if name in text}
+    return pickers | {name: text[name] for name in ("outputs", "noise") if name in text}
+
+
+def restore(bayes: B, drawn: Posterior, tau: Any, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> B:
+    """Give an MCBN the posterior and tau that were kept, and its calibration."""
+    precision = require_tau(tau)
+    with torch.inference_mode(False):
+        network = bayes.copy_network()
+        bayes.adopt(network, drawn.to(network.device))
+    bayes.layers, bayes.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
+    bayes.calibration, bayes.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
+    if "calibration" in text:
+        from mcbn.conformal import Calibration
+
+        bayes.calibration = Calibration.unpack(tensors, text)
+    return bayes
 
 
 def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], model: nn.Module) -> Posterior:
