@@ -54,11 +54,9 @@ class MCBN(Generic[P]):
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
         inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
         output: which tensor of the network's result counts: key, index or function.
-        outputs: what a classifier gives: "logits", "probs" or "log_probs"; "auto": found out from the values and from
-            the last function to run, a softmax or sigmoid.
+        outputs: what a classifier gives: "logits", "probs" or "log_probs"; "auto" finds out from an output.
         noise: of a regression: "constant", one tau an output; "head", the network gives D means and D log variances
-            on axis 1, or a pair of them, and tau scales its variance; "full", correlated between outputs (N, D), tau is
-            their precision matrix.
+            on axis 1, or a pair of them, and tau scales its variance; "full", a precision matrix of outputs (N, D).
 
     Example (those of the methods go on with `bayes`, a `classifier`, x (64, 3), targets y (64, 1) and labels (64,)):
         >>> import mcbn, torch
@@ -134,9 +132,8 @@ class MCBN(Generic[P]):
         """Draw T joint sets of batch-norm statistics from random training batches of M examples.
 
         Args:
-            data: the training DataLoader (its dataset, transforms, collate_fn, workers and batch size are respected,
-                its order is not), a Dataset, tensors, arrays, a table (pandas), a list of examples or of batches, or
-                another iterable of batches, taken as they come.
+            data: the training DataLoader (all but its order is respected), a Dataset, tensors, arrays, a table
+                (pandas), a list of examples or of batches, or another iterable of batches, taken as they come.
             n_samples: T. T * M may exceed N.
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
@@ -145,8 +142,7 @@ class MCBN(Generic[P]):
                 covariance between layers. "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from
                 one pass over the data (`mcbn.diagonal`). Statistics do move together, so prefer "gaussian".
             inputs: overrides the constructor's.
-            draws: compute only these t of the T draws, a share for `Posterior.merge`; `mcbn.distributed.fit` and
-                `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
+            draws: compute only these t of the T draws of posterior="sample", a share for `Posterior.merge`.
             centre: "drawn": the draws as they are. "running", where nobody has the training data: the spread of the
                 draws from data of the same kind, their average from the network's running statistics.
 
@@ -206,19 +202,18 @@ class MCBN(Generic[P]):
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
         Args:
-            x: a tensor (N, ...), an array or table, whatever the network takes, a list of examples or of batches, or a
-                DataLoader or Dataset.
-            method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
-                through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
-                (`mcbn.linear`).
+            x: a tensor (N, ...), an array or table, whatever the network takes, a list of these, or a DataLoader or
+                Dataset.
+            method: "sample", the Monte Carlo estimate over the draws; "linear", their covariance through the network's
+                gradient (`mcbn.linear`): approximate, and faster for few outputs.
             n_samples: use only the first draws; of a Gaussian posterior also more than were fitted.
             chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
-            tolerance: stop drawing once the standard error of every mean or probability is below this, at the latest
-                after all draws; `pred.n_samples` says how many it took, `pred.standard_error` what was reached.
-            mean: "drawn", the average over the draws; "plain", the network's own output, or probabilities and labels,
-                with the spread of the draws about it: the better choice where `evaluate` or `check` says so.
+            tolerance: stop drawing once the standard error of every mean or probability is below this; `pred.n_samples`
+                says how many draws it took.
+            mean: "drawn", the average over the draws; "plain", the network's own, with the spread of the draws about
+                it: the better choice where `evaluate` or `check` says so.
             compile: run passes of method="sample" through `torch.compile`: worth its time for many calls of one shape.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
 
@@ -244,8 +239,7 @@ class MCBN(Generic[P]):
         def predict_batch(inputs: Any) -> Any:
             again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept
             if method == "linear" and exact:
-                of_outputs: dict[str, Any] = {"head": self.noise == "head", "covariance": covariance, "draws": again}
-                pred = moments.gaussian(self.linearizer(inputs, T), self.noise_precision, **of_outputs)
+                pred: Any = moments.gaussian(self, self.linearizer(inputs, T), covariance=covariance, draws=again)
             else:
                 pred = moments.summarise(self, samples(inputs, T), covariance=covariance, draws=again, **options)
             pred = moments.finish(pred, self, engine.network, inputs, mean=mean, method=method)
@@ -305,14 +299,12 @@ class MCBN(Generic[P]):
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
-            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll"
-                of classes, and of noise="full", the covariance of the errors less the draws' own. More than 2^23
-                samples, of many images, are not kept: tau is then tuned on points chosen at random.
+            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll" of classes and of
+                noise="full". Beyond 2^23 samples, as of many images, tau is tuned on points chosen at random.
             targets: what of a batch is the target, where it is not the second element or a usual key.
             n_samples: use only the first draws.
             ignore_index: classification: a label to leave out, such as the void class of a segmentation.
-            batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
-                the fit is always tried, and kept unless another scores better. None: only tau is tuned.
+            batch_sizes: the M to try beside that of the fit, each with its best tau; "auto": from 1/16 to 16 times it.
 
         >>> bayes.tune((x, y)).tau < torch.inf
         True
@@ -344,12 +336,11 @@ class MCBN(Generic[P]):
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y); level / (1 - level) examples at least.
             level: the default of `interval` and `set`; whether the data are enough for it is said at once.
             score: "std" (default: intervals as wide as the prediction is unsure), "quantile" (skewed draws), "absolute"
-                (one width for all); classification: "aps" (default), or "raps", whose penalty=(0.01, 2) is the cost of
-                a class and how many are free.
-            joint: True: all outputs and pixels of an input at once. False: each output by itself, and of images the
-                expected share of pixels.
-            groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example in the
-                order of the data: it holds in each group, and `interval` and `set` take those of the new inputs.
+                (one width for all); classification: "aps" (default), or "raps" with penalty=(cost of a class, how many
+                are free).
+            joint: True: all outputs and pixels of an input at once. False: each output, or share of pixels, by itself.
+            groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example: it holds
+                in each group, and `interval` and `set` take those of the new inputs.
             method, n_samples: as `predict` will be called.
             targets, ignore_index: as for `tune`.
             randomize: sets that cover exactly the level, by chance (seed=); they may be empty.
@@ -374,13 +365,12 @@ class MCBN(Generic[P]):
         Args:
             reference: inputs AS DEPLOYED, as `fit` takes data: validation inputs, without training augmentation, and
                 best not those the network was trained on. No labels are needed.
-            batch_size: of the batches a stream is read in; the loader's or that of the fit, at most what the reference
-                is enough for, where it is not given. Single batches may have any size.
+            batch_size: of the batches a stream is read in; by default the loader's or that of the fit, at most what the
+                reference is enough for. Single batches may have any size.
             false_alarms: share of batches as in the reference that are called shifted; of a stream, the probability
                 that it is ever called so.
             seed: of the cut of the reference.
-            run: neighbours in the reference that belong together, such as frames of a video: its batches are then made
-                of such runs, as deployed batches are.
+            run: neighbours in the reference that belong together, such as frames of a video; batches keep them so.
 
         >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
         >>> watch(x[:4] + 5).shifted
@@ -399,8 +389,8 @@ class MCBN(Generic[P]):
         Args:
             unlabelled: inputs as deployed now, as `fit` takes data, at least 2; they are kept for a later call.
             reference: inputs as deployed before the shift, or a `watch` made of them.
-            strength: "auto": nothing moves where the watch finds no shift, and each layer by what chance does not
-                explain; a number from 0 to 1: that share of the move, whatever the watch says.
+            strength: "auto": nothing moves where the watch finds no shift, else each layer by what chance does not
+                explain. A number from 0 to 1: that share of the move, whatever the watch says.
 
         >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
         >>> bayes.adapt(x + 5, reference=watch).adaptation.moved
@@ -451,13 +441,12 @@ class MCBN(Generic[P]):
 
         Args:
             path: the file; its folder exists.
-            example_x: inputs as for `predict`, as many as will come at once: their shape but for N is fixed, their
-                number decides how many draws share a pass.
+            example_x: inputs as for `predict`, as many as will come at once; all but their number N is fixed.
             method: "sample", the draws as constants; "linear", the gradient and the covariance of the draws.
             n_samples: use only the first draws.
-            chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
-                Chosen from the size of the example where it is not given.
-            level: of calibrated intervals or sets; what `calibrate` was given where it is not, and none without.
+            chunk_size: draws in one pass at most, chosen from the example where it is not given; fewer than T make a
+                loop, so that memory does not grow with T.
+            level: of calibrated intervals or sets; by default what `calibrate` was given.
 
         >>> bayes.export(folder / "net.onnx", x[:1])
         """
@@ -494,7 +483,8 @@ class MCBN(Generic[P]):
     @property
     def noise_std(self) -> float | Tensor:
         """Standard deviation of the observation noise, tau^-1/2; of noise="head", what its own is multiplied by."""
-        return levels.plain(levels.std(self.noise_precision))
+        tau = self.noise_precision
+        return levels.plain(tau.rsqrt() if tau.ndim < 2 else torch.linalg.inv(tau).diagonal().sqrt())
 
     # Keeping and moving what was fitted, in PyTorch's words.
 
@@ -521,10 +511,10 @@ class MCBN(Generic[P]):
         tensors, text = saving.read_tensors(path)
         with saving.damage_told(path):
             drawn = saving.unpack(str(path), tensors, text, model)
-            options = saving.settings(text) | {
-                n: v for n, v in (("inputs", inputs), ("output", output)) if v is not None
-            }
-            bayes: Any = cls(model, text["task"], **options)
+            options = {name: text[name] for name in ("outputs", "noise") if name in text}
+            given = {"inputs": inputs, "output": output}.items()
+            pickers = {name: json.loads(text.get(name, "null")) if value is None else value for name, value in given}
+            bayes: Any = cls(model, text["task"], **pickers, **options)
             return saving.restore(bayes, drawn, json.loads(text["tau"]), tensors, text)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -558,8 +548,8 @@ class MCBN(Generic[P]):
     ) -> Self:
         """Move the private network and its draws to a device, a floating dtype, both, or those of a tensor.
 
-        In place, and returned, as of a module; your own network stays where it is. Before `fit` it is where the copy
-        will be made. Half precision keeps its statistics in float32, as training does.
+        As of a module it is done in place and returned; your own network stays. Before `fit` it says where the copy
+        will be. Half precision keeps its statistics in float32, as training does.
 
         >>> bayes.to(torch.float64).predict(x).mean.dtype
         torch.float64

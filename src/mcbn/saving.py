@@ -144,12 +144,6 @@ def pack(bayes: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     return {name: value.detach().cpu().contiguous() for name, value in (tensors | more).items()}, text
 
 
-def settings(text: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of the constructor that were kept."""
-    pickers = {name: json.loads(text[name]) for name in ("inputs", "output") if name in text}
-    return pickers | {name: text[name] for name in ("outputs", "noise") if name in text}
-
-
 def restore(bayes: B, drawn: Posterior, tau: Any, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> B:
     """Give an MCBN the posterior and tau that were kept, and its calibration."""
     precision = require_tau(tau)
