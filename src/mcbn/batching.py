@@ -100,9 +100,7 @@ class Stream:
         if isinstance(source, IterableDataset):
             source = DataLoader(source, batch_size=batch_size or DEFAULT_BATCH_SIZE)
         elif batch_size is not None and batch_size != self.batch_size:
-            raise MCBNError(
-                f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with that batch size"
-            )
+            raise MCBNError(f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with it")
         first = next(iterate(source, seed), None)
         if first is None:
             raise MCBNError("the training data gives no batch at all")
@@ -165,7 +163,7 @@ def draw_batches(
     n_samples: int,
     batch_size: int | None,
     seed: int,
-    numbers: Sequence[int] | None = None,
+    numbers: list[int] | None = None,
     once: bool = False,
 ) -> TrainingBatches:
     """Prepare T random batches of M training examples: independent draws, without replacement inside a batch.
@@ -190,8 +188,7 @@ def draw_batches(
     if isinstance(source, Stream):
         if numbers is not None:
             raise MCBNError(
-                "a stream has no draw t to take by itself; give data that can be indexed (a Dataset, tensors, or their "
-                "DataLoader) to share draws out, or fit in one process"
+                "a stream has no draw t to take by itself; give a Dataset, tensors or their DataLoader, or fit it whole"
             )
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
     N, M = len(source.population), _batch_size(batch_size, source, whole=once)
@@ -305,9 +302,7 @@ def require_share(draws: Iterable[int], n_samples: int, family: str = "sample") 
     if not numbers or numbers[-1] >= n_samples or len(set(numbers)) < len(numbers):
         raise MCBNError(f"draws= must name some of the draws 0 to {n_samples - 1}, each once; got {numbers[:8]}")
     if family != "sample":
-        raise MCBNError(
-            f'draws= goes with posterior="sample", got {family!r}; merge the shares, then take Posterior.as_gaussian'
-        )
+        raise MCBNError(f'draws= goes with posterior="sample", got {family!r}; merge the shares, then as_gaussian()')
     return numbers
 
 

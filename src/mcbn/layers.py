@@ -123,9 +123,7 @@ def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]
             raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
         chosen = [name for name in names if name in wanted]
     else:
-        raise MCBNError(
-            f"layers= must be None, a positive number, a list of names or a function of (name, module); got {layers!r}"
-        )
+        raise MCBNError(f"layers= must be None, a positive number, a list of names or f(name, module); got {layers!r}")
     if not chosen:
         raise MCBNError(f"layers= matches no batch norm layer; there are {list(names)}")
     return chosen

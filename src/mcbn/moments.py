@@ -55,12 +55,6 @@ class Moments:
         """1/T sum_t f_t^2 - (1/T sum_t f_t)^2, (N, ...)."""
         return (self.squares / self.count - (self.sum / self.count).square()).clamp_(min=0)
 
-    def settled(self, tolerance: float | None) -> bool:
-        """Tell whether the standard error of every mean is below the tolerance."""
-        if tolerance is None or self.count < LEAST_DRAWS:
-            return False
-        return bool((prediction.standard_error(self.variance, self.count) < tolerance).all())
-
     @property
     def covariance(self) -> Tensor | None:
         """1/T sum_t f_t^T f_t - mean^T mean over the flattened outputs, (N, D, D)."""
@@ -106,10 +100,11 @@ def _feed(
     kept = []
     for chunk in chunks:
         add(chunk)
-        if keep:
-            kept.append(chunk)
-        if moments.settled(tolerance):
-            break
+        kept += [chunk] if keep else []
+        if tolerance is not None and moments.count >= LEAST_DRAWS:
+            errors = prediction.standard_error(moments.variance, moments.count)
+            if bool((errors < tolerance).all()):
+                break
     return torch.cat(kept) if keep else None
 
 

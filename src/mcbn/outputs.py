@@ -96,9 +96,7 @@ def recognise(output: Tensor, ending: str | None, several: bool) -> str:
             'for classes that exclude each other give logits, or outputs="probs" to scale them to one'
         )
     if ending == "softmax" and unit:
-        raise MCBNError(
-            f"put classes on axis 1: the network's softmax sums another axis of {tuple(output.shape)} to one"
-        )
+        raise MCBNError(f"put classes on axis 1: its softmax sums another axis of {tuple(output.shape)} to one")
     return "log_probs" if ending == "log_softmax" else "logits"
 
 
@@ -178,7 +176,7 @@ def match_shape(y: Tensor, mean: Tensor) -> Tensor:
 
 def require_labels(y: Tensor, probs: Tensor) -> Tensor:
     """Check class labels (N, ...) against probabilities (N, K, ...)."""
-    y = torch.as_tensor(y).to(probs.device)
+    y, K = torch.as_tensor(y).to(probs.device), probs.shape[1]
     expected = probs.shape[:1] + probs.shape[2:]
     if y.is_floating_point() and bool((y == y.round()).all()):
         y = y.long()
@@ -186,11 +184,8 @@ def require_labels(y: Tensor, probs: Tensor) -> Tensor:
         y = y.squeeze(-1)
     if y.is_floating_point() or y.shape != expected:
         cure = "pass y.argmax(1): " if y.shape == probs.shape else ""
-        raise MCBNError(
-            f"{cure}labels must be whole numbers of shape {tuple(expected)}; got {tuple(y.shape)}, {str(y.dtype)[6:]}"
-        )
-    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
-        raise MCBNError(
-            f"labels must lie in 0..{probs.shape[1] - 1} ({probs.shape[1]} classes); got {int(y.min())}..{int(y.max())}"
-        )
+        there = f"{tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}"
+        raise MCBNError(f"{cure}labels must be whole numbers of shape {tuple(expected)}; got {there}")
+    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < K:
+        raise MCBNError(f"labels must lie in 0..{K - 1} ({K} classes); got {int(y.min())}..{int(y.max())}")
     return y.long()

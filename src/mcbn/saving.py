@@ -60,7 +60,7 @@ def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor]
         raise MCBNError(f"there is no file {path}{advice}") from error
     except Exception as error:  # of safetensors, of the system, and of torch about dtypes and sizes
         raise MCBNError(
-            f"{path} is not a whole safetensors file ({error}); it is truncated or of another kind{advice}"
+            f"{path} is not a whole safetensors file ({error}): truncated or of another kind{advice}"
         ) from error
     checked = CHECKSUMS in text or text.get("format_version") == str(FORMAT_VERSION)
     with damage_told(path):
@@ -211,17 +211,13 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
     """Refuse what is no posterior, or one of a later format."""
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
-    if metadata.get("format_version") not in READABLE:
+    if (version := metadata.get("format_version")) not in READABLE:
         raise MCBNError(
-            f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION} and "
-            "earlier; fit and save again"
+            f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} and earlier; fit again"
         )
-    if metadata["format_version"] != str(FORMAT_VERSION):
-        warnings.warn(
-            f"mcbn: {path} has posterior format {metadata['format_version']}, without checksums, so damage may go "
-            "unnoticed; save it again",
-            stacklevel=4,
-        )
+    if version != str(FORMAT_VERSION):
+        message = f"{path} has posterior format {version}, without checksums: damage may go unnoticed; save it again"
+        warnings.warn(f"mcbn: {message}", stacklevel=4)
 
 
 def require_same_structure(path: str | Path, there: list[str], here: list[str]) -> None:
