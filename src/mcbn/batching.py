@@ -114,20 +114,16 @@ class Stream:
 
 def _full_batches(source: Iterable[Any], n_samples: int, M: int, seed: int) -> Iterator[Any]:
     """Yield T batches of M examples, leaving out partial ones."""
-    yielded = 0
-    while True:
-        before = yielded
-        for batch in iterate(source, seed + yielded):
-            if batches.size_of(batch) != M:
-                continue
-            if yielded == before and before > 0:
+    count = 0
+    while count < n_samples:
+        before, full = count, (b for b in iterate(source, seed + count) if batches.size_of(b) == M)
+        for batch in islice(full, n_samples - count):
+            if count == before > 0:
                 warn(f"the stream gave {before} full batches and starts over; draws repeat unless it shuffles itself")
             yield batch
-            yielded += 1
-            if yielded == n_samples:
-                return
-        if yielded == before:
-            raise MCBNError(f"the stream ended after {yielded} full batches of {M}; n_samples={n_samples} need as many")
+            count += 1
+        if count == before:
+            raise MCBNError(f"the stream ended after {count} full batches of {M}; n_samples={n_samples} need as many")
 
 
 class _Shuffled:

@@ -47,8 +47,8 @@ class MCBN(Generic[P]):
     gives predictive moments. The network itself is copied at `fit` and never modified.
 
     Args:
-        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through. A list of
-            networks gives an ensemble whose members each have draws (`mcbn.members.Members`), with the same verbs.
+        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through. Of a list of
+            networks, an ensemble, each has draws (`mcbn.members.Members`).
         task: "regression", "classification" (one label an input, or one a pixel; one unit is a binary logit), or
             "multilabel" (labels that do not exclude each other, a unit each).
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
@@ -293,9 +293,8 @@ class MCBN(Generic[P]):
     ) -> Self:
         """Set tau on held-out data: the noise precision (regression) or inverse temperature (classification).
 
-        With `batch_sizes` also M, by rescaling the posterior (`Posterior.at_batch_size`): the spread of the draws goes
-        with 1 / sqrt(M), so MCBN loses its epistemic uncertainty as training batches grow (Mukhoti et al. 2020,
-        arXiv 2012.13220). M acts as a temperature; no training data is needed.
+        With `batch_sizes` also M, a temperature, by rescaling the posterior (`Posterior.at_batch_size`): the spread of
+        the draws goes with 1 / sqrt(M) and is lost as training batches grow (Mukhoti et al. 2020, arXiv 2012.13220).
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
@@ -329,15 +328,13 @@ class MCBN(Generic[P]):
 
         P(y in interval or set) >= level for any network and n held-out examples, PROVIDED THAT these and new inputs
         are exchangeable (drawn alike) and were not seen by training or `tune`. Given the n, the share covered varies
-        by about sqrt(level (1 - level) / n). With groups the promise holds in each. Under shift it ends: calibrate on
-        data from there. `fit`, `tune` and other draws drop the calibration.
+        by about sqrt(level (1 - level) / n). Under shift the promise ends. `fit` and `tune` drop the calibration.
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y); level / (1 - level) examples at least.
             level: the default of `interval` and `set`; whether the data are enough for it is said at once.
-            score: "std" (default: intervals as wide as the prediction is unsure), "quantile" (skewed draws), "absolute"
-                (one width for all); classification: "aps" (default), or "raps" with penalty=(cost of a class, how many
-                are free).
+            score: "std" (default: as wide as the prediction is unsure), "quantile" (skewed draws), "absolute" (one
+                width for all); classification: "aps" (default), "raps" with penalty=(cost of a class, how many free).
             joint: True: all outputs and pixels of an input at once. False: each output, or share of pixels, by itself.
             groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example: it holds
                 in each group, and `interval` and `set` take those of the new inputs.

@@ -169,10 +169,15 @@ class Probabilities(Moments):
         self.tau, self.several, self.divergences = tau, several, torch.zeros(())
 
     def add_outputs(self, chunk: Tensor) -> None:
-        """Take in logits (t, N, K, ...)."""
+        """Take in logits (t, N, K, ...), by one kernel of a GPU that has it."""
         logits = as_logits(chunk, self.several)
         if suits_kernel(logits, self.tau):
-            self._add_by_kernel(logits)
+            from mcbn.engine import kernels
+
+            sums = kernels.Sums(self.pivot, self.sum, self.squares, self.divergences) if self.count else None
+            added = kernels.add_probabilities(logits, self.tau, sums, LEAST_PIVOT)
+            self.pivot, self.sum, self.squares, self.divergences = added
+            self.count += len(logits)
             return
         probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
         self.add(probs)
@@ -186,15 +191,6 @@ class Probabilities(Moments):
     def mutual_information(self) -> Tensor:
         """1/T sum_t KL(p_t || p), (N, ...)."""
         return (self.divergences / self.count - prediction.divergence(self.mean, self._compared, 1)).clamp(min=0)
-
-    def _add_by_kernel(self, logits: Tensor) -> None:
-        """Take in logits (t, N, K, ...) by one kernel of a GPU."""
-        from mcbn.engine import kernels
-
-        sums = kernels.Sums(self.pivot, self.sum, self.squares, self.divergences) if self.count else None
-        added = kernels.add_probabilities(logits, self.tau, sums, LEAST_PIVOT)
-        self.pivot, self.sum, self.squares, self.divergences = added
-        self.count += len(logits)
 
 
 def suits_kernel(logits: Tensor, tau: Tensor) -> bool:

@@ -150,7 +150,6 @@ class Network:
         return twin
 
     def _look(self) -> None:
-        """Note where the network is and in what precision it runs."""
         tensors = [*self.module.parameters(), *self.module.buffers()]
         self.device = tensors[0].device if tensors else None
         floating = {t.dtype for t in self.module.parameters() if t.is_floating_point()}

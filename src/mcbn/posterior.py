@@ -23,11 +23,8 @@ FAMILIES = ("sample", *BLOCKS, "diagonal")
 class Posterior:
     """T joint draws of the batch-norm statistics omega = {mu_B, sigma^2_B} (Teye et al. 2018, section 3.4).
 
-    Row t of every layer comes from one training batch of `batch_size` examples. A layer called twice in a forward pass
-    has two entries, "name" and "name#2".
-
-    Where `gaussian` is given, the rows are draws of that Gaussian, row t made from (`seed`, t) alone, and
-    `sample(n)` makes any number of them without data.
+    Row t of every layer comes from one training batch of `batch_size` examples, or is drawn from `gaussian` by
+    (`seed`, t) alone. A layer called twice in a forward pass has two entries, "name" and "name#2".
 
     Args:
         mean: mu_B of every call, (T, C) each.
@@ -219,7 +216,6 @@ class Posterior:
 
 
 def _require_one_fit(shares: Sequence[Posterior]) -> None:
-    """Refuse to merge what are not draws of training batches of one fit."""
     if not shares:
         raise MCBNError("there are no parts to merge; give at least one posterior")
     first = shares[0]

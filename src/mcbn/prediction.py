@@ -51,9 +51,8 @@ class _Prediction:
     def reject(self, risk: float, *, delta: float = 0.1, tolerance: float | None = None) -> Tensor:
         """Tell which inputs to leave to a human, boolean (N,), so that errors among the others stay below `risk`.
 
-        With probability 1 - delta over the data `MCBN.calibrate` was given, under its condition, the share of errors
-        among new inputs that are kept is at most `risk`: a Clopper-Pearson bound at each of 20 thresholds, with
-        Bonferroni's correction (`mcbn.decide.threshold`).
+        They do with probability 1 - delta over the data `MCBN.calibrate` was given, under its condition: a
+        Clopper-Pearson bound at each of 20 thresholds, with Bonferroni's correction (`mcbn.decide.threshold`).
 
         Args:
             risk: share of errors to accept among what is kept, between 0 and 1.

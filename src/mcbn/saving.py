@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,7 +178,6 @@ def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def _posterior(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Posterior:
-    """Put the posterior together from tensors and text."""
     layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
     family, batch_size, seed = metadata.get("family", "sample"), int(metadata["batch_size"]), metadata.get("seed", 0)
     require_choice("posterior", family, FAMILIES)
@@ -208,7 +208,6 @@ def _stored(path: str | Path, tensors: Mapping[str, Tensor], name: str, shape: t
 
 
 def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
-    """Refuse what is no posterior, or one of a later format."""
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
     if (version := metadata.get("format_version")) not in READABLE:
@@ -222,12 +221,9 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
 
 def require_same_structure(path: str | Path, there: list[str], here: list[str]) -> None:
     """Refuse a file of another network: say where the structure there and that here part."""
-    for one, other in zip(there, here, strict=False):
+    for one, other in zip_longest(there, here, fillvalue="nothing more"):
         if one != other:
             raise MCBNError(f"{path} was fitted on another network: there '{one}', here '{other}'")
-    if len(there) != len(here):
-        longer, where = (there, "only there") if len(there) > len(here) else (here, "only here")
-        raise MCBNError(f"{path} was fitted on another network: '{longer[min(len(there), len(here))]}' is {where}")
 
 
 def to_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], tau: Tensor) -> dict[str, Tensor]:
