@@ -24,6 +24,7 @@ DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes wit
 GROUP = 32  # draws recorded in one pass (`mcbn.engine.record`): a group not cut has the same bits everywhere
 MOST_TAKEN, VALUES_TAKEN = 32, 2**20  # batches, and values, taken from tensors in memory at once
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+Numbers = Sequence[int] | None  # t of each batch, ascending; None: 0, 1, 2, ...
 
 
 class Source(NamedTuple):
@@ -150,17 +151,11 @@ class TrainingBatches(NamedTuple):
     batch_size: int
     n_examples: int | None
     seed: int = 0
-    numbers: Sequence[int] | None = None  # t of each batch, ascending; None: 0, 1, 2, ...
+    numbers: Numbers = None
 
 
 def draw_batches(
-    data: Any,
-    *,
-    n_samples: int,
-    batch_size: int | None,
-    seed: int,
-    numbers: list[int] | None = None,
-    once: bool = False,
+    data: Any, *, n_samples: int, batch_size: int | None, seed: int, numbers: Numbers = None, once: bool = False
 ) -> TrainingBatches:
     """Prepare T random batches of M training examples: independent draws, without replacement inside a batch.
 
@@ -170,8 +165,7 @@ def draw_batches(
         batch_size: M; None: the loader's.
         seed: batch t depends on (seed, t) alone.
         numbers: only these t of the T, in this order.
-        once: one pass over all examples instead, in random order, each once, in batches of M or slightly more; of a
-            stream, which has no end to count on, its first T full batches.
+        once: all examples once instead, in random order, in batches of M or slightly more; of a stream T full ones.
 
     >>> drawn = draw_batches(torch.arange(10.0), n_samples=3, batch_size=4, seed=0)
     >>> [len(batch) for batch in drawn.batches]
@@ -260,7 +254,7 @@ def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     return Generators(seed).rows(n, batch_size, t)
 
 
-def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Numbers) -> Iterable[Any]:
     """Load the batches of these t, or of all, with the workers of the user's own loader where there is one."""
     chosen = range(len(rows)) if numbers is None else numbers
     if loader is None:

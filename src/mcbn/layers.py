@@ -175,11 +175,8 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
         )
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:
-            warnings.warn(
-                f"mcbn: layer {name!r} is not among layers= and has no running statistics, so it goes on using those "
-                "of whatever batch it is given",
-                stacklevel=4,
-            )
+            how = "has no running statistics, so it goes on using those of whatever batch it is given"
+            warnings.warn(f"mcbn: layer {name!r} is not among layers= and {how}", stacklevel=4)
     network.left_alone = survey.calls.keys() - survey.layers.keys() if layers is None else None
     others = [n for n, child in bare_modules(network.module) if layers is None and isinstance(child, AnyBatchNorm)]
     return frozenset((*chosen, *others))  # others: on a path that this pass did not take

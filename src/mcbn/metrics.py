@@ -267,9 +267,9 @@ def worse_mean(drawn: Tensor, plain: Tensor, name: str) -> str:
 def worse_probs(drawn: Tensor, plain: Tensor, y: Tensor) -> str:
     """Say that averaged probabilities (N, K, ...) are worse than the plain network's, in labels or else likelihood."""
     pairs = [_probs_and_labels(probs, y) for probs in (drawn, plain)]
-    wrong = (probs.argmax(1) != labels for probs, labels in pairs)
-    losses = (-probs.gather(1, labels.unsqueeze(1)).log() for probs, labels in pairs)
-    return worse_mean(*wrong, "error rate") or worse_mean(*losses, "NLL")
+    wrong = [probs.argmax(1) != labels for probs, labels in pairs]
+    losses = [-probs.gather(1, labels.unsqueeze(1)).log() for probs, labels in pairs]
+    return worse_mean(wrong[0], wrong[1], "error rate") or worse_mean(losses[0], losses[1], "NLL")
 
 
 def _tensor(value: TensorLike, name: str, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,16 @@ CENTRES = ("drawn", "running")
 NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 Classes = Literal["classification", "multilabel"]
+
+
+class Options(TypedDict, total=False):
+    """What the constructor takes by keyword, as its overloads by task repeat it."""
+
+    layers: Layers
+    inputs: batches.Picker
+    output: Output
+    outputs: str
+    noise: str
 
 
 class MCBN(Generic[P]):
@@ -80,14 +90,16 @@ class MCBN(Generic[P]):
 
     @overload
     def __init__(
-        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Any
+        self: "MCBN[RegressionPrediction]", model: nn.Module, task: Literal["regression"], **options: Unpack[Options]
     ) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Classes, **options: Any) -> None: ...
+    def __init__(
+        self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Classes, **options: Unpack[Options]
+    ) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Any) -> None: ...
+    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
 
     def __init__(
         self,
@@ -508,10 +520,10 @@ class MCBN(Generic[P]):
         tensors, text = saving.read_tensors(path)
         with saving.damage_told(path):
             drawn = saving.unpack(str(path), tensors, text, model)
-            options = {name: text[name] for name in ("outputs", "noise") if name in text}
-            given = {"inputs": inputs, "output": output}.items()
-            pickers = {name: json.loads(text.get(name, "null")) if value is None else value for name, value in given}
-            bayes: Any = cls(model, text["task"], **pickers, **options)
+            kept: Any = {name: text[name] for name in ("outputs", "noise") if name in text}
+            for name, given in (("inputs", inputs), ("output", output)):
+                kept[name] = json.loads(text.get(name, "null")) if given is None else given
+            bayes: Any = cls(model, text["task"], **kept)
             return saving.restore(bayes, drawn, json.loads(text["tau"]), tensors, text)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:

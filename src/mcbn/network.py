@@ -21,6 +21,7 @@ from mcbn.outputs import Ending, OutputReading, recognise
 from mcbn.randomness import Undisturbed, isolated_random, iterate
 
 OUTPUT_KEYS = ("out", "logits")
+BOXES = "of a detector, a function that gives as many numbers in every draw: boxes come and go"
 SCALED = "turn whole numbers into floats scaled as in training, such as x / 255 for images,"
 CURES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("", lambda x: x),
@@ -53,13 +54,8 @@ def is_synchronised(model: nn.Module) -> bool:
 def warn_if_synchronised(model: nn.Module) -> None:
     """Warn that a loader's batch is one rank's, while such a network was trained on the batch of all ranks."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and is_synchronised(model):
-        warnings.warn(
-            "mcbn: the network has SyncBatchNorm, which takes the statistics of the batches of all "
-            f"{dist.get_world_size()} ranks together, so M is as many times the loader's: pass batch_size=, or call "
-            "mcbn.distributed.fit",
-            UserWarning,
-            stacklevel=3,
-        )
+        why = f"SyncBatchNorm takes the statistics of all {dist.get_world_size()} ranks together"
+        warnings.warn(f"mcbn: {why}: pass M of all as batch_size=, or call mcbn.distributed.fit", stacklevel=3)
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -235,11 +231,9 @@ class Network:
                 f"{changed[0]}; remove the hook or the global state, or keep it as an attribute of the network"
             )
         if undisturbed.draws:
-            warnings.warn(
-                f"mcbn: {type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?); every "
-                "draw gets noise of its own, and the global generators are put back after each call",
-                stacklevel=2,
-            )
+            who = f"{type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?)"
+            then = "every draw gets noise of its own, and the global generators are put back after each call"
+            warnings.warn(f"mcbn: {who}; {then}", stacklevel=2)
         self.proven, self.draws_random = True, undisturbed.draws
 
     def settle(self, inputs: Any) -> None:
@@ -357,12 +351,9 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
         picked = next((entry for entry in entries if entry is not None), only)
     if not isinstance(picked, Tensor):
         boxes = isinstance(result, list) and any(isinstance(entry, dict) for entry in result)
-        raise MCBNError(
-            f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor; "
-            "pass output= (a key, an index, or a function of the result)"
-            + "; of a detector, a function that gives as many numbers in every draw: boxes come and go"
-            * boxes
-        )
+        cure = "a function of it" if not boxes else BOXES
+        what = f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor"
+        raise MCBNError(f"{what}; pass output= (a key, an index, or {cure})")
     return picked
 
 

@@ -115,11 +115,8 @@ def smallest_set(probs: Tensor, level: float | None) -> Tensor:
 def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
-        warnings.warn(
-            f"mcbn: tau was never tuned, so the {what} holds the network's own uncertainty only, no observation "
-            "noise; call tune(validation_data) before predict",
-            stacklevel=3,
-        )
+        lacks = f"so the {what} holds the network's own uncertainty only, no observation noise"
+        warnings.warn(f"mcbn: tau was never tuned, {lacks}; call tune(validation_data) before predict", stacklevel=3)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -181,9 +178,9 @@ class RegressionPrediction(_Prediction):
     ) -> tuple[Tensor, Tensor]:
         """Return the interval (low, high) that holds the target with probability `level`, (N, ...) each.
 
-        A promise after `MCBN.calibrate`, under the condition stated there. Before, or with calibrated=False, it is the
-        central interval of the Gaussian with the predictive mean and variance. `level` is by default what `calibrate`
-        was given, or 0.95; `groups` (N,) are the numbers of a calibration by groups.
+        A promise after `MCBN.calibrate`, under its condition. Before, or with calibrated=False, it is that of the
+        Gaussian with the predictive mean and variance. `level` is by default what `calibrate` was given, or 0.95;
+        `groups` (N,) are the numbers of a calibration by groups.
 
         >>> low, high = bayes.tune((x, y)).predict(x).interval(0.9)
         >>> bool((low < high).all())

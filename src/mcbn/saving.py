@@ -168,11 +168,8 @@ def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         require_same_structure(path, json.loads(metadata["structure"]), structure(model))
     same_dtype = metadata.get("weights_dtype") == current["weights_dtype"]
     if same_dtype and metadata.get("weights") != current["weights"]:
-        warnings.warn(
-            f"mcbn: {path} was fitted on other weights than this network now has; its statistics do not belong to "
-            "them: load the fitted weights first, or fit again",
-            stacklevel=3,
-        )
+        what = f"{path} was fitted on other weights than this network now has"
+        warnings.warn(f"mcbn: {what}: load the fitted weights first, or fit again", stacklevel=3)
     with damage_told(path):
         return _posterior(path, tensors, metadata).require_valid(f"{path} is damaged: it")
 
