@@ -117,24 +117,18 @@ def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]
     elif isinstance(layers, int) and not isinstance(layers, bool) and layers > 0:
         chosen = list(names[:layers])
     elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
-        wanted = [_canonical(name, module) for name in layers]
-        missing = [name for name in wanted if name not in names]
+        known = {bare_name(name): child for name, child in module.named_modules(remove_duplicate=False)}
+        bare = {name: bare_name(name) for name in layers}
+        wanted = {name: known.get(short, known.get(short.removeprefix("module."))) for name, short in bare.items()}
+        missing = [name for name, child in wanted.items() if child not in [modules[norm] for norm in names]]
         if missing:
             raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
-        chosen = [name for name in names if name in wanted]
+        chosen = [name for name in names if modules[name] in wanted.values()]
     else:
         raise MCBNError(f"layers= must be None, a positive number, a list of names or f(name, module); got {layers!r}")
     if not chosen:
         raise MCBNError(f"layers= matches no batch norm layer; there are {list(names)}")
     return chosen
-
-
-def _canonical(name: str, module: nn.Module) -> str:
-    """Return a module's first name in the bare network: without what `torch.compile` and DataParallel put before it."""
-    first = {id(child): alias for alias, child in bare_modules(module)}
-    canonical = {alias: first[id(child)] for alias, child in bare_modules(module, aliases=True)}
-    shorter = (name, bare_name(name), bare_name(name).removeprefix("module."))
-    return next((canonical[n] for n in shorter if n in canonical), name)
 
 
 def refuse_scripted(module: nn.Module) -> None:

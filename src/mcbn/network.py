@@ -112,10 +112,9 @@ def structure(model: nn.Module) -> list[str]:
     return names + [f"tensor {bare_name(name)}: {size}" for (name, _), size in zip(entries, sizes, strict=True)]
 
 
-def bare_modules(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, nn.Module]]:
-    """List named modules as they are called once compiled parts are unwrapped; `aliases` adds second names."""
-    modules = model.named_modules(remove_duplicate=not aliases)
-    return [(bare_name(name), module) for name, module in modules if not hasattr(module, "_orig_mod")]
+def bare_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List named modules as they are called once compiled parts are unwrapped."""
+    return [(bare_name(name), module) for name, module in model.named_modules() if not hasattr(module, "_orig_mod")]
 
 
 def bare_name(name: str) -> str:
