@@ -616,15 +616,12 @@ class MCBN(Generic[P]):
         if drawn.n_samples >= T:
             return self.engine, T
         if drawn.gaussian is None:
-            raise MCBNError(
-                f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; fit more of them, or a Gaussian "
-                "posterior, which gives any number"
-            )
-        extended = self._extended
-        if extended is None or extended.posterior.n_samples < T:
+            cure = "fit more of them, or a Gaussian, which gives any number"
+            raise MCBNError(f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; {cure}")
+        if self._extended is None or self._extended.posterior.n_samples < T:
             with torch.inference_mode(False):
-                extended = self._extended = Engine(self.engine.network, drawn.sample(T, seed=drawn.seed))
-        return extended, T
+                self._extended = Engine(self.engine.network, drawn.sample(T, seed=drawn.seed))
+        return self._extended, T
 
     def copy_network(self) -> Network:
         """Copy the network, to where `to` asked for it, and let the copy tell which of its modules is running."""
