@@ -150,10 +150,8 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     deaf = [name for name in norms if name in survey.entered and name not in survey.layers]  # arithmetic of their own
     names = [*survey.layers, *deaf]
     if not names:
-        raise MCBNError(
-            f"{type(network.module).__name__} ran without a single batch norm call; its layers "
-            f"{candidates(network.module)} are not used in eval mode"
-        )
+        unused = f"its layers {candidates(network.module)} are not used in eval mode"
+        raise MCBNError(f"{type(network.module).__name__} ran without a single batch norm call; {unused}")
     chosen = choose(layers, names, network.module)
     _refuse_unusable(network.module, survey, chosen)
     names_used = {name for child in network.module.modules() for code in _codes(child) for name in code.co_names}
@@ -188,6 +186,5 @@ def _refuse_unusable(module: nn.Module, survey: Survey, chosen: Sequence[str]) -
         if name in chosen:
             raise MCBNError(
                 f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm, as in "
-                f"TabNet), so a draw is of {rows} examples, not of {survey.rows}: pass batch_size={rows} to fit, the "
-                "virtual batch size of training; inputs to predict may be any number"
+                f"TabNet): pass batch_size={rows} to fit, the virtual batch size of training; predict takes any number"
             )

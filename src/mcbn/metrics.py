@@ -127,10 +127,8 @@ def normalized(score: TensorLike, constant: TensorLike, optimum: TensorLike) -> 
     """
     s, c, o = _point_means(score=score, constant=constant, optimum=optimum)
     if not math.isfinite(o - c) or o == c:
-        raise MCBNError(
-            f"cannot scale from constant {float(c)} to optimum {float(o)}: they must be finite and differ;"
-            " leave out points that are predicted exactly, or report the raw score"
-        )
+        cure = "leave out points that are predicted exactly, or report the raw score"
+        raise MCBNError(f"constant {float(c)} and optimum {float(o)} must be finite and differ to scale by; {cure}")
     percent = 100 * (s - c) / (o - c)
     return percent if isinstance(percent, Tensor) else torch.tensor(percent, dtype=torch.float64)
 

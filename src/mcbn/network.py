@@ -225,10 +225,9 @@ class Network:
             undisturbed(lambda: self.raw(inputs), 0, torch.equal)
         changed = [path for path, contents in guarded if contents.restore()]
         if changed:
-            raise MCBNError(
-                f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has, "
-                f"{changed[0]}; remove the hook or the global state, or keep it as an attribute of the network"
-            )
+            what = f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has"
+            cure = "remove the hook or the global state, or keep it as an attribute of the network"
+            raise MCBNError(f"{what}, {changed[0]}; {cure}")
         if undisturbed.draws:
             who = f"{type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?)"
             then = "every draw gets noise of its own, and the global generators are put back after each call"

@@ -200,8 +200,7 @@ def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
     square = residual.square().mean(0)  # (D,)
     if not bool((square > 0).all()):
         raise MCBNError(
-            "the predictions equal every validation target exactly, so there is no noise to measure; "
-            "tune on data the network was not made from"
+            "the predictions equal every validation target exactly; tune on data the network was not made from"
         )
     typical = residual.abs().median(0).values.square()  # (D,)
     return -torch.log(100 * square), -torch.log(1e-3 * torch.where(typical > 0, typical, square))

@@ -130,10 +130,8 @@ def probabilities(logits: Tensor, several: bool = False) -> Tensor:
 def split_head(outputs: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Split a head (..., 2 D, ...) into means and log variances, the halves of an axis."""
     if outputs.ndim <= axis or outputs.shape[axis] % 2:
-        raise MCBNError(
-            'noise="head" needs 2 D outputs on axis 1, D means and then D log variances, or a pair of them; one input '
-            f"gives shape {tuple(outputs.shape[axis:])}"
-        )
+        needs = 'noise="head" needs 2 D outputs on axis 1, D means and then D log variances, or a pair of them'
+        raise MCBNError(f"{needs}; one input gives shape {tuple(outputs.shape[axis:])}")
     mean, log_variance = as_float(outputs).chunk(2, axis)
     return mean, log_variance
 
