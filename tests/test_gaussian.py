@@ -234,8 +234,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fitted(posterior="full"),
         r"one of \['sample', 'gaussian', 'layerwise', 'diagonal'\], got 'full'",
     ),
-    "one draw": (lambda: fitted(posterior="gaussian", n_samples=1), "covariance.*at least 2; got 1"),
-    "one draw a layer": (lambda: fitted(posterior="layerwise", n_samples=1), "covariance.*at least 2; got 1"),
+    "one draw": (lambda: fitted(posterior="gaussian", n_samples=1), "covariance.*at least 2 draws; got 1"),
+    "one draw a layer": (lambda: fitted(posterior="layerwise", n_samples=1), "covariance.*at least 2 draws; got 1"),
     "one draw to convert": (
         lambda: fitted(posterior="sample", n_samples=1)[0].posterior.as_gaussian(),
         "at least 2 draws; got 1: raise n_samples",
@@ -245,7 +245,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"one of \['gaussian', 'layerwise'\], got 'diagonal'",
     ),
     "convert twice": (lambda: fitted()[0].posterior.as_gaussian(), "a Gaussian already, of family 'gaussian'"),
-    "sample a sample": (lambda: fitted(posterior="sample")[0].posterior.sample(3), "fit more of them, or draw from"),
+    "sample a sample": (lambda: fitted(posterior="sample")[0].posterior.sample(3), "fit more, or take as_gaussian"),
     "no draws": (lambda: fitted()[0].posterior.sample(0), "n_samples must be a whole number, at least 1"),
     "negative seed": (lambda: fitted()[0].posterior.sample(3, seed=-1), "seed must be"),
     "more of a sample": (

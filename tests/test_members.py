@@ -175,3 +175,10 @@ def test_what_changes_predictions_drops_the_calibration_with_a_warning() -> None
         with pytest.warns(UserWarning, match=r"calibration is dropped; call calibrate\(held_out_data\) again"):
             change()
         assert bayes.calibration is None
+
+
+def test_members_with_a_head_start_with_the_noise_that_the_networks_give() -> None:
+    heads, x = networks(outputs=2), data()[0]
+    pred = mcbn.MCBN(heads, "regression", noise="head").fit(x, n_samples=T, batch_size=16).predict(x)
+    single = [mcbn.MCBN(net, "regression", noise="head").fit(x, n_samples=T, batch_size=16).predict(x) for net in heads]
+    torch.testing.assert_close(pred.aleatoric, torch.stack([one.aleatoric for one in single]).mean(0))

@@ -75,7 +75,7 @@ def test_wrong_state_is_refused() -> None:
         bayes.load_state_dict(model.state_dict())
     with pytest.raises(mcbn.MCBNError, match="header cannot be read"):
         bayes.load_state_dict({**state, "metadata": state["metadata"][:-1]})
-    with pytest.raises(mcbn.MCBNError, match="task 'regression', this MCBN of 'classification'"):
+    with pytest.raises(mcbn.MCBNError, match="task='regression', this MCBN of 'classification'"):
         mcbn.MCBN(model, "classification").load_state_dict(state)
     with pytest.raises(mcbn.MCBNError, match=r"is damaged: mean.4 should be \(5, 6\), found nothing"):
         bayes.load_state_dict({name: value for name, value in state.items() if name != "mean.4"})

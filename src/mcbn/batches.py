@@ -1,7 +1,7 @@
 """Batches of any structure: pick what goes to the network, move it, describe it in errors."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,18 +61,14 @@ def copied(tree: Any) -> Any:
 def _copied_leaf(leaf: Any) -> Any:
     if isinstance(leaf, (Tensor, np.ndarray, *PLAIN)):
         return map_tensors(torch.clone, leaf)
+    kind = f"an input of type {type(leaf).__name__}"
+    cure = "and networks may change what they are given: pass its tensors, or give it a __deepcopy__ that copies"
     try:
         twin = private_copy(leaf)
     except Exception as error:
-        raise MCBNError(
-            f"an input of type {type(leaf).__name__} cannot be copied ({type(error).__name__}: {error}), and networks "
-            "may change what they are given: pass its tensors, or give it a __deepcopy__"
-        ) from error
+        raise MCBNError(f"{kind} cannot be copied ({type(error).__name__}: {error}), {cure}") from error
     if any(isinstance(common, Tensor) for _, common in shared(leaf, twin)):
-        raise MCBNError(
-            f"a copy of an input of type {type(leaf).__name__} shares tensors with the original, and networks may "
-            "change what they are given: pass its tensors, or give it a __deepcopy__ that copies"
-        )
+        raise MCBNError(f"a copy of {kind} shares tensors with the original, {cure}")
     return twin
 
 
@@ -129,43 +125,36 @@ def is_plain(tree: Any) -> bool:
 
 def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
     """Move every tensor to a device, floating ones to a dtype; objects with a `.to` of their own too."""
-
-    def move_one(tensor: Tensor) -> Tensor:
-        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
-
     if not isinstance(tree, Tensor | np.ndarray | Mapping | tuple | list) and hasattr(tree, "to"):
         return tree.to(device)
-    return map_tensors(move_one, tree)
+    return map_tensors(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), tree)
 
 
 def cut(inputs: Any, count: int) -> list[Any]:
     """Cut every tensor of the inputs along its first axis into as many nearly equal blocks."""
-    pieces = [t.tensor_split(count) for t in tensors_of(inputs)]
-
-    def piece(number: int) -> Any:
-        remaining = iter(tensors[number] for tensors in pieces)
-        return map_tensors(lambda t: next(remaining), inputs)
-
-    return [piece(number) for number in range(count)]
+    pieces = zip(*(t.tensor_split(count) for t in tensors_of(inputs)), strict=True)
+    return [_filled(inputs, piece) for piece in pieces]
 
 
 def concatenate(blocks: Sequence[Any]) -> Any:
     """Join batches of one structure along the first axis of every tensor."""
     columns = zip(*(tensors_of(block) for block in blocks), strict=True)
-    joined = iter([torch.cat(column) for column in columns])
-    return map_tensors(lambda t: next(joined), blocks[0])
+    return _filled(blocks[0], [torch.cat(column) for column in columns])
+
+
+def _filled(tree: Any, tensors: Iterable[Tensor]) -> Any:
+    remaining = iter(tensors)
+    return map_tensors(lambda _: next(remaining), tree)
 
 
 def require_finite(tree: Any) -> None:
     """Refuse NaN and infinity: one such value makes every statistic of its batch useless."""
     for tensor in tensors_of(tree):
-        if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):  # one such value spoils the sum
-            continue
-        if not bool(torch.isfinite(tensor).all()):  # a sum may also be too large
-            count = int((~torch.isfinite(tensor)).sum())
+        suspect = tensor.is_floating_point() and not math.isfinite(tensor.sum().item())  # which may also be too large
+        if suspect and (count := int((~torch.isfinite(tensor)).sum())):
+            where = f"in a tensor of shape {tuple(tensor.shape)}"
             raise MCBNError(
-                f"the inputs hold {count} non-finite values (NaN or infinity) in a tensor of shape "
-                f"{tuple(tensor.shape)}; clean or impute them first"
+                f"the inputs hold {count} non-finite values (NaN or infinity) {where}; clean or impute them"
             )
 
 

@@ -24,6 +24,7 @@ DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes wit
 GROUP = 32  # draws recorded in one pass (`mcbn.engine.record`): a group not cut has the same bits everywhere
 MOST_TAKEN, VALUES_TAKEN = 32, 2**20  # batches, and values, taken from tensors in memory at once
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+Numbers = Sequence[int] | None  # t of each batch, ascending; None: 0, 1, 2, ...
 
 
 class Source(NamedTuple):
@@ -100,9 +101,7 @@ class Stream:
         if isinstance(source, IterableDataset):
             source = DataLoader(source, batch_size=batch_size or DEFAULT_BATCH_SIZE)
         elif batch_size is not None and batch_size != self.batch_size:
-            raise MCBNError(
-                f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with that batch size"
-            )
+            raise MCBNError(f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with it")
         first = next(iterate(source, seed), None)
         if first is None:
             raise MCBNError("the training data gives no batch at all")
@@ -116,20 +115,16 @@ class Stream:
 
 def _full_batches(source: Iterable[Any], n_samples: int, M: int, seed: int) -> Iterator[Any]:
     """Yield T batches of M examples, leaving out partial ones."""
-    yielded = 0
-    while True:
-        before = yielded
-        for batch in iterate(source, seed + yielded):
-            if batches.size_of(batch) != M:
-                continue
-            if yielded == before and before > 0:
+    count = 0
+    while count < n_samples:
+        before, full = count, (b for b in iterate(source, seed + count) if batches.size_of(b) == M)
+        for batch in islice(full, n_samples - count):
+            if count == before > 0:
                 warn(f"the stream gave {before} full batches and starts over; draws repeat unless it shuffles itself")
             yield batch
-            yielded += 1
-            if yielded == n_samples:
-                return
-        if yielded == before:
-            raise MCBNError(f"the stream ended after {yielded} full batches of {M}; n_samples={n_samples} need as many")
+            count += 1
+        if count == before:
+            raise MCBNError(f"the stream ended after {count} full batches of {M}; n_samples={n_samples} need as many")
 
 
 class _Shuffled:
@@ -156,17 +151,11 @@ class TrainingBatches(NamedTuple):
     batch_size: int
     n_examples: int | None
     seed: int = 0
-    numbers: Sequence[int] | None = None  # t of each batch, ascending; None: 0, 1, 2, ...
+    numbers: Numbers = None
 
 
 def draw_batches(
-    data: Any,
-    *,
-    n_samples: int,
-    batch_size: int | None,
-    seed: int,
-    numbers: Sequence[int] | None = None,
-    once: bool = False,
+    data: Any, *, n_samples: int, batch_size: int | None, seed: int, numbers: Numbers = None, once: bool = False
 ) -> TrainingBatches:
     """Prepare T random batches of M training examples: independent draws, without replacement inside a batch.
 
@@ -176,8 +165,7 @@ def draw_batches(
         batch_size: M; None: the loader's.
         seed: batch t depends on (seed, t) alone.
         numbers: only these t of the T, in this order.
-        once: one pass over all examples instead, in random order, each once, in batches of M or slightly more; of a
-            stream, which has no end to count on, its first T full batches.
+        once: all examples once instead, in random order, in batches of M or slightly more; of a stream T full ones.
 
     >>> drawn = draw_batches(torch.arange(10.0), n_samples=3, batch_size=4, seed=0)
     >>> [len(batch) for batch in drawn.batches]
@@ -190,8 +178,7 @@ def draw_batches(
     if isinstance(source, Stream):
         if numbers is not None:
             raise MCBNError(
-                "a stream has no draw t to take by itself; give data that can be indexed (a Dataset, tensors, or their "
-                "DataLoader) to share draws out, or fit in one process"
+                "a stream has no draw t to take by itself; give a Dataset, tensors or their DataLoader, or fit it whole"
             )
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
     N, M = len(source.population), _batch_size(batch_size, source, whole=once)
@@ -267,7 +254,7 @@ def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     return Generators(seed).rows(n, batch_size, t)
 
 
-def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Numbers) -> Iterable[Any]:
     """Load the batches of these t, or of all, with the workers of the user's own loader where there is one."""
     chosen = range(len(rows)) if numbers is None else numbers
     if loader is None:
@@ -305,9 +292,7 @@ def require_share(draws: Iterable[int], n_samples: int, family: str = "sample") 
     if not numbers or numbers[-1] >= n_samples or len(set(numbers)) < len(numbers):
         raise MCBNError(f"draws= must name some of the draws 0 to {n_samples - 1}, each once; got {numbers[:8]}")
     if family != "sample":
-        raise MCBNError(
-            f'draws= goes with posterior="sample", got {family!r}; merge the shares, then take Posterior.as_gaussian'
-        )
+        raise MCBNError(f'draws= goes with posterior="sample", got {family!r}; merge the shares, then as_gaussian()')
     return numbers
 
 

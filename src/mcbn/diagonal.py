@@ -108,12 +108,15 @@ def observe(
             first = x if first is None else first
             chosen = chosen or stochastic_layers(network, x, layers)
             mode = Observe(chosen, populations, batches.size_of(x))
-            with network.undisturbed(drawn.seed + number):
-                mode.run(network, x)
+            with network.undisturbed(drawn.seed + number), mode:
+                network.run_copy(x)
+            if strange := mode.mean.keys() ^ populations.keys():
+                raise MCBNError(
+                    f"layer {min(strange)!r} was not called for every training batch; the network takes another path "
+                    "from batch to batch: choose the steady layers with layers="
+                )
             if len(kept) < CHECKED_BATCHES:
                 kept.append(mode)
-    if not kept:
-        raise MCBNError("the training data gives no batch at all")
     mean, var = ({n: torch.stack([getattr(m, kind)[n] for m in kept]) for n in populations} for kind in ("mean", "var"))
     recorded = Recorded(Posterior(mean, var, drawn.batch_size), kept[0].running, kept[0].values, first)
     return _factorised(populations, next(iter(mean.values())), drawn.batch_size), recorded
@@ -126,27 +129,14 @@ class Observe(Record):
         super().__init__(layers)
         self.populations, self.n_examples = populations, n_examples
 
-    def run(self, network: Network, x: Any) -> None:
-        """Run one batch, which must reach the layers that those before it reached."""
-        with self:
-            network.run_copy(x)
-        if set(self.mean) != set(self.populations):
-            name = sorted(set(self.mean) ^ set(self.populations))[0]
-            raise MCBNError(
-                f"layer {name!r} was not called for every training batch; the network takes another path from batch to "
-                "batch: choose the steady layers with layers="
-            )
-
     def answer(self, call: BatchNormCall) -> Tensor:
         """Note the inputs of this call."""
         output = super().answer(call)
         if call.layer in self.chosen:
             rows, G = call.x.shape[0], self.n_examples
             if rows % G:
-                raise MCBNError(
-                    f"layer {call.name!r} sees {rows} rows for {G} examples, so its moments cannot be counted by "
-                    "example; use posterior='gaussian'"
-                )
+                how = "so its moments cannot be counted by example; use posterior='gaussian'"
+                raise MCBNError(f"layer {call.name!r} sees {rows} rows for {G} examples, {how}")
             population = self.populations.setdefault(call.name, Population(self.mean[call.name]))
             values = call.x.to(statistics_dtype(call.x))
             population.add(values.reshape(G, rows // G, *values.shape[1:]))
@@ -156,8 +146,7 @@ class Observe(Record):
 def _factorised(populations: Mapping[str, Population], like: Tensor, batch_size: int) -> Gaussian:
     """Join the moments of mu_B and sigma_B of all calls, in the dtype of a tensor (Teye et al. 2018, appendix 1.3).
 
-    Differs: M counts examples. With one value an example this is the paper's formula; of an image's positions, which
-    are correlated, only the averages are taken as independent (`statistic_moments`).
+    Differs: M counts examples, since the positions of an image are correlated; with one value each it is the paper's.
     """
     moments = {name: population.moments(batch_size) for name, population in populations.items()}
     for name, modelled in moments.items():

@@ -98,8 +98,10 @@ class Gaussian:
         std = self.diagonal.detach().cpu().double().sqrt()  # (P,)
         widths, chunks = [*(len(factor) for factor in factors), len(std)], []
         for start in range(0, n_samples, DRAWS_AT_ONCE):
-            noise = _normal(sum(widths), seed, range(start, start + DRAWS_AT_ONCE))  # (t, R + P)
-            *low_rank, alone = torch.split(noise, widths, 1)
+            draws = range(start, start + DRAWS_AT_ONCE)
+            streams = (np.random.Philox(key=[seed, t], counter=[0, 0, 0, 1]) for t in draws)  # not those of the rows
+            normal = [np.random.Generator(stream).standard_normal(sum(widths)) for stream in streams]
+            *low_rank, alone = torch.split(torch.from_numpy(np.stack(normal)), widths, 1)  # (t, R), ..., (t, P)
             rows = alone * std  # (t, P)
             if factors:
                 rows += torch.cat([z @ factor for z, factor in zip(low_rank, factors, strict=True)], 1)
@@ -116,12 +118,6 @@ class Gaussian:
             mean[name] = (location[name][0] + of_mean).to(self.location)
             var[name] = std.square().to(self.location)
         return mean, var
-
-
-def _normal(width: int, seed: int, draws: range) -> Tensor:
-    """Draw standard normal numbers, (t, width), each row by a generator of (seed, t) alone."""
-    streams = (np.random.Philox(key=[seed, t], counter=[0, 0, 0, 1]) for t in draws)  # counter: not those of the rows
-    return torch.from_numpy(np.stack([np.random.Generator(stream).standard_normal(width) for stream in streams]))
 
 
 def _bend(mean: Tensor, variance: Tensor, deviation: Tensor) -> Tensor:

@@ -117,26 +117,18 @@ def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]
     elif isinstance(layers, int) and not isinstance(layers, bool) and layers > 0:
         chosen = list(names[:layers])
     elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
-        wanted = [_canonical(name, module) for name in layers]
-        missing = [name for name in wanted if name not in names]
+        known = {bare_name(name): child for name, child in module.named_modules(remove_duplicate=False)}
+        bare = {name: bare_name(name) for name in layers}
+        wanted = {name: known.get(short, known.get(short.removeprefix("module."))) for name, short in bare.items()}
+        missing = [name for name, child in wanted.items() if child not in [modules[norm] for norm in names]]
         if missing:
             raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
-        chosen = [name for name in names if name in wanted]
+        chosen = [name for name in names if modules[name] in wanted.values()]
     else:
-        raise MCBNError(
-            f"layers= must be None, a positive number, a list of names or a function of (name, module); got {layers!r}"
-        )
+        raise MCBNError(f"layers= must be None, a positive number, a list of names or f(name, module); got {layers!r}")
     if not chosen:
         raise MCBNError(f"layers= matches no batch norm layer; there are {list(names)}")
     return chosen
-
-
-def _canonical(name: str, module: nn.Module) -> str:
-    """Return a module's first name in the bare network: without what `torch.compile` and DataParallel put before it."""
-    first = {id(child): alias for alias, child in bare_modules(module)}
-    canonical = {alias: first[id(child)] for alias, child in bare_modules(module, aliases=True)}
-    shorter = (name, bare_name(name), bare_name(name).removeprefix("module."))
-    return next((canonical[n] for n in shorter if n in canonical), name)
 
 
 def refuse_scripted(module: nn.Module) -> None:
@@ -158,10 +150,8 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     deaf = [name for name in norms if name in survey.entered and name not in survey.layers]  # arithmetic of their own
     names = [*survey.layers, *deaf]
     if not names:
-        raise MCBNError(
-            f"{type(network.module).__name__} ran without a single batch norm call; its layers "
-            f"{candidates(network.module)} are not used in eval mode"
-        )
+        unused = f"its layers {candidates(network.module)} are not used in eval mode"
+        raise MCBNError(f"{type(network.module).__name__} ran without a single batch norm call; {unused}")
     chosen = choose(layers, names, network.module)
     _refuse_unusable(network.module, survey, chosen)
     names_used = {name for child in network.module.modules() for code in _codes(child) for name in code.co_names}
@@ -177,11 +167,8 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
         )
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:
-            warnings.warn(
-                f"mcbn: layer {name!r} is not among layers= and has no running statistics, so it goes on using those "
-                "of whatever batch it is given",
-                stacklevel=4,
-            )
+            how = "has no running statistics, so it goes on using those of whatever batch it is given"
+            warnings.warn(f"mcbn: layer {name!r} is not among layers= and {how}", stacklevel=4)
     network.left_alone = survey.calls.keys() - survey.layers.keys() if layers is None else None
     others = [n for n, child in bare_modules(network.module) if layers is None and isinstance(child, AnyBatchNorm)]
     return frozenset((*chosen, *others))  # others: on a path that this pass did not take
@@ -199,6 +186,5 @@ def _refuse_unusable(module: nn.Module, survey: Survey, chosen: Sequence[str]) -
         if name in chosen:
             raise MCBNError(
                 f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm, as in "
-                f"TabNet), so a draw is of {rows} examples, not of {survey.rows}: pass batch_size={rows} to fit, the "
-                "virtual batch size of training; inputs to predict may be any number"
+                f"TabNet): pass batch_size={rows} to fit, the virtual batch size of training; predict takes any number"
             )

@@ -34,8 +34,9 @@ class Members(Predictor):
     def __init__(self, models: Sequence[nn.Module], task: str, **options: Any) -> None:
         if not models:
             raise MCBNError("give at least one network; got an empty list")
-        self.members: list[MCBN[Any]] = [MCBN(model, task, **options) for model in models]
+        self.members: list[MCBN[Any]] = []  # while the baseline sets a tau of its own
         super().__init__(task, inputs=options.get("inputs"), outputs=options.get("outputs", "auto"))
+        self.members = [MCBN(model, task, **options) for model in models]
         self.noise = self.members[0].noise
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ probs (N, K, ...) that sum to 1 over dimension 1, labels y (N, ...), or for seve
 """
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import ArrayLike
@@ -45,10 +45,8 @@ def pll(samples: TensorLike, y: TensorLike, tau: TensorLike) -> Tensor:
     samples = _tensor(samples, "samples")
     y = _tensor(y, "y", samples.device)
     if y.ndim < 1 or samples.shape[1:] != y.shape or samples.numel() == 0:
-        raise MCBNError(
-            f"samples must be (T, N, ...) for y (N, ...), not empty; got samples {tuple(samples.shape)} and"
-            f" y {tuple(y.shape)}; index or reshape one of them: they are never broadcast"
-        )
+        there = f"got samples {tuple(samples.shape)} and y {tuple(y.shape)}; they are never broadcast: index or reshape"
+        raise MCBNError(f"samples must be (T, N, ...) for y (N, ...), not empty; {there}")
     T, N = samples.shape[:2]
     residual = _floating(samples - y).reshape(T, N, -1)  # (T, N, D)
     tau = _tensor(tau, "tau", residual.device, residual.dtype)
@@ -129,10 +127,8 @@ def normalized(score: TensorLike, constant: TensorLike, optimum: TensorLike) -> 
     """
     s, c, o = _point_means(score=score, constant=constant, optimum=optimum)
     if not math.isfinite(o - c) or o == c:
-        raise MCBNError(
-            f"cannot scale from constant {float(c)} to optimum {float(o)}: they must be finite and differ;"
-            " leave out points that are predicted exactly, or report the raw score"
-        )
+        cure = "leave out points that are predicted exactly, or report the raw score"
+        raise MCBNError(f"constant {float(c)} and optimum {float(o)} must be finite and differ to scale by; {cure}")
     percent = 100 * (s - c) / (o - c)
     return percent if isinstance(percent, Tensor) else torch.tensor(percent, dtype=torch.float64)
 
@@ -274,9 +270,7 @@ def worse_probs(drawn: Tensor, plain: Tensor, y: Tensor) -> str:
     return worse_mean(wrong[0], wrong[1], "error rate") or worse_mean(losses[0], losses[1], "NLL")
 
 
-def _tensor(
-    value: TensorLike, name: str, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
+def _tensor(value: TensorLike, name: str, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
     try:
         return torch.as_tensor(value, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -289,14 +283,11 @@ def _floating(value: Tensor) -> Tensor:
 
 def _check_same_shape(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
     if a.shape != b.shape or a.numel() == 0:
-        raise MCBNError(
-            f"{name_a} and {name_b} must have the same shape and hold something; got {tuple(a.shape)} and"
-            f" {tuple(b.shape)}; index or reshape one of them: they are never broadcast"
-        )
+        there = f"got {tuple(a.shape)} and {tuple(b.shape)}; they are never broadcast: index or reshape one of them"
+        raise MCBNError(f"{name_a} and {name_b} must have the same shape and hold something; {there}")
 
 
 def _residual(mean: TensorLike, y: TensorLike) -> Tensor:
-    """Difference y - mean, after the shape check."""
     mean = _tensor(mean, "mean")
     y = _tensor(y, "y", mean.device)
     _check_same_shape(mean, y, "mean", "y")
@@ -318,10 +309,8 @@ def _probs_and_labels(probs: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]
     if probs.shape == y.shape and probs.ndim > 1:  # of several labels each is a class of its own, 1 or 0
         probs = torch.stack([1 - probs, probs], 1)
     if probs.ndim < 2 or probs.shape[:1] + probs.shape[2:] != y.shape or probs.numel() == 0:
-        raise MCBNError(
-            f"probs must be (N, K, ...) and y (N, ...), not empty; got probs {tuple(probs.shape)} and"
-            f" y {tuple(y.shape)}"
-        )
+        there = f"got probs {tuple(probs.shape)} and y {tuple(y.shape)}"
+        raise MCBNError(f"probs must be (N, K, ...) and y (N, ...), not empty; {there}")
     if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
         raise MCBNError(f"y must hold integer class labels; got {y.dtype}: convert with y.long()")
     low, high = y.long().aminmax()

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mcbn import batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
-from mcbn.batch_norm import BatchNormMode, layer_of
+from mcbn.batch_norm import BatchNormMode
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 METHODS = ("sample", "linear")
 CENTRES = ("drawn", "running")
-READINGS = ("outputs", "noise")  # settings that are kept
 NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
+Classes = Literal["classification", "multilabel"]
 
 
 class Options(TypedDict, total=False):
@@ -57,18 +57,16 @@ class MCBN(Generic[P]):
     gives predictive moments. The network itself is copied at `fit` and never modified.
 
     Args:
-        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through. A list of
-            networks gives an ensemble whose members each have draws (`mcbn.members.Members`), with the same verbs.
+        model: any module that uses batch norm; wrappers (torch.compile, DataParallel) are looked through. Of a list of
+            networks, an ensemble, each has draws (`mcbn.members.Members`).
         task: "regression", "classification" (one label an input, or one a pixel; one unit is a binary logit), or
             "multilabel" (labels that do not exclude each other, a unit each).
         layers: which batch norm layers are stochastic: None all, k the first k to run, names, or f(name, module).
         inputs: what of a batch goes to the network: key, index, list of them, or function of the batch.
         output: which tensor of the network's result counts: key, index or function.
-        outputs: what a classifier gives: "logits", "probs" or "log_probs"; "auto": found out from the values and from
-            the last function to run, a softmax or sigmoid.
+        outputs: what a classifier gives: "logits", "probs" or "log_probs"; "auto" finds out from an output.
         noise: of a regression: "constant", one tau an output; "head", the network gives D means and D log variances
-            on axis 1, or a pair of them, and tau scales its variance; "full", correlated between outputs (N, D), tau is
-            their precision matrix.
+            on axis 1, or a pair of them, and tau scales its variance; "full", a precision matrix of outputs (N, D).
 
     Example (those of the methods go on with `bayes`, a `classifier`, x (64, 3), targets y (64, 1) and labels (64,)):
         >>> import mcbn, torch
@@ -97,10 +95,7 @@ class MCBN(Generic[P]):
 
     @overload
     def __init__(
-        self: "MCBN[ClassificationPrediction]",
-        model: nn.Module,
-        task: Literal["classification", "multilabel"],
-        **options: Unpack[Options],
+        self: "MCBN[ClassificationPrediction]", model: nn.Module, task: Classes, **options: Unpack[Options]
     ) -> None: ...
 
     @overload
@@ -149,21 +144,17 @@ class MCBN(Generic[P]):
         """Draw T joint sets of batch-norm statistics from random training batches of M examples.
 
         Args:
-            data: the training DataLoader (its dataset, transforms, collate_fn, workers and batch size are respected,
-                its order is not), a Dataset, tensors, arrays, a table (pandas), a list of examples or of batches, or
-                another iterable of batches, taken as they come.
+            data: the training DataLoader (all but its order is respected), a Dataset, tensors, arrays, a table
+                (pandas), a list of examples or of batches, or another iterable of batches, taken as they come.
             n_samples: T. T * M may exceed N.
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
             posterior: the family of q(omega). "sample": the drawn statistics themselves. "gaussian": a Gaussian with
-                their full covariance, across units and layers; "layerwise": across the units of each layer only. Both
-                are kept as moments (`mcbn.gaussian`), whatever the size of the data, and give any number of draws.
-                "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from the moments of one pass
-                over the data (`mcbn.diagonal`; of a stream, its first T full batches). It ignores that statistics move
-                together, which is not safe: prefer "gaussian".
+                their full covariance (`mcbn.gaussian`), which gives any number of draws; "layerwise": the same without
+                covariance between layers. "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from
+                one pass over the data (`mcbn.diagonal`). Statistics do move together, so prefer "gaussian".
             inputs: overrides the constructor's.
-            draws: compute only these t of the T draws, a share for `Posterior.merge`; `mcbn.distributed.fit` and
-                `mcbn.ray.fit` share them out. Only for posterior="sample": merge, then `as_gaussian`.
+            draws: compute only these t of the T draws of posterior="sample", a share for `Posterior.merge`.
             centre: "drawn": the draws as they are. "running", where nobody has the training data: the spread of the
                 draws from data of the same kind, their average from the network's running statistics.
 
@@ -178,18 +169,14 @@ class MCBN(Generic[P]):
             warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
         data, batch_size = self._read_list(data, batch_size, inputs)
+        once, wanted = posterior == "diagonal", None if numbers is None else with_deciding(numbers, n_samples)
         with torch.inference_mode(False):
-            if posterior == "diagonal":
-                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, once=True)
-                network = self.copy_network()
+            drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted, once=once)
+            network = self.copy_network()
+            if once:
                 model, recorded = diagonal.observe(network, drawn, self.layers, inputs)
                 fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
             else:
-                if posterior != "sample":
-                    batches.require_int(f"n_samples for the covariance of posterior={posterior!r}", n_samples, 2)
-                wanted = None if numbers is None else with_deciding(numbers, n_samples)
-                drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted)
-                network = self.copy_network()
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
@@ -226,19 +213,18 @@ class MCBN(Generic[P]):
         """Predict with uncertainty: moments over the draws, streamed, so memory is bounded by one pass, whatever T.
 
         Args:
-            x: a tensor (N, ...), an array or table, whatever the network takes, a list of examples or of batches, or a
-                DataLoader or Dataset.
-            method: "sample", the Monte Carlo estimate over the draws; "linear", the covariance of the draws
-                through the network's gradient, the mean from 8 of them: faster for few outputs, approximate
-                (`mcbn.linear`).
+            x: a tensor (N, ...), an array or table, whatever the network takes, a list of these, or a DataLoader or
+                Dataset.
+            method: "sample", the Monte Carlo estimate over the draws; "linear", their covariance through the network's
+                gradient (`mcbn.linear`): approximate, and faster for few outputs.
             n_samples: use only the first draws; of a Gaussian posterior also more than were fitted.
             chunk_size: draws in one pass; chosen from the sizes where it is not given (`explain` says how).
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
-            tolerance: stop drawing once the standard error of every mean or probability is below this, at the latest
-                after all draws; `pred.n_samples` says how many it took, `pred.standard_error` what was reached.
-            mean: "drawn", the average over the draws; "plain", the network's own output, or probabilities and labels,
-                with the spread of the draws about it: the better choice where `evaluate` or `check` says so.
+            tolerance: stop drawing once the standard error of every mean or probability is below this; `pred.n_samples`
+                says how many draws it took.
+            mean: "drawn", the average over the draws; "plain", the network's own, with the spread of the draws about
+                it: the better choice where `evaluate` or `check` says so.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?
 
         >>> bayes.predict(x), classifier.predict(x).label.shape
@@ -263,8 +249,7 @@ class MCBN(Generic[P]):
         def predict_batch(inputs: Any) -> Any:
             again = None if is_stream(x) else partial(samples, batches.copied(inputs))  # a loader's are not kept
             if method == "linear" and exact:
-                of_outputs: dict[str, Any] = {"head": self.noise == "head", "covariance": covariance, "draws": again}
-                pred = moments.gaussian(self.linearizer(inputs, T), self.noise_precision, **of_outputs)
+                pred: Any = moments.gaussian(self, self.linearizer(inputs, T), covariance=covariance, draws=again)
             else:
                 pred = moments.summarise(self, samples(inputs, T), covariance=covariance, draws=again, **options)
             pred = moments.finish(pred, self, engine.network, inputs, mean=mean, method=method)
@@ -318,36 +303,31 @@ class MCBN(Generic[P]):
     ) -> Self:
         """Set tau on held-out data: the noise precision (regression) or inverse temperature (classification).
 
-        With `batch_sizes` also M, by rescaling the posterior (`Posterior.at_batch_size`): the spread of the draws goes
-        with 1 / sqrt(M), so MCBN loses its epistemic uncertainty as training batches grow (Mukhoti et al. 2020,
-        arXiv 2012.13220). M acts as a temperature; no training data is needed.
+        With `batch_sizes` also M, a temperature, by rescaling the posterior (`Posterior.at_batch_size`): the spread of
+        the draws goes with 1 / sqrt(M) and is lost as training batches grow (Mukhoti et al. 2020, arXiv 2012.13220).
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
-            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll"
-                of classes, and of noise="full", the covariance of the errors less the draws' own. More than 2^23
-                samples, of many images, are not kept: tau is then tuned on points chosen at random.
+            score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll" of classes and of
+                noise="full". Beyond 2^23 samples, as of many images, tau is tuned on points chosen at random.
             targets: what of a batch is the target, where it is not the second element or a usual key.
             n_samples: use only the first draws.
             ignore_index: classification: a label to leave out, such as the void class of a segmentation.
-            batch_sizes: the M to try, each with its best tau; "auto": from 1/16 to 16 times that of the fit. That of
-                the fit is always tried, and kept unless another scores better. None: only tau is tuned.
+            batch_sizes: the M to try beside that of the fit, each with its best tau; "auto": from 1/16 to 16 times it.
 
         >>> bayes.tune((x, y)).tau < torch.inf
         True
         """
-        options: dict[str, Any] = {"targets": targets, "ignore_index": ignore_index}
-        options |= {"score": levels.require_score(self.task, score, self.noise)}
-        options |= {"n_samples": self.engine_for(n_samples)[1]}
+        score, T = levels.require_score(self.task, score, self.noise), self.engine_for(n_samples)[1]
+        options: dict[str, Any] = {"score": score, "n_samples": T, "targets": targets, "ignore_index": ignore_index}
         levels.drop_calibration(self)
-        drawn = self.posterior
-        M = drawn.batch_size
+        drawn, M = self.posterior, self.posterior.batch_size
         if batch_sizes is None:
             tuned = {M: levels.tune(self, data, **options)}
         else:
             sizes = levels.candidates(batch_sizes, drawn.fitted_batch_size or M)
             tuned = {M: levels.tune(self.with_posterior(drawn.at_batch_size(M)), data, **options) for M in sizes}
-            M = levels.best(tuned, options["score"])
+            M = levels.best(tuned, score)
             self.posterior = drawn.at_batch_size(M)
         self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
         levels.warn_if_bound(tuned[M], M)
@@ -358,19 +338,16 @@ class MCBN(Generic[P]):
 
         P(y in interval or set) >= level for any network and n held-out examples, PROVIDED THAT these and new inputs
         are exchangeable (drawn alike) and were not seen by training or `tune`. Given the n, the share covered varies
-        by about sqrt(level (1 - level) / n). With groups the promise holds in each. Under shift it ends: calibrate on
-        data from there. `fit`, `tune` and other draws drop the calibration.
+        by about sqrt(level (1 - level) / n). Under shift the promise ends. `fit` and `tune` drop the calibration.
 
         Args:
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y); level / (1 - level) examples at least.
             level: the default of `interval` and `set`; whether the data are enough for it is said at once.
-            score: "std" (default: intervals as wide as the prediction is unsure), "quantile" (skewed draws), "absolute"
-                (one width for all); classification: "aps" (default), or "raps", whose penalty=(0.01, 2) is the cost of
-                a class and how many are free.
-            joint: True: all outputs and pixels of an input at once. False: each output by itself, and of images the
-                expected share of pixels.
-            groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example in the
-                order of the data: it holds in each group, and `interval` and `set` take those of the new inputs.
+            score: "std" (default: as wide as the prediction is unsure), "quantile" (skewed draws), "absolute" (one
+                width for all); classification: "aps" (default), "raps" with penalty=(cost of a class, how many free).
+            joint: True: all outputs and pixels of an input at once. False: each output, or share of pixels, by itself.
+            groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example: it holds
+                in each group, and `interval` and `set` take those of the new inputs.
             method, n_samples: as `predict` will be called.
             targets, ignore_index: as for `tune`.
             randomize: sets that cover exactly the level, by chance (seed=); they may be empty.
@@ -385,13 +362,7 @@ class MCBN(Generic[P]):
         return self
 
     def watch(
-        self,
-        reference: Any,
-        *,
-        batch_size: int | None = None,
-        false_alarms: float = 0.01,
-        seed: int = 0,
-        run: int = 1,
+        self, reference: Any, *, batch_size: int | None = None, false_alarms: float = 0.01, seed: int = 0, run: int = 1
     ) -> "Watch":
         """Watch for inputs that are not like the reference: batches, streams, single inputs (`mcbn.field`).
 
@@ -401,13 +372,12 @@ class MCBN(Generic[P]):
         Args:
             reference: inputs AS DEPLOYED, as `fit` takes data: validation inputs, without training augmentation, and
                 best not those the network was trained on. No labels are needed.
-            batch_size: of the batches a stream is read in; the loader's or that of the fit, at most what the reference
-                is enough for, where it is not given. Single batches may have any size.
+            batch_size: of the batches a stream is read in; by default the loader's or that of the fit, at most what the
+                reference is enough for. Single batches may have any size.
             false_alarms: share of batches as in the reference that are called shifted; of a stream, the probability
                 that it is ever called so.
             seed: of the cut of the reference.
-            run: neighbours in the reference that belong together, such as frames of a video: its batches are then made
-                of such runs, as deployed batches are.
+            run: neighbours in the reference that belong together, such as frames of a video; batches keep them so.
 
         >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
         >>> watch(x[:4] + 5).shifted
@@ -426,8 +396,8 @@ class MCBN(Generic[P]):
         Args:
             unlabelled: inputs as deployed now, as `fit` takes data, at least 2; they are kept for a later call.
             reference: inputs as deployed before the shift, or a `watch` made of them.
-            strength: "auto": nothing moves where the watch finds no shift, and each layer by what chance does not
-                explain; a number from 0 to 1: that share of the move, whatever the watch says.
+            strength: "auto": nothing moves where the watch finds no shift, else each layer by what chance does not
+                explain. A number from 0 to 1: that share of the move, whatever the watch says.
 
         >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
         >>> bayes.adapt(x + 5, reference=watch).adaptation.moved
@@ -478,20 +448,18 @@ class MCBN(Generic[P]):
 
         Args:
             path: the file; its folder exists.
-            example_x: inputs as for `predict`, as many as will come at once: their shape but for N is fixed, their
-                number decides how many draws share a pass.
+            example_x: inputs as for `predict`, as many as will come at once; all but their number N is fixed.
             method: "sample", the draws as constants; "linear", the gradient and the covariance of the draws.
             n_samples: use only the first draws.
-            chunk_size: draws in one pass at most; fewer than T make a loop, so that memory does not grow with T.
-                Chosen from the size of the example where it is not given.
-            level: of calibrated intervals or sets; what `calibrate` was given where it is not, and none without.
+            chunk_size: draws in one pass at most, chosen from the example where it is not given; fewer than T make a
+                loop, so that memory does not grow with T.
+            level: of calibrated intervals or sets; by default what `calibrate` was given.
 
         >>> bayes.export(folder / "net.onnx", x[:1])
         """
         from mcbn import export
 
-        how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size, "level": level}
-        export.to_onnx(self, path, example_x, **how)
+        export.to_onnx(self, path, example_x, method=method, n_samples=n_samples, chunk_size=chunk_size, level=level)
 
     @property
     def posterior(self) -> Posterior:
@@ -522,7 +490,8 @@ class MCBN(Generic[P]):
     @property
     def noise_std(self) -> float | Tensor:
         """Standard deviation of the observation noise, tau^-1/2; of noise="head", what its own is multiplied by."""
-        return levels.plain(levels.std(self.noise_precision))
+        tau = self.noise_precision
+        return levels.plain(tau.rsqrt() if tau.ndim < 2 else torch.linalg.inv(tau).diagonal().sqrt())
 
     # Keeping and moving what was fitted, in PyTorch's words.
 
@@ -531,8 +500,8 @@ class MCBN(Generic[P]):
 
         >>> bayes.save(folder / "net.mcbn")
         """
-        tensors, metadata = self._packed()
-        saving.save(path, tensors, metadata | notes)
+        tensors, text = saving.pack(self)
+        saving.save(path, tensors, text | notes)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, *, inputs: batches.Picker = None, output: Output = None) -> Self:
@@ -546,15 +515,14 @@ class MCBN(Generic[P]):
             from mcbn.members import Members
 
             return Members.load(path, model, inputs=inputs, output=output)  # type: ignore[return-value]
-        tensors, settings = saving.read_tensors(path)
-        given = {name: value for name, value in (("inputs", inputs), ("output", output)) if value is not None}
+        tensors, text = saving.read_tensors(path)
         with saving.damage_told(path):
-            drawn = saving.unpack(str(path), tensors, settings, model)
-            chosen: Any = {name: json.loads(settings.get(name, "null")) for name in ("inputs", "output")} | given
-            chosen |= {name: settings[name] for name in READINGS if name in settings}
-            tau = torch.tensor(json.loads(settings["tau"]), dtype=torch.float64)
-            bayes: Any = cls(model, settings["task"], **chosen)
-            return bayes._restore(drawn, tau, tensors, settings)  # type: ignore[no-any-return]
+            drawn = saving.unpack(str(path), tensors, text, model)
+            kept: Any = {name: text[name] for name in ("outputs", "noise") if name in text}
+            for name, given in (("inputs", inputs), ("output", output)):
+                kept[name] = json.loads(text.get(name, "null")) if given is None else given
+            bayes: Any = cls(model, text["task"], **kept)
+            return saving.restore(bayes, drawn, json.loads(text["tau"]), tensors, text)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.
@@ -564,7 +532,7 @@ class MCBN(Generic[P]):
         >>> sorted(bayes.state_dict())
         ['mean.1', 'metadata', 'tau', 'var.1']
         """
-        return saving.to_state(*self._packed(), self.noise_precision)
+        return saving.to_state(*saving.pack(self), self.noise_precision)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         """Take over posterior and tau of a `state_dict` made with this network; no fit is needed before.
@@ -574,22 +542,21 @@ class MCBN(Generic[P]):
         >>> mcbn.MCBN(bayes.model, "regression").load_state_dict(bayes.state_dict()).posterior.n_samples
         20
         """
-        tensors, metadata, tau = saving.from_state(state)
-        if metadata["task"] != self.task:
-            raise MCBNError(f"the state_dict is of task {metadata['task']!r}, this MCBN of {self.task!r}")
-        if metadata.get("noise", "constant") != self.noise:
-            raise MCBNError(f"the state_dict is of noise={metadata['noise']!r}, this MCBN of {self.noise!r}")
-        drawn = saving.unpack("the state_dict", tensors, metadata, self.model)
-        self.outputs = metadata.get("outputs", self.outputs)
-        return self._restore(drawn, tau, tensors, metadata)
+        tensors, text, tau = saving.from_state(state)
+        for name, kept in (("task", text["task"]), ("noise", text.get("noise", "constant"))):
+            if kept != getattr(self, name):
+                raise MCBNError(f"the state_dict is of {name}={kept!r}, this MCBN of {getattr(self, name)!r}")
+        drawn = saving.unpack("the state_dict", tensors, text, self.model)
+        self.outputs = text.get("outputs", self.outputs)
+        return saving.restore(self, drawn, tau, tensors, text)
 
     def to(
         self, device: torch.device | torch.dtype | Tensor | str | int | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Move the private network and its draws to a device, a floating dtype, both, or those of a tensor.
 
-        In place, and returned, as of a module; your own network stays where it is. Before `fit` it is where the copy
-        will be made. Half precision keeps its statistics in float32, as training does.
+        As of a module it is done in place and returned; your own network stays. Before `fit` it says where the copy
+        will be. Half precision keeps its statistics in float32, as training does.
 
         >>> bayes.to(torch.float64).predict(x).mean.dtype
         torch.float64
@@ -599,29 +566,6 @@ class MCBN(Generic[P]):
         if self._engine is not None:
             network = self._engine.network.to(device, dtype)
             self.adopt(network, self.posterior.to(network.device, network.dtype))
-        return self
-
-    def _packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return what is kept: tensors on the CPU, and text."""
-        text = {"task": self.task, "tau": json.dumps(self.noise_precision.tolist()), "noise": self.noise}
-        text |= {"outputs": self.reads, "tau_at_bound": json.dumps(self.tau_at_bound)}
-        pickers = {"inputs": self.inputs, "output": self.output}.items()
-        text |= {name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)}
-        tensors, metadata = saving.pack(self.posterior, self.engine.network.module, text)
-        more, promise = self.calibration.pack() if self.calibration is not None else ({}, {})
-        return tensors | more, metadata | promise
-
-    def _restore(self, drawn: Posterior, tau: Tensor, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> Self:
-        precision = levels.require_tau(tau)
-        with torch.inference_mode(False):
-            network = self.copy_network()
-            self.adopt(network, drawn.to(network.device))
-        self.layers, self.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
-        self.calibration, self.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
-        if "calibration" in text:
-            from mcbn.conformal import Calibration
-
-            self.calibration = Calibration.unpack(tensors, text)
         return self
 
     # The seam: what export, distributed fits and other code around MCBN build on.
@@ -670,15 +614,12 @@ class MCBN(Generic[P]):
         if drawn.n_samples >= T:
             return self.engine, T
         if drawn.gaussian is None:
-            raise MCBNError(
-                f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; fit more of them, or a Gaussian "
-                "posterior, which gives any number"
-            )
-        extended = self._extended
-        if extended is None or extended.posterior.n_samples < T:
+            cure = "fit more of them, or a Gaussian, which gives any number"
+            raise MCBNError(f"n_samples={T} asked of a posterior of {drawn.n_samples} draws; {cure}")
+        if self._extended is None or self._extended.posterior.n_samples < T:
             with torch.inference_mode(False):
-                extended = self._extended = Engine(self.engine.network, drawn.sample(T, seed=drawn.seed))
-        return extended, T
+                self._extended = Engine(self.engine.network, drawn.sample(T, seed=drawn.seed))
+        return self._extended, T
 
     def copy_network(self) -> Network:
         """Copy the network, to where `to` asked for it, and let the copy tell which of its modules is running."""

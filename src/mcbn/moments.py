@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mcbn import prediction
 from mcbn.outputs import as_float, as_logits, flatten, probabilities, split_head, spread
-from mcbn.prediction import (
-    ClassificationPrediction,
-    MultilabelPrediction,
-    RegressionPrediction,
-    divergence,
-    standard_error,
-)
+from mcbn.prediction import ClassificationPrediction, MultilabelPrediction, RegressionPrediction
 
 if TYPE_CHECKING:
     from mcbn.linear import Linearised
@@ -24,6 +19,7 @@ if TYPE_CHECKING:
 MEANS = ("drawn", "plain")
 LEAST_DRAWS = 8  # a spread estimated from fewer is not trusted to stop
 LEAST_PIVOT = 1e-6  # probability that draws are compared with: below it a ratio would cost digits
+Draws = Callable[[int], Iterator[Tensor]] | None
 
 
 class Moments:
@@ -59,12 +55,6 @@ class Moments:
         """1/T sum_t f_t^2 - (1/T sum_t f_t)^2, (N, ...)."""
         return (self.squares / self.count - (self.sum / self.count).square()).clamp_(min=0)
 
-    def settled(self, tolerance: float | None) -> bool:
-        """Tell whether the standard error of every mean is below the tolerance."""
-        if tolerance is None or self.count < LEAST_DRAWS:
-            return False
-        return bool((standard_error(self.variance, self.count) < tolerance).all())
-
     @property
     def covariance(self) -> Tensor | None:
         """1/T sum_t f_t^T f_t - mean^T mean over the flattened outputs, (N, D, D)."""
@@ -74,17 +64,13 @@ class Moments:
         return self.products / self.count - shift.unsqueeze(2) * shift.unsqueeze(1)
 
 
-def regression(
-    chunks: Iterable[Tensor],
-    tau: Tensor,
-    *,
-    head: bool = False,
-    covariance: bool = False,
-    keep: bool = False,
-    tolerance: float | None = None,
-    draws: Callable[[int], Iterator[Tensor]] | None = None,
-) -> RegressionPrediction:
-    """Stream draws into a regression prediction; head: means, then log variances; draws: the first so many again."""
+def summarise(
+    predictor: Any, chunks: Iterable[Tensor], *, draws: Draws, covariance: bool, **options: Any
+) -> RegressionPrediction | ClassificationPrediction:
+    """Stream the draws of a predictor into a prediction as its task asks for; `draws`: the first so many again."""
+    head, tau = predictor.noise == "head", predictor.noise_precision
+    if predictor.task != "regression":
+        return classification(chunks, tau, several=predictor.task == "multilabel", **options)
     moments, variances = Moments(covariance=covariance), Moments()
 
     def add(chunk: Tensor) -> None:
@@ -94,7 +80,7 @@ def regression(
             variances.add(log_variance.exp())
         moments.add(outputs)
 
-    samples = _feed(chunks, add, moments, keep, tolerance)
+    samples = _feed(chunks, add, moments, **options)
     return RegressionPrediction(
         n_samples=moments.count,
         mean=moments.mean,
@@ -108,33 +94,32 @@ def regression(
 
 
 def _feed(
-    chunks: Iterable[Tensor], add: Callable[[Tensor], None], moments: Moments, keep: bool, tolerance: float | None
+    chunks: Iterable[Tensor], add: Any, moments: Moments, *, keep: bool = False, tolerance: float | None = None
 ) -> Tensor | None:
     """Hand on chunks until the moments are known to the tolerance; return what was used, (T, N, ...), if it is kept."""
     kept = []
     for chunk in chunks:
         add(chunk)
-        if keep:
-            kept.append(chunk)
-        if moments.settled(tolerance):
-            break
+        kept += [chunk] if keep else []
+        if tolerance is not None and moments.count >= LEAST_DRAWS:
+            errors = prediction.standard_error(moments.variance, moments.count)
+            if bool((errors < tolerance).all()):
+                break
     return torch.cat(kept) if keep else None
 
 
-def gaussian(
-    linear: "Linearised", tau: Tensor, *, head: bool, covariance: bool, draws: Callable[[int], Iterator[Tensor]] | None
-) -> RegressionPrediction:
+def gaussian(predictor: Any, linear: "Linearised", *, draws: Draws, covariance: bool) -> RegressionPrediction:
     """Predict by a linearised network; a log variance s is Gaussian as well: E[exp(s)] = exp(E[s] + Var[s] / 2)."""
     mean, projected, T = linear.mean, linear.projected, len(linear.deviations)  # (N, ...), (N, D, S')
     variance, head_variance = projected.square().sum(2).reshape(mean.shape), None
-    if head:
+    if predictor.noise == "head":
         (mean, log_mean), (variance, log_variance) = split_head(mean, 1), split_head(variance, 1)
         head_variance, projected = torch.exp(log_mean + log_variance / 2), projected[:, : projected.shape[1] // 2]
     return RegressionPrediction(
         n_samples=T,
         mean=mean,
         epistemic=variance,
-        tau=spread(tau, mean),
+        tau=spread(predictor.noise_precision, mean),
         epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
         draws=draws and partial(draws, T),
         head_variance=head_variance,
@@ -142,11 +127,11 @@ def gaussian(
 
 
 def classification(
-    chunks: Iterable[Tensor], tau: Tensor, *, several: bool = False, keep: bool = False, tolerance: float | None = None
+    chunks: Iterable[Tensor], tau: Tensor, *, several: bool = False, **options: Any
 ) -> ClassificationPrediction:
     """Stream logits of draws into averaged class probabilities; several: an input has a logit for each label."""
     moments = Probabilities(tau, several)
-    samples = _feed(chunks, moments.add_outputs, moments, keep, tolerance)
+    samples = _feed(chunks, moments.add_outputs, moments, **options)
     mean, variance = (value[:, 1] if several else value for value in (moments.mean, moments.variance))
     return (MultilabelPrediction if several else ClassificationPrediction)(
         n_samples=moments.count,
@@ -155,14 +140,6 @@ def classification(
         variance=variance,
         samples=samples,
     )
-
-
-def summarise(predictor: Any, chunks: Iterable[Tensor], *, draws: Any, covariance: bool, **options: Any) -> Any:
-    """Stream the draws of a predictor into a prediction as its task asks for."""
-    tau, head, several = predictor.noise_precision, predictor.noise == "head", predictor.task == "multilabel"
-    if predictor.task == "regression":
-        return regression(chunks, tau, head=head, covariance=covariance, draws=draws, **options)
-    return classification(chunks, tau, several=several, **options)
 
 
 def finish(pred: Any, predictor: Any, network: "Network", inputs: Any, *, mean: str, method: str = "sample") -> Any:
@@ -192,14 +169,19 @@ class Probabilities(Moments):
         self.tau, self.several, self.divergences = tau, several, torch.zeros(())
 
     def add_outputs(self, chunk: Tensor) -> None:
-        """Take in logits (t, N, K, ...)."""
+        """Take in logits (t, N, K, ...), by one kernel of a GPU that has it."""
         logits = as_logits(chunk, self.several)
         if suits_kernel(logits, self.tau):
-            self._add_by_kernel(logits)
+            from mcbn.engine import kernels
+
+            sums = kernels.Sums(self.pivot, self.sum, self.squares, self.divergences) if self.count else None
+            added = kernels.add_probabilities(logits, self.tau, sums, LEAST_PIVOT)
+            self.pivot, self.sum, self.squares, self.divergences = added
+            self.count += len(logits)
             return
         probs = torch.softmax(logits * self.tau.to(logits), 2)  # (t, N, K, ...)
         self.add(probs)
-        self.divergences = self.divergences.to(probs) + divergence(probs, self._compared, 2).sum(0)
+        self.divergences = self.divergences.to(probs) + prediction.divergence(probs, self._compared, 2).sum(0)
 
     @property
     def _compared(self) -> Tensor:
@@ -208,16 +190,7 @@ class Probabilities(Moments):
     @property
     def mutual_information(self) -> Tensor:
         """1/T sum_t KL(p_t || p), (N, ...)."""
-        return (self.divergences / self.count - divergence(self.mean, self._compared, 1)).clamp(min=0)
-
-    def _add_by_kernel(self, logits: Tensor) -> None:
-        """Take in logits (t, N, K, ...) by one kernel of a GPU."""
-        from mcbn.engine import kernels
-
-        sums = kernels.Sums(self.pivot, self.sum, self.squares, self.divergences) if self.count else None
-        added = kernels.add_probabilities(logits, self.tau, sums, LEAST_PIVOT)
-        self.pivot, self.sum, self.squares, self.divergences = added
-        self.count += len(logits)
+        return (self.divergences / self.count - prediction.divergence(self.mean, self._compared, 1)).clamp(min=0)
 
 
 def suits_kernel(logits: Tensor, tau: Tensor) -> bool:

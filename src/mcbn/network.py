@@ -21,6 +21,7 @@ from mcbn.outputs import Ending, OutputReading, recognise
 from mcbn.randomness import Undisturbed, isolated_random, iterate
 
 OUTPUT_KEYS = ("out", "logits")
+BOXES = "of a detector, a function that gives as many numbers in every draw: boxes come and go"
 SCALED = "turn whole numbers into floats scaled as in training, such as x / 255 for images,"
 CURES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("", lambda x: x),
@@ -53,13 +54,8 @@ def is_synchronised(model: nn.Module) -> bool:
 def warn_if_synchronised(model: nn.Module) -> None:
     """Warn that a loader's batch is one rank's, while such a network was trained on the batch of all ranks."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and is_synchronised(model):
-        warnings.warn(
-            "mcbn: the network has SyncBatchNorm, which takes the statistics of the batches of all "
-            f"{dist.get_world_size()} ranks together, so M is as many times the loader's: pass batch_size=, or call "
-            "mcbn.distributed.fit",
-            UserWarning,
-            stacklevel=3,
-        )
+        why = f"SyncBatchNorm takes the statistics of all {dist.get_world_size()} ranks together"
+        warnings.warn(f"mcbn: {why}: pass M of all as batch_size=, or call mcbn.distributed.fit", stacklevel=3)
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -116,10 +112,9 @@ def structure(model: nn.Module) -> list[str]:
     return names + [f"tensor {bare_name(name)}: {size}" for (name, _), size in zip(entries, sizes, strict=True)]
 
 
-def bare_modules(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, nn.Module]]:
-    """List named modules as they are called once compiled parts are unwrapped; `aliases` adds second names."""
-    modules = model.named_modules(remove_duplicate=not aliases)
-    return [(bare_name(name), module) for name, module in modules if not hasattr(module, "_orig_mod")]
+def bare_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List named modules as they are called once compiled parts are unwrapped."""
+    return [(bare_name(name), module) for name, module in model.named_modules() if not hasattr(module, "_orig_mod")]
 
 
 def bare_name(name: str) -> str:
@@ -150,7 +145,6 @@ class Network:
         return twin
 
     def _look(self) -> None:
-        """Note where the network is and in what precision it runs."""
         tensors = [*self.module.parameters(), *self.module.buffers()]
         self.device = tensors[0].device if tensors else None
         floating = {t.dtype for t in self.module.parameters() if t.is_floating_point()}
@@ -231,16 +225,13 @@ class Network:
             undisturbed(lambda: self.raw(inputs), 0, torch.equal)
         changed = [path for path, contents in guarded if contents.restore()]
         if changed:
-            raise MCBNError(
-                f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has, "
-                f"{changed[0]}; remove the hook or the global state, or keep it as an attribute of the network"
-            )
+            what = f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has"
+            cure = "remove the hook or the global state, or keep it as an attribute of the network"
+            raise MCBNError(f"{what}, {changed[0]}; {cure}")
         if undisturbed.draws:
-            warnings.warn(
-                f"mcbn: {type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?); every "
-                "draw gets noise of its own, and the global generators are put back after each call",
-                stacklevel=2,
-            )
+            who = f"{type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?)"
+            then = "every draw gets noise of its own, and the global generators are put back after each call"
+            warnings.warn(f"mcbn: {who}; {then}", stacklevel=2)
         self.proven, self.draws_random = True, undisturbed.draws
 
     def settle(self, inputs: Any) -> None:
@@ -358,12 +349,9 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
         picked = next((entry for entry in entries if entry is not None), only)
     if not isinstance(picked, Tensor):
         boxes = isinstance(result, list) and any(isinstance(entry, dict) for entry in result)
-        raise MCBNError(
-            f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor; "
-            "pass output= (a key, an index, or a function of the result)"
-            + "; of a detector, a function that gives as many numbers in every draw: boxes come and go"
-            * boxes
-        )
+        cure = "a function of it" if not boxes else BOXES
+        what = f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor"
+        raise MCBNError(f"{what}; pass output= (a key, an index, or {cure})")
     return picked
 
 

@@ -25,7 +25,6 @@ NOISES = ("constant", "head", "full")
 SCORES = ("crps", "pll")
 BUDGET = 2**23  # numbers kept while tuning, of a random choice of points where there are more
 MOST_TEMPERATURE = math.log(100.0)  # of a classifier, either way
-Loss = Callable[[Tensor], Tensor]  # of log tau
 
 
 class Tuned(NamedTuple):
@@ -66,11 +65,6 @@ def require_tau(value: float | Tensor) -> Tensor:
     return tau
 
 
-def std(tau: Tensor) -> Tensor:
-    """Return the standard deviation of the noise, () or (D,)."""
-    return tau.rsqrt() if tau.ndim < 2 else torch.linalg.inv(tau).diagonal().sqrt()
-
-
 def plain(value: Tensor) -> float | Tensor:
     """Show a tensor () as a number, one of several values as a copy."""
     return value.item() if value.ndim == 0 else value.clone()
@@ -99,24 +93,14 @@ def explain_bound(batch_size: int | None = None) -> str:
 
 
 def tune(
-    predictor: Any,
-    data: Any,
-    *,
-    score: str,
-    n_samples: int,
-    targets: batches.Picker = None,
-    ignore_index: int | None = None,
+    predictor: Any, data: Any, *, score: str, n_samples: int, targets: Any = None, ignore_index: int | None = None
 ) -> Tuned:
     """Find the best tau of a predictor's draws on held-out data: of an `mcbn.MCBN`, or of a baseline."""
     pairs, head, full = labelled(predictor, data, targets), predictor.noise == "head", predictor.noise == "full"
     if full or score == "crps":
         options: dict[str, Any] = {"n_samples": n_samples} | ({"covariance": True} if full else {})
         columns = _gather(_moments_and_targets(predictor.predict(x, **options), y, full) for x, y in pairs)
-        if full:
-            return _tune_full(*columns)
-        mean, epistemic, scale, y = columns
-        bounds = _log_tau_bounds((mean.double() - y.double()) / scale.double().sqrt())
-        return _tuned(_crps(mean, epistemic, y, scale), *bounds)
+        return _tune_full(*columns) if full else _tune_crps(*columns)
     loader = as_loader(data) if is_stream(data) else [data]
     n_batches = 1000 if isinstance(getattr(loader, "dataset", None), IterableDataset) else len(loader)
     read = partial(_samples_and_targets, predictor, n_samples, max(2, BUDGET // n_batches), ignore_index)
@@ -124,12 +108,12 @@ def tune(
     samples = samples.transpose(0, 1)  # (T, n, D), (T, n, 2 D) of a head, or (T, n, K)
     if predictor.task != "regression":
         return _tune_classes(samples, y)
-    outputs, log_variance = split_head(samples, 2) if head else (samples, torch.zeros_like(samples))
-    residual = (outputs.double().mean(0) - y.double()) / log_variance.double().exp().mean(0).sqrt()
-    return _tuned(_mixture(outputs, y, log_variance), *_log_tau_bounds(residual))
+    return _tune_mixture(*(split_head(samples, 2) if head else (samples, torch.zeros_like(samples))), y)
 
 
-def _tuned(loss: Loss, low: Tensor, high: Tensor, *, steps: int = 80, bounded: bool = True) -> Tuned:
+def _tuned(
+    loss: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80, bounded: bool = True
+) -> Tuned:
     """Minimise a loss of log tau between bounds; one output gets a plain number for its tau."""
     log_tau = minimize_bounded(loss, low, high, steps=steps)
     tau, losses = log_tau.exp(), loss(log_tau).reshape(-1)  # (D,)
@@ -161,7 +145,7 @@ def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Te
 
 def tau_by_crps(mean: Tensor, epistemic: Tensor, y: Tensor) -> Tensor:
     """Find the tau of each output, (D,), of least mean CRPS of N(mean, epistemic + 1/tau) (section 4.2); all (n, D)."""
-    return minimize_bounded(_crps(mean, epistemic, y), *_log_tau_bounds(mean.double() - y.double())).exp()
+    return _tune_crps(mean, epistemic, torch.ones_like(mean), y).tau.to(mean.device).reshape(-1)
 
 
 def constant_tau(mean: Tensor, y: Tensor) -> Tensor:
@@ -170,23 +154,26 @@ def constant_tau(mean: Tensor, y: Tensor) -> Tensor:
     return tau_by_crps(rows, torch.zeros_like(rows), _by_output(y))
 
 
-def _crps(mean: Tensor, epistemic: Tensor, y: Tensor, scale: Tensor | None = None) -> Loss:
-    """Mean CRPS of each output, (D,), as a function of log tau; `scale`, of a head, is its variance at tau = 1."""
-    mean, epistemic, y = mean.double(), epistemic.double(), y.double()
-    scale = torch.ones_like(mean) if scale is None else scale.double()
-    return lambda log_tau: crps_gaussian(mean, epistemic + scale * torch.exp(-log_tau), y).mean(0)
+def _tune_crps(mean: Tensor, epistemic: Tensor, scale: Tensor, y: Tensor) -> Tuned:
+    """Minimise the mean CRPS of each output; `scale` is the variance of the noise at tau = 1; all (n, D)."""
+    mean, epistemic, scale, y = (values.double() for values in (mean, epistemic, scale, y))
+    bounds = _log_tau_bounds((mean - y) / scale.sqrt())
+    return _tuned(lambda log_tau: crps_gaussian(mean, epistemic + scale * torch.exp(-log_tau), y).mean(0), *bounds)
 
 
-def _mixture(samples: Tensor, y: Tensor, log_variance: Tensor) -> Loss:
-    """Mean negative log density of each output, (D,), up to a constant, as a function of log tau (appendix 1.5).
+def _tune_mixture(samples: Tensor, log_variance: Tensor, y: Tensor) -> Tuned:
+    """Minimise the mean negative log density of each output, up to a constant (appendix 1.5).
 
     samples and the log variances s of their noise at tau = 1 (T, n, D), y (n, D);
     -log p = -logsumexp_j(-tau/2 exp(-s_j) (y - f_j)^2 - s_j/2) - 1/2 log tau + constant.
     """
-    log_variance = log_variance.double()
-    squares = (samples.double() - y.double()).square() * torch.exp(-log_variance)  # (T, n, D)
-    half = 0.5 * log_variance
-    return lambda log_tau: -(torch.logsumexp(-0.5 * log_tau.exp() * squares - half, 0) + 0.5 * log_tau).mean(0)
+    samples, s, y = samples.double(), log_variance.double(), y.double()
+    squares, half = (samples - y).square() * torch.exp(-s), 0.5 * s  # (T, n, D)
+
+    def loss(log_tau: Tensor) -> Tensor:
+        return -(torch.logsumexp(-0.5 * log_tau.exp() * squares - half, 0) + 0.5 * log_tau).mean(0)
+
+    return _tuned(loss, *_log_tau_bounds((samples.mean(0) - y) / s.exp().mean(0).sqrt()))
 
 
 def _tune_full(epistemic: Tensor, residual: Tensor) -> Tuned:
@@ -213,8 +200,7 @@ def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
     square = residual.square().mean(0)  # (D,)
     if not bool((square > 0).all()):
         raise MCBNError(
-            "the predictions equal every validation target exactly, so there is no noise to measure; "
-            "tune on data the network was not made from"
+            "the predictions equal every validation target exactly; tune on data the network was not made from"
         )
     typical = residual.abs().median(0).values.square()  # (D,)
     return -torch.log(100 * square), -torch.log(1e-3 * torch.where(typical > 0, typical, square))
@@ -226,19 +212,15 @@ def inverse_temperature(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _tune_classes(logits: Tensor, y: Tensor) -> Tuned:
-    bound = torch.tensor(MOST_TEMPERATURE, dtype=logits.dtype, device=logits.device)
-    return _tuned(_softmax(logits, y), -bound, bound, steps=40, bounded=False)
-
-
-def _softmax(logits: Tensor, y: Tensor) -> Loss:
-    """Mean negative log of the averaged probabilities, (), up to a constant, as a function of log tau."""
+    """Minimise the mean negative log of the averaged probabilities, up to a constant."""
     index = y.expand(logits.shape[:2]).unsqueeze(2)  # (T, n, 1)
+    bound = torch.tensor(MOST_TEMPERATURE, dtype=logits.dtype, device=logits.device)
 
     def loss(log_tau: Tensor) -> Tensor:
         log_p = torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2)  # (T, n)
         return -torch.logsumexp(log_p, 0).mean()
 
-    return loss
+    return _tuned(loss, -bound, bound, steps=40, bounded=False)
 
 
 def _moments_and_targets(pred: RegressionPrediction, y: Tensor, full: bool) -> list[Tensor]:
@@ -304,13 +286,9 @@ def candidates(batch_sizes: str | Sequence[int], fitted: int) -> list[int]:
 
 def best(tuned: Mapping[int, Tuned], score: str) -> int:
     """Choose the batch size of least loss, the first of equals; CRPS counts relative to that of the first."""
-    reference = next(iter(tuned.values())).loss  # (D,)
-
-    def loss(M: int) -> float:
-        each = tuned[M].loss  # (D,)
-        return (each / reference if score == "crps" else each - reference).mean().item()
-
-    return min(tuned, key=loss)
+    first = next(iter(tuned.values())).loss  # (D,)
+    losses = {M: (t.loss / first if score == "crps" else t.loss - first).mean().item() for M, t in tuned.items()}
+    return min(losses, key=losses.__getitem__)
 
 
 def _by_output(values: Tensor) -> Tensor:

@@ -96,9 +96,7 @@ def recognise(output: Tensor, ending: str | None, several: bool) -> str:
             'for classes that exclude each other give logits, or outputs="probs" to scale them to one'
         )
     if ending == "softmax" and unit:
-        raise MCBNError(
-            f"put classes on axis 1: the network's softmax sums another axis of {tuple(output.shape)} to one"
-        )
+        raise MCBNError(f"put classes on axis 1: its softmax sums another axis of {tuple(output.shape)} to one")
     return "log_probs" if ending == "log_softmax" else "logits"
 
 
@@ -132,10 +130,8 @@ def probabilities(logits: Tensor, several: bool = False) -> Tensor:
 def split_head(outputs: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Split a head (..., 2 D, ...) into means and log variances, the halves of an axis."""
     if outputs.ndim <= axis or outputs.shape[axis] % 2:
-        raise MCBNError(
-            'noise="head" needs 2 D outputs on axis 1, D means and then D log variances, or a pair of them; one input '
-            f"gives shape {tuple(outputs.shape[axis:])}"
-        )
+        needs = 'noise="head" needs 2 D outputs on axis 1, D means and then D log variances, or a pair of them'
+        raise MCBNError(f"{needs}; one input gives shape {tuple(outputs.shape[axis:])}")
     mean, log_variance = as_float(outputs).chunk(2, axis)
     return mean, log_variance
 
@@ -178,7 +174,7 @@ def match_shape(y: Tensor, mean: Tensor) -> Tensor:
 
 def require_labels(y: Tensor, probs: Tensor) -> Tensor:
     """Check class labels (N, ...) against probabilities (N, K, ...)."""
-    y = torch.as_tensor(y).to(probs.device)
+    y, K = torch.as_tensor(y).to(probs.device), probs.shape[1]
     expected = probs.shape[:1] + probs.shape[2:]
     if y.is_floating_point() and bool((y == y.round()).all()):
         y = y.long()
@@ -186,11 +182,8 @@ def require_labels(y: Tensor, probs: Tensor) -> Tensor:
         y = y.squeeze(-1)
     if y.is_floating_point() or y.shape != expected:
         cure = "pass y.argmax(1): " if y.shape == probs.shape else ""
-        raise MCBNError(
-            f"{cure}labels must be whole numbers of shape {tuple(expected)}; got {tuple(y.shape)}, {str(y.dtype)[6:]}"
-        )
-    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
-        raise MCBNError(
-            f"labels must lie in 0..{probs.shape[1] - 1} ({probs.shape[1]} classes); got {int(y.min())}..{int(y.max())}"
-        )
+        there = f"{tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}"
+        raise MCBNError(f"{cure}labels must be whole numbers of shape {tuple(expected)}; got {there}")
+    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < K:
+        raise MCBNError(f"labels must lie in 0..{K - 1} ({K} classes); got {int(y.min())}..{int(y.max())}")
     return y.long()

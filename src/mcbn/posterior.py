@@ -6,7 +6,6 @@ fitted otherwise, as "diagonal" is, it has a name in `FAMILIES` and a module tha
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,11 +23,8 @@ FAMILIES = ("sample", *BLOCKS, "diagonal")
 class Posterior:
     """T joint draws of the batch-norm statistics omega = {mu_B, sigma^2_B} (Teye et al. 2018, section 3.4).
 
-    Row t of every layer comes from one training batch of `batch_size` examples. A layer called twice in a forward pass
-    has two entries, "name" and "name#2".
-
-    Where `gaussian` is given, the rows are draws of that Gaussian, row t made from (`seed`, t) alone, and
-    `sample(n)` makes any number of them without data.
+    Row t of every layer comes from one training batch of `batch_size` examples, or is drawn from `gaussian` by
+    (`seed`, t) alone. A layer called twice in a forward pass has two entries, "name" and "name#2".
 
     Args:
         mean: mu_B of every call, (T, C) each.
@@ -130,25 +126,21 @@ class Posterior:
         shares = list(parts)
         _require_one_fit(shares)
         numbers = [t for share in shares for t in share._numbers()]
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)  # rows of all shares, laid end to end
-        ascending = tuple(numbers[row] for row in order)
-        twice = [t for t, after in pairwise(ascending) if t == after]
+        ascending, order = torch.tensor(numbers).sort()  # of the rows of all shares, laid end to end
+        twice = ascending[1:][ascending.diff() == 0].tolist()
         if twice:
             raise MCBNError(f"draw {twice[0]} is in several of the parts; merge parts that share no draw")
-        index = torch.tensor(order, device=next(iter(shares[0].mean.values())).device)
+        index = order.to(next(iter(shares[0].mean.values())).device)
         kinds = [[getattr(share, kind) for share in shares] for kind in ("mean", "var")]
         mean, var = ({n: torch.cat([s[n].to(index.device) for s in kind])[index] for n in kind[0]} for kind in kinds)
-        whole = ascending == tuple(range(len(ascending)))
-        return replace(shares[0], mean=mean, var=var, numbers=None if whole else ascending)
+        whole = sorted(numbers) == list(range(len(numbers)))
+        return replace(shares[0], mean=mean, var=var, numbers=None if whole else tuple(ascending.tolist()))
 
     def sample(self, n_samples: int, *, seed: int = 0) -> "Posterior":
         """Draw n sets of statistics, any number, from the Gaussian; draw t depends on (seed, t) alone."""
         n_samples, seed = batches.require_int("n_samples", n_samples, 1), batches.require_int("seed", seed, 0)
         if self.gaussian is None:
-            raise MCBNError(
-                "a posterior of training batches has only the draws it was fitted with; fit more of them, or draw from "
-                'posterior.as_gaussian("gaussian")'
-            )
+            raise MCBNError("draws of training batches are as many as were fitted; fit more, or take as_gaussian()")
         return self._drawn_from(self.gaussian, n_samples, seed=seed)
 
     def _drawn_from(self, gaussian: Gaussian, n_samples: int | None = None, **changes: Any) -> "Posterior":
@@ -179,10 +171,9 @@ class Posterior:
 
         A Gaussian gets M / M' times its covariance; drawn statistics are stretched about their mean by sqrt(M / M'),
         standard deviations in their logarithm so that they stay positive. Back at M it is the same posterior.
-        Differs from draws at M': the average statistics stay those the network was trained with, though
-        E[sigma^2_B] = sigma^2 (1 - 1/M) moves with M, so that M' is a temperature and nothing else (ten Boston networks
-        of the regression study, trained at M = 32: CRPS 1.69 rescaled to M' = 8, 2.15 drawn at 8); and M / M' leaves
-        out that batches of M of N examples, drawn without replacement, vary less by 1 - (M - 1) / (N - 1).
+        Differs from draws at M': the average statistics stay those the network was trained with, so that M' is a
+        temperature and nothing else (ten Boston networks trained at M = 32: CRPS 1.69 rescaled to M' = 8, 2.15 drawn
+        at 8); and batches of M of N examples vary less by 1 - (M - 1) / (N - 1), which M / M' leaves out.
 
         Example:
             >>> torch.allclose(bayes.posterior.at_batch_size(4).mean["1"].std(0), 2 * bayes.posterior.mean["1"].std(0))
@@ -225,14 +216,13 @@ class Posterior:
 
 
 def _require_one_fit(shares: Sequence[Posterior]) -> None:
-    """Refuse to merge what are not draws of training batches of one fit."""
     if not shares:
         raise MCBNError("there are no parts to merge; give at least one posterior")
     first = shares[0]
     for share in shares:
         if share.gaussian is not None:
             raise MCBNError(
-                f"a part is a Gaussian, of family {share.family!r}; merge draws of training batches, then as_gaussian()"
+                f"a part is of family {share.family!r}; merge draws of training batches, then as_gaussian()"
             )
         if share.fitted_batch_size not in (None, share.batch_size):
             raise MCBNError("a part was rescaled by at_batch_size; merge the parts as they were drawn, then rescale")

@@ -51,9 +51,8 @@ class _Prediction:
     def reject(self, risk: float, *, delta: float = 0.1, tolerance: float | None = None) -> Tensor:
         """Tell which inputs to leave to a human, boolean (N,), so that errors among the others stay below `risk`.
 
-        With probability 1 - delta over the data `MCBN.calibrate` was given, under its condition, the share of errors
-        among new inputs that are kept is at most `risk`: a Clopper-Pearson bound at each of 20 thresholds, with
-        Bonferroni's correction (`mcbn.decide.threshold`).
+        They do with probability 1 - delta over the data `MCBN.calibrate` was given, under its condition: a
+        Clopper-Pearson bound at each of 20 thresholds, with Bonferroni's correction (`mcbn.decide.threshold`).
 
         Args:
             risk: share of errors to accept among what is kept, between 0 and 1.
@@ -116,11 +115,8 @@ def smallest_set(probs: Tensor, level: float | None) -> Tensor:
 def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
-        warnings.warn(
-            f"mcbn: tau was never tuned, so the {what} holds the network's own uncertainty only, no observation "
-            "noise; call tune(validation_data) before predict",
-            stacklevel=3,
-        )
+        lacks = f"so the {what} holds the network's own uncertainty only, no observation noise"
+        warnings.warn(f"mcbn: tau was never tuned, {lacks}; call tune(validation_data) before predict", stacklevel=3)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -182,9 +178,9 @@ class RegressionPrediction(_Prediction):
     ) -> tuple[Tensor, Tensor]:
         """Return the interval (low, high) that holds the target with probability `level`, (N, ...) each.
 
-        A promise after `MCBN.calibrate`, under the condition stated there. Before, or with calibrated=False, it is the
-        central interval of the Gaussian with the predictive mean and variance. `level` is by default what `calibrate`
-        was given, or 0.95; `groups` (N,) are the numbers of a calibration by groups.
+        A promise after `MCBN.calibrate`, under its condition. Before, or with calibrated=False, it is that of the
+        Gaussian with the predictive mean and variance. `level` is by default what `calibrate` was given, or 0.95;
+        `groups` (N,) are the numbers of a calibration by groups.
 
         >>> low, high = bayes.tune((x, y)).predict(x).interval(0.9)
         >>> bool((low < high).all())

@@ -6,16 +6,20 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mcbn.batch_norm import layer_of
 from mcbn.batches import tensors_of
 from mcbn.errors import MCBNError, require_choice
 from mcbn.files import replacing, require_folder
 from mcbn.gaussian import Gaussian, block_sizes
 from mcbn.network import bare_name, structure, unwrap
+from mcbn.noise import require_tau
 from mcbn.posterior import FAMILIES, Posterior
 
 FORMAT = "mcbn posterior"
@@ -25,6 +29,7 @@ CHECKSUMS = "checksums"  # in the text of a file: one of every tensor, and under
 MOST_DRAWN = 2**30  # statistics that the Gaussian of a file may ask for: 8 GB
 KINDS = ("mean", "var")  # of statistics
 METADATA, TAU = "metadata", "tau"  # keys of a state dict
+B = TypeVar("B", bound=Any)  # an MCBN
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -56,7 +61,7 @@ def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor]
         raise MCBNError(f"there is no file {path}{advice}") from error
     except Exception as error:  # of safetensors, of the system, and of torch about dtypes and sizes
         raise MCBNError(
-            f"{path} is not a whole safetensors file ({error}); it is truncated or of another kind{advice}"
+            f"{path} is not a whole safetensors file ({error}): truncated or of another kind{advice}"
         ) from error
     checked = CHECKSUMS in text or text.get("format_version") == str(FORMAT_VERSION)
     with damage_told(path):
@@ -109,12 +114,17 @@ def bytes_of(tensor: Tensor) -> bytes:
     return plain.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def pack(
-    posterior: Posterior, model: nn.Module, settings: Mapping[str, str]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Describe a posterior, the network it belongs to and its settings by tensors on the CPU and text."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in _tensors(posterior).items()}
-    metadata = {
+def pack(bayes: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Describe an MCBN by tensors and text: its draws, or the moments these come from, the network and all settings."""
+    posterior, moments = bayes.posterior, bayes.posterior.gaussian
+    if moments is None:
+        tensors = {f"{kind}.{name}": value for kind in KINDS for name, value in getattr(posterior, kind).items()}
+    else:
+        tensors = {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal}
+        tensors |= {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
+    pickers = {"inputs": bayes.inputs, "output": bayes.output}.items()
+    more, promise = bayes.calibration.pack() if bayes.calibration is not None else ({}, {})
+    text = {
         "format": FORMAT,
         "format_version": str(FORMAT_VERSION),
         "family": posterior.family,
@@ -123,19 +133,31 @@ def pack(
         "fitted_batch_size": str(posterior.fitted_batch_size or posterior.batch_size),
         "layers": json.dumps([[name, list(value.shape)] for name, value in posterior.mean.items()]),
         "numbers": json.dumps(posterior.numbers),
-        **fingerprint(model),
-        **settings,
+        **fingerprint(bayes.engine.network.module),
+        "task": bayes.task,
+        "tau": json.dumps(bayes.noise_precision.tolist()),
+        "noise": bayes.noise,
+        "outputs": bayes.reads,
+        "tau_at_bound": json.dumps(bayes.tau_at_bound),
+        **{name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)},
+        **promise,
     }
-    return tensors, metadata
+    return {name: value.detach().cpu().contiguous() for name, value in (tensors | more).items()}, text
 
 
-def _tensors(posterior: Posterior) -> dict[str, Tensor]:
-    """Name what is stored: the draws of training batches, or the moments that a Gaussian's draws come from."""
-    if posterior.gaussian is None:
-        return {f"{kind}.{name}": value for kind in KINDS for name, value in getattr(posterior, kind).items()}
-    moments = posterior.gaussian
-    factors = {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
-    return {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal, **factors}
+def restore(bayes: B, drawn: Posterior, tau: Any, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> B:
+    """Give an MCBN the posterior and tau that were kept, and its calibration."""
+    precision = require_tau(tau)
+    with torch.inference_mode(False):
+        network = bayes.copy_network()
+        bayes.adopt(network, drawn.to(network.device))
+    bayes.layers, bayes.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
+    bayes.calibration, bayes.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
+    if "calibration" in text:
+        from mcbn.conformal import Calibration
+
+        bayes.calibration = Calibration.unpack(tensors, text)
+    return bayes
 
 
 def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], model: nn.Module) -> Posterior:
@@ -146,17 +168,13 @@ def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         require_same_structure(path, json.loads(metadata["structure"]), structure(model))
     same_dtype = metadata.get("weights_dtype") == current["weights_dtype"]
     if same_dtype and metadata.get("weights") != current["weights"]:
-        warnings.warn(
-            f"mcbn: {path} was fitted on other weights than this network now has; its statistics do not belong to "
-            "them: load the fitted weights first, or fit again",
-            stacklevel=3,
-        )
+        what = f"{path} was fitted on other weights than this network now has"
+        warnings.warn(f"mcbn: {what}: load the fitted weights first, or fit again", stacklevel=3)
     with damage_told(path):
         return _posterior(path, tensors, metadata).require_valid(f"{path} is damaged: it")
 
 
 def _posterior(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Posterior:
-    """Put the posterior together from tensors and text."""
     layers = {name: (int(T), int(C)) for name, (T, C) in json.loads(metadata["layers"])}
     family, batch_size, seed = metadata.get("family", "sample"), int(metadata["batch_size"]), metadata.get("seed", 0)
     require_choice("posterior", family, FAMILIES)
@@ -187,30 +205,22 @@ def _stored(path: str | Path, tensors: Mapping[str, Tensor], name: str, shape: t
 
 
 def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
-    """Refuse what is no posterior, or one of a later format."""
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
-    if metadata.get("format_version") not in READABLE:
+    if (version := metadata.get("format_version")) not in READABLE:
         raise MCBNError(
-            f"{path} has posterior format {metadata.get('format_version')}, this mcbn reads {FORMAT_VERSION} and "
-            "earlier; fit and save again"
+            f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} and earlier; fit again"
         )
-    if metadata["format_version"] != str(FORMAT_VERSION):
-        warnings.warn(
-            f"mcbn: {path} has posterior format {metadata['format_version']}, without checksums, so damage may go "
-            "unnoticed; save it again",
-            stacklevel=4,
-        )
+    if version != str(FORMAT_VERSION):
+        message = f"{path} has posterior format {version}, without checksums: damage may go unnoticed; save it again"
+        warnings.warn(f"mcbn: {message}", stacklevel=4)
 
 
 def require_same_structure(path: str | Path, there: list[str], here: list[str]) -> None:
     """Refuse a file of another network: say where the structure there and that here part."""
-    for one, other in zip(there, here, strict=False):
+    for one, other in zip_longest(there, here, fillvalue="nothing more"):
         if one != other:
             raise MCBNError(f"{path} was fitted on another network: there '{one}', here '{other}'")
-    if len(there) != len(here):
-        longer, where = (there, "only there") if len(there) > len(here) else (here, "only here")
-        raise MCBNError(f"{path} was fitted on another network: '{longer[min(len(there), len(here))]}' is {where}")
 
 
 def to_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], tau: Tensor) -> dict[str, Tensor]:
