@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import __version__, batches
+from mcbn.batch_norm import Record
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.errors import MCBNError
 from mcbn.export import convert, input_names, quiet, require_exportable, run_onnx, told
 from mcbn.export.tracing import grows
 from mcbn.field.distance import Metric, coordinates
-from mcbn.field.grouped import Grouped
 from mcbn.field.novelty import PerInput
 from mcbn.field.watch import Watch
 from mcbn.files import replacing
@@ -33,9 +33,12 @@ class Watcher(nn.Module):
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs to the named results."""
         N, watch = batches.tensors_of(inputs)[0].shape[0], self.watch
-        with PerInput(watch.centre, N) if self.each else Grouped(watch.recorder.chosen, 1) as mode:
+        with PerInput(watch.centre, N) if self.each else Record(watch.recorder.chosen) as mode:
             watch.network.call_module(batches.map_tensors(torch.clone, inputs))
-        z = torch.cat(mode.coordinates, 1) if isinstance(mode, PerInput) else coordinates(mode.statistics)
+        if isinstance(mode, PerInput):
+            z = torch.cat(mode.coordinates, 1)
+        else:
+            z = coordinates({name: (mean[None], mode.var[name][None]) for name, mean in mode.mean.items()})
         distance = Metric(*(getattr(self, name) for name in Metric._fields))(z)
         distance = torch.where(torch.isfinite(distance), distance, torch.inf)
         larger = (self.held_out >= distance.unsqueeze(1)).sum(1)

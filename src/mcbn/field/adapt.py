@@ -20,7 +20,7 @@ what the network predicts unmoved: the first fails where one class makes up the 
 have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,6 @@ from mcbn import batches
 from mcbn.batching import draw_batches
 from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
-from mcbn.field.grouped import record_all
 from mcbn.field.novelty import centre_of, class_proportions, class_weights, see
 from mcbn.field.reference import gather, take_rows
 from mcbn.field.watch import Watch, make_watch, times
@@ -206,10 +205,10 @@ def _difference(before: Averages, now: Averages) -> tuple[Tensor, Tensor]:
     return offset[alive], rho.log()[alive]
 
 
-def averages(recorder: Recorder, batch_stream: Iterable[Any]) -> dict[str, Averages]:
+def averages(recorder: Recorder, batch_stream: Iterator[Any]) -> dict[str, Averages]:
     """Record batches and average their statistics, in double precision."""
     with torch.no_grad():
-        means, variances = join(list(record_all(recorder, batch_stream)))
+        means, variances = join(recorder.all(batch_stream))
     return {name: _average(means[name].double(), variances[name].double()) for name in means}
 
 

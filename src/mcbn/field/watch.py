@@ -35,7 +35,6 @@ from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
-from mcbn.field.grouped import record_all
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of, take_rows
 from mcbn.network import is_stream
@@ -260,7 +259,7 @@ class Watch:
     def all_coordinates(self, batch_stream: Iterator[Any]) -> Tensor:
         """Return the coordinates of every batch, (n, P)."""
         with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([coordinates(block) for block in record_all(self.recorder, batch_stream)])
+            return torch.cat([coordinates(block) for block in self.recorder.all(batch_stream)])
 
     def null(self, size: int) -> Null:
         """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
