@@ -23,8 +23,7 @@ from mcbn import __version__, batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, MissingExtraError
-from mcbn.export import predictors
-from mcbn.export.predictors import PROMISED, RESULTS, Summary, summary_of
+from mcbn.export.predictors import PROMISED, RESULTS, LinearPredictor, SamplePredictor, WholePredictor, summary_of
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
@@ -63,39 +62,42 @@ def to_torch_export(
     engine.network.settle(inputs)
     if not batches.is_plain(inputs) or not batches.tensors_of(inputs):
         raise MCBNError(f"example_x must be a tensor, or a tuple or dict of them; got {batches.describe(example_x)}")
-    N = batches.size_of(inputs)
-    if N == 0:
+    if batches.size_of(inputs) == 0:
         raise MCBNError(f"example_x holds no inputs: {batches.describe(inputs)}; give at least one")
-    if N == 1:  # an axis of size one would be taken for one that never grows
-        inputs, N = batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs), 2
+    inputs, level = at_least_two(inputs), _level(bayes, level)
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
         with quiet(), told(engine.network, method):
-            predictor = _whole(bayes, inputs, method, T, chunk_size, _level(bayes, level))
-            batch = torch.export.Dim("batch")
-            axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) else None, inputs)
-            program = torch.export.export(predictor, (inputs,), dynamic_shapes=(axes,), strict=False)
-        _compare(program.module()(inputs), expected, "the exported program", _level(bayes, level))
+            members = getattr(bayes, "members", [bayes])
+            whole = WholePredictor([_predictor(member, inputs, method, T, chunk_size) for member in members])
+            if level is not None:
+                like = expected.mean if bayes.task == "regression" else expected.probs
+                whole.promise(expected.calibration, level, like)
+            program = as_program(whole, inputs)
+        _compare(program.module()(inputs), expected, "the exported program", level)
     return program
 
 
-def to_onnx(
-    bayes: "MCBN[Any]",
-    path: str | Path,
-    example_x: Any,
-    *,
-    method: str = "sample",
-    n_samples: int | None = None,
-    chunk_size: int | None = None,
-    level: float | None = None,
-) -> None:
+def at_least_two(inputs: Any) -> Any:
+    """Repeat a single input: an axis of size one would be taken for one that never grows."""
+    if batches.size_of(inputs) > 1:
+        return inputs
+    return batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs)
+
+
+def as_program(graph: nn.Module, inputs: Any, *, fixed: bool = False) -> torch.export.ExportedProgram:
+    """Export a module of prepared inputs, with their number left open unless it is fixed."""
+    N, batch = batches.size_of(inputs), torch.export.Dim("batch")
+    axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) and not fixed else None, inputs)
+    return torch.export.export(graph, (inputs,), dynamic_shapes=(axes,), strict=False)
+
+
+def to_onnx(bayes: "MCBN[Any]", path: str | Path, example_x: Any, *, method: str = "sample", **how: Any) -> None:
     """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
     path = require_exportable(path)
-    how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size}
-    program, level = to_torch_export(bayes, example_x, level=level, **how), _level(bayes, level)
-    engine, T = bayes.engine_for(n_samples, chunk_size)
+    program, level = to_torch_export(bayes, example_x, method=method, **how), _level(bayes, how.get("level"))
+    engine, T = bayes.engine_for(how.get("n_samples"))
     inputs = engine.network.prepare(example_x)
-    names = input_names(inputs)
     outputs = RESULTS[bayes.task] + (() if level is None else PROMISED[bayes.task])
     metadata = {
         "mcbn_version": __version__,
@@ -107,8 +109,7 @@ def to_onnx(
         "posterior": bayes.posterior.family,
         **({} if level is None else {"level": json.dumps(level)}),
     }
-    content = convert(program, names, outputs, metadata)
-    results = run_onnx(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
+    content, results = convert(program, inputs, outputs, metadata)
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
@@ -151,25 +152,13 @@ def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
     return calibration.level if level is None else level
 
 
-def _whole(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None, level: float | None) -> nn.Module:
-    """Put all there is together: one network or several, and what is promised of them."""
-    members = getattr(bayes, "members", [bayes])
-    each = [_predictor(m, m.engine_for(T, chunk)[0], inputs, method, T, chunk) for m in members]
-    whole: nn.Module = each[0] if len(each) == 1 else predictors.PooledPredictor(each)
-    if level is None or bayes.calibration is None:
-        return whole
-    prediction = bayes.predict(inputs, method=method, n_samples=T)
-    like = prediction.mean if bayes.task == "regression" else prediction.probs
-    return predictors.PromisingPredictor(whole, prediction.calibration, level, like)
-
-
-def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: int, chunk: int | None) -> nn.Module:
+def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None) -> Any:
     """Put network, draws and moments together."""
+    engine, _ = bayes.engine_for(T, chunk)
     with Gather(engine.posterior) as mode:
         output = engine.network.run_copy(inputs)  # (N, ...)
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
-    summary = summary_of(bayes.task, bayes.noise_precision, output)
     apart = engine.independent(inputs)  # copies of the inputs, one a draw or output, share the batch axis
     if not apart and (method == "linear" or (chunk is not None and chunk > 1)):
         raise MCBNError(
@@ -177,11 +166,12 @@ def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: 
             'export with method="sample" and chunk_size=1'
         )
     if method == "linear":
-        return _linear(bayes, engine, inputs, T, output, summary)
+        return _linear(bayes, engine, inputs, T, output)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
     chunk = _chunk(T, program.width * len(output), chunk if apart else 1)
-    return predictors.SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
+    summary = summary_of(bayes.task, bayes.noise_precision, output)
+    return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:
@@ -195,7 +185,7 @@ def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     return max(size for size in range(1, min(most, T) + 1) if T % size == 0)
 
 
-def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor, summary: Summary) -> nn.Module:
+def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor) -> LinearPredictor:
     """Trace the pass and its gradient at the average statistics."""
     bayes.linearizer(inputs, T)  # refuses what has no gradient per input
     expansion = bayes.linearizer.expansion(inputs, T)
@@ -210,7 +200,8 @@ def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Ten
     with Gather(expansion.chosen) as mode:
         engine.network.run_copy(inputs)
     chosen = [rows for name in names for rows in mode.drawn[name]]  # (K, C) each
-    return predictors.LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
+    summary = summary_of(bayes.task, bayes.noise_precision, output)
+    return LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
 
 
 @contextmanager
@@ -247,46 +238,43 @@ def told(network: Network, method: str) -> Iterator[None]:
 def _place(error: Exception) -> str:
     """Find the last line of foreign code that led to an error."""
     ours = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    frames = [frame for frame in frames if "contextlib" not in frame.filename]
-    return f" (line {frames[-1].lineno} of {frames[-1].filename}, `{frames[-1].line}`)" if frames else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(ours) and "contextlib" not in frame.filename:
+            return f" (line {frame.lineno} of {frame.filename}, `{frame.line}`)"
+    return ""
 
 
-def _compare(results: Mapping[str, Tensor], prediction: Any, what: str, level: float | None = None) -> None:
+def _compare(results: Mapping[str, Tensor], prediction: Any, what: str, level: float | None) -> None:
     """Refuse a graph whose numbers are not those of `predict`."""
     for name, value in results.items():
-        if not _same(name, value, prediction, level):
+        if name == "set":  # of a class at the very threshold rounding decides
+            same = int((value != prediction.set(level)).sum()) <= max(1, value.numel() // 100)
+        elif name in ("low", "high"):
+            same = agree(value, prediction.interval(level)[name == "high"], EXPORTED)
+        else:
+            expected, scale = getattr(prediction, name), None
+            if name == "mutual_information":  # of draws that hardly differ, what rounding leaves of their differences
+                scale = expected.max() + 1e-3 * prediction.entropy.max()
+            same = agree(value, expected, EXPORTED, scale=scale)
+        if not same:
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
                 "which inputs run beside them may still work with chunk_size=1"
             )
 
 
-def _same(name: str, value: Tensor, prediction: Any, level: float | None) -> bool:
-    """Tell whether a result is that of `predict`; of a class at the very threshold of a set rounding decides."""
-    if name == "set":
-        return int((value != prediction.set(level)).sum()) <= max(1, value.numel() // 100)
-    if name in ("low", "high"):
-        return agree(value, prediction.interval(level)[name == "high"], EXPORTED)
-    expected, scale = getattr(prediction, name), None
-    if name == "mutual_information":  # of draws that hardly differ, what rounding leaves of their differences
-        scale = expected.max() + 1e-3 * prediction.entropy.max()
-    return agree(value, expected, EXPORTED, scale=scale)
-
-
 def convert(
-    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], metadata: Mapping[str, str]
-) -> bytes:
-    """Return a program as the content of an ONNX file."""
+    program: torch.export.ExportedProgram, inputs: Any, outputs: Sequence[str], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, Tensor]]:
+    """Return a program as the content of an ONNX file, and what onnxruntime makes of the inputs with it."""
+    names = input_names(inputs)
     try:
-        with quiet():
-            onnx = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, input_names=list(inputs), optimize=False, verbose=False
-            )  # runtimes optimise a graph themselves when they load it
+        with quiet():  # runtimes optimise a graph themselves when they load it
+            onnx: Any = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, input_names=names, optimize=False, verbose=False
+            )
     except Exception as error:
         raise MCBNError(_refusal(error, metadata.get("method"))) from error
-    if onnx is None:
-        raise MCBNError("torch.onnx gave no program")
     graph = onnx.model.graph
     for value in [value for node in graph.all_nodes() for value in node.outputs if value.name in outputs]:
         value.name = f"{value.name}_inside"
@@ -303,7 +291,8 @@ def convert(
     model = onnx.model_proto
     _strip(model)
     importlib.import_module("onnx.helper").set_model_props(model, dict(metadata))
-    return bytes(model.SerializeToString())
+    content = bytes(model.SerializeToString())
+    return content, run_onnx(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
 
 
 def _strip(message: Any) -> None:

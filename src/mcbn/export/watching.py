@@ -10,8 +10,7 @@ from mcbn import __version__, batches
 from mcbn.batch_norm import Record
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.errors import MCBNError
-from mcbn.export import convert, input_names, quiet, require_exportable, run_onnx, told
-from mcbn.export.tracing import grows
+from mcbn.export import as_program, at_least_two, convert, quiet, require_exportable, told
 from mcbn.field.distance import Metric, coordinates
 from mcbn.field.novelty import PerInput
 from mcbn.field.watch import Watch
@@ -47,19 +46,16 @@ class Watcher(nn.Module):
 
 def watch_to_onnx(watch: Watch, path: str | Path, example_x: Any, *, each: bool) -> None:
     """Write a watch as an ONNX file, whole or not at all; `Watch.export` documents the arguments."""
-    path, N = require_exportable(path), watch.require_inputs(example_x)
+    path = require_exportable(path)
+    watch.require_inputs(example_x)
     inputs = watch.network.prepare(example_x)
-    if each and N == 1:  # an axis of size one would be taken for one that never grows
-        inputs, N = batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs), 2
-    graph, names, batch = Watcher(watch, inputs, each).eval(), input_names(inputs), torch.export.Dim("batch")
-    axes = batches.map_tensors(lambda t: {0: batch} if each and grows(t, N) else None, inputs)
+    inputs = at_least_two(inputs) if each else inputs
     with torch.inference_mode(False), torch.no_grad(), quiet(), told(watch.network, "watch"):
-        program = torch.export.export(graph, (inputs,), dynamic_shapes=(axes,), strict=False)
+        program = as_program(Watcher(watch, inputs, each).eval(), inputs, fixed=not each)
     metadata = {"mcbn_version": __version__, "false_alarms": str(watch.false_alarms)}
-    content = convert(program, names, ("distance", "p_value"), metadata)
-    distance = run_onnx(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))["distance"]
+    content, results = convert(program, inputs, ("distance", "p_value"), metadata)
     expected = watch.novelty(inputs).distance if each else torch.tensor([watch(inputs).distance])
-    if not agree(distance.float(), expected.cpu().float(), EXPORTED):
+    if not agree(results["distance"].float(), expected.cpu().float(), EXPORTED):
         raise MCBNError("the file as onnxruntime runs it gives another distance than the watch; nothing was exported")
     with replacing(path) as temporary:
         temporary.write_bytes(content)

@@ -50,10 +50,6 @@ POOL_BATCHES = 4  # that a pool of inputs is cut into at least
 BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
 STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "log_value", "highest", "p_value")  # saved
 BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
-SAID = {
-    "none": "no shift",
-    "classes": "other classes, same inputs: the batch fits reference inputs of the classes predicted for it",
-}
 
 
 class LayerReading(NamedTuple):
@@ -92,8 +88,11 @@ class Reading:
         """Say in a sentence what was seen, and where."""
         if self.kind == "not finite":
             return "not finite: the batch, or what the network makes of it, holds NaN or infinity"
-        if self.kind != "inputs":
-            return f"{SAID[self.kind]} (p = {self.p_value:.2g})"
+        if self.kind == "none":
+            return f"no shift (p = {self.p_value:.2g})"
+        if self.kind == "classes":
+            said = "other classes, same inputs: the batch fits reference inputs of the classes predicted for it"
+            return f"{said} (p = {self.p_value:.2g})"
         far = [layer for layer in self.layers if layer.p_value <= self.false_alarms]
         if not far:
             return f"shifted (p = {self.p_value:.2g}): many layers by little, none by itself"
@@ -144,8 +143,9 @@ class Martingale:
             self.bag = np.delete(self.bag, generator.integers(len(self.bag)))
         return float(p_value)
 
-    def bet(self, p_value: float) -> None:
-        """Bet on the p-value of the next batch; a larger one than its own is safe, since every bet falls in p."""
+    def bet(self, p_value: float, class_p_value: float | None = None) -> None:
+        """Bet on the p-value of the next batch; the larger one of its classes is safe, since every bet falls in p."""
+        self.p_value, p_value = p_value, max(p_value, class_p_value or 0.0)
         t, bets = self.n_batches, np.array(BETS)
         staked = np.logaddexp(self.log_capital, -math.log(t * (t + 1)))
         self.log_capital = staked + np.log(bets) + (bets - 1) * math.log(max(p_value, 1e-12))
@@ -197,12 +197,16 @@ class Watch:
         self.require_inputs(x)
         whole, self.stream.waiting = cut_batches(self.stream.waiting, x, self.batch_size)
         for batch in whole:
-            self._step(batch)
+            z, null = self.coordinates(batch), self.null(self.batch_size)
+            distance = math.inf if z is None else float(null.metric(z))
+            p_value = self.stream.rank(distance)
+            suspect = z is not None and p_value <= self.false_alarms and not self.evidence.shifted
+            self.stream.bet(p_value, self._class_p_value(batch, distance, null) if suspect else None)
         return self.evidence
 
     def follow(self, distance: float, class_p_value: float | None = None) -> Evidence:
         """Take a batch of `batch_size` inputs that was read already, by a call of the watch, into the stream."""
-        self._bet(self.stream.rank(distance), class_p_value)
+        self.stream.bet(self.stream.rank(distance), class_p_value)
         return self.evidence
 
     def read(self, blocks: Iterable[Any], file: str = "") -> Iterator[dict[str, Any]]:
@@ -345,17 +349,15 @@ class Watch:
     def load(cls, path: str | Path, bayes: "MCBN[Any]", *, reference: Any = None) -> "Watch":
         """Read a saved watch of this fitted network; with its reference it reads batches of any size again."""
         tensors, metadata = saving.read_tensors(path)
-        _require_watch_of(path, metadata, bayes)
-        settings = json.loads(metadata["settings"])
-        run, chosen = settings["run"], {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
-        inputs = None
-        if reference is not None:
-            inputs = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=chosen["seed"])
-        watch = cls(bayes, reference=inputs, **chosen)
-        try:
+        with saving.damage_told(path):
+            _require_watch_of(path, metadata, bayes)
+            settings = json.loads(metadata["settings"])
+            chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
+            watch = cls(bayes, reference=None, **chosen)
             _restore(watch, tensors, settings)
-        except KeyError as error:
-            raise MCBNError(f"{path} is damaged: {error} is missing; make and save the watch again") from error
+        if reference is not None:
+            run, seed = settings["run"], watch.seed
+            watch.reference = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=seed)
         return watch
 
     def require_inputs(self, x: Any) -> int:
@@ -395,18 +397,6 @@ class Watch:
         )
         rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
         return tuple(LayerReading(*row) for row in rows)
-
-    def _step(self, x: Any) -> None:
-        z, null = self.coordinates(x), self.null(self.batch_size)
-        distance = math.inf if z is None else float(null.metric(z))
-        p_value = self.stream.rank(distance)
-        suspect = z is not None and p_value <= self.false_alarms and not self.evidence.shifted
-        class_p = self._class_p_value(x, distance, null) if suspect else None
-        self._bet(p_value, class_p)
-
-    def _bet(self, p_value: float, class_p: float | None) -> None:
-        self.stream.p_value = p_value
-        self.stream.bet(p_value if class_p is None else max(p_value, class_p))
 
     def _class_p_value(self, x: Any, distance: float, null: Null) -> float | None:
         """Rank a batch among reference batches of the classes predicted for it; None where there are none.
