@@ -67,10 +67,6 @@ class MCDropout(Predictor):
                 raise MCBNError(_none_found(self.network.module))
             yield output.unsqueeze(0)
 
-    def __repr__(self) -> str:
-        name = type(unwrap(self.model)).__name__
-        return f"MCDropout({name}, {self.task!r}, tau={self.tau}, n_samples={self.n_samples}, seed={self.seed})"
-
 
 class SharedMasks(TorchFunctionMode):
     """Turn on every dropout call made while active, with one mask for all inputs.

@@ -60,9 +60,6 @@ class DeepEnsemble(Predictor):
                 )
             yield output.unsqueeze(0)
 
-    def __repr__(self) -> str:
-        return f"DeepEnsemble({self.n_samples} networks, {self.task!r}, tau={self.tau})"
-
 
 class Temperature(DeepEnsemble):
     """The network as it is, one pass, an ensemble of one: classes softmax(tau f(x)), regression N(f(x), 1/tau).

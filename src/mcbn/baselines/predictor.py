@@ -112,6 +112,9 @@ class Predictor(ABC):
     def _count(self, n_samples: int | None) -> int:
         return self.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.task!r}, tau={self.tau}, n_samples={self.n_samples})"
+
 
 class ConstantUncertainty(Predictor):
     """The mean over T passes of a predictor, with the constant variance 1/tau (Teye et al. 2018, Section 4.2).

@@ -65,6 +65,7 @@ class Move(NamedTuple):
     offset: float  # of the means, in standard deviations of activations; root mean square over channels
     width: float  # standard deviation of activations over that of the reference, median over channels
     strength: tuple[float, float]  # v and w: the shares of that which are kept
+    size: float = 0.0  # sum over channels of squared moves, in standard deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +75,7 @@ class Adaptation:
     n_inputs: int  # unlabelled inputs used, those of earlier calls included
     p_value: float  # of the watch, for all of them together
     moves: Mapping[str, Move]  # by call; none where nothing was moved
-    classes: (
-        Tensor | None
-    )  # predicted proportions of the inputs, (K,), that the reference was mixed in; None: no classes
+    classes: Tensor | None  # predicted proportions of the inputs, (K,), as the reference was mixed; None: no classes
     settled: bool  # both starts led to the same proportions
     base: Posterior = field(repr=False)  # before
     pool: Any = field(repr=False)  # the inputs, for a later call with more
@@ -113,12 +112,14 @@ class Adaptation:
 
 
 class _Candidate(NamedTuple):
-    """A transport, the classes it was made for, and how far it goes."""
+    """A transport, and the classes it was made for."""
 
     posterior: Posterior
     moves: Mapping[str, Move] = {}
     classes: Tensor | None = None
-    size: float = 0.0
+
+    def size(self) -> float:
+        return sum(move.size for move in self.moves.values())
 
 
 def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | float) -> "MCBN[Any]":
@@ -171,7 +172,7 @@ class _Inputs:
         other = self._settle(self._classes(self.drawn), strength)
         assert other.classes is not None
         settled = float((best.classes - other.classes).abs().max()) < SETTLED
-        return other if other.size < CLEARLY * best.size else best, settled
+        return other if other.size() < CLEARLY * best.size() else best, settled
 
     def _settle(self, classes: Tensor | None, strength: str | float) -> _Candidate:
         """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
@@ -187,22 +188,13 @@ class _Inputs:
                 last, classes = classes, self._classes(posterior)
                 if last is not None and float((classes - last).abs().max()) < STEADY:
                     break
-        differences = (_difference(before[name], self.now[name]) for name in self.now)
-        size = sum(float((offset.square() + log_rho.square() / 4).sum()) for offset, log_rho in differences)
-        return _Candidate(posterior, moves, classes, size)
+        return _Candidate(posterior, moves, classes)
 
     def _classes(self, posterior: Posterior) -> Tensor:
         """Estimate the class proportions (K,) of the inputs under a posterior's average statistics, in one pass."""
         some, network = take_rows(self.pool, range(min(MANY, self.n_inputs))), self.guard.network
         seen = see(network, "classification", centre_of(posterior), some, classes_only=True)
         return class_proportions(seen.probs, self.probs)
-
-
-def _difference(before: Averages, now: Averages) -> tuple[Tensor, Tensor]:
-    """Return how means moved, in standard deviations, and log rho, of channels that are alive in the reference."""
-    alive = before.var > DEAD
-    offset, rho = (now.mean - before.mean) / before.var.sqrt(), now.var.clamp(min=DEAD) / before.var
-    return offset[alive], rho.log()[alive]
 
 
 def averages(recorder: Recorder, batch_stream: Iterator[Any]) -> dict[str, Averages]:
@@ -219,15 +211,16 @@ def _average(mean: Tensor, var: Tensor) -> Averages:
 
 def _move(before: Averages, now: Averages, chance: float, strength: str | float) -> Move:
     """Compare averages of the reference and of now; decide how much of the difference is kept."""
-    alive, (offset, log_rho) = before.var > DEAD, _difference(before, now)
-    if isinstance(strength, str):
-        mean_noise = (before.mean_noise[alive] / before.var[alive]) * chance
-        kept = _share(offset, mean_noise), _share(log_rho, before.log_var_noise[alive] * chance)
-    else:
+    alive = before.var > DEAD
+    mean, var, mean_noise, log_var_noise = (values[alive] for values in before)
+    offset, log_rho = (now.mean[alive] - mean) / var.sqrt(), (now.var[alive].clamp(min=DEAD) / var).log()
+    kept = _share(offset, mean_noise / var * chance), _share(log_rho, log_var_noise * chance)
+    if not isinstance(strength, str):
         kept = float(strength), float(strength)
     if not bool(alive.any()):
         return Move(0.0, 1.0, kept)
-    return Move(float(offset.square().mean().sqrt()), float((0.5 * log_rho.median()).exp()), kept)
+    width, size = (0.5 * log_rho.median()).exp(), (offset.square() + log_rho.square() / 4).sum()
+    return Move(float(offset.square().mean().sqrt()), float(width), kept, float(size))
 
 
 def _share(move: Tensor, noise: Tensor) -> float:
