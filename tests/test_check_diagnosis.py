@@ -273,19 +273,17 @@ def test_drift_and_other_data_are_named() -> None:
     assert said(check(bayes, x), "other data: in layer")
 
 
-def test_constant_and_sparse_units_are_named() -> None:
-    """BN behind ReLU: one unit is never active, another for few inputs."""
+def test_constant_units_are_named() -> None:
+    """BN behind ReLU: one unit is never active."""
     x = normal(400, 5)
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
     with torch.no_grad():
-        net[0].bias[0], net[0].bias[1] = -100.0, -1.4
-        net[0].weight[1] = torch.tensor([1.0, 0, 0, 0, 0])
+        net[0].bias[0] = -100.0
         for _ in range(200):
             net.train()(x)
     bayes = mcbn.MCBN(net.eval(), "regression").fit(x, n_samples=60, batch_size=16)
     found = check(bayes, x)
     assert said(found, "constant units: 1 of 6 never vary over the draws ('2' 1)")
-    assert said(found, "sparse units: 2 of 6 are 0 for 9 of 10 inputs ('2' 2)")
     assert found.layers[0].constant == 1
     assert bool(found.layers[0].mean_pvalues[0].isnan())
 

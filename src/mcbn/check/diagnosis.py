@@ -55,7 +55,6 @@ class LayerDiagnosis:
     mean_spread: float  # std of the batch means over the analytic sigma / sqrt(M), median over units
     std_spread: float  # the same for batch standard deviations
     constant: int  # units that do not vary at all
-    sparse: int  # units that are exactly 0 for 9 of 10 inputs
     offset: float  # average drawn mean against that of the data given, in sigma, median over units
     drift: drift.Drift | None  # against the running statistics; None where the layer keeps none
     share: float | None  # of the predictive variance; shares sum to 1 and may be negative
@@ -94,6 +93,7 @@ class Diagnosis:
     batch_size: int  # M
     n_examples: int | None  # N; None for a stream
     n_compared: int  # examples that the draws were compared with
+    variance_factor: float  # (N - M) / (N - 1): what drawing without replacement leaves of the variance
     shift: drift.Drift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
     no_shares: str = ""  # why layers have no share of the variance
     rescaled: int | None = None  # M that the draws are rescaled to
@@ -107,17 +107,10 @@ class Diagnosis:
         return T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
 
     @property
-    def variance_factor(self) -> float:
-        """(N - M) / (N - 1): what drawing without replacement leaves of the variance."""
-        return _variance_factor(self.batch_size, self.n_examples)
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the draws, in plain words."""
         lines = [text for text in (self.worse_mean, self.at_bound) if text]
-        lines += [*self._of_numbers(), *self._of_drift(), *self._of_spread()]
-        lines += self._of_units("constant", "never vary over the draws", "they carry no uncertainty (dead units?)")
-        lines += self._of_units("sparse", "are 0 for 9 of 10 inputs", "small batches may miss their few active inputs")
+        lines += [*self._of_numbers(), *self._of_drift(), *self._of_spread(), *self._of_constant_units()]
         lines += [*self._of_shape("mean", "means"), *self._of_shape("std", "standard deviations")]
         if self.no_shares:
             lines.append(f"the share of each layer in the variance is not known: {self.no_shares}")
@@ -174,12 +167,13 @@ class Diagnosis:
                 "draw from shuffled data, the same as given here"
             )
 
-    def _of_units(self, kind: str, what: str, so: str) -> Iterator[str]:
-        counts = {row.layer: getattr(row, kind) for row in self.layers if getattr(row, kind)}
-        if counts:
+    def _of_constant_units(self) -> Iterator[str]:
+        if counts := {row.layer: row.constant for row in self.layers if row.constant}:
             layers = ", ".join(f"{layer!r} {count}" for layer, count in counts.items())
-            units = sum(row.units for row in self.layers)
-            yield f"{kind} units: {sum(counts.values())} of {units} {what} ({layers}); {so}"
+            share = f"{sum(counts.values())} of {sum(row.units for row in self.layers)}"
+            yield (
+                f"constant units: {share} never vary over the draws ({layers}); they carry no uncertainty (dead units?)"
+            )
 
     def _of_shape(self, statistic: str, name: str) -> Iterator[str]:
         """Say where draws are not Gaussian, beyond what chance does with so few units."""
@@ -234,13 +228,15 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     drifts = {moved.layer: moved for moved in drift.measure(recorded)}
     shares, failure = _shares(network, posterior, first)
     M, N = posterior.batch_size, drawn.n_examples
-    rows = [_layer(n, population, _variance_factor(M, N), drifts.get(n), shares.get(n)) for n in posterior.layers]
+    factor = 1.0 if N is None else max(N - M, 0) / (N - 1)
+    rows = [_layer(n, population, factor, drifts.get(n), shares.get(n)) for n in posterior.layers]
     return Diagnosis(
         tuple(rows),
         n_samples=posterior.n_samples,
         batch_size=M,
         n_examples=N,
         n_compared=compared,
+        variance_factor=factor,
         shift=drift.shift(network, recorded),
         no_shares=failure,
         rescaled=None if rescaled is posterior else rescaled.batch_size,
@@ -287,10 +283,6 @@ def _inputs(bayes: "MCBN[Any]", network: Network, drawn: TrainingBatches) -> Ite
         yield from batches.cut(x, -(-N // max(M, 2))) if even and N > M else [x]
 
 
-def _variance_factor(M: int, N: int | None) -> float:
-    return 1.0 if N is None else max(N - M, 0) / (N - 1)
-
-
 def _layer(
     name: str, population: Averaged, factor: float, moved: drift.Drift | None, share: tuple[float, float] | None
 ) -> LayerDiagnosis:
@@ -304,7 +296,6 @@ def _layer(
         mean_spread=_spread(mean, model.mean_std * factor**0.5),
         std_spread=_spread(std, model.std_std * factor**0.5),
         constant=int(_constant(mean).sum()),
-        sparse=int((population.populations[name].zeros >= 0.9).sum()),
         offset=float(((mean.mean(0) - model.mean).abs() / scale).median()),
         drift=moved,
         share=share[0] if share else None,
@@ -318,9 +309,7 @@ def _constant(drawn: Tensor) -> Tensor:
 
 
 def _pvalues(drawn: Tensor) -> Tensor:
-    """Test each unit's draws (T, C); NaN where they do not vary or are fewer than 4."""
-    unknown = torch.full((drawn.shape[1],), torch.nan, dtype=torch.float64)
-    return unknown if len(drawn) < 4 else lilliefors(drawn).where(~_constant(drawn), unknown)
+    return lilliefors(drawn) if len(drawn) >= 4 else torch.full_like(drawn[0], torch.nan)
 
 
 def _passing(pvalues: Tensor) -> float:
@@ -366,7 +355,7 @@ def _summed(network: Network, output: Tensor) -> Network:
 
 
 def lilliefors(values: Tensor) -> Tensor:
-    """Test T values for a Gaussian of any mean and std: (T, C) -> p-values (C,); NaN for a constant column.
+    """Test T values for a Gaussian of any mean and std: (T, C) -> p-values (C,); NaN for columns that do not vary.
 
     Mean and std come from the same values, which pulls D (`ks_distance`) down: p-values of Kolmogorov's distribution
     would be far too large. So D is compared with that of simulated Gaussian columns treated alike (Lilliefors 1967),
@@ -374,14 +363,11 @@ def lilliefors(values: Tensor) -> Tensor:
     """
     if values.ndim != 2 or len(values) < 4:
         raise MCBNError(f"values must be (T, C) with T at least 4 to judge their shape; got {tuple(values.shape)}")
-    values = values.double()
-    mean, std = values.mean(0), values.std(0)
-    constant = std <= 1e-7 * values.abs().amax(0)
-    distance = ks_distance(values, mean, std.where(~constant, torch.ones_like(std)))  # (C,)
+    values, constant = values.double(), _constant(values)
+    distance = ks_distance(values, values.mean(0), values.std(0).masked_fill(constant, 1.0))  # (C,)
     null = _null_distances(len(values)).to(values.device)  # (R,), ascending
     larger = len(null) - torch.searchsorted(null, distance)
-    p = (1 + larger.double()) / (1 + len(null))
-    return p.where(~constant, torch.full_like(p, torch.nan))
+    return ((1 + larger.double()) / (1 + len(null))).masked_fill(constant, torch.nan)
 
 
 def ks_distance(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
