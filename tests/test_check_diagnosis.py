@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from kinds import KINDS, make, normal, settle
+from mcbn.batching import draw_batches
 from mcbn.check import diagnosis
 from mcbn.check.diagnosis import Diagnosis, check, ks_distance, lilliefors
 from mcbn.diagonal import Population
@@ -110,7 +111,7 @@ def test_shares_are_covariances_with_the_linear_prediction() -> None:
     """Layer by layer, by finite differences of the network in the statistics of its normalisation."""
     bayes, x, model = fitted(T=60)
     found = check(bayes, x)
-    rows = x[:16]  # the first piece of all rows
+    rows = next(iter(draw_batches(x, n_samples=1, batch_size=16, seed=0, once=True).batches))  # the first of all rows
     drawn = bayes.posterior
     statistics = {n: torch.stack([drawn.mean[n], drawn.var[n].sqrt()]) for n in drawn.layers}  # (2, T, C) each
 

@@ -216,7 +216,8 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         drawn = _draw(data, posterior.batch_size, seed, n_examples)
         population = Averaged(posterior)
         first, compared = None, 0
-        for x in _inputs(bayes, network, drawn):
+        for batch in drawn.batches:
+            x = network.prepare(batches.pick_inputs(batch, bayes.inputs, network.accepted_keys))
             if first is None:
                 first = x
                 network.run_copy(x)  # the first pass of a network just loaded is watched, which no mode may count
@@ -266,21 +267,10 @@ def _spread_limits(T: int) -> tuple[float, float]:
 
 
 def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:
-    """Take all rows of small data, else batches of M: about n_examples, and two batches or more."""
-    drawn = draw_batches(data, n_samples=max(2, -(-n_examples // M)), batch_size=M, seed=seed)
-    if drawn.n_examples is None or drawn.n_examples > n_examples:
-        return drawn
-    return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
-
-
-def _inputs(bayes: "MCBN[Any]", network: Network, drawn: TrainingBatches) -> Iterator[Any]:
-    """Yield prepared inputs, all rows cut to about the size of a batch."""
-    keys = network.accepted_keys
-    for batch in drawn.batches:
-        x = network.prepare(batches.pick_inputs(batch, bayes.inputs, keys))
-        N, M = batches.size_of(x), bayes.posterior.batch_size
-        even = all(t.ndim and len(t) == N for t in batches.tensors_of(x))
-        yield from batches.cut(x, -(-N // max(M, 2))) if even and N > M else [x]
+    """Take all rows of small data once, else batches of M: about n_examples, and two batches or more."""
+    how: dict[str, Any] = {"n_samples": max(2, -(-n_examples // M)), "batch_size": M, "seed": seed}
+    drawn = draw_batches(data, **how)
+    return drawn if (drawn.n_examples or math.inf) > n_examples else draw_batches(data, **how, once=True)
 
 
 def _layer(
