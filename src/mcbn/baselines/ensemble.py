@@ -49,14 +49,13 @@ class DeepEnsemble(Predictor):
         """Yield the output of each member, (1, N, ...)."""
         if n_samples > len(self._members):
             raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
-        first: Tensor | None = None
+        shapes: list[tuple[int, ...]] = []
         for position, member in enumerate(self._members[:n_samples]):
             output = member.run_copy(member.prepare(inputs)).to(self.network.device)
-            first = output if first is None else first
-            if output.shape != first.shape:
+            shapes.append(tuple(output.shape))
+            if shapes[-1] != shapes[0]:
                 raise MCBNError(
-                    f"members must give outputs of one shape; the first gives {tuple(first.shape)}, "
-                    f"member {position} {tuple(output.shape)}"
+                    f"members must give outputs of one shape; got {shapes[0]}, member {position} {shapes[-1]}"
                 )
             yield output.unsqueeze(0)
 

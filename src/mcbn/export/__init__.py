@@ -137,19 +137,17 @@ def input_names(inputs: Any) -> list[str]:
 
 def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
     """Choose the level of the intervals or sets to export; None where there is no calibration."""
-    calibration = bayes.calibration
-    if calibration is None:
-        if level is not None:
-            raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
+    kept = bayes.calibration
+    if kept is not None and kept.score != "quantile" and kept.by != "group" and not kept.randomized:
+        return kept.level if level is None else level
+    if level is None:
         return None
-    if calibration.score == "quantile" or calibration.by == "group" or calibration.randomized:
-        if level is None:
-            return None
-        raise MCBNError(
-            "one graph cannot hold this calibration: it needs all draws (quantile), group numbers or random numbers at "
-            'every call; calibrate with score "std", "absolute", "aps" or "raps", or export without level='
-        )
-    return calibration.level if level is None else level
+    if kept is None:
+        raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
+    raise MCBNError(
+        "one graph cannot hold this calibration: it needs all draws (quantile), group numbers or random numbers at "
+        'every call; calibrate with score "std", "absolute", "aps" or "raps", or export without level='
+    )
 
 
 def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None) -> Any:
@@ -285,9 +283,7 @@ def convert(
             del each.initializers[name]
     size = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value)
     if size > MOST_BYTES:
-        raise MCBNError(
-            f"the constants take {size:,} bytes and one ONNX file holds {MOST_BYTES:,}; give fewer draws (n_samples=)"
-        )
+        raise MCBNError(f"the constants take {size:,} bytes, one ONNX file holds {MOST_BYTES:,}: lower n_samples")
     model = onnx.model_proto
     _strip(model)
     importlib.import_module("onnx.helper").set_model_props(model, dict(metadata))

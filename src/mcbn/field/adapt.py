@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.batching import draw_batches
+from mcbn.batching import Take, draw_batches
 from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
 from mcbn.field.novelty import centre_of, class_proportions, class_weights, see
-from mcbn.field.reference import gather, take_rows
+from mcbn.field.reference import gather
 from mcbn.field.watch import Watch, make_watch, times
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
@@ -158,11 +158,11 @@ class _Inputs:
 
     def _batches(self) -> Iterator[Any]:
         """Cut the unlabelled inputs into batches, all of them as often."""
-        generator = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4]))
+        generator, take = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4])), Take(self.pool)
         for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
             order = generator.permutation(self.n_inputs)
             for start in range(0, self.n_inputs - self.size + 1, self.size):
-                yield take_rows(self.pool, order[start : start + self.size])
+                yield take(order[start : start + self.size])
 
     def moved(self, strength: str | float) -> tuple[_Candidate, bool]:
         """Transport from either start; keep the clearly smaller change of the inputs that explains what is seen."""
@@ -192,7 +192,7 @@ class _Inputs:
 
     def _classes(self, posterior: Posterior) -> Tensor:
         """Estimate the class proportions (K,) of the inputs under a posterior's average statistics, in one pass."""
-        some, network = take_rows(self.pool, range(min(MANY, self.n_inputs))), self.guard.network
+        some, network = Take(self.pool)(range(min(MANY, self.n_inputs))), self.guard.network
         seen = see(network, "classification", centre_of(posterior), some, classes_only=True)
         return class_proportions(seen.probs, self.probs)
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, Replay
+from mcbn.batching import Take
 from mcbn.errors import MCBNError
 from mcbn.field.distance import EPS, Metric, fit_metric, rank_p_values
-from mcbn.field.reference import Reference, take_rows
+from mcbn.field.reference import Reference
 from mcbn.network import Network
 from mcbn.outputs import as_logits
 from mcbn.posterior import Posterior
@@ -64,10 +65,8 @@ class PerInput(Replay):
         """Keep what this call sees of each input."""
         if call.layer in self.chosen:
             if call.x.shape[0] != self.n_inputs:  # not len: a size that the exporter leaves open stays open
-                raise MCBNError(
-                    f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs, so no row is one input's "
-                    "alone; leave it out with layers="
-                )
+                rows = f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs"
+                raise MCBNError(f"{rows}, so no row is one input's alone; leave it out with layers=")
             values = call.x.double().reshape(*call.x.shape[:2], -1)  # (N, C, positions)
             var, mean = torch.var_mean(values, 2, correction=0)
             self.coordinates += [mean.cpu(), (var + EPS).log().cpu()] if values.shape[2] > 1 else [mean.cpu()]
@@ -79,7 +78,7 @@ def see(network: Network, task: str, centre: Centre, x: Any, *, classes_only: bo
     N, blocks = batches.size_of(x), []
     for start in range(0, N, BLOCK):
         rows = range(start, min(start + BLOCK, N))
-        inputs = batches.move(take_rows(x, rows), network.device, network.dtype)
+        inputs = batches.move(Take(x)(rows), network.device, network.dtype)
         mode = Replay(*centre) if classes_only else PerInput(centre, len(rows))
         with torch.no_grad(), network.undisturbed(0), mode:
             output = network.run_copy(inputs)

@@ -36,7 +36,7 @@ from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
-from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of, take_rows
+from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of
 from mcbn.network import is_stream
 
 if TYPE_CHECKING:
@@ -280,10 +280,8 @@ class Watch:
         except MCBNError as error:
             if size > 1 or "one value a channel" not in str(error):
                 raise
-            raise MCBNError(
-                f"one input has no batch statistics here: {error.args[0].split(', which')[0]}; read batches of 2 or "
-                "more, or judge single inputs by watch.novelty(x)"
-            ) from error
+            why = f"one input has no batch statistics here: {error.args[0].split(', which')[0]}"
+            raise MCBNError(f"{why}; read batches of 2 or more, or judge single inputs by watch.novelty(x)") from error
         held_out = self.all_coordinates(reference.disjoint(size, count))
         if not bool(torch.isfinite(fitting).all() and torch.isfinite(held_out).all()):
             raise MCBNError("the network gives non-finite statistics on the reference; give inputs it was made for")
@@ -314,8 +312,7 @@ class Watch:
         N = batches.size_of(pool)
         size = min(N, self.batch_size, max(2, N // POOL_BATCHES))  # one batch alone can hardly reach 1 %
         null = self.null(size)
-        pieces = (take_rows(pool, range(start, start + size)) for start in range(0, N - size + 1, size))
-        distances = null.metric(self.all_coordinates(pieces))
+        distances = null.metric(self.all_coordinates(cut_batches(None, pool, size)[0]))
         p_value = pooled_p_value(distances, null.held_out, seed=self.seed)
         mixed = self._mixed(pool, size) if p_value <= self.false_alarms else None
         if mixed is None:
@@ -366,10 +363,8 @@ class Watch:
             raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
         shapes = shapes_of(x)
         if self.shapes is not None and shapes != self.shapes:
-            raise MCBNError(
-                f"inputs have shape {shapes}, those of the reference {self.shapes} (without their "
-                "number): a watch knows inputs of one shape; make one with a reference of this shape"
-            )
+            told = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
+            raise MCBNError(f"{told}: a watch knows one shape; make one with a reference of this shape")
         if not self.network.proven:  # of a loaded network: its first run proves it, and must not be recorded
             inputs = self.network.prepare(x)
             self.network.settle(inputs)
@@ -379,10 +374,8 @@ class Watch:
     def require_network_of(self, bayes: "MCBN[Any]") -> None:
         """Refuse an MCBN of another network, or of other layers."""
         if bayes.posterior.channels != self.channels:
-            raise MCBNError(
-                f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}: make "
-                "a watch with this network, bayes.watch(reference)"
-            )
+            told = f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}"
+            raise MCBNError(f"{told}: make a watch with this network, bayes.watch(reference)")
 
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
         widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
