@@ -131,21 +131,19 @@ def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: i
     if require_int("k", k, 1) > N:
         raise MCBNError(f"k={k} inputs asked of {N}")
     entropies = entropy(probs, 2)  # (T, N)
-    joint, drawn, total = probs.new_ones(1, T), False, probs.new_zeros(())  # p_t(c), (C, T)
-    indices: list[int] = []
-    values: list[Tensor] = []
+    joint, drawn = probs.new_ones(1, T), False  # p_t(c), (C, T)
+    indices, information = list[int](), list[Tensor]()
     for _ in range(k):
         gains = _gains(joint, joint.new_ones(len(joint)) if drawn else joint.sum(1), probs, entropies)
         gains[indices] = -math.inf
         indices.append(int(gains.argmax()))
-        total = total + gains[indices[-1]]
-        values.append(total)
+        information.append(gains[indices[-1]])
         drawn = drawn or len(joint) * probs.shape[2] > n_configurations
         if drawn:
             joint = _drawn(probs[:, indices], n_configurations, seed)
         else:
             joint = (joint.unsqueeze(1) * probs[:, indices[-1]].T).flatten(0, 1)  # (C K, T)
-    return ChosenInputs(torch.tensor(indices, device=samples.device), torch.stack(values))
+    return ChosenInputs(torch.tensor(indices, device=samples.device), torch.stack(information).cumsum(0))
 
 
 def _drawn(probs: Tensor, count: int, seed: int) -> Tensor:

@@ -201,13 +201,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     of their means over other training sets; T of them are worth n_effective = T / (1 + (T - 1) M / N), at most N / M.
     Effect: each layer's share of the predictive variance (`mcbn.linear.Linearised.shares`). Outputs are those of the
     network (logits for classes); for more than 64 of an input stand a few random sums g . f with g ~ N(0, I), as
-    E[(g . a)(g . b)] = a . b.
-
-    Args:
-        bayes: a fitted `mcbn.MCBN`.
-        data: the training data, as for `fit`.
-        seed: of the batches taken from it.
-        n_examples: all examples are run through the network, or of more than so many about so many.
+    E[(g . a)(g . b)] = a . b. `MCBN.check` documents the arguments.
     """
     rescaled, network = bayes.posterior, bayes.engine.network
     posterior = rescaled.at_batch_size(rescaled.fitted_batch_size or rescaled.batch_size)  # as they were drawn

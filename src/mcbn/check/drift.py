@@ -38,9 +38,22 @@ class Drift(NamedTuple):
         return self.effect > (SHIFT_LIMIT if self.layer is None else EFFECT_LIMIT) and self.sigmas > SIGMA_LIMIT
 
 
-def measure(recorded: Recorded) -> list[Drift]:
+def measure(recorded: Recorded) -> Iterator[Drift]:
     """Compare drawn and running statistics layer by layer; layers without running statistics have none."""
-    return [_layer(recorded, names[0], mean, var) for names, mean, var in _sharing(recorded)]
+    for (name, *_), mean, var in _sharing(recorded):
+        T, n, running = len(mean), recorded.values[name], recorded.running[name]
+        std = var.clamp(min=1e-20).sqrt()  # (T, C)
+        running_mean, running_std = running[0].double(), running[1].double().clamp(min=1e-20).sqrt()
+        average_std = std.square().mean(0).sqrt()
+        scale = running_std.maximum(average_std)
+        shift = (mean.mean(0) - running_mean) / scale  # (C,)
+        stretch = (average_std.log() - running_std.log()).clamp(-3, 3)  # (C,)
+        effect = (shift.square() + stretch.square()).sqrt()  # (C,)
+        spread = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
+        if T > 1:
+            spread = mean.var(0) / scale.square() + std.log().var(0)
+        error = (spread * _averaging(T)).sqrt().clamp(min=1e-12)  # (C,)
+        yield Drift(name, float(effect.median()), float((effect / error).median()))
 
 
 def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
@@ -53,22 +66,6 @@ def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
         mean, var = (torch.stack([kind[name].double() for name in names]).mean(0) for kind in drawn)
         n = recorded.values[names[0]]
         yield names, mean, var * n / (n - 1)  # unbiased: what the running variance averages
-
-
-def _layer(recorded: Recorded, name: str, mean: Tensor, var: Tensor) -> Drift:
-    T, n, running = len(mean), recorded.values[name], recorded.running[name]
-    std = var.clamp(min=1e-20).sqrt()  # (T, C)
-    running_mean, running_std = running[0].double(), running[1].double().clamp(min=1e-20).sqrt()
-    average_std = std.square().mean(0).sqrt()
-    scale = running_std.maximum(average_std)
-    shift = (mean.mean(0) - running_mean) / scale  # (C,)
-    stretch = (average_std.log() - running_std.log()).clamp(-3, 3)  # (C,)
-    effect = (shift.square() + stretch.square()).sqrt()  # (C,)
-    spread = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
-    if T > 1:
-        spread = mean.var(0) / scale.square() + std.log().var(0)
-    error = (spread * _averaging(T)).sqrt().clamp(min=1e-12)  # (C,)
-    return Drift(name, float(effect.median()), float((effect / error).median()))
 
 
 def _averaging(T: int) -> float:

@@ -205,8 +205,9 @@ def averages(recorder: Recorder, batch_stream: Iterator[Any]) -> dict[str, Avera
 
 
 def _average(mean: Tensor, var: Tensor) -> Averages:
-    spread = (lambda rows: rows.var(0)) if len(mean) > 1 else (lambda rows: torch.zeros_like(rows[0]))
-    return Averages(mean.mean(0), var.mean(0), spread(mean), spread(var.clamp(min=DEAD).log()))
+    free = min(len(mean) - 1, 1)  # one draw alone has no spread
+    log_var = var.clamp(min=DEAD).log()
+    return Averages(mean.mean(0), var.mean(0), mean.var(0, correction=free), log_var.var(0, correction=free))
 
 
 def _move(before: Averages, now: Averages, chance: float, strength: str | float) -> Move:
