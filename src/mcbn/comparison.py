@@ -84,7 +84,7 @@ def compare(
     return Comparison(titles, rows, losses, _advise(loss, rows, losses, seed))
 
 
-def _methods(bayes: "MCBN[Any] | Members", validation: Any) -> dict[str, Predict]:
+def _methods(bayes: Any, validation: Any) -> dict[str, Predict]:
     """Name the ways to predict with this network, the simplest first."""
     several = isinstance(bayes, Members)
     options: Any = {"inputs": bayes.inputs, "output": bayes.output, "outputs": bayes.outputs}

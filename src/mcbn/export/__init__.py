@@ -23,7 +23,8 @@ from mcbn import __version__, batches
 from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, MissingExtraError
-from mcbn.export.predictors import PROMISED, RESULTS, LinearPredictor, SamplePredictor, WholePredictor, summary_of
+from mcbn.export import predictors
+from mcbn.export.predictors import PROMISED, RESULTS, summary_of
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
@@ -31,6 +32,7 @@ from mcbn.network import Network
 from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
+    from mcbn.field.watch import Watch
     from mcbn.model import MCBN
 
 CHUNK_VALUES = 2**19  # of the widest result of one pass on the example: onnxruntime is fastest while it stays in cache
@@ -69,7 +71,7 @@ def to_torch_export(
         expected = bayes.predict(inputs, method=method, n_samples=T)
         with quiet(), told(engine.network, method):
             members = getattr(bayes, "members", [bayes])
-            whole = WholePredictor([_predictor(member, inputs, method, T, chunk_size) for member in members])
+            whole = predictors.WholePredictor([_predictor(member, inputs, method, T, chunk_size) for member in members])
             if level is not None:
                 like = expected.mean if bayes.task == "regression" else expected.probs
                 whole.promise(expected.calibration, level, like)
@@ -111,6 +113,23 @@ def to_onnx(bayes: "MCBN[Any]", path: str | Path, example_x: Any, *, method: str
     }
     content, results = convert(program, inputs, outputs, metadata)
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def watch_to_onnx(watch: "Watch", path: str | Path, example_x: Any, *, each: bool) -> None:
+    """Write a watch as an ONNX file, whole or not at all; `Watch.export` documents the arguments."""
+    path = require_exportable(path)
+    watch.require_inputs(example_x)
+    inputs = watch.network.prepare(example_x)
+    inputs = at_least_two(inputs) if each else inputs
+    with torch.inference_mode(False), torch.no_grad(), quiet(), told(watch.network, "watch"):
+        program = as_program(predictors.Watcher(watch, inputs, each).eval(), inputs, fixed=not each)
+    metadata = {"mcbn_version": __version__, "false_alarms": str(watch.false_alarms)}
+    content, results = convert(program, inputs, ("distance", "p_value"), metadata)
+    expected = watch.novelty(inputs).distance if each else torch.tensor([watch(inputs).distance])
+    if not agree(results["distance"].float(), expected.cpu().float(), EXPORTED):
+        raise MCBNError("the file as onnxruntime runs it gives another distance than the watch; nothing was exported")
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -169,7 +188,7 @@ def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int 
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
     chunk = _chunk(T, program.width * len(output), chunk if apart else 1)
     summary = summary_of(bayes.task, bayes.noise_precision, output)
-    return SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
+    return predictors.SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:
@@ -183,7 +202,7 @@ def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     return max(size for size in range(1, min(most, T) + 1) if T % size == 0)
 
 
-def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor) -> LinearPredictor:
+def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor) -> predictors.LinearPredictor:
     """Trace the pass and its gradient at the average statistics."""
     bayes.linearizer(inputs, T)  # refuses what has no gradient per input
     expansion = bayes.linearizer.expansion(inputs, T)
@@ -199,7 +218,7 @@ def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Ten
         engine.network.run_copy(inputs)
     chosen = [rows for name in names for rows in mode.drawn[name]]  # (K, C) each
     summary = summary_of(bayes.task, bayes.noise_precision, output)
-    return LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
+    return predictors.LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
 
 
 @contextmanager

@@ -1,19 +1,25 @@
-"""The whole predictor as one module: inputs in, moments out; plain operations, no random numbers, any batch size."""
+"""The whole predictor, or watch, as one module: inputs in, moments out, or distance and p-value; plain operations."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mcbn import batches
+from mcbn.batch_norm import Record
 from mcbn.conformal import Calibration, set_scores
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
+from mcbn.field.distance import Metric, coordinates
+from mcbn.field.novelty import PerInput
 from mcbn.linear import Expansion, Linearised
 from mcbn.outputs import as_float, as_logits, noise_variance, spread
 from mcbn.prediction import SMALLEST, divergence
 from mcbn.private_torch import scan
+
+if TYPE_CHECKING:
+    from mcbn.field.watch import Watch
 
 RESULTS = {
     "regression": ("mean", "variance", "epistemic"),
@@ -231,3 +237,30 @@ class WholePredictor(nn.Module):
             return results | {"set": set_scores(results["probs"], self.calibration.penalty) <= self.threshold}
         half = self.threshold * (results["variance"].sqrt() if self.calibration.score == "std" else 1.0)
         return results | {"low": results["mean"] - half, "high": results["mean"] + half}
+
+
+class Watcher(nn.Module):
+    """Distance and p-value of a batch, (1,) each, or of every input, (N,) each; what is not finite is farthest."""
+
+    held_out: Tensor
+
+    def __init__(self, watch: "Watch", inputs: Any, each: bool) -> None:
+        super().__init__()
+        null = watch.input_null() if each else watch.null(batches.size_of(inputs))
+        self.module, self.watch, self.each = watch.network.module, watch, each
+        for name, value in {**null.metric._asdict(), "held_out": null.held_out}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Map inputs to the named results."""
+        watch = self.watch
+        with PerInput(watch.centre, _rows(inputs)) if self.each else Record(watch.recorder.chosen) as mode:
+            watch.network.call_module(batches.map_tensors(torch.clone, inputs))
+        if isinstance(mode, PerInput):
+            z = torch.cat(mode.coordinates, 1)
+        else:
+            z = coordinates({name: (mean[None], mode.var[name][None]) for name, mean in mode.mean.items()})
+        distance = Metric(*(getattr(self, name) for name in Metric._fields))(z)
+        distance = torch.where(torch.isfinite(distance), distance, torch.inf)
+        larger = (self.held_out >= distance.unsqueeze(1)).sum(1)
+        return {"distance": distance, "p_value": (1 + larger) / (1 + len(self.held_out))}

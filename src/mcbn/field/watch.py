@@ -338,7 +338,7 @@ class Watch:
             each: judge every input by itself, as `novelty` does, whatever their number: (N,) each. Otherwise the batch
                 as a whole, as calling the watch does: (1,) each, without the comparison with other classes.
         """
-        from mcbn.export.watching import watch_to_onnx
+        from mcbn.export import watch_to_onnx
 
         watch_to_onnx(self, path, example_x, each=each)
 
