@@ -99,12 +99,13 @@ def test_means_behind_a_normalised_layer_spread_by_what_normalisation_leaves() -
     assert second.mean_spread == pytest.approx(left, rel=0.1)
 
 
-def test_p_values_are_those_of_the_draws() -> None:
+def test_shares_of_gaussian_units_are_those_of_the_draws() -> None:
     bayes, x, _ = fitted()
     for row in check(bayes, x).layers:
-        torch.testing.assert_close(row.mean_pvalues, lilliefors(bayes.posterior.mean[row.layer]))
-        torch.testing.assert_close(row.std_pvalues, lilliefors(bayes.posterior.var[row.layer].sqrt()))
-        assert row.mean_gaussian == (row.mean_pvalues > 0.05).double().mean()
+        mean, std = bayes.posterior.mean[row.layer], bayes.posterior.var[row.layer].sqrt()
+        assert row.units == mean.shape[1]
+        assert row.mean_gaussian == (lilliefors(mean) > 0.05).double().mean()
+        assert row.std_gaussian == (lilliefors(std) > 0.05).double().mean()
 
 
 def test_shares_are_covariances_with_the_linear_prediction() -> None:
@@ -286,7 +287,8 @@ def test_constant_units_are_named() -> None:
     found = check(bayes, x)
     assert said(found, "constant units: 1 of 6 never vary over the draws ('2' 1)")
     assert found.layers[0].constant == 1
-    assert bool(found.layers[0].mean_pvalues[0].isnan())
+    passing = lilliefors(bayes.posterior.mean["2"][:, 1:]) > 0.05  # the constant unit is not counted
+    assert found.layers[0].mean_gaussian == passing.double().mean()
 
 
 def test_units_that_are_not_gaussian_are_named() -> None:

@@ -50,8 +50,9 @@ class LayerDiagnosis:
     """What was seen of one batch norm layer with C units."""
 
     layer: str
-    mean_pvalues: Tensor  # (C,), Lilliefors test of the T batch means; NaN for units that never vary
-    std_pvalues: Tensor  # (C,), of the batch standard deviations
+    units: int  # C
+    mean_gaussian: float  # share of varying units whose T batch means pass Lilliefors' test at 5 %: 0.95 if Gaussian
+    std_gaussian: float  # the same for batch standard deviations
     mean_spread: float  # std of the batch means over the analytic sigma / sqrt(M), median over units
     std_spread: float  # the same for batch standard deviations
     constant: int  # units that do not vary at all
@@ -59,21 +60,6 @@ class LayerDiagnosis:
     drift: drift.Drift | None  # against the running statistics; None where the layer keeps none
     share: float | None  # of the predictive variance; shares sum to 1 and may be negative
     alone: float | None  # predictive variance with the other layers held at their average, over the whole
-
-    @property
-    def units(self) -> int:
-        """C."""
-        return len(self.mean_pvalues)
-
-    @property
-    def mean_gaussian(self) -> float:
-        """Share of varying units whose batch means pass as Gaussian at the 5 % level: 0.95 if they are."""
-        return _passing(self.mean_pvalues)
-
-    @property
-    def std_gaussian(self) -> float:
-        """The same for batch standard deviations."""
-        return _passing(self.std_pvalues)
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table, below `HEAD`."""
@@ -178,10 +164,9 @@ class Diagnosis:
     def _of_shape(self, statistic: str, name: str) -> Iterator[str]:
         """Say where draws are not Gaussian, beyond what chance does with so few units."""
         passing = {row.layer: getattr(row, f"{statistic}_gaussian") for row in self.layers}
-        chance = {row.layer: 0.95 - 3 * math.sqrt(0.95 * 0.05 / row.units) for row in self.layers}
-        odd = [layer for layer in passing if passing[layer] < min(LEAST_GAUSSIAN, chance[layer])]
-        if odd:
-            worst = min(odd, key=lambda layer: passing[layer])
+        limits = {row.layer: 0.95 - 3 * math.sqrt(0.95 * 0.05 / row.units) for row in self.layers}
+        if odd := [layer for layer in passing if passing[layer] < min(LEAST_GAUSSIAN, limits[layer])]:
+            worst = min(odd, key=passing.__getitem__)
             yield (
                 f"not Gaussian: batch {name} fail the test in {len(odd)} layer(s), most in {worst!r}, where "
                 f"{passing[worst]:.0%} of units pass (95 % if Gaussian) at batch_size={self.batch_size}; sampled "
@@ -275,8 +260,9 @@ def _layer(
     scale = model.std.where(model.std > 0, torch.ones_like(model.std))
     return LayerDiagnosis(
         layer=name,
-        mean_pvalues=_pvalues(mean),
-        std_pvalues=_pvalues(std),
+        units=mean.shape[1],
+        mean_gaussian=_gaussian(mean),
+        std_gaussian=_gaussian(std),
         mean_spread=_spread(mean, model.mean_std * factor**0.5),
         std_spread=_spread(std, model.std_std * factor**0.5),
         constant=int(_constant(mean).sum()),
@@ -292,13 +278,10 @@ def _constant(drawn: Tensor) -> Tensor:
     return drawn.amax(0) - drawn.amin(0) <= 1e-6 * drawn.abs().amax(0)
 
 
-def _pvalues(drawn: Tensor) -> Tensor:
-    return lilliefors(drawn) if len(drawn) >= 4 else torch.full_like(drawn[0], torch.nan)
-
-
-def _passing(pvalues: Tensor) -> float:
-    known = pvalues[~pvalues.isnan()]
-    return float((known > LEVEL).double().mean()) if len(known) else math.nan
+def _gaussian(drawn: Tensor) -> float:
+    """Count which of the varying units pass as Gaussian, (T, C) -> their share; NaN without any, or of few draws."""
+    pvalues = lilliefors(drawn) if len(drawn) >= 4 else drawn[0, :0]
+    return float((pvalues[~pvalues.isnan()] > LEVEL).double().mean())
 
 
 def _spread(drawn: Tensor, modelled: Tensor) -> float:
