@@ -227,7 +227,7 @@ def test_table_names_every_layer_and_warning() -> None:
 
 
 def test_few_draws_are_named() -> None:
-    assert said(check(*fitted(T=20)[:2]), "few draws: with n_samples=20 a predictive variance is known to about 32%")
+    assert said(check(*fitted(T=20)[:2]), "few draws: of n_samples=20 a predictive variance is known to 32%")
     assert not said(check(*fitted(T=50)[:2]), "few draws")
 
 

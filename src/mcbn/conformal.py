@@ -171,7 +171,6 @@ def calibrate(
 
 
 def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
-    """Join batches and sort the scores of each group."""
     if not sum(len(scores) for scores, *_ in rows):
         raise MCBNError("calibrate needs held-out examples with targets, got none")
     columns: Any = zip(*rows, strict=True)
@@ -184,7 +183,6 @@ def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _score_values(pred: Any, y: Tensor, settings: Calibration, group: Tensor, how: tuple[Any, ...]) -> Rows:
-    """Score regression targets."""
     y = noise.require_finite_targets(match_shape(y, pred.mean))
     scores = error = (y - pred.mean).abs()
     std = pred.variance.sqrt()
@@ -202,7 +200,6 @@ def _score_values(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
 
 
 def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, how: tuple[Any, ...]) -> Rows:
-    """Score labels, one an input or one a pixel."""
     (joint, seed, ignore_index), probs, dense = how, pred.probs, pred.probs.ndim > 2
     if settings.by == "class" and dense:
         raise MCBNError('groups="class" is for one label an input: pixels of an image are not independent')

@@ -121,10 +121,7 @@ class Diagnosis:
         T, M, N = self.n_samples, self.batch_size, self.n_examples
         if T < FEW_DRAWS:
             error = math.sqrt(2 / (T - 1)) if T > 1 else math.inf
-            yield (
-                f"few draws: with n_samples={T} a predictive variance is known to about {error:.0%}; "
-                f"fit {FEW_DRAWS} or more"
-            )
+            yield f"few draws: of n_samples={T} a predictive variance is known to {error:.0%}; fit {FEW_DRAWS} or more"
         if self.variance_factor < LEAST_FACTOR:
             yield (
                 f"batch_size={M} is close to the {N} training examples: draws share them, which leaves "
@@ -157,9 +154,7 @@ class Diagnosis:
         if counts := {row.layer: row.constant for row in self.layers if row.constant}:
             layers = ", ".join(f"{layer!r} {count}" for layer, count in counts.items())
             share = f"{sum(counts.values())} of {sum(row.units for row in self.layers)}"
-            yield (
-                f"constant units: {share} never vary over the draws ({layers}); they carry no uncertainty (dead units?)"
-            )
+            yield f"constant units: {share} never vary over the draws ({layers}): no uncertainty there (dead units?)"
 
     def _of_shape(self, statistic: str, name: str) -> Iterator[str]:
         """Say where draws are not Gaussian, beyond what chance does with so few units."""

@@ -170,7 +170,6 @@ def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
 
 
 def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None) -> Any:
-    """Put network, draws and moments together."""
     engine, _ = bayes.engine_for(T, chunk)
     with Gather(engine.posterior) as mode:
         output = engine.network.run_copy(inputs)  # (N, ...)
@@ -323,7 +322,6 @@ def _strip(message: Any) -> None:
 
 
 def _refusal(error: Exception, method: str | None) -> str:
-    """Name the operation that has no counterpart."""
     text = str(error)
     operator = re.search(r"target=torch\.ops\.([\w.]+)", text)
     what = operator[1].removesuffix(".default") if operator else text.strip().split("\n")[0]

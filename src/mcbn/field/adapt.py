@@ -176,8 +176,7 @@ class _Inputs:
 
     def _settle(self, classes: Tensor | None, strength: str | float) -> _Candidate:
         """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
-        reference = self.guard.reference
-        assert reference is not None  # `_guard` refused a watch without
+        reference = self.guard.require_reference("a repair")
         for _ in range(1 + ROUNDS if self.probs.shape[1] else 1):
             weights = None if classes is None else class_weights(self.probs, classes)
             mixed = reference.weighted(self.rows, weights, self.size, REFERENCE_DRAWS)
@@ -248,8 +247,7 @@ def _guard(bayes: "MCBN[Any]", reference: Any) -> Watch:
     if not isinstance(reference, Watch):
         return make_watch(bayes, reference, batch_size=None, false_alarms=0.01, run=1, seed=0)
     reference.require_network_of(bayes)
-    if reference.reference is None:
-        raise MCBNError("this watch was loaded without its reference: Watch.load(path, bayes, reference=...)")
+    reference.require_reference("a repair")
     return reference
 
 

@@ -274,7 +274,7 @@ class Watch:
         return self.nulls[size]
 
     def _make_null(self, size: int) -> Null:
-        reference, count = self._require_reference(f"batches of {size}"), self.require_enough(size)
+        reference, count = self.require_reference(f"batches of {size}"), self.require_enough(size)
         try:
             fitting = self.all_coordinates(reference.overlapping(size, FITTING))
         except MCBNError as error:
@@ -289,7 +289,7 @@ class Watch:
 
     def require_enough(self, size: int) -> int:
         """Return how many held-out batches of this size there are, and refuse a reference too small for the rate."""
-        reference, needed = self._require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
+        reference, needed = self.require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
         count = reference.count(size, max(MOST_HELD_OUT, needed))
         if count < needed:
             raise MCBNError(
@@ -302,7 +302,7 @@ class Watch:
     def input_null(self) -> InputNull:
         """Return the null of single inputs; made when it is first asked for."""
         if self.inputs_null is None:
-            reference = self._require_reference("single inputs")
+            reference = self.require_reference("single inputs")
             with torch.inference_mode(False):
                 self.inputs_null = fit_inputs(self.network, self.task, self.centre, reference)
         return self.inputs_null
@@ -352,6 +352,7 @@ class Watch:
             chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
             watch = cls(bayes, reference=None, **chosen)
             _restore(watch, tensors, settings)
+            watch.require_network_of(bayes)
         if reference is not None:
             run, seed = settings["run"], watch.seed
             watch.reference = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=seed)
@@ -415,7 +416,8 @@ class Watch:
         weights = class_weights(null.probs, class_proportions(seen.probs, null.probs))
         return self.reference.weighted(null.rows, weights, size, needed_batches(self.false_alarms))
 
-    def _require_reference(self, purpose: str) -> Reference:
+    def require_reference(self, purpose: str) -> Reference:
+        """Refuse what a watch without its reference cannot do."""
         if self.reference is None:
             raise MCBNError(
                 f"this watch was loaded without its reference and holds nothing for {purpose} (batches of "
@@ -453,7 +455,6 @@ def make_watch(
 
 
 def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Describe a watch by tensors and text."""
     tensors = {f"stream.{name}": torch.as_tensor(getattr(watch.stream, name)) for name in STREAM_TENSORS}
     for kind, values in zip(saving.KINDS, watch.centre, strict=True):
         tensors |= {f"centre.{kind}.{name}": value for name, value in values.items()}
@@ -475,20 +476,15 @@ def _require_watch_of(path: str | Path, metadata: Mapping[str, str], bayes: "MCB
     saving.require_same_structure(path, json.loads(metadata["structure"]), json.loads(here["structure"]))
     if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
         raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
-    channels = json.loads(metadata["settings"])["channels"]
-    if channels != bayes.posterior.channels:
-        raise MCBNError(f"{path} watches layers (channels) {channels}, this posterior has {bayes.posterior.channels}")
 
 
 def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-    """Put back what `_packed` described."""
-
     def null(kind: Any, prefix: str) -> Any:
         metric = Metric(*(tensors[f"{prefix}.metric.{name}"] for name in Metric._fields))
         return kind(metric, *(tensors[f"{prefix}.{name}"] for name in kind._fields[1:]))
 
     device = watch.network.device
-    mean, var = ({n: tensors[f"centre.{kind}.{n}"].to(device) for n in watch.channels} for kind in saving.KINDS)
+    mean, var = ({n: tensors[f"centre.{kind}.{n}"].to(device) for n in settings["channels"]} for kind in saving.KINDS)
     watch.centre = mean, var
     watch.nulls = {size: null(Null, f"null.{size}") for size in settings["sizes"]}
     watch.inputs_null = null(InputNull, "inputs") if "inputs.held_out" in tensors else None
