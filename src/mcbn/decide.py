@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Binomial
 
 from mcbn.batches import require_int
 from mcbn.errors import MCBNError
@@ -64,9 +65,7 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
 def binomial_cdf(most: Tensor, n: Tensor, p: float) -> Tensor:
     """P(Binomial(n, p) <= most), elementwise."""
     k = torch.arange(int(most.max()) + 1, dtype=torch.float64).unsqueeze(1)
-    rest = (n - k).clamp(min=0)  # (most + 1, ...)
-    log_choose = torch.lgamma(n.double() + 1) - torch.lgamma(k + 1) - torch.lgamma(rest + 1)
-    terms = log_choose + k * math.log(p) + rest * math.log1p(-p)
+    terms = Binomial(n.double(), torch.tensor(p, dtype=torch.float64), validate_args=False).log_prob(k)
     return terms.masked_fill(k > most, -math.inf).logsumexp(0).exp()
 
 

@@ -197,6 +197,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
                 network.run_copy(x)  # the first pass of a network just loaded is watched, which no mode may count
             population.add(network, x)
             compared += batches.size_of(x)
+        worse_mean = _compare_means(bayes, data, seed)
     if first is None:
         raise MCBNError("the data gives no batch at all")
     recorded = Recorded(posterior, population.running, population.values, first)
@@ -216,7 +217,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         no_shares=failure,
         rescaled=None if rescaled is posterior else rescaled.batch_size,
         at_bound=explain_bound(rescaled.batch_size) if bayes.tau_at_bound else "",
-        worse_mean=_compare_means(bayes, data, seed),
+        worse_mean=worse_mean,
     )
 
 
@@ -224,9 +225,7 @@ def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
     """Say where the mean over the draws is worse than the plain network's on examples that come with targets."""
     keys, M = bayes.engine.network.accepted_keys, MEAN_EXAMPLES
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="mcbn:")
-            batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
+        batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
         x, y = batches.pick_inputs(batch, bayes.inputs, keys), batches.pick_targets(batch, None)
         return compare_means(bayes.predict(x), bayes.plain_mean(x), y)
     except MCBNError:  # a stream, no targets, or targets of another kind
