@@ -66,9 +66,8 @@ def compare(
         level: of the intervals (regression) or sets (classification) whose coverage is counted.
         seed: of the bootstrap.
 
-    Example:
-        >>> mcbn.compare(bayes, (x[:40], y[:40]), (x[40:], y[40:])).advice[:4]
-        'Take'
+    >>> mcbn.compare(bayes, (x[:40], y[:40]), (x[40:], y[40:])).advice[:4]
+    'Take'
     """
     require_choice("task", bayes.task, ("regression", "classification"))
     methods = _methods(bayes, validation)

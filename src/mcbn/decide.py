@@ -36,9 +36,8 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
     thresholds, at ranks of the held-out uncertainties, those pass whose Clopper-Pearson bound of the error rate at
     confidence 1 - delta / 20 is at most `risk`, P(Binomial(kept, risk) <= errors) <= delta / 20: Bonferroni's
     correction, so that all hold at once (learn then test, Angelopoulos et al. 2021, arXiv 2110.01052). Given a
-    threshold that is one of the uncertainties, those below it are independent: the binomial is exact.
-
-    uncertainty and wrong (n,), of held-out examples; risk and delta between 0 and 1.
+    threshold that is one of the uncertainties, those below it are independent: the binomial is exact. uncertainty and
+    wrong are (n,), of held-out examples, risk and delta between 0 and 1.
 
     >>> threshold(torch.arange(1000.0), torch.arange(1000) >= 900, risk=0.05)
     Decision(threshold=900.0, kept=900, errors=0)

@@ -15,8 +15,7 @@ class DeepEnsemble(Predictor):
     """Mean and variance over independently trained networks; classification averages their probabilities.
 
     mean = 1/T sum_t f_t(x), epistemic = 1/T sum_t (f_t(x) - mean)^2, T the number of members (5 is usual), noise 1/tau
-    tuned on held-out data. Lakshminarayanan et al. 2017, Section 2.4.
-    `plain` is the first member.
+    tuned on held-out data. Lakshminarayanan et al. 2017, Section 2.4. `plain` is the first member.
     Differs: members give a mean alone, and the noise is one tau for all inputs, as for the other methods here.
 
     Args:

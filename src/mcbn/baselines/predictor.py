@@ -80,8 +80,7 @@ class Predictor(ABC):
 
         def predict_batch(inputs: Any) -> Any:
             again = None if is_stream(x) else lambda _: draws(inputs)  # all of them: none stopped early
-            options: dict[str, Any] = {"keep": return_samples, "covariance": covariance}
-            pred = moments.summarise(self, draws(inputs), draws=again, **options)
+            pred = moments.summarise(self, draws(inputs), draws=again, keep=return_samples, covariance=covariance)
             return moments.finish(pred, self, self.network, inputs, mean=mean)
 
         return self.network.over(x, predict_batch, prediction.join, self.inputs)

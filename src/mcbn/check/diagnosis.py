@@ -287,8 +287,6 @@ def _spread(drawn: Tensor, modelled: Tensor) -> float:
 
 def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, tuple[float, float]], str]:
     """Split the predictive variance of some inputs among layers; where it cannot be, say why instead."""
-    if posterior.n_samples < 2:
-        return {}, "one draw has no variance"
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
             output = network.run_copy(x)
@@ -296,9 +294,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         if D > MOST_OUTPUTS:
             network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
         values = 2 * sum(posterior.channels.values()) * D
-        if values > SHARE_VALUES:
-            return {}, f"the gradient of one input's outputs by all statistics has {values:,} values"
-        count = min(most, SHARE_VALUES // values, len(output))
+        count = min(most, max(1, SHARE_VALUES // values), len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
         shares = Linearizer(network, posterior)(few, posterior.n_samples).shares(posterior.channels)
     except MCBNError as error:

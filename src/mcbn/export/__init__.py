@@ -101,16 +101,10 @@ def to_onnx(bayes: "MCBN[Any]", path: str | Path, example_x: Any, *, method: str
     engine, T = bayes.engine_for(how.get("n_samples"))
     inputs = engine.network.prepare(example_x)
     outputs = RESULTS[bayes.task] + (() if level is None else PROMISED[bayes.task])
-    metadata = {
-        "mcbn_version": __version__,
-        "task": bayes.task,
-        "method": method,
-        "tau": json.dumps(bayes.noise_precision.tolist()),
-        "n_samples": str(T),
-        "batch_size": str(bayes.posterior.batch_size),
-        "posterior": bayes.posterior.family,
-        **({} if level is None else {"level": json.dumps(level)}),
-    }
+    metadata = {"mcbn_version": __version__, "task": bayes.task, "method": method, "n_samples": str(T)}
+    metadata |= {"batch_size": str(bayes.posterior.batch_size), "posterior": bayes.posterior.family}
+    metadata |= {"tau": json.dumps(bayes.noise_precision.tolist())}
+    metadata |= {} if level is None else {"level": json.dumps(level)}
     content, results = convert(program, inputs, outputs, metadata)
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
     with replacing(path) as temporary:
@@ -192,13 +186,13 @@ def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     """Choose how many draws go through in one pass: a divisor of T, all of them where they are small enough."""
-    if chunk_size is not None and min(chunk_size, T) * width > MOST_VALUES:
+    most = min(chunk_size or max(1, CHUNK_VALUES // width), T)
+    if chunk_size is not None and most * width > MOST_VALUES:
         raise MCBNError(
-            f"{min(chunk_size, T)} draws in one pass make a result of {min(chunk_size, T) * width:,} values for the "
-            f"example ({width:,} a draw); give a smaller chunk_size, which loops over the draws, or method='linear'"
+            f"{most} draws in one pass make a result of {most * width:,} values for the example ({width:,} a draw); "
+            "give a smaller chunk_size, which loops over the draws, or method='linear'"
         )
-    most = chunk_size or max(1, CHUNK_VALUES // width)
-    return max(size for size in range(1, min(most, T) + 1) if T % size == 0)
+    return max(size for size in range(1, most + 1) if T % size == 0)
 
 
 def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor) -> predictors.LinearPredictor:

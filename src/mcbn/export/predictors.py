@@ -21,11 +21,8 @@ from mcbn.private_torch import scan
 if TYPE_CHECKING:
     from mcbn.field.watch import Watch
 
-RESULTS = {
-    "regression": ("mean", "variance", "epistemic"),
-    "classification": ("probs", "entropy", "mutual_information"),
-    "multilabel": ("probs", "entropy", "mutual_information"),
-}
+CLASSES = ("probs", "entropy", "mutual_information")
+RESULTS = {"regression": ("mean", "variance", "epistemic"), "classification": CLASSES, "multilabel": CLASSES}
 PROMISED = {"regression": ("low", "high"), "classification": ("set",)}  # with a calibration
 State = tuple[Tensor, ...]
 
@@ -61,16 +58,13 @@ class RegressionSummary(nn.Module):
 
 
 class ClassificationSummary(nn.Module):
-    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits.
-
-    `several`: labels that do not exclude each other, a logit each.
-    """
+    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
 
     tau: Tensor
 
     def __init__(self, tau: Tensor, several: bool) -> None:
         super().__init__()
-        self.several = several
+        self.several = several  # labels that do not exclude each other, a logit each
         self.register_buffer("tau", tau)
 
     def of(self, outputs: Tensor) -> State:
@@ -94,7 +88,7 @@ class ClassificationSummary(nn.Module):
         probs, information = state
         entropy = -(probs * probs.clamp(min=SMALLEST).log()).sum(1)
         probs = probs[:, 1] if self.several else probs
-        return dict(zip(RESULTS["classification"], (probs, entropy, information), strict=True))
+        return dict(zip(CLASSES, (probs, entropy, information), strict=True))
 
 
 Summary = RegressionSummary | ClassificationSummary
@@ -118,10 +112,7 @@ def _constants(tensors: Sequence[Tensor]) -> nn.ParameterList:
 
 
 class SamplePredictor(nn.Module):
-    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all.
-
-    `drawn` holds scale and shift of every stochastic call, (T, C) each.
-    """
+    """Monte Carlo over T draws that are constants, scale and shift (T, C) of every call; `chunk` of them a pass."""
 
     shares: Tensor  # (steps,), of each chunk among the draws up to it
 

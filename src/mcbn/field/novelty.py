@@ -140,17 +140,15 @@ def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Ten
     """
     R, blocks = len(held_out[0]), []
     for start in range(0, len(scores[0]), BLOCK):
-        of_input, of_held_out = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        of_input = of_held_out = torch.zeros((), dtype=torch.float64)
         for score, reference, beyond in zip(scores, held_out, (BEYOND, 1.0), strict=True):
             some = score[start : start + BLOCK, None]  # (n, 1)
             among = R - torch.searchsorted(reference.sort().values, reference, side="left")  # (R,), itself included
             ranks = 1 + (reference >= some).sum(1), among + (some >= reference)  # (n,), (n, R)
-            of_input, of_held_out = (
-                total + (beyond * (1 + R) / rank.double()).log().clamp(min=0)
-                for total, rank in zip((of_input, of_held_out), ranks, strict=True)
-            )
+            strange = [(beyond * (1 + R) / rank.double()).log().clamp(min=0) for rank in ranks]
+            of_input, of_held_out = of_input + strange[0], of_held_out + strange[1]
         blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)).double() / (1 + R))
-    return torch.cat(blocks) if blocks else torch.empty(0)
+    return torch.cat(blocks)
 
 
 def class_proportions(probs: Tensor, reference: Tensor) -> Tensor:

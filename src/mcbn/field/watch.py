@@ -88,18 +88,18 @@ class Reading:
         """Say in a sentence what was seen, and where."""
         if self.kind == "not finite":
             return "not finite: the batch, or what the network makes of it, holds NaN or infinity"
+        p = f"(p = {self.p_value:.2g})"
         if self.kind == "none":
-            return f"no shift (p = {self.p_value:.2g})"
+            return f"no shift {p}"
         if self.kind == "classes":
-            said = "other classes, same inputs: the batch fits reference inputs of the classes predicted for it"
-            return f"{said} (p = {self.p_value:.2g})"
+            return f"other classes, same inputs: the batch fits reference inputs of the classes predicted for it {p}"
         far = [layer for layer in self.layers if layer.p_value <= self.false_alarms]
         if not far:
-            return f"shifted (p = {self.p_value:.2g}): many layers by little, none by itself"
+            return f"shifted {p}: many layers by little, none by itself"
         first = far[0]
         return (
             f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers): activations {times(first.width)} "
-            f"in the reference, means moved by {first.offset:.2f} standard deviations (p = {self.p_value:.2g})"
+            f"in the reference, means moved by {first.offset:.2f} standard deviations {p}"
         )
 
 
