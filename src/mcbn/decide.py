@@ -64,7 +64,8 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
 def binomial_cdf(most: Tensor, n: Tensor, p: float) -> Tensor:
     """P(Binomial(n, p) <= most), elementwise."""
     k = torch.arange(int(most.max()) + 1, dtype=torch.float64).unsqueeze(1)
-    terms = Binomial(n.double(), torch.tensor(p, dtype=torch.float64), validate_args=False).log_prob(k)
+    count: Any = Binomial(n.double(), torch.tensor(p, dtype=torch.float64), validate_args=False)
+    terms: Tensor = count.log_prob(k)
     return terms.masked_fill(k > most, -math.inf).logsumexp(0).exp()
 
 

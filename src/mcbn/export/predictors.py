@@ -237,7 +237,7 @@ class Watcher(nn.Module):
 
     def __init__(self, watch: "Watch", inputs: Any, each: bool) -> None:
         super().__init__()
-        null = watch.input_null() if each else watch.null(batches.size_of(inputs))
+        null = watch.input_null if each else watch.null(batches.size_of(inputs))
         self.module, self.watch, self.each = watch.network.module, watch, each
         for name, value in {**null.metric._asdict(), "held_out": null.held_out}.items():
             self.register_buffer(name, value)

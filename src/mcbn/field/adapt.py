@@ -149,7 +149,7 @@ class _Inputs:
     """The unlabelled inputs and the reference, in batches of one size: their statistics, and transports between."""
 
     def __init__(self, bayes: "MCBN[Any]", pool: Any, guard: Watch) -> None:
-        self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null()
+        self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
         n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)

@@ -65,8 +65,8 @@ class PerInput(Replay):
         """Keep what this call sees of each input."""
         if call.layer in self.chosen:
             if call.x.shape[0] != self.n_inputs:  # not len: a size that the exporter leaves open stays open
-                rows = f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs"
-                raise MCBNError(f"{rows}, so no row is one input's alone; leave it out with layers=")
+                fault = f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs"
+                raise MCBNError(f"{fault}, so no row is one input's alone; leave it out with layers=")
             values = call.x.double().reshape(*call.x.shape[:2], -1)  # (N, C, positions)
             var, mean = torch.var_mean(values, 2, correction=0)
             self.coordinates += [mean.cpu(), (var + EPS).log().cpu()] if values.shape[2] > 1 else [mean.cpu()]

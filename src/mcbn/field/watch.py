@@ -170,7 +170,6 @@ class Watch:
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
         self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
         self.nulls: dict[int, Null] = {}
-        self.inputs_null: InputNull | None = None
 
     @property
     def channels(self) -> dict[str, int]:
@@ -250,7 +249,7 @@ class Watch:
         spoiled = not_finite(x)
         clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
         device = batches.tensors_of(x)[0].device
-        return self.input_null().novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
+        return self.input_null.novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
 
     def coordinates(self, x: Any) -> Tensor | None:
         """Return the coordinates (1, P) of one batch; None where they are not finite."""
@@ -280,8 +279,8 @@ class Watch:
         except MCBNError as error:
             if size > 1 or "one value a channel" not in str(error):
                 raise
-            why = f"one input has no batch statistics here: {error.args[0].split(', which')[0]}"
-            raise MCBNError(f"{why}; read batches of 2 or more, or judge single inputs by watch.novelty(x)") from error
+            fault = f"one input has no batch statistics here: {error.args[0].split(', which')[0]}"
+            raise MCBNError(f"{fault}; read 2 or more, or judge single inputs by watch.novelty(x)") from error
         held_out = self.all_coordinates(reference.disjoint(size, count))
         if not bool(torch.isfinite(fitting).all() and torch.isfinite(held_out).all()):
             raise MCBNError("the network gives non-finite statistics on the reference; give inputs it was made for")
@@ -299,13 +298,11 @@ class Watch:
             )
         return count
 
+    @cached_property
     def input_null(self) -> InputNull:
-        """Return the null of single inputs; made when it is first asked for."""
-        if self.inputs_null is None:
-            reference = self.require_reference("single inputs")
-            with torch.inference_mode(False):
-                self.inputs_null = fit_inputs(self.network, self.task, self.centre, reference)
-        return self.inputs_null
+        """The null of single inputs; made when it is first asked for."""
+        with torch.inference_mode(False):
+            return fit_inputs(self.network, self.task, self.centre, self.require_reference("single inputs"))
 
     def pool_p_value(self, pool: Any) -> float:
         """Test many inputs at once, cut into batches: an exact p-value, the larger one where classes may explain it."""
@@ -325,8 +322,6 @@ class Watch:
         A loaded watch reads batches of the sizes that were read before saving, streams, and single inputs; for other
         sizes load it with the reference. Inputs of a stream that wait for more are not kept.
         """
-        if self.reference is not None:
-            self.input_null()
         saving.save(path, *_packed(self))
 
     def export(self, path: str | Path, example_x: Any, *, each: bool = False) -> None:
@@ -364,8 +359,8 @@ class Watch:
             raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
         shapes = shapes_of(x)
         if self.shapes is not None and shapes != self.shapes:
-            told = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
-            raise MCBNError(f"{told}: a watch knows one shape; make one with a reference of this shape")
+            fault = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
+            raise MCBNError(f"{fault}: a watch knows one shape; make one with a reference of this shape")
         if not self.network.proven:  # of a loaded network: its first run proves it, and must not be recorded
             inputs = self.network.prepare(x)
             self.network.settle(inputs)
@@ -375,8 +370,8 @@ class Watch:
     def require_network_of(self, bayes: "MCBN[Any]") -> None:
         """Refuse an MCBN of another network, or of other layers."""
         if bayes.posterior.channels != self.channels:
-            told = f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}"
-            raise MCBNError(f"{told}: make a watch with this network, bayes.watch(reference)")
+            fault = f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}"
+            raise MCBNError(f"{fault}: make a watch with this network, bayes.watch(reference)")
 
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
         widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
@@ -409,9 +404,9 @@ class Watch:
 
     def _mixed(self, x: Any, size: int) -> Iterator[Any] | None:
         """Yield reference batches of this size in the class proportions of x, as predicted; None where it cannot be."""
-        if self.reference is None or self.task != "classification" or not self.input_null().probs.shape[1]:
+        if self.reference is None or self.task != "classification" or not self.input_null.probs.shape[1]:
             return None
-        null = self.input_null()
+        null = self.input_null
         seen = see(self.network, self.task, self.centre, x, classes_only=True)
         weights = class_weights(null.probs, class_proportions(seen.probs, null.probs))
         return self.reference.weighted(null.rows, weights, size, needed_batches(self.false_alarms))
@@ -419,9 +414,9 @@ class Watch:
     def require_reference(self, purpose: str) -> Reference:
         """Refuse what a watch without its reference cannot do."""
         if self.reference is None:
+            fault = f"this watch was loaded without its reference and holds nothing for {purpose}"
             raise MCBNError(
-                f"this watch was loaded without its reference and holds nothing for {purpose} (batches of "
-                f"{sorted(self.nulls)} it does): Watch.load(path, bayes, reference=...)"
+                f"{fault} (batches of {sorted(self.nulls)} it does): Watch.load(path, bayes, reference=...)"
             )
         return self.reference
 
@@ -459,7 +454,9 @@ def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
     for kind, values in zip(saving.KINDS, watch.centre, strict=True):
         tensors |= {f"centre.{kind}.{name}": value for name, value in values.items()}
     nulls: dict[str, Null | InputNull] = {f"null.{size}": null for size, null in watch.nulls.items()}
-    for prefix, null in (nulls | ({"inputs": watch.inputs_null} if watch.inputs_null else {})).items():
+    if watch.reference is not None or "input_null" in vars(watch):
+        nulls["inputs"] = watch.input_null
+    for prefix, null in nulls.items():
         tensors |= {f"{prefix}.metric.{name}": value for name, value in null.metric._asdict().items()}
         tensors |= {f"{prefix}.{name}": getattr(null, name) for name in null._fields[1:]}
     settings = {name: getattr(watch, name) for name in ("batch_size", "false_alarms", "seed", "channels", "shapes")}
@@ -487,7 +484,8 @@ def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str,
     mean, var = ({n: tensors[f"centre.{kind}.{n}"].to(device) for n in settings["channels"]} for kind in saving.KINDS)
     watch.centre = mean, var
     watch.nulls = {size: null(Null, f"null.{size}") for size in settings["sizes"]}
-    watch.inputs_null = null(InputNull, "inputs") if "inputs.held_out" in tensors else None
+    if "inputs.held_out" in tensors:
+        watch.input_null = null(InputNull, "inputs")
     watch.shapes = [tuple(shape) for shape in settings["shapes"]]
     watch.reset()
     state = {name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"]
