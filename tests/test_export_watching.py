@@ -9,7 +9,7 @@ from torch import nn
 
 import mcbn
 from deployed import M, faded, fitted, images, reference, table, watched
-from mcbn.export import watching
+from mcbn import export
 from mcbn.field.watch import Watch
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -89,7 +89,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
         watch.export(tmp_path / "w.onnx", x[:, :3])
     with pytest.raises(mcbn.MCBNError, match="one input has no batch statistics"):
         watch.export(tmp_path / "w.onnx", x[:1])
-    monkeypatch.setattr(watching, "run_onnx", lambda *_: {"distance": torch.ones(1)})
+    monkeypatch.setattr(export, "run_onnx", lambda *_: {"distance": torch.ones(1)})
     with pytest.raises(mcbn.MCBNError, match="another distance than the watch"):
         watch.export(tmp_path / "w.onnx", x)
     assert not (tmp_path / "w.onnx").exists()

@@ -56,7 +56,7 @@ def test_an_input_is_judged_alone_whatever_comes_with_it() -> None:
 def test_clean_inputs_have_uniform_p_values(kind: str) -> None:
     n = 1000
     novelty = watched(kind).novelty((table if kind == "table" else images)(n, 31)[0])
-    R = len(watched(kind).input_null().held_out)
+    R = len(watched(kind).input_null.held_out)
     for p_values in (novelty.p_value, novelty.combined):
         for rate in (0.01, 0.1, 0.5):
             bound = 3.3 * math.sqrt(rate * (1 - rate) * (1 / n + 1 / (R + 2)))
@@ -75,7 +75,7 @@ def test_nan_makes_its_own_input_strange_and_no_other() -> None:
     x[2, 1] = math.nan
     spoiled = watch.novelty(x)
     assert float(spoiled.distance[2]) == math.inf
-    assert float(spoiled.p_value[2]) == 1 / (1 + len(watch.input_null().held_out))
+    assert float(spoiled.p_value[2]) == 1 / (1 + len(watch.input_null.held_out))
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(spoiled.distance[others], clean.distance[others], rtol=1e-3, atol=0)
 

@@ -338,7 +338,7 @@ def test_a_watch_of_another_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(mcbn.MCBNError, match="another network"):
         Watch.load(path, fitted("images"))
     other = mcbn.MCBN(trained("table"), "classification", layers=1).fit(x, n_samples=3, batch_size=8)
-    with pytest.raises(mcbn.MCBNError, match="watches layers"):
+    with pytest.raises(mcbn.MCBNError, match="watch is of layers"):
         Watch.load(path, other)
     with pytest.raises(mcbn.MCBNError, match=r"bayes.watch\(reference\)"):
         other.predict(x[:3], watch=watched("table"))
@@ -360,7 +360,7 @@ def test_a_damaged_watch_is_named(tmp_path: Path) -> None:
     tensors, metadata = read_tensors(path)
     del tensors["null.8.metric.spread"]
     write_tensors(path, tensors, metadata)
-    with pytest.raises(mcbn.MCBNError, match=r"damaged: 'null.8.metric.spread'"):
+    with pytest.raises(mcbn.MCBNError, match=r"is damaged: .*'null.8.metric.spread'"):
         Watch.load(path, fitted("table"))
 
 

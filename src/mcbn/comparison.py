@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mcbn import metrics, noise
-from mcbn.baselines import ConstantUncertainty, DeepEnsemble, Temperature
+from mcbn.baselines import ConstantUncertainty, DeepEnsemble
 from mcbn.errors import MCBNError, require_choice
 from mcbn.members import Members
 from mcbn.model import MCBN
@@ -66,9 +66,8 @@ def compare(
         level: of the intervals (regression) or sets (classification) whose coverage is counted.
         seed: of the bootstrap.
 
-    Example:
-        >>> mcbn.compare(bayes, (x[:40], y[:40]), (x[40:], y[40:])).advice[:4]
-        'Take'
+    >>> mcbn.compare(bayes, (x[:40], y[:40]), (x[40:], y[40:])).advice[:4]
+    'Take'
     """
     require_choice("task", bayes.task, ("regression", "classification"))
     methods = _methods(bayes, validation)
@@ -84,18 +83,15 @@ def compare(
     return Comparison(titles, rows, losses, _advise(loss, rows, losses, seed))
 
 
-def _methods(bayes: "MCBN[Any] | Members", validation: Any) -> dict[str, Predict]:
+def _methods(bayes: Any, validation: Any) -> dict[str, Predict]:
     """Name the ways to predict with this network, the simplest first."""
+    several = isinstance(bayes, Members)
     options: Any = {"inputs": bayes.inputs, "output": bayes.output, "outputs": bayes.outputs}
-    plain: DeepEnsemble
-    tuned: MCBN[Any] | Members
-    wider: MCBN[Any] | Members
-    if isinstance(bayes, Members):
-        plain = DeepEnsemble([member.model for member in bayes.members], bayes.task, **options)
-        tuned, wider = (bayes.at_batch_size(bayes.posterior.batch_size) for _ in range(2))
-    else:
-        plain = Temperature(bayes.model, bayes.task, **options)
-        tuned, wider = (bayes.with_posterior(bayes.posterior) for _ in range(2))
+    plain = DeepEnsemble([member.model for member in getattr(bayes, "members", [bayes])], bayes.task, **options)
+    tuned, wider = (
+        bayes.at_batch_size(bayes.posterior.batch_size) if several else bayes.with_posterior(bayes.posterior)
+        for _ in range(2)
+    )
     tuned.tune(validation)
     wider.tune(validation, batch_sizes="auto")
     named: dict[str, Predict] = {}

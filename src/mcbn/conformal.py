@@ -171,7 +171,6 @@ def calibrate(
 
 
 def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
-    """Join batches and sort the scores of each group."""
     if not sum(len(scores) for scores, *_ in rows):
         raise MCBNError("calibrate needs held-out examples with targets, got none")
     columns: Any = zip(*rows, strict=True)
@@ -184,7 +183,6 @@ def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _score_values(pred: Any, y: Tensor, settings: Calibration, group: Tensor, how: tuple[Any, ...]) -> Rows:
-    """Score regression targets."""
     y = noise.require_finite_targets(match_shape(y, pred.mean))
     scores = error = (y - pred.mean).abs()
     std = pred.variance.sqrt()
@@ -192,17 +190,14 @@ def _score_values(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
         scores = mixture_scores(pred.all_samples(), pred.tau, y)
     elif settings.score == "std":
         if not bool((std > 0).all()):
-            raise MCBNError(
-                f"the predictive std is 0 for {int((std == 0).sum())} of {std.numel()} predictions, so they "
-                'have no scale: tune(validation_data) first, which adds the noise, or take score="absolute"'
-            )
+            fault = f"the predictive std is 0 for {int((std == 0).sum())} of {std.numel()} predictions, so no scale"
+            raise MCBNError(f'{fault}: tune(validation_data) first, which adds the noise, or take score="absolute"')
         scores = error / std
     ranked = (std.flatten(), error.flatten()) if pred.mean[:1].numel() == 1 else (None, None)
     return _lay_out(scores, None, *how[:2]), group, *ranked
 
 
 def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, how: tuple[Any, ...]) -> Rows:
-    """Score labels, one an input or one a pixel."""
     (joint, seed, ignore_index), probs, dense = how, pred.probs, pred.probs.ndim > 2
     if settings.by == "class" and dense:
         raise MCBNError('groups="class" is for one label an input: pixels of an image are not independent')
@@ -314,20 +309,16 @@ def require_enough(level: float, n: int, whose: str = "") -> None:
     """Refuse a level for which ceil((n + 1) level) exceeds n."""
     least = math.ceil(round(level / (1 - level), 6))
     if n < least:
-        raise MCBNError(
-            f"level {level:g} needs at least {least} held-out examples{whose}, calibrate was given {n}: give it more, "
-            f"or ask for {n / (n + 1):.3g} at most"
-        )
+        fault = f"level {level:g} needs at least {least} held-out examples{whose}, calibrate was given {n}"
+        raise MCBNError(f"{fault}: give it more, or ask for {n / (n + 1):.3g} at most")
 
 
 def require_groups(groups: Any, count: int | None, data: Any = None) -> Tensor:
     """Check one whole number an example, (N,); a loader that shuffles would mix them up."""
     numbers = torch.as_tensor(groups).cpu()
     if numbers.ndim != 1 or numbers.is_floating_point() or (count is not None and len(numbers) != count):
-        raise MCBNError(
-            f'groups must be "class" or {count or "n"} whole numbers, one an example; got {tuple(numbers.shape)} '
-            f"{numbers.dtype}"
-        )
+        given = f"{tuple(numbers.shape)} {numbers.dtype}"
+        raise MCBNError(f'groups must be "class" or {count or "n"} whole numbers, one an example; got {given}')
     if isinstance(data, DataLoader) and not isinstance(data.sampler, SequentialSampler):
         raise MCBNError("groups are in the order of the data, but this DataLoader shuffles: pass shuffle=False")
     return numbers.long()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Binomial
 
 from mcbn.batches import require_int
 from mcbn.errors import MCBNError
@@ -35,9 +36,8 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
     thresholds, at ranks of the held-out uncertainties, those pass whose Clopper-Pearson bound of the error rate at
     confidence 1 - delta / 20 is at most `risk`, P(Binomial(kept, risk) <= errors) <= delta / 20: Bonferroni's
     correction, so that all hold at once (learn then test, Angelopoulos et al. 2021, arXiv 2110.01052). Given a
-    threshold that is one of the uncertainties, those below it are independent: the binomial is exact.
-
-    uncertainty and wrong (n,), of held-out examples; risk and delta between 0 and 1.
+    threshold that is one of the uncertainties, those below it are independent: the binomial is exact. uncertainty and
+    wrong are (n,), of held-out examples, risk and delta between 0 and 1.
 
     >>> threshold(torch.arange(1000.0), torch.arange(1000) >= 900, risk=0.05)
     Decision(threshold=900.0, kept=900, errors=0)
@@ -64,9 +64,8 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
 def binomial_cdf(most: Tensor, n: Tensor, p: float) -> Tensor:
     """P(Binomial(n, p) <= most), elementwise."""
     k = torch.arange(int(most.max()) + 1, dtype=torch.float64).unsqueeze(1)
-    rest = (n - k).clamp(min=0)  # (most + 1, ...)
-    log_choose = torch.lgamma(n.double() + 1) - torch.lgamma(k + 1) - torch.lgamma(rest + 1)
-    terms = log_choose + k * math.log(p) + rest * math.log1p(-p)
+    count: Any = Binomial(n.double(), torch.tensor(p, dtype=torch.float64), validate_args=False)
+    terms: Tensor = count.log_prob(k)
     return terms.masked_fill(k > most, -math.inf).logsumexp(0).exp()
 
 
@@ -131,21 +130,19 @@ def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: i
     if require_int("k", k, 1) > N:
         raise MCBNError(f"k={k} inputs asked of {N}")
     entropies = entropy(probs, 2)  # (T, N)
-    joint, drawn, total = probs.new_ones(1, T), False, probs.new_zeros(())  # p_t(c), (C, T)
-    indices: list[int] = []
-    values: list[Tensor] = []
+    joint, drawn = probs.new_ones(1, T), False  # p_t(c), (C, T)
+    indices, information = list[int](), list[Tensor]()
     for _ in range(k):
         gains = _gains(joint, joint.new_ones(len(joint)) if drawn else joint.sum(1), probs, entropies)
         gains[indices] = -math.inf
         indices.append(int(gains.argmax()))
-        total = total + gains[indices[-1]]
-        values.append(total)
+        information.append(gains[indices[-1]])
         drawn = drawn or len(joint) * probs.shape[2] > n_configurations
         if drawn:
             joint = _drawn(probs[:, indices], n_configurations, seed)
         else:
             joint = (joint.unsqueeze(1) * probs[:, indices[-1]].T).flatten(0, 1)  # (C K, T)
-    return ChosenInputs(torch.tensor(indices, device=samples.device), torch.stack(values))
+    return ChosenInputs(torch.tensor(indices, device=samples.device), torch.stack(information).cumsum(0))
 
 
 def _drawn(probs: Tensor, count: int, seed: int) -> Tensor:

@@ -67,10 +67,6 @@ class MCDropout(Predictor):
                 raise MCBNError(_none_found(self.network.module))
             yield output.unsqueeze(0)
 
-    def __repr__(self) -> str:
-        name = type(unwrap(self.model)).__name__
-        return f"MCDropout({name}, {self.task!r}, tau={self.tau}, n_samples={self.n_samples}, seed={self.seed})"
-
 
 class SharedMasks(TorchFunctionMode):
     """Turn on every dropout call made while active, with one mask for all inputs.
@@ -88,31 +84,27 @@ class SharedMasks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ELEMENTS or func in CHANNELS:
-            return self._drop(func, *_arguments(*args, **kwargs))
+            return self._drop(func, *args, **kwargs)
         dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
         if func is F.scaled_dot_product_attention and dropout_p > 0:
             raise MCBNError("attention with dropout_p > 0 cannot be thinned; set dropout_p to 0 there")
         return func(*args, **kwargs)
 
-    def _drop(self, func: Any, x: Tensor, p: float) -> Tensor:
+    def _drop(self, func: Any, input: Tensor, p: float = 0.5, *_: Any, **options: Any) -> Tensor:
+        """Drop as any of the functions would: the input, then the rate, come first in all of them."""
+        if not 0 <= p <= 1:
+            raise MCBNError(f"a dropout rate must lie between 0 and 1, got {p!r}")
         if p == 0:
-            return x
+            return input
         self.calls += 1
-        shape = list(x.shape) if isinstance(x, nn.Parameter) else [1, *x.shape[1:]]
+        shape = list(input.shape) if isinstance(input, nn.Parameter) else [1, *input.shape[1:]]
         if func in CHANNELS:
             shape[2:] = [1] * (len(shape) - 2)
-        keep = (torch.rand(shape, generator=self.generator, device="cpu") >= p).to(x)  # (1, ...)
+        keep = (torch.rand(shape, generator=self.generator, device="cpu") >= p).to(input)  # (1, ...)
         if func not in ALPHAS:
-            return x * (keep / (1 - p) if p < 1 else keep)
+            return input * (keep / (1 - p) if p < 1 else keep)
         a = 1 / math.sqrt((ALPHA**2 * p + 1) * (1 - p)) if p < 1 else 0.0
-        return a * (x * keep - ALPHA * (1 - keep)) + a * ALPHA * p
-
-
-def _arguments(input: Tensor, p: float = 0.5, *rest: Any, **options: Any) -> tuple[Tensor, float]:
-    """Read a dropout call, whichever function it is of."""
-    if not 0 <= p <= 1:
-        raise MCBNError(f"a dropout rate must lie between 0 and 1, got {p!r}")
-    return input, p
+        return a * (input * keep - ALPHA * (1 - keep)) + a * ALPHA * p
 
 
 def _require_dropout(model: nn.Module) -> None:

@@ -15,8 +15,7 @@ class DeepEnsemble(Predictor):
     """Mean and variance over independently trained networks; classification averages their probabilities.
 
     mean = 1/T sum_t f_t(x), epistemic = 1/T sum_t (f_t(x) - mean)^2, T the number of members (5 is usual), noise 1/tau
-    tuned on held-out data. Lakshminarayanan et al. 2017, Section 2.4.
-    `plain` is the first member.
+    tuned on held-out data. Lakshminarayanan et al. 2017, Section 2.4. `plain` is the first member.
     Differs: members give a mean alone, and the noise is one tau for all inputs, as for the other methods here.
 
     Args:
@@ -49,19 +48,15 @@ class DeepEnsemble(Predictor):
         """Yield the output of each member, (1, N, ...)."""
         if n_samples > len(self._members):
             raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
-        first: Tensor | None = None
+        shapes: list[tuple[int, ...]] = []
         for position, member in enumerate(self._members[:n_samples]):
             output = member.run_copy(member.prepare(inputs)).to(self.network.device)
-            first = output if first is None else first
-            if output.shape != first.shape:
+            shapes.append(tuple(output.shape))
+            if shapes[-1] != shapes[0]:
                 raise MCBNError(
-                    f"members must give outputs of one shape; the first gives {tuple(first.shape)}, "
-                    f"member {position} {tuple(output.shape)}"
+                    f"members must give outputs of one shape; got {shapes[0]}, member {position} {shapes[-1]}"
                 )
             yield output.unsqueeze(0)
-
-    def __repr__(self) -> str:
-        return f"DeepEnsemble({self.n_samples} networks, {self.task!r}, tau={self.tau})"
 
 
 class Temperature(DeepEnsemble):

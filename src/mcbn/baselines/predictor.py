@@ -80,8 +80,7 @@ class Predictor(ABC):
 
         def predict_batch(inputs: Any) -> Any:
             again = None if is_stream(x) else lambda _: draws(inputs)  # all of them: none stopped early
-            options: dict[str, Any] = {"keep": return_samples, "covariance": covariance}
-            pred = moments.summarise(self, draws(inputs), draws=again, **options)
+            pred = moments.summarise(self, draws(inputs), draws=again, keep=return_samples, covariance=covariance)
             return moments.finish(pred, self, self.network, inputs, mean=mean)
 
         return self.network.over(x, predict_batch, prediction.join, self.inputs)
@@ -111,6 +110,9 @@ class Predictor(ABC):
 
     def _count(self, n_samples: int | None) -> int:
         return self.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.task!r}, tau={self.tau}, n_samples={self.n_samples})"
 
 
 class ConstantUncertainty(Predictor):

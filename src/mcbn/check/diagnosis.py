@@ -50,31 +50,16 @@ class LayerDiagnosis:
     """What was seen of one batch norm layer with C units."""
 
     layer: str
-    mean_pvalues: Tensor  # (C,), Lilliefors test of the T batch means; NaN for units that never vary
-    std_pvalues: Tensor  # (C,), of the batch standard deviations
+    units: int  # C
+    mean_gaussian: float  # share of varying units whose T batch means pass Lilliefors' test at 5 %: 0.95 if Gaussian
+    std_gaussian: float  # the same for batch standard deviations
     mean_spread: float  # std of the batch means over the analytic sigma / sqrt(M), median over units
     std_spread: float  # the same for batch standard deviations
     constant: int  # units that do not vary at all
-    sparse: int  # units that are exactly 0 for 9 of 10 inputs
     offset: float  # average drawn mean against that of the data given, in sigma, median over units
     drift: drift.Drift | None  # against the running statistics; None where the layer keeps none
     share: float | None  # of the predictive variance; shares sum to 1 and may be negative
     alone: float | None  # predictive variance with the other layers held at their average, over the whole
-
-    @property
-    def units(self) -> int:
-        """C."""
-        return len(self.mean_pvalues)
-
-    @property
-    def mean_gaussian(self) -> float:
-        """Share of varying units whose batch means pass as Gaussian at the 5 % level: 0.95 if they are."""
-        return _passing(self.mean_pvalues)
-
-    @property
-    def std_gaussian(self) -> float:
-        """The same for batch standard deviations."""
-        return _passing(self.std_pvalues)
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table, below `HEAD`."""
@@ -94,6 +79,7 @@ class Diagnosis:
     batch_size: int  # M
     n_examples: int | None  # N; None for a stream
     n_compared: int  # examples that the draws were compared with
+    variance_factor: float  # (N - M) / (N - 1): what drawing without replacement leaves of the variance
     shift: drift.Drift | None  # of the outputs, by the drift of all layers; None where it cannot be compared
     no_shares: str = ""  # why layers have no share of the variance
     rescaled: int | None = None  # M that the draws are rescaled to
@@ -107,17 +93,10 @@ class Diagnosis:
         return T / (1 + (T - 1) * (0.0 if N is None else min(M / N, 1.0)))
 
     @property
-    def variance_factor(self) -> float:
-        """(N - M) / (N - 1): what drawing without replacement leaves of the variance."""
-        return _variance_factor(self.batch_size, self.n_examples)
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against the draws, in plain words."""
         lines = [text for text in (self.worse_mean, self.at_bound) if text]
-        lines += [*self._of_numbers(), *self._of_drift(), *self._of_spread()]
-        lines += self._of_units("constant", "never vary over the draws", "they carry no uncertainty (dead units?)")
-        lines += self._of_units("sparse", "are 0 for 9 of 10 inputs", "small batches may miss their few active inputs")
+        lines += [*self._of_numbers(), *self._of_drift(), *self._of_spread(), *self._of_constant_units()]
         lines += [*self._of_shape("mean", "means"), *self._of_shape("std", "standard deviations")]
         if self.no_shares:
             lines.append(f"the share of each layer in the variance is not known: {self.no_shares}")
@@ -142,10 +121,7 @@ class Diagnosis:
         T, M, N = self.n_samples, self.batch_size, self.n_examples
         if T < FEW_DRAWS:
             error = math.sqrt(2 / (T - 1)) if T > 1 else math.inf
-            yield (
-                f"few draws: with n_samples={T} a predictive variance is known to about {error:.0%}; "
-                f"fit {FEW_DRAWS} or more"
-            )
+            yield f"few draws: of n_samples={T} a predictive variance is known to {error:.0%}; fit {FEW_DRAWS} or more"
         if self.variance_factor < LEAST_FACTOR:
             yield (
                 f"batch_size={M} is close to the {N} training examples: draws share them, which leaves "
@@ -174,20 +150,18 @@ class Diagnosis:
                 "draw from shuffled data, the same as given here"
             )
 
-    def _of_units(self, kind: str, what: str, so: str) -> Iterator[str]:
-        counts = {row.layer: getattr(row, kind) for row in self.layers if getattr(row, kind)}
-        if counts:
+    def _of_constant_units(self) -> Iterator[str]:
+        if counts := {row.layer: row.constant for row in self.layers if row.constant}:
             layers = ", ".join(f"{layer!r} {count}" for layer, count in counts.items())
-            units = sum(row.units for row in self.layers)
-            yield f"{kind} units: {sum(counts.values())} of {units} {what} ({layers}); {so}"
+            share = f"{sum(counts.values())} of {sum(row.units for row in self.layers)}"
+            yield f"constant units: {share} never vary over the draws ({layers}): no uncertainty there (dead units?)"
 
     def _of_shape(self, statistic: str, name: str) -> Iterator[str]:
         """Say where draws are not Gaussian, beyond what chance does with so few units."""
         passing = {row.layer: getattr(row, f"{statistic}_gaussian") for row in self.layers}
-        chance = {row.layer: 0.95 - 3 * math.sqrt(0.95 * 0.05 / row.units) for row in self.layers}
-        odd = [layer for layer in passing if passing[layer] < min(LEAST_GAUSSIAN, chance[layer])]
-        if odd:
-            worst = min(odd, key=lambda layer: passing[layer])
+        limits = {row.layer: 0.95 - 3 * math.sqrt(0.95 * 0.05 / row.units) for row in self.layers}
+        if odd := [layer for layer in passing if passing[layer] < min(LEAST_GAUSSIAN, limits[layer])]:
+            worst = min(odd, key=passing.__getitem__)
             yield (
                 f"not Gaussian: batch {name} fail the test in {len(odd)} layer(s), most in {worst!r}, where "
                 f"{passing[worst]:.0%} of units pass (95 % if Gaussian) at batch_size={self.batch_size}; sampled "
@@ -207,13 +181,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     of their means over other training sets; T of them are worth n_effective = T / (1 + (T - 1) M / N), at most N / M.
     Effect: each layer's share of the predictive variance (`mcbn.linear.Linearised.shares`). Outputs are those of the
     network (logits for classes); for more than 64 of an input stand a few random sums g . f with g ~ N(0, I), as
-    E[(g . a)(g . b)] = a . b.
-
-    Args:
-        bayes: a fitted `mcbn.MCBN`.
-        data: the training data, as for `fit`.
-        seed: of the batches taken from it.
-        n_examples: all examples are run through the network, or of more than so many about so many.
+    E[(g . a)(g . b)] = a . b. `MCBN.check` documents the arguments.
     """
     rescaled, network = bayes.posterior, bayes.engine.network
     posterior = rescaled.at_batch_size(rescaled.fitted_batch_size or rescaled.batch_size)  # as they were drawn
@@ -222,30 +190,34 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         drawn = _draw(data, posterior.batch_size, seed, n_examples)
         population = Averaged(posterior)
         first, compared = None, 0
-        for x in _inputs(bayes, network, drawn):
+        for batch in drawn.batches:
+            x = network.prepare(batches.pick_inputs(batch, bayes.inputs, network.accepted_keys))
             if first is None:
                 first = x
                 network.run_copy(x)  # the first pass of a network just loaded is watched, which no mode may count
             population.add(network, x)
             compared += batches.size_of(x)
+        worse_mean = _compare_means(bayes, data, seed)
     if first is None:
         raise MCBNError("the data gives no batch at all")
     recorded = Recorded(posterior, population.running, population.values, first)
     drifts = {moved.layer: moved for moved in drift.measure(recorded)}
     shares, failure = _shares(network, posterior, first)
     M, N = posterior.batch_size, drawn.n_examples
-    rows = [_layer(n, population, _variance_factor(M, N), drifts.get(n), shares.get(n)) for n in posterior.layers]
+    factor = 1.0 if N is None else max(N - M, 0) / (N - 1)
+    rows = [_layer(n, population, factor, drifts.get(n), shares.get(n)) for n in posterior.layers]
     return Diagnosis(
         tuple(rows),
         n_samples=posterior.n_samples,
         batch_size=M,
         n_examples=N,
         n_compared=compared,
+        variance_factor=factor,
         shift=drift.shift(network, recorded),
         no_shares=failure,
         rescaled=None if rescaled is posterior else rescaled.batch_size,
         at_bound=explain_bound(rescaled.batch_size) if bayes.tau_at_bound else "",
-        worse_mean=_compare_means(bayes, data, seed),
+        worse_mean=worse_mean,
     )
 
 
@@ -253,9 +225,7 @@ def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
     """Say where the mean over the draws is worse than the plain network's on examples that come with targets."""
     keys, M = bayes.engine.network.accepted_keys, MEAN_EXAMPLES
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="mcbn:")
-            batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
+        batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
         x, y = batches.pick_inputs(batch, bayes.inputs, keys), batches.pick_targets(batch, None)
         return compare_means(bayes.predict(x), bayes.plain_mean(x), y)
     except MCBNError:  # a stream, no targets, or targets of another kind
@@ -270,25 +240,10 @@ def _spread_limits(T: int) -> tuple[float, float]:
 
 
 def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:
-    """Take all rows of small data, else batches of M: about n_examples, and two batches or more."""
-    drawn = draw_batches(data, n_samples=max(2, -(-n_examples // M)), batch_size=M, seed=seed)
-    if drawn.n_examples is None or drawn.n_examples > n_examples:
-        return drawn
-    return draw_batches(data, n_samples=1, batch_size=drawn.n_examples, seed=seed)
-
-
-def _inputs(bayes: "MCBN[Any]", network: Network, drawn: TrainingBatches) -> Iterator[Any]:
-    """Yield prepared inputs, all rows cut to about the size of a batch."""
-    keys = network.accepted_keys
-    for batch in drawn.batches:
-        x = network.prepare(batches.pick_inputs(batch, bayes.inputs, keys))
-        N, M = batches.size_of(x), bayes.posterior.batch_size
-        even = all(t.ndim and len(t) == N for t in batches.tensors_of(x))
-        yield from batches.cut(x, -(-N // max(M, 2))) if even and N > M else [x]
-
-
-def _variance_factor(M: int, N: int | None) -> float:
-    return 1.0 if N is None else max(N - M, 0) / (N - 1)
+    """Take all rows of small data once, else batches of M: about n_examples, and two batches or more."""
+    how: dict[str, Any] = {"n_samples": max(2, -(-n_examples // M)), "batch_size": M, "seed": seed}
+    drawn = draw_batches(data, **how)
+    return drawn if (drawn.n_examples or math.inf) > n_examples else draw_batches(data, **how, once=True)
 
 
 def _layer(
@@ -299,12 +254,12 @@ def _layer(
     scale = model.std.where(model.std > 0, torch.ones_like(model.std))
     return LayerDiagnosis(
         layer=name,
-        mean_pvalues=_pvalues(mean),
-        std_pvalues=_pvalues(std),
+        units=mean.shape[1],
+        mean_gaussian=_gaussian(mean),
+        std_gaussian=_gaussian(std),
         mean_spread=_spread(mean, model.mean_std * factor**0.5),
         std_spread=_spread(std, model.std_std * factor**0.5),
         constant=int(_constant(mean).sum()),
-        sparse=int((population.populations[name].zeros >= 0.9).sum()),
         offset=float(((mean.mean(0) - model.mean).abs() / scale).median()),
         drift=moved,
         share=share[0] if share else None,
@@ -317,15 +272,10 @@ def _constant(drawn: Tensor) -> Tensor:
     return drawn.amax(0) - drawn.amin(0) <= 1e-6 * drawn.abs().amax(0)
 
 
-def _pvalues(drawn: Tensor) -> Tensor:
-    """Test each unit's draws (T, C); NaN where they do not vary or are fewer than 4."""
-    unknown = torch.full((drawn.shape[1],), torch.nan, dtype=torch.float64)
-    return unknown if len(drawn) < 4 else lilliefors(drawn).where(~_constant(drawn), unknown)
-
-
-def _passing(pvalues: Tensor) -> float:
-    known = pvalues[~pvalues.isnan()]
-    return float((known > LEVEL).double().mean()) if len(known) else math.nan
+def _gaussian(drawn: Tensor) -> float:
+    """Count which of the varying units pass as Gaussian, (T, C) -> their share; NaN without any, or of few draws."""
+    pvalues = lilliefors(drawn) if len(drawn) >= 4 else drawn[0, :0]
+    return float((pvalues[~pvalues.isnan()] > LEVEL).double().mean())
 
 
 def _spread(drawn: Tensor, modelled: Tensor) -> float:
@@ -337,8 +287,6 @@ def _spread(drawn: Tensor, modelled: Tensor) -> float:
 
 def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, tuple[float, float]], str]:
     """Split the predictive variance of some inputs among layers; where it cannot be, say why instead."""
-    if posterior.n_samples < 2:
-        return {}, "one draw has no variance"
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
             output = network.run_copy(x)
@@ -346,9 +294,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
         if D > MOST_OUTPUTS:
             network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
         values = 2 * sum(posterior.channels.values()) * D
-        if values > SHARE_VALUES:
-            return {}, f"the gradient of one input's outputs by all statistics has {values:,} values"
-        count = min(most, SHARE_VALUES // values, len(output))
+        count = min(most, max(1, SHARE_VALUES // values), len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
         shares = Linearizer(network, posterior)(few, posterior.n_samples).shares(posterior.channels)
     except MCBNError as error:
@@ -366,7 +312,7 @@ def _summed(network: Network, output: Tensor) -> Network:
 
 
 def lilliefors(values: Tensor) -> Tensor:
-    """Test T values for a Gaussian of any mean and std: (T, C) -> p-values (C,); NaN for a constant column.
+    """Test T values for a Gaussian of any mean and std: (T, C) -> p-values (C,); NaN for columns that do not vary.
 
     Mean and std come from the same values, which pulls D (`ks_distance`) down: p-values of Kolmogorov's distribution
     would be far too large. So D is compared with that of simulated Gaussian columns treated alike (Lilliefors 1967),
@@ -374,14 +320,11 @@ def lilliefors(values: Tensor) -> Tensor:
     """
     if values.ndim != 2 or len(values) < 4:
         raise MCBNError(f"values must be (T, C) with T at least 4 to judge their shape; got {tuple(values.shape)}")
-    values = values.double()
-    mean, std = values.mean(0), values.std(0)
-    constant = std <= 1e-7 * values.abs().amax(0)
-    distance = ks_distance(values, mean, std.where(~constant, torch.ones_like(std)))  # (C,)
+    values, constant = values.double(), _constant(values)
+    distance = ks_distance(values, values.mean(0), values.std(0).masked_fill(constant, 1.0))  # (C,)
     null = _null_distances(len(values)).to(values.device)  # (R,), ascending
     larger = len(null) - torch.searchsorted(null, distance)
-    p = (1 + larger.double()) / (1 + len(null))
-    return p.where(~constant, torch.full_like(p, torch.nan))
+    return ((1 + larger.double()) / (1 + len(null))).masked_fill(constant, torch.nan)
 
 
 def ks_distance(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:

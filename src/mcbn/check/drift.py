@@ -17,7 +17,7 @@ from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.network import Network
 
-MOMENTUM = 0.1  # PyTorch's default: the running statistics average some 19 batches
+LAG = 0.1 / (2 - 0.1)  # m / (2 - m), PyTorch's momentum m: variance of a running average to that of one batch
 EFFECT_LIMIT = 0.15
 SHIFT_LIMIT = 0.5
 SIGMA_LIMIT = 4.0
@@ -38,9 +38,22 @@ class Drift(NamedTuple):
         return self.effect > (SHIFT_LIMIT if self.layer is None else EFFECT_LIMIT) and self.sigmas > SIGMA_LIMIT
 
 
-def measure(recorded: Recorded) -> list[Drift]:
+def measure(recorded: Recorded) -> Iterator[Drift]:
     """Compare drawn and running statistics layer by layer; layers without running statistics have none."""
-    return [_layer(recorded, names[0], mean, var) for names, mean, var in _sharing(recorded)]
+    for (name, *_), mean, var in _sharing(recorded):
+        T, n, running = len(mean), recorded.values[name], recorded.running[name]
+        std = var.clamp(min=1e-20).sqrt()  # (T, C)
+        running_mean, running_std = running[0].double(), running[1].double().clamp(min=1e-20).sqrt()
+        average_std = std.square().mean(0).sqrt()
+        scale = running_std.maximum(average_std)
+        shift = (mean.mean(0) - running_mean) / scale  # (C,)
+        stretch = (average_std.log() - running_std.log()).clamp(-3, 3)  # (C,)
+        effect = (shift.square() + stretch.square()).sqrt()  # (C,)
+        spread = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
+        if T > 1:
+            spread = mean.var(0) / scale.square() + std.log().var(0)
+        error = (spread * (1 / T + LAG)).sqrt().clamp(min=1e-12)  # (C,)
+        yield Drift(name, float(effect.median()), float((effect / error).median()))
 
 
 def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
@@ -53,27 +66,6 @@ def _sharing(recorded: Recorded) -> Iterator[tuple[list[str], Tensor, Tensor]]:
         mean, var = (torch.stack([kind[name].double() for name in names]).mean(0) for kind in drawn)
         n = recorded.values[names[0]]
         yield names, mean, var * n / (n - 1)  # unbiased: what the running variance averages
-
-
-def _layer(recorded: Recorded, name: str, mean: Tensor, var: Tensor) -> Drift:
-    T, n, running = len(mean), recorded.values[name], recorded.running[name]
-    std = var.clamp(min=1e-20).sqrt()  # (T, C)
-    running_mean, running_std = running[0].double(), running[1].double().clamp(min=1e-20).sqrt()
-    average_std = std.square().mean(0).sqrt()
-    scale = running_std.maximum(average_std)
-    shift = (mean.mean(0) - running_mean) / scale  # (C,)
-    stretch = (average_std.log() - running_std.log()).clamp(-3, 3)  # (C,)
-    effect = (shift.square() + stretch.square()).sqrt()  # (C,)
-    spread = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
-    if T > 1:
-        spread = mean.var(0) / scale.square() + std.log().var(0)
-    error = (spread * _averaging(T)).sqrt().clamp(min=1e-12)  # (C,)
-    return Drift(name, float(effect.median()), float((effect / error).median()))
-
-
-def _averaging(T: int) -> float:
-    """Return the variance of the difference of both averages, of T draws and of training's last batches, to one's."""
-    return 1 / T + MOMENTUM / (2 - MOMENTUM)
 
 
 def shift(network: Network, recorded: Recorded) -> Drift | None:
@@ -100,7 +92,7 @@ def shift(network: Network, recorded: Recorded) -> Drift | None:
         effect, sigmas = _size((average - running) / spread), math.nan
         if effect > SHIFT_LIMIT and T >= SCATTER_DRAWS:
             scatter = [_size((under(slice(t, t + 1)) - average) / spread) ** 2 for t in range(T)[-SCATTER_DRAWS:]]
-            error = math.sqrt(T / (T - 1) * sum(scatter) / SCATTER_DRAWS * _averaging(T))
+            error = math.sqrt(T / (T - 1) * sum(scatter) / SCATTER_DRAWS * (1 / T + LAG))
             sigmas = effect / max(error, 1e-12)
     except MCBNError:  # a layer without draws was called: no reason for fit to fail
         return None

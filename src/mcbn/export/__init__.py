@@ -24,7 +24,7 @@ from mcbn.engine.agree import EXPORTED, agree
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.export import predictors
-from mcbn.export.predictors import PROMISED, RESULTS, Summary, summary_of
+from mcbn.export.predictors import PROMISED, RESULTS, summary_of
 from mcbn.export.tracing import grows, trace_open
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
@@ -32,6 +32,7 @@ from mcbn.network import Network
 from mcbn.randomness import isolated_random
 
 if TYPE_CHECKING:
+    from mcbn.field.watch import Watch
     from mcbn.model import MCBN
 
 CHUNK_VALUES = 2**19  # of the widest result of one pass on the example: onnxruntime is fastest while it stays in cache
@@ -63,53 +64,66 @@ def to_torch_export(
     engine.network.settle(inputs)
     if not batches.is_plain(inputs) or not batches.tensors_of(inputs):
         raise MCBNError(f"example_x must be a tensor, or a tuple or dict of them; got {batches.describe(example_x)}")
-    N = batches.size_of(inputs)
-    if N == 0:
+    if batches.size_of(inputs) == 0:
         raise MCBNError(f"example_x holds no inputs: {batches.describe(inputs)}; give at least one")
-    if N == 1:  # an axis of size one would be taken for one that never grows
-        inputs, N = batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs), 2
+    inputs, level = at_least_two(inputs), _level(bayes, level)
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
         with quiet(), told(engine.network, method):
-            predictor = _whole(bayes, inputs, method, T, chunk_size, _level(bayes, level))
-            batch = torch.export.Dim("batch")
-            axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) else None, inputs)
-            program = torch.export.export(predictor, (inputs,), dynamic_shapes=(axes,), strict=False)
-        _compare(program.module()(inputs), expected, "the exported program", _level(bayes, level))
+            members = getattr(bayes, "members", [bayes])
+            whole = predictors.WholePredictor([_predictor(member, inputs, method, T, chunk_size) for member in members])
+            if level is not None:
+                like = expected.mean if bayes.task == "regression" else expected.probs
+                whole.promise(expected.calibration, level, like)
+            program = as_program(whole, inputs)
+        _compare(program.module()(inputs), expected, "the exported program", level)
     return program
 
 
-def to_onnx(
-    bayes: "MCBN[Any]",
-    path: str | Path,
-    example_x: Any,
-    *,
-    method: str = "sample",
-    n_samples: int | None = None,
-    chunk_size: int | None = None,
-    level: float | None = None,
-) -> None:
+def at_least_two(inputs: Any) -> Any:
+    """Repeat a single input: an axis of size one would be taken for one that never grows."""
+    if batches.size_of(inputs) > 1:
+        return inputs
+    return batches.map_tensors(lambda t: torch.cat([t, t]) if grows(t, 1) else t, inputs)
+
+
+def as_program(graph: nn.Module, inputs: Any, *, fixed: bool = False) -> torch.export.ExportedProgram:
+    """Export a module of prepared inputs, with their number left open unless it is fixed."""
+    N, batch = batches.size_of(inputs), torch.export.Dim("batch")
+    axes = batches.map_tensors(lambda t: {0: batch} if grows(t, N) and not fixed else None, inputs)
+    return torch.export.export(graph, (inputs,), dynamic_shapes=(axes,), strict=False)
+
+
+def to_onnx(bayes: "MCBN[Any]", path: str | Path, example_x: Any, *, method: str = "sample", **how: Any) -> None:
     """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
     path = require_exportable(path)
-    how: dict[str, Any] = {"method": method, "n_samples": n_samples, "chunk_size": chunk_size}
-    program, level = to_torch_export(bayes, example_x, level=level, **how), _level(bayes, level)
-    engine, T = bayes.engine_for(n_samples, chunk_size)
+    program, level = to_torch_export(bayes, example_x, method=method, **how), _level(bayes, how.get("level"))
+    engine, T = bayes.engine_for(how.get("n_samples"))
     inputs = engine.network.prepare(example_x)
-    names = input_names(inputs)
     outputs = RESULTS[bayes.task] + (() if level is None else PROMISED[bayes.task])
-    metadata = {
-        "mcbn_version": __version__,
-        "task": bayes.task,
-        "method": method,
-        "tau": json.dumps(bayes.noise_precision.tolist()),
-        "n_samples": str(T),
-        "batch_size": str(bayes.posterior.batch_size),
-        "posterior": bayes.posterior.family,
-        **({} if level is None else {"level": json.dumps(level)}),
-    }
-    content = convert(program, names, outputs, metadata)
-    results = run_onnx(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
+    metadata = {"mcbn_version": __version__, "task": bayes.task, "method": method, "n_samples": str(T)}
+    metadata |= {"batch_size": str(bayes.posterior.batch_size), "posterior": bayes.posterior.family}
+    metadata |= {"tau": json.dumps(bayes.noise_precision.tolist())}
+    metadata |= {} if level is None else {"level": json.dumps(level)}
+    content, results = convert(program, inputs, outputs, metadata)
     _compare(results, bayes.predict(inputs, method=method, n_samples=T), "the file as onnxruntime runs it", level)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def watch_to_onnx(watch: "Watch", path: str | Path, example_x: Any, *, each: bool) -> None:
+    """Write a watch as an ONNX file, whole or not at all; `Watch.export` documents the arguments."""
+    path = require_exportable(path)
+    watch.require_inputs(example_x)
+    inputs = watch.network.prepare(example_x)
+    inputs = at_least_two(inputs) if each else inputs
+    with torch.inference_mode(False), torch.no_grad(), quiet(), told(watch.network, "watch"):
+        program = as_program(predictors.Watcher(watch, inputs, each).eval(), inputs, fixed=not each)
+    metadata = {"mcbn_version": __version__, "false_alarms": str(watch.false_alarms)}
+    content, results = convert(program, inputs, ("distance", "p_value"), metadata)
+    expected = watch.novelty(inputs).distance if each else torch.tensor([watch(inputs).distance])
+    if not agree(results["distance"].float(), expected.cpu().float(), EXPORTED):
+        raise MCBNError("the file as onnxruntime runs it gives another distance than the watch; nothing was exported")
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -136,40 +150,25 @@ def input_names(inputs: Any) -> list[str]:
 
 def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
     """Choose the level of the intervals or sets to export; None where there is no calibration."""
-    calibration = bayes.calibration
-    if calibration is None:
-        if level is not None:
-            raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
+    kept = bayes.calibration
+    if kept is not None and kept.score != "quantile" and kept.by != "group" and not kept.randomized:
+        return kept.level if level is None else level
+    if level is None:
         return None
-    if calibration.score == "quantile" or calibration.by == "group" or calibration.randomized:
-        if level is None:
-            return None
-        raise MCBNError(
-            "one graph cannot hold this calibration: it needs all draws (quantile), group numbers or random numbers at "
-            'every call; calibrate with score "std", "absolute", "aps" or "raps", or export without level='
-        )
-    return calibration.level if level is None else level
+    if kept is None:
+        raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
+    raise MCBNError(
+        "one graph cannot hold this calibration: it needs all draws (quantile), group numbers or random numbers at "
+        'every call; calibrate with score "std", "absolute", "aps" or "raps", or export without level='
+    )
 
 
-def _whole(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None, level: float | None) -> nn.Module:
-    """Put all there is together: one network or several, and what is promised of them."""
-    members = getattr(bayes, "members", [bayes])
-    each = [_predictor(m, m.engine_for(T, chunk)[0], inputs, method, T, chunk) for m in members]
-    whole: nn.Module = each[0] if len(each) == 1 else predictors.PooledPredictor(each)
-    if level is None or bayes.calibration is None:
-        return whole
-    prediction = bayes.predict(inputs, method=method, n_samples=T)
-    like = prediction.mean if bayes.task == "regression" else prediction.probs
-    return predictors.PromisingPredictor(whole, prediction.calibration, level, like)
-
-
-def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: int, chunk: int | None) -> nn.Module:
-    """Put network, draws and moments together."""
+def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None) -> Any:
+    engine, _ = bayes.engine_for(T, chunk)
     with Gather(engine.posterior) as mode:
         output = engine.network.run_copy(inputs)  # (N, ...)
     if output.shape[:1] != (batches.size_of(inputs),):
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
-    summary = summary_of(bayes.task, bayes.noise_precision, output)
     apart = engine.independent(inputs)  # copies of the inputs, one a draw or output, share the batch axis
     if not apart and (method == "linear" or (chunk is not None and chunk > 1)):
         raise MCBNError(
@@ -177,25 +176,26 @@ def _predictor(bayes: "MCBN[Any]", engine: Engine, inputs: Any, method: str, T: 
             'export with method="sample" and chunk_size=1'
         )
     if method == "linear":
-        return _linear(bayes, engine, inputs, T, output, summary)
+        return _linear(bayes, engine, inputs, T, output)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
     program = trace_open(engine.network, inputs, list(mode.drawn), [rows[0] for rows in drawn])
     chunk = _chunk(T, program.width * len(output), chunk if apart else 1)
+    summary = summary_of(bayes.task, bayes.noise_precision, output)
     return predictors.SamplePredictor(program, drawn, summary, chunk=chunk, output=output.shape[1:])
 
 
 def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     """Choose how many draws go through in one pass: a divisor of T, all of them where they are small enough."""
-    if chunk_size is not None and min(chunk_size, T) * width > MOST_VALUES:
+    most = min(chunk_size or max(1, CHUNK_VALUES // width), T)
+    if chunk_size is not None and most * width > MOST_VALUES:
         raise MCBNError(
-            f"{min(chunk_size, T)} draws in one pass make a result of {min(chunk_size, T) * width:,} values for the "
-            f"example ({width:,} a draw); give a smaller chunk_size, which loops over the draws, or method='linear'"
+            f"{most} draws in one pass make a result of {most * width:,} values for the example ({width:,} a draw); "
+            "give a smaller chunk_size, which loops over the draws, or method='linear'"
         )
-    most = chunk_size or max(1, CHUNK_VALUES // width)
-    return max(size for size in range(1, min(most, T) + 1) if T % size == 0)
+    return max(size for size in range(1, most + 1) if T % size == 0)
 
 
-def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor, summary: Summary) -> nn.Module:
+def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor) -> predictors.LinearPredictor:
     """Trace the pass and its gradient at the average statistics."""
     bayes.linearizer(inputs, T)  # refuses what has no gradient per input
     expansion = bayes.linearizer.expansion(inputs, T)
@@ -210,6 +210,7 @@ def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Ten
     with Gather(expansion.chosen) as mode:
         engine.network.run_copy(inputs)
     chosen = [rows for name in names for rows in mode.drawn[name]]  # (K, C) each
+    summary = summary_of(bayes.task, bayes.noise_precision, output)
     return predictors.LinearPredictor(program, expansion, chosen, summary, n_outputs=D)
 
 
@@ -247,46 +248,43 @@ def told(network: Network, method: str) -> Iterator[None]:
 def _place(error: Exception) -> str:
     """Find the last line of foreign code that led to an error."""
     ours = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    frames = [frame for frame in frames if "contextlib" not in frame.filename]
-    return f" (line {frames[-1].lineno} of {frames[-1].filename}, `{frames[-1].line}`)" if frames else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(ours) and "contextlib" not in frame.filename:
+            return f" (line {frame.lineno} of {frame.filename}, `{frame.line}`)"
+    return ""
 
 
-def _compare(results: Mapping[str, Tensor], prediction: Any, what: str, level: float | None = None) -> None:
+def _compare(results: Mapping[str, Tensor], prediction: Any, what: str, level: float | None) -> None:
     """Refuse a graph whose numbers are not those of `predict`."""
     for name, value in results.items():
-        if not _same(name, value, prediction, level):
+        if name == "set":  # of a class at the very threshold rounding decides
+            same = int((value != prediction.set(level)).sum()) <= max(1, value.numel() // 100)
+        elif name in ("low", "high"):
+            same = agree(value, prediction.interval(level)[name == "high"], EXPORTED)
+        else:
+            expected, scale = getattr(prediction, name), None
+            if name == "mutual_information":  # of draws that hardly differ, what rounding leaves of their differences
+                scale = expected.max() + 1e-3 * prediction.entropy.max()
+            same = agree(value, expected, EXPORTED, scale=scale)
+        if not same:
             raise MCBNError(
                 f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
                 "which inputs run beside them may still work with chunk_size=1"
             )
 
 
-def _same(name: str, value: Tensor, prediction: Any, level: float | None) -> bool:
-    """Tell whether a result is that of `predict`; of a class at the very threshold of a set rounding decides."""
-    if name == "set":
-        return int((value != prediction.set(level)).sum()) <= max(1, value.numel() // 100)
-    if name in ("low", "high"):
-        return agree(value, prediction.interval(level)[name == "high"], EXPORTED)
-    expected, scale = getattr(prediction, name), None
-    if name == "mutual_information":  # of draws that hardly differ, what rounding leaves of their differences
-        scale = expected.max() + 1e-3 * prediction.entropy.max()
-    return agree(value, expected, EXPORTED, scale=scale)
-
-
 def convert(
-    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], metadata: Mapping[str, str]
-) -> bytes:
-    """Return a program as the content of an ONNX file."""
+    program: torch.export.ExportedProgram, inputs: Any, outputs: Sequence[str], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, Tensor]]:
+    """Return a program as the content of an ONNX file, and what onnxruntime makes of the inputs with it."""
+    names = input_names(inputs)
     try:
-        with quiet():
-            onnx = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, input_names=list(inputs), optimize=False, verbose=False
-            )  # runtimes optimise a graph themselves when they load it
+        with quiet():  # runtimes optimise a graph themselves when they load it
+            onnx: Any = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, input_names=names, optimize=False, verbose=False
+            )
     except Exception as error:
         raise MCBNError(_refusal(error, metadata.get("method"))) from error
-    if onnx is None:
-        raise MCBNError("torch.onnx gave no program")
     graph = onnx.model.graph
     for value in [value for node in graph.all_nodes() for value in node.outputs if value.name in outputs]:
         value.name = f"{value.name}_inside"
@@ -297,13 +295,12 @@ def convert(
             del each.initializers[name]
     size = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value)
     if size > MOST_BYTES:
-        raise MCBNError(
-            f"the constants take {size:,} bytes and one ONNX file holds {MOST_BYTES:,}; give fewer draws (n_samples=)"
-        )
+        raise MCBNError(f"the constants take {size:,} bytes, one ONNX file holds {MOST_BYTES:,}: lower n_samples")
     model = onnx.model_proto
     _strip(model)
     importlib.import_module("onnx.helper").set_model_props(model, dict(metadata))
-    return bytes(model.SerializeToString())
+    content = bytes(model.SerializeToString())
+    return content, run_onnx(content, dict(zip(names, batches.tensors_of(inputs), strict=True)))
 
 
 def _strip(message: Any) -> None:
@@ -319,7 +316,6 @@ def _strip(message: Any) -> None:
 
 
 def _refusal(error: Exception, method: str | None) -> str:
-    """Name the operation that has no counterpart."""
     text = str(error)
     operator = re.search(r"target=torch\.ops\.([\w.]+)", text)
     what = operator[1].removesuffix(".default") if operator else text.strip().split("\n")[0]

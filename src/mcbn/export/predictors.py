@@ -1,25 +1,28 @@
-"""The whole predictor as one module: inputs in, moments out; plain operations, no random numbers, any batch size."""
+"""The whole predictor, or watch, as one module: inputs in, moments out, or distance and p-value; plain operations."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mcbn import batches
+from mcbn.batch_norm import Record
 from mcbn.conformal import Calibration, set_scores
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
+from mcbn.field.distance import Metric, coordinates
+from mcbn.field.novelty import PerInput
 from mcbn.linear import Expansion, Linearised
 from mcbn.outputs import as_float, as_logits, noise_variance, spread
 from mcbn.prediction import SMALLEST, divergence
 from mcbn.private_torch import scan
 
-RESULTS = {
-    "regression": ("mean", "variance", "epistemic"),
-    "classification": ("probs", "entropy", "mutual_information"),
-    "multilabel": ("probs", "entropy", "mutual_information"),
-}
+if TYPE_CHECKING:
+    from mcbn.field.watch import Watch
+
+CLASSES = ("probs", "entropy", "mutual_information")
+RESULTS = {"regression": ("mean", "variance", "epistemic"), "classification": CLASSES, "multilabel": CLASSES}
 PROMISED = {"regression": ("low", "high"), "classification": ("set",)}  # with a calibration
 State = tuple[Tensor, ...]
 
@@ -39,7 +42,7 @@ class RegressionSummary(nn.Module):
         mean = values.mean(0)
         return mean, (values - mean).square().mean(0)
 
-    def merge(self, state: State, more: State, w: Tensor) -> State:
+    def merge(self, state: State, more: State, w: Tensor | float) -> State:
         """Pool moments, w being the share of the draws in `more` (Chan et al. 1979).
 
         variance = (1 - w) variance_1 + w variance_2 + w (1 - w) (mean_2 - mean_1)^2.
@@ -55,16 +58,13 @@ class RegressionSummary(nn.Module):
 
 
 class ClassificationSummary(nn.Module):
-    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits.
-
-    `several`: labels that do not exclude each other, a logit each.
-    """
+    """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
 
     tau: Tensor
 
     def __init__(self, tau: Tensor, several: bool) -> None:
         super().__init__()
-        self.several = several
+        self.several = several  # labels that do not exclude each other, a logit each
         self.register_buffer("tau", tau)
 
     def of(self, outputs: Tensor) -> State:
@@ -73,7 +73,7 @@ class ClassificationSummary(nn.Module):
         mean = probs.mean(0)
         return mean, divergence(probs, mean.clamp(min=SMALLEST), 2).mean(0)
 
-    def merge(self, state: State, more: State, w: Tensor) -> State:
+    def merge(self, state: State, more: State, w: Tensor | float) -> State:
         """Pool averages, w being the share of the draws in `more`; those of both diverge from the common one.
 
         information = (1 - w) [information_1 + KL(p_1 || p)] + w [information_2 + KL(p_2 || p)].
@@ -86,14 +86,9 @@ class ClassificationSummary(nn.Module):
     def finish(self, state: State) -> dict[str, Tensor]:
         """Name the results: (N, K, ...), (N, ...), (N, ...)."""
         probs, information = state
-        entropy = _entropy(probs, 1)
+        entropy = -(probs * probs.clamp(min=SMALLEST).log()).sum(1)
         probs = probs[:, 1] if self.several else probs
-        return dict(zip(RESULTS["classification"], (probs, entropy, information), strict=True))
-
-
-def _entropy(probs: Tensor, axis: int) -> Tensor:
-    """-sum_k p_k log p_k in nats; 0 log 0 = 0."""
-    return -(probs * probs.clamp(min=SMALLEST).log()).sum(axis)
+        return dict(zip(CLASSES, (probs, entropy, information), strict=True))
 
 
 Summary = RegressionSummary | ClassificationSummary
@@ -117,10 +112,7 @@ def _constants(tensors: Sequence[Tensor]) -> nn.ParameterList:
 
 
 class SamplePredictor(nn.Module):
-    """Monte Carlo over T draws that are constants: `chunk` of them in one pass, in a loop where that is not all.
-
-    `drawn` holds scale and shift of every stochastic call, (T, C) each.
-    """
+    """Monte Carlo over T draws that are constants, scale and shift (T, C) of every call; `chunk` of them a pass."""
 
     shares: Tensor  # (steps,), of each chunk among the draws up to it
 
@@ -133,30 +125,25 @@ class SamplePredictor(nn.Module):
         self.drawn = _constants([rows.reshape(self.steps, chunk, -1) for rows in drawn])  # (steps, chunk, C) each
         self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=drawn[0].dtype))
 
-    def forward(self, inputs: Any) -> dict[str, Tensor]:
-        """Map inputs of N rows to the named results."""
+    def forward(self, inputs: Any) -> State:
+        """Map inputs of N rows to the moments over the draws."""
         N, values = _rows(inputs), self.program.shared(*batches.tensors_of(inputs))
-
         crossing = self.program.tile(values, self.chunk)
-
-        def run(rows: Sequence[Tensor]) -> State:
-            outputs = self.program.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
-            return self.summary.of(outputs.unflatten(0, (self.chunk, -1)))
-
-        state = run([rows[0] for rows in self.drawn]) if self.steps == 1 else self._loop(run, N)
-        return self.summary.finish(state)
-
-    def _loop(self, run: Callable[[Sequence[Tensor]], State], N: int) -> State:
-        """Pool the moments of chunk after chunk: memory grows with the chunk, not with T."""
+        if self.steps == 1:
+            return self._pass(crossing, [rows[0] for rows in self.drawn], N)
 
         def step(state: State, now: tuple[list[Tensor], Tensor]) -> tuple[State, tuple[()]]:
             rows, share = now
-            return self.summary.merge(state, run(rows), share), ()
+            return self.summary.merge(state, self._pass(crossing, rows, N), share), ()
 
         like = self.summary.of(self.shares.new_zeros(1, N, *self.output))
         empty = tuple(torch.zeros_like(value) for value in like)
-        state, _ = scan(step, empty, (list(self.drawn), self.shares))
+        state, _ = scan(step, empty, (list(self.drawn), self.shares))  # memory grows with the chunk, not with T
         return tuple(state)
+
+    def _pass(self, crossing: Sequence[Tensor], rows: Sequence[Tensor], N: int) -> State:
+        outputs = self.program.each(*crossing, *(spread_rows(row, N) for row in rows))  # (chunk * N, ...)
+        return self.summary.of(outputs.unflatten(0, (self.chunk, -1)))
 
 
 class LinearPredictor(nn.Module):
@@ -184,16 +171,16 @@ class LinearPredictor(nn.Module):
             value = getattr(expansion, name)
             self.register_buffer(name, None if value is None else value.clone())
 
-    def forward(self, inputs: Any) -> dict[str, Tensor]:
-        """Map inputs of N rows to the named results."""
+    def forward(self, inputs: Any) -> State:
+        """Map inputs of N rows to the moments over the draws."""
         N, values = _rows(inputs), self.program.shared(*batches.tensors_of(inputs))
         jacobian = self._jacobian(values, N)
         mean = self._mean(values, N, jacobian)
         if isinstance(self.summary, RegressionSummary):
             linear = Linearised(mean, jacobian, self.deviations, tuple(self.factors), self.diagonal)
-            return self.summary.finish((mean, linear.projected.square().sum(2).reshape(mean.shape)))
+            return mean, linear.projected.square().sum(2).reshape(mean.shape)
         draws = torch.matmul(jacobian, self.deviations.T).permute(2, 0, 1)  # (T, N, D)
-        return self.summary.finish(self.summary.of(mean + draws.reshape(-1, *mean.shape)))
+        return self.summary.of(mean + draws.reshape(-1, *mean.shape))
 
     def _jacobian(self, values: Sequence[Tensor], N: int) -> Tensor:
         """Differentiate all outputs by the statistics at the centre, (N, D, S)."""
@@ -214,41 +201,57 @@ class LinearPredictor(nn.Module):
         return mean - torch.matmul(jacobian, self.offset).reshape(mean.shape)
 
 
-class PooledPredictor(nn.Module):
-    """Several networks: moments over the draws of all, from those of each."""
-
-    def __init__(self, predictors: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.predictors = nn.ModuleList(predictors)
-
-    def forward(self, inputs: Any) -> dict[str, Tensor]:
-        """Map inputs of N rows to the named results."""
-        results = [predictor(inputs) for predictor in self.predictors]
-        pooled = {name: torch.stack([result[name] for result in results]).mean(0) for name in results[0]}
-        if "probs" in pooled:
-            probs, several = pooled["probs"], pooled["probs"].ndim == pooled["entropy"].ndim  # labels, not classes
-            entropy = _entropy(torch.stack([1 - probs, probs], 1) if several else probs, 1)
-            expected = pooled["entropy"] - pooled["mutual_information"]
-            return pooled | {"entropy": entropy, "mutual_information": (entropy - expected).clamp(min=0)}
-        between = torch.stack([(result["mean"] - pooled["mean"]).square() for result in results]).mean(0)
-        return pooled | {name: pooled[name] + between for name in ("variance", "epistemic")}
-
-
-class PromisingPredictor(nn.Module):
-    """A predictor with the calibrated interval or set of one level beside its moments (`mcbn.conformal`)."""
+class WholePredictor(nn.Module):
+    """Moments over the draws of one network or several, with the calibrated interval or set of one level, if any."""
 
     threshold: Tensor
 
-    def __init__(self, predictor: nn.Module, calibration: Calibration, level: float, like: Tensor) -> None:
+    def __init__(self, predictors: Sequence[SamplePredictor | LinearPredictor]) -> None:
         super().__init__()
-        self.predictor, self.score, self.penalty = predictor, calibration.score, calibration.penalty
+        self.predictors, self.summary = nn.ModuleList(predictors), predictors[0].summary
+        self.calibration: Calibration | None = None
+
+    def promise(self, calibration: Calibration, level: float, like: Tensor) -> None:
+        """Give intervals or sets beside the moments (`mcbn.conformal`)."""
+        self.calibration = calibration
         self.register_buffer("threshold", calibration.thresholds(level, like))
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
-        results: dict[str, Tensor] = self.predictor(inputs)
+        state, *others = (predictor(inputs) for predictor in self.predictors)
+        for number, more in enumerate(others, start=2):
+            state = self.summary.merge(state, more, 1 / number)
+        results = self.summary.finish(state)
+        if self.calibration is None:
+            return results
         if "probs" in results:
-            return results | {"set": set_scores(results["probs"], self.penalty) <= self.threshold}
-        mean, scale = results["mean"], results["variance"].sqrt() if self.score == "std" else 1.0
-        half = self.threshold * scale
-        return results | {"low": mean - half, "high": mean + half}
+            return results | {"set": set_scores(results["probs"], self.calibration.penalty) <= self.threshold}
+        half = self.threshold * (results["variance"].sqrt() if self.calibration.score == "std" else 1.0)
+        return results | {"low": results["mean"] - half, "high": results["mean"] + half}
+
+
+class Watcher(nn.Module):
+    """Distance and p-value of a batch, (1,) each, or of every input, (N,) each; what is not finite is farthest."""
+
+    held_out: Tensor
+
+    def __init__(self, watch: "Watch", inputs: Any, each: bool) -> None:
+        super().__init__()
+        null = watch.input_null if each else watch.null(batches.size_of(inputs))
+        self.module, self.watch, self.each = watch.network.module, watch, each
+        for name, value in {**null.metric._asdict(), "held_out": null.held_out}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Map inputs to the named results."""
+        watch = self.watch
+        with PerInput(watch.centre, _rows(inputs)) if self.each else Record(watch.recorder.chosen) as mode:
+            watch.network.call_module(batches.map_tensors(torch.clone, inputs))
+        if isinstance(mode, PerInput):
+            z = torch.cat(mode.coordinates, 1)
+        else:
+            z = coordinates({name: (mean[None], mode.var[name][None]) for name, mean in mode.mean.items()})
+        distance = Metric(*(getattr(self, name) for name in Metric._fields))(z)
+        distance = torch.where(torch.isfinite(distance), distance, torch.inf)
+        larger = (self.held_out >= distance.unsqueeze(1)).sum(1)
+        return {"distance": distance, "p_value": (1 + larger) / (1 + len(self.held_out))}

@@ -72,15 +72,14 @@ class OpenProgram(nn.Module):
         self.width = width  # values of the largest result, for one input
 
     def tile(self, values: Sequence[Tensor], copies: int) -> list[Tensor]:
-        """Repeat results of the shared part for each copy."""
-
-        def repeated(value: Tensor, axis: int) -> Tensor:
-            shape = list(value.shape)
-            wide = value.unsqueeze(axis).expand(*shape[:axis], copies, *shape[axis:])
-            return wide.reshape(*shape[:axis], copies * shape[axis], *shape[axis + 1 :])
-
+        """Repeat results of the shared part for each copy, along their batch axis."""
         pairs = zip(values, self.axes, strict=True)
-        return [value if axis is None or copies == 1 else repeated(value, axis) for value, axis in pairs]
+        return [
+            value
+            if axis is None or copies == 1
+            else value.repeat([copies if a == axis else 1 for a in range(value.ndim)])
+            for value, axis in pairs
+        ]
 
 
 def trace_open(network: Network, inputs: Any, names: Sequence[str], parameters: Sequence[Tensor]) -> OpenProgram:

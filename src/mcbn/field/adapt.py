@@ -20,7 +20,7 @@ what the network predicts unmoved: the first fails where one class makes up the 
 have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,12 +29,11 @@ import torch
 from torch import Tensor
 
 from mcbn import batches
-from mcbn.batching import draw_batches
+from mcbn.batching import Take, draw_batches
 from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
-from mcbn.field.grouped import record_all
 from mcbn.field.novelty import centre_of, class_proportions, class_weights, see
-from mcbn.field.reference import gather, take_rows
+from mcbn.field.reference import gather
 from mcbn.field.watch import Watch, make_watch, times
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
@@ -66,6 +65,7 @@ class Move(NamedTuple):
     offset: float  # of the means, in standard deviations of activations; root mean square over channels
     width: float  # standard deviation of activations over that of the reference, median over channels
     strength: tuple[float, float]  # v and w: the shares of that which are kept
+    size: float = 0.0  # sum over channels of squared moves, in standard deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +75,7 @@ class Adaptation:
     n_inputs: int  # unlabelled inputs used, those of earlier calls included
     p_value: float  # of the watch, for all of them together
     moves: Mapping[str, Move]  # by call; none where nothing was moved
-    classes: (
-        Tensor | None
-    )  # predicted proportions of the inputs, (K,), that the reference was mixed in; None: no classes
+    classes: Tensor | None  # predicted proportions of the inputs, (K,), as the reference was mixed; None: no classes
     settled: bool  # both starts led to the same proportions
     base: Posterior = field(repr=False)  # before
     pool: Any = field(repr=False)  # the inputs, for a later call with more
@@ -114,12 +112,14 @@ class Adaptation:
 
 
 class _Candidate(NamedTuple):
-    """A transport, the classes it was made for, and how far it goes."""
+    """A transport, and the classes it was made for."""
 
     posterior: Posterior
     moves: Mapping[str, Move] = {}
     classes: Tensor | None = None
-    size: float = 0.0
+
+    def size(self) -> float:
+        return sum(move.size for move in self.moves.values())
 
 
 def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | float) -> "MCBN[Any]":
@@ -149,7 +149,7 @@ class _Inputs:
     """The unlabelled inputs and the reference, in batches of one size: their statistics, and transports between."""
 
     def __init__(self, bayes: "MCBN[Any]", pool: Any, guard: Watch) -> None:
-        self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null()
+        self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
         n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)
@@ -158,11 +158,11 @@ class _Inputs:
 
     def _batches(self) -> Iterator[Any]:
         """Cut the unlabelled inputs into batches, all of them as often."""
-        generator = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4]))
+        generator, take = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4])), Take(self.pool)
         for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
             order = generator.permutation(self.n_inputs)
             for start in range(0, self.n_inputs - self.size + 1, self.size):
-                yield take_rows(self.pool, order[start : start + self.size])
+                yield take(order[start : start + self.size])
 
     def moved(self, strength: str | float) -> tuple[_Candidate, bool]:
         """Transport from either start; keep the clearly smaller change of the inputs that explains what is seen."""
@@ -172,12 +172,11 @@ class _Inputs:
         other = self._settle(self._classes(self.drawn), strength)
         assert other.classes is not None
         settled = float((best.classes - other.classes).abs().max()) < SETTLED
-        return other if other.size < CLEARLY * best.size else best, settled
+        return other if other.size() < CLEARLY * best.size() else best, settled
 
     def _settle(self, classes: Tensor | None, strength: str | float) -> _Candidate:
         """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
-        reference = self.guard.reference
-        assert reference is not None  # `_guard` refused a watch without
+        reference = self.guard.require_reference("a repair")
         for _ in range(1 + ROUNDS if self.probs.shape[1] else 1):
             weights = None if classes is None else class_weights(self.probs, classes)
             mixed = reference.weighted(self.rows, weights, self.size, REFERENCE_DRAWS)
@@ -188,47 +187,40 @@ class _Inputs:
                 last, classes = classes, self._classes(posterior)
                 if last is not None and float((classes - last).abs().max()) < STEADY:
                     break
-        differences = (_difference(before[name], self.now[name]) for name in self.now)
-        size = sum(float((offset.square() + log_rho.square() / 4).sum()) for offset, log_rho in differences)
-        return _Candidate(posterior, moves, classes, size)
+        return _Candidate(posterior, moves, classes)
 
     def _classes(self, posterior: Posterior) -> Tensor:
         """Estimate the class proportions (K,) of the inputs under a posterior's average statistics, in one pass."""
-        some, network = take_rows(self.pool, range(min(MANY, self.n_inputs))), self.guard.network
+        some, network = Take(self.pool)(range(min(MANY, self.n_inputs))), self.guard.network
         seen = see(network, "classification", centre_of(posterior), some, classes_only=True)
         return class_proportions(seen.probs, self.probs)
 
 
-def _difference(before: Averages, now: Averages) -> tuple[Tensor, Tensor]:
-    """Return how means moved, in standard deviations, and log rho, of channels that are alive in the reference."""
-    alive = before.var > DEAD
-    offset, rho = (now.mean - before.mean) / before.var.sqrt(), now.var.clamp(min=DEAD) / before.var
-    return offset[alive], rho.log()[alive]
-
-
-def averages(recorder: Recorder, batch_stream: Iterable[Any]) -> dict[str, Averages]:
+def averages(recorder: Recorder, batch_stream: Iterator[Any]) -> dict[str, Averages]:
     """Record batches and average their statistics, in double precision."""
     with torch.no_grad():
-        means, variances = join(list(record_all(recorder, batch_stream)))
+        means, variances = join(recorder.all(batch_stream))
     return {name: _average(means[name].double(), variances[name].double()) for name in means}
 
 
 def _average(mean: Tensor, var: Tensor) -> Averages:
-    spread = (lambda rows: rows.var(0)) if len(mean) > 1 else (lambda rows: torch.zeros_like(rows[0]))
-    return Averages(mean.mean(0), var.mean(0), spread(mean), spread(var.clamp(min=DEAD).log()))
+    free = min(len(mean) - 1, 1)  # one draw alone has no spread
+    log_var = var.clamp(min=DEAD).log()
+    return Averages(mean.mean(0), var.mean(0), mean.var(0, correction=free), log_var.var(0, correction=free))
 
 
 def _move(before: Averages, now: Averages, chance: float, strength: str | float) -> Move:
     """Compare averages of the reference and of now; decide how much of the difference is kept."""
-    alive, (offset, log_rho) = before.var > DEAD, _difference(before, now)
-    if isinstance(strength, str):
-        mean_noise = (before.mean_noise[alive] / before.var[alive]) * chance
-        kept = _share(offset, mean_noise), _share(log_rho, before.log_var_noise[alive] * chance)
-    else:
+    alive = before.var > DEAD
+    mean, var, mean_noise, log_var_noise = (values[alive] for values in before)
+    offset, log_rho = (now.mean[alive] - mean) / var.sqrt(), (now.var[alive].clamp(min=DEAD) / var).log()
+    kept = _share(offset, mean_noise / var * chance), _share(log_rho, log_var_noise * chance)
+    if not isinstance(strength, str):
         kept = float(strength), float(strength)
     if not bool(alive.any()):
         return Move(0.0, 1.0, kept)
-    return Move(float(offset.square().mean().sqrt()), float((0.5 * log_rho.median()).exp()), kept)
+    width, size = (0.5 * log_rho.median()).exp(), (offset.square() + log_rho.square() / 4).sum()
+    return Move(float(offset.square().mean().sqrt()), float(width), kept, float(size))
 
 
 def _share(move: Tensor, noise: Tensor) -> float:
@@ -255,8 +247,7 @@ def _guard(bayes: "MCBN[Any]", reference: Any) -> Watch:
     if not isinstance(reference, Watch):
         return make_watch(bayes, reference, batch_size=None, false_alarms=0.01, run=1, seed=0)
     reference.require_network_of(bayes)
-    if reference.reference is None:
-        raise MCBNError("this watch was loaded without its reference: Watch.load(path, bayes, reference=...)")
+    reference.require_reference("a repair")
     return reference
 
 

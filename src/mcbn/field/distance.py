@@ -53,10 +53,8 @@ class Metric(NamedTuple):
 
 def coordinates(statistics: Statistics) -> Tensor:
     """Lay the statistics of batches (t, C) side by side: each call's means, then its log variances, (t, P)."""
-    means, variances = (torch.cat(values, 1).double().cpu() for values in zip(*statistics.values(), strict=True))
-    widths = [len(mean[0]) for mean, _ in statistics.values()]
-    pairs = zip(torch.split(means, widths, 1), torch.split((variances + EPS).log(), widths, 1), strict=True)
-    return torch.cat([coordinate for pair in pairs for coordinate in pair], 1)  # one copy from a GPU, not one a layer
+    pairs = ((mean.double(), (var.double() + EPS).log()) for mean, var in statistics.values())
+    return torch.cat([coordinate for pair in pairs for coordinate in pair], 1).cpu()  # one copy from a GPU
 
 
 def fit_metric(z: Tensor, *, directions: int, ridge: float = 0.0) -> Metric:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, Replay
+from mcbn.batching import Take
 from mcbn.errors import MCBNError
 from mcbn.field.distance import EPS, Metric, fit_metric, rank_p_values
-from mcbn.field.reference import Reference, take_rows
+from mcbn.field.reference import Reference
 from mcbn.network import Network
 from mcbn.outputs import as_logits
 from mcbn.posterior import Posterior
@@ -64,10 +65,8 @@ class PerInput(Replay):
         """Keep what this call sees of each input."""
         if call.layer in self.chosen:
             if call.x.shape[0] != self.n_inputs:  # not len: a size that the exporter leaves open stays open
-                raise MCBNError(
-                    f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs, so no row is one input's "
-                    "alone; leave it out with layers="
-                )
+                fault = f"layer {call.name!r} sees {len(call.x)} rows for {self.n_inputs} inputs"
+                raise MCBNError(f"{fault}, so no row is one input's alone; leave it out with layers=")
             values = call.x.double().reshape(*call.x.shape[:2], -1)  # (N, C, positions)
             var, mean = torch.var_mean(values, 2, correction=0)
             self.coordinates += [mean.cpu(), (var + EPS).log().cpu()] if values.shape[2] > 1 else [mean.cpu()]
@@ -79,7 +78,7 @@ def see(network: Network, task: str, centre: Centre, x: Any, *, classes_only: bo
     N, blocks = batches.size_of(x), []
     for start in range(0, N, BLOCK):
         rows = range(start, min(start + BLOCK, N))
-        inputs = batches.move(take_rows(x, rows), network.device, network.dtype)
+        inputs = batches.move(Take(x)(rows), network.device, network.dtype)
         mode = Replay(*centre) if classes_only else PerInput(centre, len(rows))
         with torch.no_grad(), network.undisturbed(0), mode:
             output = network.run_copy(inputs)
@@ -141,17 +140,15 @@ def combined_p_values(scores: tuple[Tensor, Tensor], held_out: tuple[Tensor, Ten
     """
     R, blocks = len(held_out[0]), []
     for start in range(0, len(scores[0]), BLOCK):
-        of_input, of_held_out = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        of_input = of_held_out = torch.zeros((), dtype=torch.float64)
         for score, reference, beyond in zip(scores, held_out, (BEYOND, 1.0), strict=True):
             some = score[start : start + BLOCK, None]  # (n, 1)
             among = R - torch.searchsorted(reference.sort().values, reference, side="left")  # (R,), itself included
             ranks = 1 + (reference >= some).sum(1), among + (some >= reference)  # (n,), (n, R)
-            of_input, of_held_out = (
-                total + (beyond * (1 + R) / rank.double()).log().clamp(min=0)
-                for total, rank in zip((of_input, of_held_out), ranks, strict=True)
-            )
+            strange = [(beyond * (1 + R) / rank.double()).log().clamp(min=0) for rank in ranks]
+            of_input, of_held_out = of_input + strange[0], of_held_out + strange[1]
         blocks.append((1 + (of_held_out >= of_input[:, None] - 1e-12).sum(1)).double() / (1 + R))
-    return torch.cat(blocks) if blocks else torch.empty(0)
+    return torch.cat(blocks)
 
 
 def class_proportions(probs: Tensor, reference: Tensor) -> Tensor:

@@ -133,17 +133,12 @@ def gather(data: Any, picker: batches.Picker, keys: tuple[list[str], list[str]])
     return batches.pick_inputs(Undisturbed()(partial(source.fetch, rows), 0, batches.same), picker, keys)
 
 
-def take_rows(x: Any, rows: Any) -> Any:
-    """Return some rows of every tensor of a batch."""
-    return batches.map_tensors(lambda t: t[torch.as_tensor(rows).to(t.device)], x)
-
-
 def cut_batches(waiting: Any, x: Any, size: int) -> tuple[Iterator[Any], Any]:
     """Cut inputs, after those that wait, into batches of one size; return these, and what waits now (or None)."""
     inputs = x if waiting is None else batches.concatenate([waiting, x])
-    N = batches.size_of(inputs)
-    whole = (take_rows(inputs, range(start, start + size)) for start in range(0, N - size + 1, size))
-    return whole, take_rows(inputs, range(N - N % size, N)) if N % size else None
+    N, take = batches.size_of(inputs), Take(inputs)
+    whole = (take(range(start, start + size)) for start in range(0, N - size + 1, size))
+    return whole, take(range(N - N % size, N)) if N % size else None
 
 
 def not_finite(x: Any) -> Tensor:

@@ -35,9 +35,8 @@ from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
-from mcbn.field.grouped import record_all
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
-from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of, take_rows
+from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of
 from mcbn.network import is_stream
 
 if TYPE_CHECKING:
@@ -51,10 +50,6 @@ POOL_BATCHES = 4  # that a pool of inputs is cut into at least
 BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
 STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "log_value", "highest", "p_value")  # saved
 BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
-SAID = {
-    "none": "no shift",
-    "classes": "other classes, same inputs: the batch fits reference inputs of the classes predicted for it",
-}
 
 
 class LayerReading(NamedTuple):
@@ -93,15 +88,18 @@ class Reading:
         """Say in a sentence what was seen, and where."""
         if self.kind == "not finite":
             return "not finite: the batch, or what the network makes of it, holds NaN or infinity"
-        if self.kind != "inputs":
-            return f"{SAID[self.kind]} (p = {self.p_value:.2g})"
+        p = f"(p = {self.p_value:.2g})"
+        if self.kind == "none":
+            return f"no shift {p}"
+        if self.kind == "classes":
+            return f"other classes, same inputs: the batch fits reference inputs of the classes predicted for it {p}"
         far = [layer for layer in self.layers if layer.p_value <= self.false_alarms]
         if not far:
-            return f"shifted (p = {self.p_value:.2g}): many layers by little, none by itself"
+            return f"shifted {p}: many layers by little, none by itself"
         first = far[0]
         return (
             f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers): activations {times(first.width)} "
-            f"in the reference, means moved by {first.offset:.2f} standard deviations (p = {self.p_value:.2g})"
+            f"in the reference, means moved by {first.offset:.2f} standard deviations {p}"
         )
 
 
@@ -145,8 +143,9 @@ class Martingale:
             self.bag = np.delete(self.bag, generator.integers(len(self.bag)))
         return float(p_value)
 
-    def bet(self, p_value: float) -> None:
-        """Bet on the p-value of the next batch; a larger one than its own is safe, since every bet falls in p."""
+    def bet(self, p_value: float, class_p_value: float | None = None) -> None:
+        """Bet on the p-value of the next batch; the larger one of its classes is safe, since every bet falls in p."""
+        self.p_value, p_value = p_value, max(p_value, class_p_value or 0.0)
         t, bets = self.n_batches, np.array(BETS)
         staked = np.logaddexp(self.log_capital, -math.log(t * (t + 1)))
         self.log_capital = staked + np.log(bets) + (bets - 1) * math.log(max(p_value, 1e-12))
@@ -171,7 +170,6 @@ class Watch:
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
         self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
         self.nulls: dict[int, Null] = {}
-        self.inputs_null: InputNull | None = None
 
     @property
     def channels(self) -> dict[str, int]:
@@ -198,12 +196,16 @@ class Watch:
         self.require_inputs(x)
         whole, self.stream.waiting = cut_batches(self.stream.waiting, x, self.batch_size)
         for batch in whole:
-            self._step(batch)
+            z, null = self.coordinates(batch), self.null(self.batch_size)
+            distance = math.inf if z is None else float(null.metric(z))
+            p_value = self.stream.rank(distance)
+            suspect = z is not None and p_value <= self.false_alarms and not self.evidence.shifted
+            self.stream.bet(p_value, self._class_p_value(batch, distance, null) if suspect else None)
         return self.evidence
 
     def follow(self, distance: float, class_p_value: float | None = None) -> Evidence:
         """Take a batch of `batch_size` inputs that was read already, by a call of the watch, into the stream."""
-        self._bet(self.stream.rank(distance), class_p_value)
+        self.stream.bet(self.stream.rank(distance), class_p_value)
         return self.evidence
 
     def read(self, blocks: Iterable[Any], file: str = "") -> Iterator[dict[str, Any]]:
@@ -247,7 +249,7 @@ class Watch:
         spoiled = not_finite(x)
         clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
         device = batches.tensors_of(x)[0].device
-        return self.input_null().novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
+        return self.input_null.novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
 
     def coordinates(self, x: Any) -> Tensor | None:
         """Return the coordinates (1, P) of one batch; None where they are not finite."""
@@ -260,7 +262,7 @@ class Watch:
     def all_coordinates(self, batch_stream: Iterator[Any]) -> Tensor:
         """Return the coordinates of every batch, (n, P)."""
         with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([coordinates(block) for block in record_all(self.recorder, batch_stream)])
+            return torch.cat([coordinates(block) for block in self.recorder.all(batch_stream)])
 
     def null(self, size: int) -> Null:
         """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
@@ -271,16 +273,14 @@ class Watch:
         return self.nulls[size]
 
     def _make_null(self, size: int) -> Null:
-        reference, count = self._require_reference(f"batches of {size}"), self.require_enough(size)
+        reference, count = self.require_reference(f"batches of {size}"), self.require_enough(size)
         try:
             fitting = self.all_coordinates(reference.overlapping(size, FITTING))
         except MCBNError as error:
             if size > 1 or "one value a channel" not in str(error):
                 raise
-            raise MCBNError(
-                f"one input has no batch statistics here: {error.args[0].split(', which')[0]}; read batches of 2 or "
-                "more, or judge single inputs by watch.novelty(x)"
-            ) from error
+            fault = f"one input has no batch statistics here: {error.args[0].split(', which')[0]}"
+            raise MCBNError(f"{fault}; read 2 or more, or judge single inputs by watch.novelty(x)") from error
         held_out = self.all_coordinates(reference.disjoint(size, count))
         if not bool(torch.isfinite(fitting).all() and torch.isfinite(held_out).all()):
             raise MCBNError("the network gives non-finite statistics on the reference; give inputs it was made for")
@@ -288,7 +288,7 @@ class Watch:
 
     def require_enough(self, size: int) -> int:
         """Return how many held-out batches of this size there are, and refuse a reference too small for the rate."""
-        reference, needed = self._require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
+        reference, needed = self.require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
         count = reference.count(size, max(MOST_HELD_OUT, needed))
         if count < needed:
             raise MCBNError(
@@ -298,21 +298,18 @@ class Watch:
             )
         return count
 
+    @cached_property
     def input_null(self) -> InputNull:
-        """Return the null of single inputs; made when it is first asked for."""
-        if self.inputs_null is None:
-            reference = self._require_reference("single inputs")
-            with torch.inference_mode(False):
-                self.inputs_null = fit_inputs(self.network, self.task, self.centre, reference)
-        return self.inputs_null
+        """The null of single inputs; made when it is first asked for."""
+        with torch.inference_mode(False):
+            return fit_inputs(self.network, self.task, self.centre, self.require_reference("single inputs"))
 
     def pool_p_value(self, pool: Any) -> float:
         """Test many inputs at once, cut into batches: an exact p-value, the larger one where classes may explain it."""
         N = batches.size_of(pool)
         size = min(N, self.batch_size, max(2, N // POOL_BATCHES))  # one batch alone can hardly reach 1 %
         null = self.null(size)
-        pieces = (take_rows(pool, range(start, start + size)) for start in range(0, N - size + 1, size))
-        distances = null.metric(self.all_coordinates(pieces))
+        distances = null.metric(self.all_coordinates(cut_batches(None, pool, size)[0]))
         p_value = pooled_p_value(distances, null.held_out, seed=self.seed)
         mixed = self._mixed(pool, size) if p_value <= self.false_alarms else None
         if mixed is None:
@@ -325,8 +322,6 @@ class Watch:
         A loaded watch reads batches of the sizes that were read before saving, streams, and single inputs; for other
         sizes load it with the reference. Inputs of a stream that wait for more are not kept.
         """
-        if self.reference is not None:
-            self.input_null()
         saving.save(path, *_packed(self))
 
     def export(self, path: str | Path, example_x: Any, *, each: bool = False) -> None:
@@ -338,7 +333,7 @@ class Watch:
             each: judge every input by itself, as `novelty` does, whatever their number: (N,) each. Otherwise the batch
                 as a whole, as calling the watch does: (1,) each, without the comparison with other classes.
         """
-        from mcbn.export.watching import watch_to_onnx
+        from mcbn.export import watch_to_onnx
 
         watch_to_onnx(self, path, example_x, each=each)
 
@@ -346,17 +341,16 @@ class Watch:
     def load(cls, path: str | Path, bayes: "MCBN[Any]", *, reference: Any = None) -> "Watch":
         """Read a saved watch of this fitted network; with its reference it reads batches of any size again."""
         tensors, metadata = saving.read_tensors(path)
-        _require_watch_of(path, metadata, bayes)
-        settings = json.loads(metadata["settings"])
-        run, chosen = settings["run"], {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
-        inputs = None
-        if reference is not None:
-            inputs = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=chosen["seed"])
-        watch = cls(bayes, reference=inputs, **chosen)
-        try:
+        with saving.damage_told(path):
+            _require_watch_of(path, metadata, bayes)
+            settings = json.loads(metadata["settings"])
+            chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
+            watch = cls(bayes, reference=None, **chosen)
             _restore(watch, tensors, settings)
-        except KeyError as error:
-            raise MCBNError(f"{path} is damaged: {error} is missing; make and save the watch again") from error
+            watch.require_network_of(bayes)
+        if reference is not None:
+            run, seed = settings["run"], watch.seed
+            watch.reference = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=seed)
         return watch
 
     def require_inputs(self, x: Any) -> int:
@@ -365,10 +359,8 @@ class Watch:
             raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
         shapes = shapes_of(x)
         if self.shapes is not None and shapes != self.shapes:
-            raise MCBNError(
-                f"inputs have shape {shapes}, those of the reference {self.shapes} (without their "
-                "number): a watch knows inputs of one shape; make one with a reference of this shape"
-            )
+            fault = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
+            raise MCBNError(f"{fault}: a watch knows one shape; make one with a reference of this shape")
         if not self.network.proven:  # of a loaded network: its first run proves it, and must not be recorded
             inputs = self.network.prepare(x)
             self.network.settle(inputs)
@@ -378,10 +370,8 @@ class Watch:
     def require_network_of(self, bayes: "MCBN[Any]") -> None:
         """Refuse an MCBN of another network, or of other layers."""
         if bayes.posterior.channels != self.channels:
-            raise MCBNError(
-                f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}: make "
-                "a watch with this network, bayes.watch(reference)"
-            )
+            fault = f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}"
+            raise MCBNError(f"{fault}: make a watch with this network, bayes.watch(reference)")
 
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
         widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
@@ -396,18 +386,6 @@ class Watch:
         )
         rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
         return tuple(LayerReading(*row) for row in rows)
-
-    def _step(self, x: Any) -> None:
-        z, null = self.coordinates(x), self.null(self.batch_size)
-        distance = math.inf if z is None else float(null.metric(z))
-        p_value = self.stream.rank(distance)
-        suspect = z is not None and p_value <= self.false_alarms and not self.evidence.shifted
-        class_p = self._class_p_value(x, distance, null) if suspect else None
-        self._bet(p_value, class_p)
-
-    def _bet(self, p_value: float, class_p: float | None) -> None:
-        self.stream.p_value = p_value
-        self.stream.bet(p_value if class_p is None else max(p_value, class_p))
 
     def _class_p_value(self, x: Any, distance: float, null: Null) -> float | None:
         """Rank a batch among reference batches of the classes predicted for it; None where there are none.
@@ -426,18 +404,19 @@ class Watch:
 
     def _mixed(self, x: Any, size: int) -> Iterator[Any] | None:
         """Yield reference batches of this size in the class proportions of x, as predicted; None where it cannot be."""
-        if self.reference is None or self.task != "classification" or not self.input_null().probs.shape[1]:
+        if self.reference is None or self.task != "classification" or not self.input_null.probs.shape[1]:
             return None
-        null = self.input_null()
+        null = self.input_null
         seen = see(self.network, self.task, self.centre, x, classes_only=True)
         weights = class_weights(null.probs, class_proportions(seen.probs, null.probs))
         return self.reference.weighted(null.rows, weights, size, needed_batches(self.false_alarms))
 
-    def _require_reference(self, purpose: str) -> Reference:
+    def require_reference(self, purpose: str) -> Reference:
+        """Refuse what a watch without its reference cannot do."""
         if self.reference is None:
+            fault = f"this watch was loaded without its reference and holds nothing for {purpose}"
             raise MCBNError(
-                f"this watch was loaded without its reference and holds nothing for {purpose} (batches of "
-                f"{sorted(self.nulls)} it does): Watch.load(path, bayes, reference=...)"
+                f"{fault} (batches of {sorted(self.nulls)} it does): Watch.load(path, bayes, reference=...)"
             )
         return self.reference
 
@@ -471,12 +450,13 @@ def make_watch(
 
 
 def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Describe a watch by tensors and text."""
     tensors = {f"stream.{name}": torch.as_tensor(getattr(watch.stream, name)) for name in STREAM_TENSORS}
     for kind, values in zip(saving.KINDS, watch.centre, strict=True):
         tensors |= {f"centre.{kind}.{name}": value for name, value in values.items()}
     nulls: dict[str, Null | InputNull] = {f"null.{size}": null for size, null in watch.nulls.items()}
-    for prefix, null in (nulls | ({"inputs": watch.inputs_null} if watch.inputs_null else {})).items():
+    if watch.reference is not None or "input_null" in vars(watch):
+        nulls["inputs"] = watch.input_null
+    for prefix, null in nulls.items():
         tensors |= {f"{prefix}.metric.{name}": value for name, value in null.metric._asdict().items()}
         tensors |= {f"{prefix}.{name}": getattr(null, name) for name in null._fields[1:]}
     settings = {name: getattr(watch, name) for name in ("batch_size", "false_alarms", "seed", "channels", "shapes")}
@@ -493,23 +473,19 @@ def _require_watch_of(path: str | Path, metadata: Mapping[str, str], bayes: "MCB
     saving.require_same_structure(path, json.loads(metadata["structure"]), json.loads(here["structure"]))
     if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
         raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
-    channels = json.loads(metadata["settings"])["channels"]
-    if channels != bayes.posterior.channels:
-        raise MCBNError(f"{path} watches layers (channels) {channels}, this posterior has {bayes.posterior.channels}")
 
 
 def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-    """Put back what `_packed` described."""
-
     def null(kind: Any, prefix: str) -> Any:
         metric = Metric(*(tensors[f"{prefix}.metric.{name}"] for name in Metric._fields))
         return kind(metric, *(tensors[f"{prefix}.{name}"] for name in kind._fields[1:]))
 
     device = watch.network.device
-    mean, var = ({n: tensors[f"centre.{kind}.{n}"].to(device) for n in watch.channels} for kind in saving.KINDS)
+    mean, var = ({n: tensors[f"centre.{kind}.{n}"].to(device) for n in settings["channels"]} for kind in saving.KINDS)
     watch.centre = mean, var
     watch.nulls = {size: null(Null, f"null.{size}") for size in settings["sizes"]}
-    watch.inputs_null = null(InputNull, "inputs") if "inputs.held_out" in tensors else None
+    if "inputs.held_out" in tensors:
+        watch.input_null = null(InputNull, "inputs")
     watch.shapes = [tuple(shape) for shape in settings["shapes"]]
     watch.reset()
     state = {name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"]
