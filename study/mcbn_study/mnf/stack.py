@@ -1,6 +1,6 @@
 """Training of S independent MNF networks as one program: one network of a stack is what it is alone.
 
-Loss of each: 1/2 mean squared error (or cross-entropy) + KL / N; Adam. Batches are drawn with replacement, as in the
+Loss of each: 1/2 mean squared error + KL / N; Adam. Batches are drawn with replacement, as in the
 published script; noise and rows of network s come from a generator of its own. On a GPU a step is one CUDA graph.
 """
 
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mcbn.engine.capture import capture
 from mcbn_study import checkpoints
@@ -41,7 +40,7 @@ def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) 
 
 
 class Stack:
-    """S networks in training on x (S, N, Q), y (S, N, D), or labels (S, N); `keys[s]` names the streams of each."""
+    """S networks in training on x (S, N, Q), y (S, N, D); `keys[s]` names the streams of each."""
 
     def __init__(
         self,
@@ -52,11 +51,10 @@ class Stack:
         *,
         batch_size: int = 100,
         learning_rate: float = 1e-3,
-        classify: bool = False,
         max_steps: int = 0,
     ) -> None:
         S, N = x.shape[:2]
-        self.network, self.x, self.y, self.classify = network, x, y, classify
+        self.network, self.x, self.y = network, x, y
         self.batch_size = min(batch_size, N)
         self.steps_per_epoch = max(1, N // batch_size)
         self.device, size = x.device, network.noise_size(self.batch_size)
@@ -79,16 +77,12 @@ class Stack:
             self.step()
 
     def losses(self, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-        """Sum over networks of 1/2 mean_B (f(x) - y)^2 + KL / N, x (S, B, Q), y (S, B, D); cross-entropy to classify.
+        """Sum over networks of 1/2 mean_B (f(x) - y)^2 + KL / N, x (S, B, Q), y (S, B, D).
 
         Gradients do not mix: each network's parameters enter its own term alone.
         """
         output, kl = self.network(x, noise)  # (S, B, D), (S,)
-        if self.classify:
-            fit = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
-        else:
-            fit = 0.5 * (output - y).square().mean((1, 2)).sum()
-        total: Tensor = fit + kl.sum() / self.x.shape[1]
+        total: Tensor = 0.5 * (output - y).square().mean((1, 2)).sum() + kl.sum() / self.x.shape[1]
         return total
 
     def _next_batch(self) -> None:
