@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -57,23 +56,6 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-
-
-class Numerics(NamedTuple):
-    """How stacked networks are computed; numbers change by rounding alone."""
-
-    tf32: bool = False  # multiply as TF32
-    compiled: bool = False  # fuse elementwise work by torch.compile
-    fused: bool = False  # many training steps in one kernel
-
-
-EXACT = Numerics()
-
-
-@cache
-def prepared(function: Callable[..., R], compiled: bool) -> Callable[..., R]:
-    """Return a function of tensors as it is, or compiled once for all sizes."""
-    return torch.compile(function, dynamic=True) if compiled else function
 
 
 @contextmanager

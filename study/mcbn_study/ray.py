@@ -71,7 +71,7 @@ def _work(about: tuple[str, Profile, Setup, Task], data: Regression, *needed: Ma
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         study = Study(name, profile, folder, setup)
-        task.step(study.on(task.dataset, data), **task.options)
+        study.do(task, data)
         files = [path for kept in KEPT for path in sorted((folder / kept).rglob("*")) if path.is_file()]
         after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
         return Made({path: content for path, content in after.items() if path not in before}, study.journal.records)

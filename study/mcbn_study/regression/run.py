@@ -74,10 +74,7 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
         if method in TESTED:
             family, _ = TESTED[method]
             for cell in cells(study.profile, dataset, family):
-                C, M = len(cell.configurations), cell.configurations[0].batch_size
-                weight = describe(dataset).n * (C / M + 0.1 * C) * study.profile.max_epochs  # steps, and evaluations
-                options = {"family": family, "cell": cell}
-                tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, options, weight=weight))
+                tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, {"family": family, "cell": cell}))
                 needed.append(cell.name)
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
         tasks[name] = Task(name, dataset, step, {"method": method}, needed)
@@ -175,13 +172,13 @@ def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], fami
     """Train a network for every stream with the choice of its split."""
     each = len(problem.streams) // len(choices)
     jobs = [Job(r, *choices[r // each][:2]) for r in range(len(problem.streams))]
-    return train_jobs(problem, jobs, family, describe(study.dataset).hidden_units, study.numerics)
+    return train_jobs(problem, jobs, family, describe(study.dataset).hidden_units, fused=study.fused)
 
 
 def outputs(study: Study, trained: Trained, problem: Problem, criterion: Criterion, n_samples: int) -> list[Tensor]:
     """Return the draws (T, n), or the plain output (1, n), of each stream's network in original units."""
     sizes = {networks.batch_size for networks, _ in trained}
-    evaluators = {M: Evaluator(problem, M, n_samples, study.numerics) for M in sizes}
+    evaluators = {M: Evaluator(problem, M, n_samples) for M in sizes}
     drawn = []
     for networks, values in trained:
         evaluator, r = evaluators[networks.batch_size], int(networks.stream)

@@ -18,7 +18,6 @@ from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
 from mcbn.saving import read_tensors, write_tensors
 from mcbn.stacked import Values
-from mcbn_study.machine import EXACT, Numerics, precision, prepared
 from mcbn_study.regression import fused as fused_steps
 from mcbn_study.regression.problem import Problem, row_orders, uniforms
 from mcbn_study.regression.profile import Configuration
@@ -48,16 +47,15 @@ class Trainer:
 
     What becomes of a network depends on its stream and configuration alone. Networks come in ascending order of their
     number of batches: those that have none left wait, unchanged, until the epoch ends. graphs: capture blocks of steps
-    as CUDA graphs, the default on a GPU; with numerics.fused whole blocks are one CUDA kernel, where networks fit.
+    as CUDA graphs, the default on a GPU; fused: whole blocks are one CUDA kernel, where networks fit.
     """
 
     def __init__(
-        self, problem: Problem, networks: Networks, numerics: Numerics = EXACT, *, graphs: bool | None = None
+        self, problem: Problem, networks: Networks, *, fused: bool = False, graphs: bool | None = None
     ) -> None:
-        self.problem, self.networks, self.numerics = problem, networks.like(problem.train.x), numerics
-        self.epoch, self._graphs = 0, problem.device.type == "cuda" if graphs is None else graphs
-        self._gradients = prepared(GRADIENTS[networks.family], numerics.compiled)
-        self._fits = numerics.fused and fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
+        self.problem, self.networks, self.epoch = problem, networks.like(problem.train.x), 0
+        self._graphs = problem.device.type == "cuda" if graphs is None else graphs
+        self._fits = fused and fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
         self._row_keys, self._mask_keys = problem.keys("rows"), problem.keys("training dropout")
@@ -67,16 +65,15 @@ class Trainer:
         """Train every network for so many further epochs."""
         chunk, M = max(1, ORDER_NUMBERS // self.problem.train.y.numel()), self.networks.batch_size
         end = self.epoch + epochs
-        with precision(self.numerics.tf32):
-            while self.epoch < end:
-                now = torch.arange(self.epoch, min(self.epoch + chunk, end), device=self.problem.device)
-                orders = row_orders(self._row_keys, self.problem.train.n, now)  # (R, E, N)
-                for rows, positions, active in self._segments(orders, now):
-                    for start in range(0, len(positions), most := self._block_steps()):
-                        steps = positions[start : start + most]
-                        self._load(rows[:, start * M : (start + len(steps)) * M], steps)
-                        self._run(len(steps), active)
-                self.epoch += len(now)
+        while self.epoch < end:
+            now = torch.arange(self.epoch, min(self.epoch + chunk, end), device=self.problem.device)
+            orders = row_orders(self._row_keys, self.problem.train.n, now)  # (R, E, N)
+            for rows, positions, active in self._segments(orders, now):
+                for start in range(0, len(positions), most := self._block_steps()):
+                    steps = positions[start : start + most]
+                    self._load(rows[:, start * M : (start + len(steps)) * M], steps)
+                    self._run(len(steps), active)
+            self.epoch += len(now)
 
     def keep(self, index: Tensor) -> None:
         """Go on with the networks at `index`, ascending, alone."""
@@ -150,7 +147,7 @@ class Trainer:
         for k in range(size):
             batch = slice(k * M, (k + 1) * M)
             rest = (uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
-            every = self._gradients(self.values, x[:, batch], y[:, batch, None], n.weight_decay, *rest)
+            every = GRADIENTS[n.family](self.values, x[:, batch], y[:, batch, None], n.weight_decay, *rest)
             values, grads, first, second = (
                 [tensors[name][group.rows] for group in self._groups[active:] for name in self.values]
                 for tensors in (self.values, every, *self.moments)
@@ -184,7 +181,7 @@ class Job(NamedTuple):
 
 
 def train_jobs(
-    problem: Problem, jobs: Sequence[Job], family: Family, hidden: int, numerics: Numerics = EXACT
+    problem: Problem, jobs: Sequence[Job], family: Family, hidden: int, *, fused: bool = False
 ) -> list[tuple[Networks, Values]]:
     """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
     trained: dict[int, tuple[Networks, Values]] = {}
@@ -193,7 +190,7 @@ def train_jobs(
         streams, configurations, _ = zip(*(jobs[place] for place in places), strict=True)
         networks = networks_of(problem, family, streams, configurations, hidden)
         order = ascending(problem, networks)
-        trainer, places = Trainer(problem, networks[order], numerics), [places[i] for i in order.tolist()]
+        trainer, places = Trainer(problem, networks[order], fused=fused), [places[i] for i in order.tolist()]
         for end in sorted({jobs[place].epochs for place in places}):
             trainer.advance(end - trainer.epoch)
             ready = [jobs[place].epochs == end for place in places]
