@@ -66,7 +66,7 @@ def test_flow_step_and_its_gradient_equal_the_naive_equation() -> None:
 
 
 def test_flow_log_determinant_equals_that_of_the_jacobian() -> None:
-    flow = MaskedFlow(5, hidden=6, n_steps=2, generators=sources(3)).double()
+    flow = MaskedFlow(5, hidden=6, generators=sources(3)).double()
     z, m = normal(3, 1, 5), masks(3, 2, 1, 5, seed=2)
     _, log_det = flow(z, m)
     jacobian = torch.autograd.functional.jacobian(lambda v: flow(v, m)[0], z)  # (3, 1, 5, 3, 1, 5)
@@ -76,18 +76,12 @@ def test_flow_log_determinant_equals_that_of_the_jacobian() -> None:
 
 
 def test_flow_starts_near_the_identity_and_a_mask_of_ones_is_the_identity() -> None:
-    flow = MaskedFlow(5, hidden=6, n_steps=2, generators=sources(1)).double()
+    flow = MaskedFlow(5, hidden=6, generators=sources(1)).double()
     z = normal(1, 4, 5)
     moved, log_det = flow(z, torch.ones(1, 2, 4, 5, dtype=DOUBLE))
     assert torch.equal(moved, z)
     assert torch.all(log_det == 0)
     torch.testing.assert_close(flow.steps[0].bias_out[..., 5:], torch.full((1, 1, 5), 2.0, dtype=DOUBLE))
-
-
-@pytest.mark.parametrize("sizes", [(0, 4, 2), (4, 0, 2), (4, 4, 0)])
-def test_flow_without_width_or_steps_is_refused(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(mcbn.MCBNError, match="at least 1"):
-        MaskedFlow(sizes[0], hidden=sizes[1], n_steps=sizes[2], generators=sources(1))
 
 
 def brute_force_kl(layer: MNFLinear, n: int) -> Tensor:
