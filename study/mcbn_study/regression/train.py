@@ -188,7 +188,7 @@ def train_jobs(
     for M in sorted({job.configuration.batch_size for job in jobs}):
         places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == M]
         streams, configurations, _ = zip(*(jobs[place] for place in places), strict=True)
-        networks = networks_of(problem, family, streams, configurations, hidden)
+        networks = networks_of(problem, family, streams, configurations, hidden).like(problem.train.x)
         order = ascending(problem, networks)
         trainer, places = Trainer(problem, networks[order], fused=fused), [places[i] for i in order.tolist()]
         for end in sorted({jobs[place].epochs for place in places}):
@@ -215,7 +215,7 @@ def networks_of(
 
 def ascending(problem: Problem, networks: Networks) -> Tensor:
     """Order networks as a trainer takes them, by batches an epoch: (S,) places."""
-    return torch.argsort((problem.train.n.cpu() // networks.batch_size)[networks.stream], stable=True)
+    return torch.argsort(problem.train.n[networks.stream] // networks.batch_size, stable=True)
 
 
 def save_networks(path: Path, states: Sequence[dict[str, Tensor]], infos: Sequence[dict[str, Any]]) -> None:
