@@ -99,7 +99,6 @@ def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Cho
     """Tune tau on the kept fold networks with T draws."""
     F = study.profile.n_folds
     networks = grid_networks(problem, [chosen[0].configuration], "bn", describe(study.dataset).hidden_units)
-    networks = networks.like(problem.train.x)
     values = {name: value.flatten(0, 1).to(study.device) for name, value in winners(selected, 0).items()}  # (B F, ...)
     evaluator = Evaluator(problem, networks.batch_size, T)
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)

@@ -236,27 +236,26 @@ def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: in
         batch_size: M of the batches whose statistics q describes; the batch's length unless given.
     """
     network = LiveNetwork(model, output=lambda _: torch.empty(0))  # the output is not looked at
+    return _run_and_penalize(network, prior, batch, batch_size)[1]
+
+
+def _run_and_penalize(network: LiveNetwork, prior: Prior, batch: Any, batch_size: int | None) -> tuple[Tensor, Tensor]:
+    """Return the output for a batch, and the divergence summed over statistics of all calls."""
     N = batches.size_of(batch)
     M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
     if N < 2:
         raise MCBNError(f"the batch holds {N} example(s); the statistics of a batch need at least 2")
     with StatisticsModel(M, N) as mode:
-        network(network.prepare(batch))
-    return _penalty(mode.moments, prior, model)
-
-
-def _penalty(moments: dict[str, StatisticMoments], prior: Prior, model: nn.Module) -> Tensor:
-    """Sum the divergence over statistics of all calls."""
-    if not moments:
-        raise MCBNError(
-            f"{type(unwrap(model)).__name__} ran without a batch norm call on a batch; there is nothing to regularise"
-        )
+        output = network(network.prepare(batch))
+    if not mode.moments:
+        name = type(network.module).__name__
+        raise MCBNError(f"{name} ran without a batch norm call on a batch; there is nothing to regularise")
     divergences = []
-    for q in moments.values():
+    for q in mode.moments.values():
         of_mean, of_std = (q.mean, q.mean_std, prior.mean, prior.mean_std), (q.std, q.std_std, prior.std, prior.std_std)
         for mean, std, prior_mean, prior_std in (of_mean, of_std):
             divergences.append(kl_gaussian(mean[std > 0], std[std > 0], prior_mean, prior_std))
-    return torch.cat([units.to(divergences[0].device) for units in divergences]).sum()
+    return output, torch.cat([units.to(divergences[0].device) for units in divergences]).sum()
 
 
 class ObjectiveGap(NamedTuple):
@@ -300,22 +299,18 @@ def objective_gap(
         batch_size: M; the length of x unless given.
     """
     prior = prior or implied_prior(model, weight_decay, n, tau)
-    network, N = LiveNetwork(model), batches.size_of(x)
-    if N < 2 or len(y) != N:
-        raise MCBNError(f"x and y must hold as many examples, at least 2; got {N} and {len(y)}")
-    M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
+    network = LiveNetwork(model)
     parameters = [p for p in network.module.parameters() if p.requires_grad]
     if not parameters:
         raise MCBNError(f"{type(network.module).__name__} has no parameter that requires a gradient; unfreeze it first")
     with torch.enable_grad():
-        with StatisticsModel(M, N) as mode:
-            predicted = network(network.prepare(x))
+        predicted, divergence = _run_and_penalize(network, prior, x, batch_size)
         if predicted.shape != y.shape:
             raise MCBNError(
                 f"the network gives {tuple(predicted.shape)} for targets {tuple(y.shape)}; shape these alike"
             )
-        data = 0.5 * (predicted - y.to(predicted)).square().sum() / N  # Gaussian noise of precision tau, over tau
-        kl = _penalty(mode.moments, prior, model) / (n * tau)
+        data = 0.5 * (predicted - y.to(predicted)).square().sum() / len(y)  # Gaussian noise of precision tau, over tau
+        kl = divergence / (n * tau)
         squares = [p.square().sum() for p in parameters if p.ndim > 1]
         decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
         of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))

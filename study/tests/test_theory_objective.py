@@ -118,7 +118,7 @@ def test_bad_calls_are_refused() -> None:
         implied_prior(nn.Linear(3, 1), 0.1, 10, 1.0)
     with pytest.raises(MCBNError, match=r"\(8, 1\) for targets \(8,\)"):
         objective_gap(mlp(), normal(8, 4), normal(8), n=8)
-    with pytest.raises(MCBNError, match="as many examples"):
+    with pytest.raises(MCBNError, match=r"\(8, 1\) for targets \(7, 1\)"):
         objective_gap(mlp(), normal(8, 4), normal(7, 1), n=8)
     with pytest.raises(MCBNError, match="unfreeze"):
         objective_gap(mlp().requires_grad_(False), normal(8, 4), normal(8, 1), n=8)

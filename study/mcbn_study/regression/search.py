@@ -52,7 +52,7 @@ class CrossValidation:
     ) -> None:
         self.problem, self.profile, self._winner = problem, profile, winner
         self.F, self.B, self.C = profile.n_folds, len(problem.streams) // profile.n_folds, len(configurations)
-        self.networks = grid_networks(problem, configurations, family, hidden).like(problem.train.x)  # as (B, F, C)
+        self.networks = grid_networks(problem, configurations, family, hidden)  # as (B, F, C)
         self._place = ascending(problem, self.networks)  # of each network in the trainer: where it is in (B, F, C)
         self.trainer = Trainer(problem, self.networks[self._place], fused=fused)
         # The best evaluation of each criterion, split and configuration, and the parameters it had: none yet

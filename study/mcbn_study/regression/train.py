@@ -188,7 +188,7 @@ def train_jobs(
     for M in sorted({job.configuration.batch_size for job in jobs}):
         places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == M]
         streams, configurations, _ = zip(*(jobs[place] for place in places), strict=True)
-        networks = networks_of(problem, family, streams, configurations, hidden).like(problem.train.x)
+        networks = networks_of(problem, family, streams, configurations, hidden)
         order = ascending(problem, networks)
         trainer, places = Trainer(problem, networks[order], fused=fused), [places[i] for i in order.tolist()]
         for end in sorted({jobs[place].epochs for place in places}):
@@ -210,7 +210,7 @@ def networks_of(
     M = min(configurations[0].batch_size, int(problem.train.n.min()))
     weight_decay = torch.tensor([configuration.weight_decay for configuration in configurations])
     rate = torch.tensor([configuration.rate or 0.0 for configuration in configurations])
-    return Networks(family, torch.tensor(streams), weight_decay, rate, M, hidden)
+    return Networks(family, torch.tensor(streams), weight_decay, rate, M, hidden).like(problem.train.x)
 
 
 def ascending(problem: Problem, networks: Networks) -> Tensor:
