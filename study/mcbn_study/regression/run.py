@@ -27,7 +27,7 @@ from mcbn_study.regression.problem import Part, Problem, make_problem, stream_ke
 from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell
 from mcbn_study.regression.stack import Family, Networks, network_states
-from mcbn_study.regression.train import Job, save_networks, train_jobs
+from mcbn_study.regression.train import save_networks, train_streams
 from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
@@ -167,8 +167,8 @@ def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
 def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], family: Family) -> Trained:
     """Train a network for every stream with the choice of its split."""
     each = len(problem.streams) // len(choices)
-    jobs = [Job(r, *choices[r // each][:2]) for r in range(len(problem.streams))]
-    return train_jobs(problem, jobs, family, describe(study.dataset).hidden_units, fused=study.fused)
+    chosen = [(choice.configuration, choice.epochs) for choice in choices for _ in range(each)]
+    return train_streams(problem, chosen, family, describe(study.dataset).hidden_units, fused=study.fused)
 
 
 def outputs(study: Study, trained: Trained, problem: Problem, criterion: Criterion, n_samples: int) -> list[Tensor]:

@@ -130,8 +130,6 @@ class Trainer:
             states = (self.values, *self.moments)
             fused_steps.take_steps(states, self._blocks[size], self.networks, self._count, LEARNING_RATE)
             self._count += size
-            for taken in self._taken[0]:
-                taken.fill_(self._count)
         elif not self._graphs:
             self._take_steps(size, active)
         elif key not in self._captured:
@@ -172,35 +170,28 @@ def _groups(steps: Tensor) -> list[_Group]:
     return groups
 
 
-class Job(NamedTuple):
-    """One network to train: its stream in the problem, its configuration, its epochs."""
-
-    stream: int
-    configuration: Configuration
-    epochs: int
-
-
-def train_jobs(
-    problem: Problem, jobs: Sequence[Job], family: Family, hidden: int, *, fused: bool = False
+def train_streams(
+    problem: Problem, chosen: Sequence[tuple[Configuration, int]], family: Family, hidden: int, *, fused: bool = False
 ) -> list[tuple[Networks, Values]]:
-    """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
+    """Train a network for every stream, each with the configuration and for the epochs chosen for it.
+
+    Those of one batch size train as one stack, which shrinks as networks reach their epochs.
+    """
     trained: dict[int, tuple[Networks, Values]] = {}
-    for M in sorted({job.configuration.batch_size for job in jobs}):
-        places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == M]
-        streams, configurations, _ = zip(*(jobs[place] for place in places), strict=True)
-        networks = networks_of(problem, family, streams, configurations, hidden)
-        order = ascending(problem, networks)
-        trainer, places = Trainer(problem, networks[order], fused=fused), [places[i] for i in order.tolist()]
-        for end in sorted({jobs[place].epochs for place in places}):
+    for M in sorted({configuration.batch_size for configuration, _ in chosen}):
+        streams = [r for r, (configuration, _) in enumerate(chosen) if configuration.batch_size == M]
+        networks = networks_of(problem, family, streams, [chosen[r][0] for r in streams], hidden)
+        trainer = Trainer(problem, networks[ascending(problem, networks)], fused=fused)
+        for end in sorted({chosen[r][1] for r in streams}):
             trainer.advance(end - trainer.epoch)
-            ready = [jobs[place].epochs == end for place in places]
-            for i in (i for i, done in enumerate(ready) if done):
+            present = trainer.networks.stream.tolist()
+            for i in (i for i, r in enumerate(present) if chosen[r][1] == end):
                 one = torch.tensor([i], device=problem.device)
-                trained[places[i]] = trainer.networks[one], take(trainer.values, one)
-            if not all(ready):
-                trainer.keep(torch.nonzero(~torch.tensor(ready, device=problem.device)).flatten())
-                places = [place for place, done in zip(places, ready, strict=True) if not done]
-    return [trained[place] for place in range(len(jobs))]
+                trained[present[i]] = trainer.networks[one], take(trainer.values, one)
+            left = [i for i, r in enumerate(present) if chosen[r][1] > end]
+            if left:
+                trainer.keep(torch.tensor(left, device=problem.device))
+    return [trained[r] for r in range(len(chosen))]
 
 
 def networks_of(
