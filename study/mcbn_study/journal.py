@@ -87,10 +87,6 @@ class CellJournal(Journal):
         self._require_same_settings(Path(folder), config)
         super().__init__(folder, config)
 
-    def has(self, **fields: object) -> bool:
-        """Tell whether a record with these fields is there already: all are of this configuration."""
-        return bool(self.find(**fields))
-
     def append(self, records: Iterable[Row]) -> None:
         """Add the records that are not there yet, whichever run adds them."""
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -176,6 +176,7 @@ def record(split, **more):
         "method": "mcbn",
         "split": split,
         "seed": 1,
+        "config_hash": journal.digest(SETTINGS),
         **more,
     }
 

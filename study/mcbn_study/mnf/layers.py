@@ -57,20 +57,18 @@ class FlowStep(nn.Module):
         return torch.lerp(moved, z, mask), ((1 - mask) * logsigmoid(logit)).sum(2)
 
 
-class MaskedFlow(nn.Module):
-    """F steps, each with masks of its own; the masks are drawn anew for every row of every pass."""
+def masked_flow(width: int, hidden: int, generators: Streams) -> nn.ModuleList:
+    """Make the steps of a flow, each with parameters of its own."""
+    return nn.ModuleList(FlowStep(width, hidden, generators) for _ in range(STEPS))
 
-    def __init__(self, width: int, *, hidden: int, generators: Streams) -> None:
-        super().__init__()
-        self.steps = nn.ModuleList(FlowStep(width, hidden, generators) for _ in range(STEPS))
 
-    def forward(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Send z (S, R, I) through all steps with masks (S, F, R, I): the result and its log-determinant (S, R)."""
-        log_det = torch.zeros((), dtype=z.dtype, device=z.device)
-        for step, mask in zip(self.steps, masks.unbind(1), strict=True):
-            z, change = step(z, mask)
-            log_det = log_det + change
-        return z, log_det
+def follow(steps: nn.ModuleList, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Send z (S, R, I) through a flow with masks (S, F, R, I), new ones for every row: z and log-determinant (S, R)."""
+    log_det = torch.zeros((), dtype=z.dtype, device=z.device)
+    for step, mask in zip(steps, masks.unbind(1), strict=True):
+        z, change = step(z, mask)
+        log_det = log_det + change
+    return z, log_det
 
 
 class MNFLinear(nn.Module):
@@ -95,7 +93,7 @@ class MNFLinear(nn.Module):
         self.z_mean = _row(generators, n_inputs)
         self.z_log_var = _row(generators, n_inputs, mean=INITIAL_Z_LOG_VAR, scale=JITTER)
         self.c, self.b_mean, self.b_log_precision = (_row(generators, n_inputs) for _ in range(3))
-        self.q, self.r = (MaskedFlow(n_inputs, hidden=h, generators=generators) for h in (hidden_q, hidden_r))
+        self.q, self.r = (masked_flow(n_inputs, hidden, generators) for hidden in (hidden_q, hidden_r))
 
     def pass_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of the normal numbers that `forward` takes: z_0, masks of q and of r, c^T W, outputs."""
@@ -146,7 +144,7 @@ class MNFLinear(nn.Module):
         spread = torch.bmm(self.c.square(), var).sqrt()  # (S, 1, O)
         projected = torch.addcmul(torch.bmm(self.c * z, self.mean), spread, a_noise)  # (S, 1, O)
         a = torch.tanh(projected).mean(2, keepdim=True)  # (S, 1, 1)
-        end, log_det = self.r(z, masks)  # (S, 1, I), (S, 1)
+        end, log_det = follow(self.r, z, masks)  # (S, 1, I), (S, 1)
         log_precision = a * self.b_log_precision
         square = log_precision.exp() * (end - a * self.b_mean).square()
         total: Tensor = 0.5 * (log_precision - square - math.log(2 * math.pi)).sum((1, 2)) + log_det[:, 0]
@@ -164,12 +162,11 @@ class MNFLinear(nn.Module):
     def centre(self, x: Tensor) -> Tensor:
         """Run without noise, x (S, N, I) -> (S, N, O): z_0 at its mean, masks at 1/2, as in the published code."""
         masks = self.z_mean.new_full((len(self.z_mean), STEPS, 1, self.n_inputs), HALF)
-        z, _ = self.q(self.z_mean, masks)  # (S, 1, I)
+        z, _ = follow(self.q, self.z_mean, masks)  # (S, 1, I)
         return torch.baddbmm(self.bias, x * z, self.mean)
 
     def _z(self, noise: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        z: tuple[Tensor, Tensor] = self.q(self.z_mean + torch.exp(0.5 * self.z_log_var) * noise, masks)
-        return z
+        return follow(self.q, self.z_mean + torch.exp(0.5 * self.z_log_var) * noise, masks)
 
 
 def _row(generators: Streams, width: int, *, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:

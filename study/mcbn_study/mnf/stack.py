@@ -64,8 +64,8 @@ class Stack:
         self.blocks, self.used = (self.index.new_zeros(S, steps, M), self.noise.new_zeros(S, steps, size)), steps
         on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
-        self.loss: Callable[..., Tensor] = self.losses
-        self.step = self._prepared_step(max_steps)
+        self.loss: Callable[..., Tensor]
+        self.step = self._prepared_step(compiled=max_steps >= COMPILE_FROM)
 
     def epoch(self) -> None:
         """Train all networks for one epoch: N // M steps, one at least."""
@@ -100,24 +100,21 @@ class Stack:
         torch.autograd.backward(loss)
         self.optimizer.step()
 
-    def _prepared_step(self, max_steps: int) -> Callable[[], None]:
-        """Make the step, its kernels fused where training is long enough to pay for compiling."""
-        if max_steps >= COMPILE_FROM:
+    def _prepared_step(self, *, compiled: bool) -> Callable[[], None]:
+        """Make the step, its kernels fused if asked; run once, so that what cannot compile fails here, and undone."""
+        if compiled:
             torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
-            self.loss = torch.compile(self.losses, dynamic=False)
-            try:
-                return self._tried_step()
-            except Exception as error:
-                warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
-                self.loss = self.losses
-        return self._tried_step()
-
-    def _tried_step(self) -> Callable[[], None]:
-        """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
-        if self.device.type == "cuda":
-            return capture(self._step, around=self.unchanged())
-        with self.unchanged():
-            self._step()
+        self.loss = torch.compile(self.losses, dynamic=False) if compiled else self.losses
+        try:
+            if self.device.type == "cuda":
+                return capture(self._step, around=self.unchanged())
+            with self.unchanged():
+                self._step()
+        except Exception as error:
+            if not compiled:
+                raise
+            warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
+            return self._prepared_step(compiled=False)
         return self._step
 
     @contextmanager
