@@ -31,7 +31,7 @@ class MNF(Predictor):
         self.hidden = [batches.require_int("hidden", units, 1) for units in hidden]
         self._network: Network | None = None
 
-    def fit(  # type: ignore[override]
+    def fit(
         self,
         x: Tensor,
         y: Tensor,
