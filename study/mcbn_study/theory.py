@@ -20,7 +20,7 @@ from mcbn.diagonal import StatisticMoments, statistic_moments
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
 
-TensorLike = Tensor | float
+Numbers = Tensor | float
 
 
 def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size: int) -> StatisticMoments:
@@ -96,7 +96,7 @@ class Prior:
                 raise MCBNError(f"prior: {name} must be finite; got {value!r}")
 
 
-def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p: TensorLike) -> Tensor:
+def kl_gaussian(mean_q: Numbers, std_q: Numbers, mean_p: Numbers, std_p: Numbers) -> Tensor:
     """KL divergence of Gaussians, elementwise; of factorised ones it is the sum.
 
     KL(q || p) = ln(sigma_p / sigma_q) + (sigma_q^2 + (mu_q - mu_p)^2) / (2 sigma_p^2) - 1/2.
@@ -112,12 +112,7 @@ def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p
 
 
 def kl_derivative(
-    mean_q: TensorLike,
-    std_q: TensorLike,
-    mean_p: TensorLike,
-    std_p: TensorLike,
-    mean_slope: TensorLike,
-    std_slope: TensorLike,
+    mean_q: Numbers, std_q: Numbers, mean_p: Numbers, std_p: Numbers, mean_slope: Numbers, std_slope: Numbers
 ) -> Tensor:
     """Derivative of KL(q || p) by a weight theta_k, from the slopes mu_q' and sigma_q' of q's moments.
 
@@ -129,7 +124,7 @@ def kl_derivative(
     return pull - std_slope / std_q
 
 
-def _tensors(*values: TensorLike) -> list[Tensor]:
+def _tensors(*values: Numbers) -> list[Tensor]:
     """Take numbers as float64 beside tensors of their own dtype; refuse a std that is not positive."""
     like = next((v for v in values if isinstance(v, Tensor)), torch.zeros((), dtype=torch.float64))
     tensors = [v if isinstance(v, Tensor) else like.new_tensor(v) for v in values]
