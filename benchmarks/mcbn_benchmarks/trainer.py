@@ -44,6 +44,7 @@ def measure(device: str, only: str, seconds: float, share: float, *, fused: bool
             "target": TARGET,
             "seconds_an_evaluation_500": evaluation(trainer),
             "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+            "fused": fused,
         }
 
 

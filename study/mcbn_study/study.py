@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mcbn.data import Regression, load
 from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
-from mcbn_study.machine import environment, precision
+from mcbn_study.machine import environment
 from mcbn_study.regression.profile import Profile
 
 
@@ -48,8 +48,7 @@ class Study:
         """Take the step of a cell on its data set."""
         study = copy(self)
         study.dataset, study.data = task.dataset, data
-        with precision(self.profile.tf32):
-            task.step(study, **task.options)
+        task.step(study, **task.options)
 
     def record(self, kind: str, seconds: float, **fields: Any) -> Record:
         """Make a record with what all have in common: where and by what configuration it was made."""
