@@ -111,17 +111,14 @@ def trainer(
     seconds: Annotated[float, typer.Option(help="time to spend on each measurement")] = 3.0,
     share: Annotated[float, typer.Option(help="share of the paper's networks to train at once")] = 1.0,
     only: Only = "",
-    tf32: Annotated[bool, typer.Option("--tf32", help="multiply matrices as TF32")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="compile the gradients with torch.compile")] = False,
     fused: Annotated[bool, typer.Option("--fused", help="take many steps in one CUDA kernel")] = False,
 ) -> Iterable[object]:
     """Time the study's batched trainer against training one network at a time."""
     from mcbn_benchmarks.trainer import measure
-    from mcbn_study.machine import Numerics, one_thread
+    from mcbn_study.machine import one_thread
 
     with one_thread(device):
-        numerics = Numerics(tf32=tf32, compiled=compile, fused=fused)
-        yield from _keep(measure(device, only, seconds, share, numerics), out, device)
+        yield from _keep(measure(device, only, seconds, share, fused=fused), out, device)
 
 
 @command

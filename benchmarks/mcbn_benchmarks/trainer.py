@@ -13,10 +13,10 @@ import torch
 from mcbn.data import Dataset, Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
 from mcbn_study.journal import Record
-from mcbn_study.machine import Numerics, timed
+from mcbn_study.machine import timed
 from mcbn_study.regression.measure import Evaluator
 from mcbn_study.regression.problem import Part, make_problem
-from mcbn_study.regression.stack import Family, Networks
+from mcbn_study.regression.stack import Family, Networks, take
 from mcbn_study.regression.train import Trainer
 
 LAMBDAS, STREAMS, RATES = 15, 25, 6  # of the paper's grid: 5 splits x 5 folds
@@ -27,12 +27,12 @@ CELLS = (  # of the study: the size of a data set, a family of networks, a batch
 )
 
 
-def measure(device: str, only: str, seconds: float, share: float, numerics: Numerics) -> Iterator[Record]:
+def measure(device: str, only: str, seconds: float, share: float, *, fused: bool) -> Iterator[Record]:
     """Yield one record a cell whose name holds `only`; `share` of the paper's networks train at once."""
     for cell in (cell for cell in CELLS if only in cell):
         dataset, family, M = cell.split("-")
         single = one_at_a_time(describe(dataset), int(M), device, seconds)
-        trainer = _trainer(describe(dataset), cast(Family, family), int(M), device, share, numerics)
+        trainer = _trainer(describe(dataset), cast(Family, family), int(M), device, share, fused)
         step, networks = batched(trainer, seconds), len(trainer.networks.stream)
         yield {
             "case": cell,
@@ -42,9 +42,9 @@ def measure(device: str, only: str, seconds: float, share: float, numerics: Nume
             "microseconds_one_at_a_time": 1e6 * single,
             "speed_up": single / (step / networks),
             "target": TARGET,
-            "seconds_an_evaluation_500": evaluation(trainer, numerics),
+            "seconds_an_evaluation_500": evaluation(trainer),
             "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-            **numerics._asdict(),
+            "fused": fused,
         }
 
 
@@ -66,12 +66,11 @@ def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) 
     return _repeat(epoch, min(seconds, 2.0)) / 100
 
 
-def evaluation(trainer: Trainer, numerics: Numerics) -> float:
+def evaluation(trainer: Trainer) -> float:
     """Return the seconds of one evaluation of all networks with T = 500."""
-    evaluator = Evaluator(trainer.problem, trainer.networks.batch_size, 500, numerics)
-    for few in (1, 2):  # compile, and draw the batches
-        small = trainer.networks[torch.arange(few, device=trainer.problem.device)]
-        evaluator.moments({name: value[:few] for name, value in trainer.values.items()}, small)
+    evaluator = Evaluator(trainer.problem, trainer.networks.batch_size, 500)
+    one = torch.arange(1, device=trainer.problem.device)
+    evaluator.moments(take(trainer.values, one), trainer.networks[one])  # draws the batches
     return timed(evaluator.moments, trainer.values, trainer.networks)[1]
 
 
@@ -83,14 +82,14 @@ def _repeat(work: Callable[[], None], seconds: float) -> float:
     return fmean(taken)
 
 
-def _trainer(facts: Dataset, family: Family, batch_size: int, device: str, share: float, numerics: Numerics) -> Trainer:
+def _trainer(facts: Dataset, family: Family, batch_size: int, device: str, share: float, fused: bool) -> Trainer:
     rows, n_train = torch.arange(round(0.8 * facts.n)), round(0.64 * facts.n)  # of a fold
     parts = [Part(rows[:n_train], rows[n_train:], stream) for stream in range(STREAMS)]
     n_networks = STREAMS * LAMBDAS * (RATES if family == "dropout" else 1)  # of the paper's grid with this batch size
     S = max(1, round(n_networks * share))
     weight_decays, rates, stream = torch.full((S,), 1e-4), torch.full((S,), 0.05), torch.arange(S) % STREAMS
     networks = Networks(family, stream, weight_decays, rates, batch_size, facts.hidden_units)
-    return Trainer(make_problem(_random(facts.n, facts.q), parts, device), networks, numerics)
+    return Trainer(make_problem(_random(facts.n, facts.q), parts, device), networks, fused=fused)
 
 
 def _random(n: int, q: int) -> Regression:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -59,36 +58,15 @@ def _commit() -> str:
         return "unknown"
 
 
-class Numerics(NamedTuple):
-    """How stacked networks are computed; numbers change by rounding alone."""
-
-    tf32: bool = False  # multiply as TF32
-    compiled: bool = False  # fuse elementwise work by torch.compile
-    fused: bool = False  # many training steps in one kernel
-
-
-EXACT = Numerics()
-
-
-@cache
-def prepared(function: Callable[..., R], compiled: bool) -> Callable[..., R]:
-    """Return a function of tensors as it is, or compiled once for all sizes."""
-    return torch.compile(function, dynamic=True) if compiled else function
-
-
 @contextmanager
-def _setting(read: Callable[[], R], write: Callable[[R], object], value: R) -> Iterator[None]:
-    before = read()
-    write(value)
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads; as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        write(before)
-
-
-def threads(count: int) -> AbstractContextManager[None]:
-    """Compute with so many threads; as many as before afterwards."""
-    return _setting(torch.get_num_threads, torch.set_num_threads, count)
+        torch.set_num_threads(before)
 
 
 def one_thread(device: str) -> AbstractContextManager[None]:
@@ -99,12 +77,6 @@ def one_thread(device: str) -> AbstractContextManager[None]:
 def fastest_convolutions() -> AbstractContextManager[None]:
     """Let cuDNN time its kernels once for each shape and take the fastest; they run as TF32, torch's default."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=True)
-
-
-def precision(tf32: bool) -> AbstractContextManager[None]:
-    """Multiply float32 matrices exactly, or as TF32 where the GPU can; what was set before is set again."""
-    way = "high" if tf32 else "highest"
-    return _setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, way)
 
 
 def _wait() -> None:

@@ -150,11 +150,6 @@ class SegNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if n_classes < 2 or not widths or len(widths) != len(depths) or min(*widths, *depths) < 1 or depths[0] < 2:
-            raise MCBNError(
-                "SegNet needs at least 2 classes, and for every stage a width and a depth of at least 1 (the first "
-                f"stage 2); got n_classes={n_classes}, widths={tuple(widths)}, depths={tuple(depths)}"
-            )
         generator = torch.Generator().manual_seed(seed)
         encoder, decoder = list[nn.Module](), list[nn.Module]()
         for level, (width, depth) in enumerate(zip(widths, depths, strict=True)):

@@ -5,9 +5,9 @@ whose worker is lost is run again; a driver that is started again goes on from w
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcbn.data import Regression, load
 from mcbn.errors import MCBNError
@@ -19,13 +19,7 @@ from mcbn_study.regression.profile import Profile
 from mcbn_study.study import Setup, Study, Task
 
 KEPT = ("cells", "networks", "predictions")  # folders of a study that a task hands back
-
-
-class Made(NamedTuple):
-    """What a task made: files by their path in the folder of the study, and records."""
-
-    files: Mapping[str, bytes]
-    records: list[Record]
+Made = tuple[dict[str, bytes], list[Record]]  # by a task: files by their path in the folder of the study, and records
 
 
 def run(study: Study, tasks: Sequence[Task], setup: Setup) -> CellJournal:
@@ -43,35 +37,31 @@ def run(study: Study, tasks: Sequence[Task], setup: Setup) -> CellJournal:
                 made[task.cell] = pending[-1]
             else:
                 file = f"cells/{task.cell}.safetensors"
-                made[task.cell] = ray.put(Made({file: (study.journal.folder / file).read_bytes()}, []))
+                made[task.cell] = ray.put(({file: (study.journal.folder / file).read_bytes()}, []))
         while pending:
             ready, pending = ray.wait(pending)
             try:
-                _write(study.journal, ray.get(ready[0]))
+                files, records = ray.get(ready[0])
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
                 raise MCBNError(f"a task of the study failed ({cause}); the same command goes on from here") from error
+            for name, content in files.items():
+                with replacing(study.journal.folder / name) as temporary:
+                    temporary.write_bytes(content)
+            study.journal.append(records)
     return study.journal
-
-
-def _write(journal: CellJournal, made: Made) -> None:
-    """Write cells, then their records."""
-    for name, content in made.files.items():
-        with replacing(journal.folder / name) as temporary:
-            temporary.write_bytes(content)
-    journal.append(made.records)
 
 
 def _work(about: tuple[str, Profile, Setup, Task], data: Regression, *needed: Made) -> Made:
     """Run one cell in a folder of its own; return its new files and records."""
     name, profile, setup, task = about
     with one_thread(setup.device), tempfile.TemporaryDirectory() as temporary:
-        folder, before = Path(temporary), {path: content for made in needed for path, content in made.files.items()}
+        folder, before = Path(temporary), {path: content for files, _ in needed for path, content in files.items()}
         for path, content in before.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         study = Study(name, profile, folder, setup)
-        task.step(study.on(task.dataset, data), **task.options)
+        study.do(task, data)
         files = [path for kept in KEPT for path in sorted((folder / kept).rglob("*")) if path.is_file()]
         after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-        return Made({path: content for path, content in after.items() if path not in before}, study.journal.records)
+        return {path: content for path, content in after.items() if path not in before}, study.journal.records

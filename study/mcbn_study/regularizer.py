@@ -20,7 +20,7 @@ from mcbn import MCBN, data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.estimates import cell, estimate
-from mcbn_study.journal import RECORDS, Journal, read
+from mcbn_study.journal import RECORDS, Journal, Record, read
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_run
 from mcbn_study.tables import write_tables
@@ -51,14 +51,6 @@ class Partition(NamedTuple):
     tau_range: tuple[float, float]
 
 
-class ChosenSetting(NamedTuple):
-    """What validation chose for one split and method."""
-
-    setting: Setting
-    epochs: int
-    tau: float
-
-
 def training_options(method: str, setting: Setting, network: nn.Module, n: int) -> dict[str, Any]:
     """Return what `train_regression` adds to half the mean squared error: weight decay, or the divergence."""
     if not method.startswith("KL"):
@@ -84,25 +76,27 @@ class Experiment(NamedTuple):
     n_samples: int = 100
     grid: Mapping[str, Sequence[Setting]] = GRID
 
-    def select(self, rows: Partition, method: str) -> tuple[ChosenSetting, list[dict[str, Any]]]:
-        """Train every setting on a fold's training part; choose by RMSE on its validation part alone."""
+    def select(self, rows: Partition, method: str) -> tuple[Record, list[Record]]:
+        """Train every setting on a fold's training part; choose by RMSE on its validation part alone.
+
+        Returns the choice, which is setting, epochs and tau, and what was tried.
+        """
         low, high = rows.tau_range
-        tried: list[tuple[ChosenSetting, dict[str, Any]]] = []
+        tried: list[tuple[Record, Record]] = []
         for setting in self.grid[method]:
             for epoch, bayes in self._trained(rows, method, setting, 0, self.checkpoints):
                 bayes.tau = min(max(float(bayes.tune((rows.x_score, rows.y_score)).tau), low), high)
-                scored = scores(bayes, rows.x_score, rows.y_score)
-                row = {"stage": "validation", "setting": dict(setting), "epochs": epoch, **scored}
-                tried.append((ChosenSetting(setting, epoch, float(bayes.tau)), row))
+                choice = {"setting": dict(setting), "epochs": epoch}
+                row = {"stage": "validation", **choice, **scores(bayes, rows.x_score, rows.y_score)}
+                tried.append((choice | {"tau": float(bayes.tau)}, row))
         chosen, _ = min(tried, key=lambda one: one[1]["rmse"])
         return chosen, [row for _, row in tried]
 
-    def test(self, rows: Partition, method: str, choice: ChosenSetting, seed: int) -> dict[str, Any]:
+    def test(self, rows: Partition, method: str, choice: Record, seed: int) -> Record:
         """Train on the whole training part as chosen and score the test part, once."""
-        ((_, bayes),) = self._trained(rows, method, choice.setting, seed, (choice.epochs,))
-        bayes.tau = choice.tau
-        about = {"stage": "test", "seed": seed, "setting": dict(choice.setting), "epochs": choice.epochs}
-        return about | {"tau": choice.tau, **scores(bayes, rows.x_score, rows.y_score)}
+        ((_, bayes),) = self._trained(rows, method, choice["setting"], seed, (choice["epochs"],))
+        bayes.tau = choice["tau"]
+        return {"stage": "test", "seed": seed, **choice, **scores(bayes, rows.x_score, rows.y_score)}
 
     def _trained(
         self, rows: Partition, method: str, setting: Setting, seed: int, checkpoints: Sequence[int]
@@ -133,7 +127,7 @@ def run(out: str | Path, *, datasets: Sequence[str] = (), experiment: Experiment
     report(Path(out))
 
 
-def _run_split(experiment: Experiment, dataset: str, split: int) -> list[dict[str, Any]]:
+def _run_split(experiment: Experiment, dataset: str, split: int) -> list[Record]:
     x, y = (values.float() for values in data.load(dataset))
     whole, test = data.split(len(y), split)
     fold = data.folds(whole)[0]
@@ -141,7 +135,7 @@ def _run_split(experiment: Experiment, dataset: str, split: int) -> list[dict[st
         Partition(x[train], y[train], x[score], y[score], TAU_RANGES[dataset])
         for train, score in ((fold.train, fold.validation), (whole, test))
     )
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     for method in experiment.grid:
         start = time.perf_counter()
         choice, tried = experiment.select(validated, method)

@@ -38,14 +38,12 @@ def run(
 
 
 def list_tasks(profile: Profile, datasets: Sequence[str], regression: Path) -> list[Task]:
-    """List the cells, one a data set and batch size; a weight counts steps and evaluations."""
+    """List the cells, one a data set and batch size."""
     tasks = []
     for dataset in datasets:
         decays = chosen_decays(regression, profile, dataset)
         for M in batch_sizes(profile, dataset):
-            weight = describe(dataset).n * (1 / M + 0.01)
-            options = {"M": M, "decays": decays}
-            tasks.append(Task(f"{dataset}-sensitivity-{M}", dataset, measure, options, weight=weight))
+            tasks.append(Task(f"{dataset}-sensitivity-{M}", dataset, measure, {"M": M, "decays": decays}))
     return tasks
 
 
@@ -101,9 +99,8 @@ def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Cho
     """Tune tau on the kept fold networks with T draws."""
     F = study.profile.n_folds
     networks = grid_networks(problem, [chosen[0].configuration], "bn", describe(study.dataset).hidden_units)
-    networks = networks.like(problem.train.x)
     values = {name: value.flatten(0, 1).to(study.device) for name, value in winners(selected, 0).items()}  # (B F, ...)
-    evaluator = Evaluator(problem, networks.batch_size, T, study.numerics)
+    evaluator = Evaluator(problem, networks.batch_size, T)
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
     mean, variance = (torch.split(each.cpu(), F) for each in moments)  # B of (F, n) each
     return [choice.tuned(mean[b], variance[b], selected["y"][0, b], study.dataset) for b, choice in enumerate(chosen)]

@@ -6,24 +6,21 @@ batch norm, KL(q || p) of its statistics, and how far training is from it.
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mcbn import batches, layers
-from mcbn.batch_norm import BatchNormCall, BatchNormMode, layer_of, normalize, scale_and_shift, statistics_dtype, watch
+from mcbn.batch_norm import BatchNormCall, BatchNormMode, normalize, scale_and_shift, statistics_dtype, watch
 from mcbn.check.diagnosis import ks_distance
 from mcbn.check.diagnosis import lilliefors as lilliefors
 from mcbn.diagonal import StatisticMoments, statistic_moments
 from mcbn.errors import MCBNError
 from mcbn.network import Network, Output, unwrap
 
-TensorLike = Tensor | float
-Loss = Callable[[Tensor, Tensor], Tensor]
-Value = float | Tensor | Mapping[str, float | Tensor]  # one for all units, one a unit (C,), or by layer
+Numbers = Tensor | float
 
 
 def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size: int) -> StatisticMoments:
@@ -79,48 +76,27 @@ def kolmogorov_smirnov(values: Tensor, mean: Tensor | float, std: Tensor | float
     return p.where(std > 0, torch.zeros_like(p))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Prior:
-    """Factorised Gaussian prior on the statistics of each batch norm unit.
+    """Factorised Gaussian prior on the statistics of every batch norm unit; an infinite std is a flat prior.
 
     mu_B ~ N(mean, mean_std^2), sigma_B ~ N(std, std_std^2). Teye et al. 2018, section 3.3.
-    Each is a number, a tensor (C,), or a dict from layer name to those; an infinite std is a flat prior.
     """
 
-    mean: Value = 0.0
-    mean_std: Value = math.inf
-    std: Value = 0.0
-    std_std: Value = math.inf
+    mean: float = 0.0
+    mean_std: float = math.inf
+    std: float = 0.0
+    std_std: float = math.inf
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            positive = field.name.endswith("_std")
-            for one in map(torch.as_tensor, value.values() if isinstance(value, Mapping) else [value]):
-                wrong = ~(one > 0) if positive else ~one.isfinite()
-                if one.ndim > 1 or bool(wrong.any()):
-                    kind = "positive (infinite for a flat prior)" if positive else "finite"
-                    where = "a number or one a unit (C,), in every layer"
-                    raise MCBNError(f"prior: {field.name} must be {kind}, {where}; got {one}")
-
-    def of(self, layer: str, like: Tensor) -> list[Tensor]:
-        """Return mean, mean_std, std, std_std for one layer, each (C,) as `like`."""
-        values = []
-        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
-            if isinstance(value, Mapping) and layer not in value:
-                raise MCBNError(f"prior: {name} names layers {list(value)}, but not {layer!r}; give it a value too")
-            value = value[layer] if isinstance(value, Mapping) else value
-            tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-            if tensor.ndim and tensor.shape != like.shape:
-                raise MCBNError(
-                    f"prior: {name} has shape {tuple(tensor.shape)} for layer {layer!r} of {len(like)} units; give a "
-                    f"number, or shape ({len(like)},)"
-                )
-            values.append(tensor.expand_as(like))
-        return values
+        for name, value in asdict(self).items():
+            if name.endswith("_std") and not value > 0:
+                raise MCBNError(f"prior: {name} must be positive (infinite for a flat prior); got {value!r}")
+            if not name.endswith("_std") and not math.isfinite(value):
+                raise MCBNError(f"prior: {name} must be finite; got {value!r}")
 
 
-def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p: TensorLike) -> Tensor:
+def kl_gaussian(mean_q: Numbers, std_q: Numbers, mean_p: Numbers, std_p: Numbers) -> Tensor:
     """KL divergence of Gaussians, elementwise; of factorised ones it is the sum.
 
     KL(q || p) = ln(sigma_p / sigma_q) + (sigma_q^2 + (mu_q - mu_p)^2) / (2 sigma_p^2) - 1/2.
@@ -136,12 +112,7 @@ def kl_gaussian(mean_q: TensorLike, std_q: TensorLike, mean_p: TensorLike, std_p
 
 
 def kl_derivative(
-    mean_q: TensorLike,
-    std_q: TensorLike,
-    mean_p: TensorLike,
-    std_p: TensorLike,
-    mean_slope: TensorLike,
-    std_slope: TensorLike,
+    mean_q: Numbers, std_q: Numbers, mean_p: Numbers, std_p: Numbers, mean_slope: Numbers, std_slope: Numbers
 ) -> Tensor:
     """Derivative of KL(q || p) by a weight theta_k, from the slopes mu_q' and sigma_q' of q's moments.
 
@@ -153,11 +124,10 @@ def kl_derivative(
     return pull - std_slope / std_q
 
 
-def _tensors(*values: TensorLike) -> list[Tensor]:
+def _tensors(*values: Numbers) -> list[Tensor]:
     """Take numbers as float64 beside tensors of their own dtype; refuse a std that is not positive."""
-    dtype = next((v.dtype for v in values if isinstance(v, Tensor)), torch.float64)
-    device = next((v.device for v in values if isinstance(v, Tensor)), None)
-    tensors = [torch.as_tensor(v, dtype=None if isinstance(v, Tensor) else dtype, device=device) for v in values]
+    like = next((v for v in values if isinstance(v, Tensor)), torch.zeros((), dtype=torch.float64))
+    tensors = [v if isinstance(v, Tensor) else like.new_tensor(v) for v in values]
     for name, std in (("std_q", tensors[1]), ("std_p", tensors[3])):
         if not bool((std > 0).all()):
             raise MCBNError(f"{name} must be positive; smallest is {float(std.min()):.3g}")
@@ -168,7 +138,7 @@ def _tensors(*values: TensorLike) -> list[Tensor]:
         raise MCBNError(f"mean_q, std_q, mean_p, std_p must broadcast; got shapes {shapes}") from error
 
 
-def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n: int, tau: float) -> Prior:
+def implied_prior(model: nn.Module, weight_decay: float, n: int, tau: float) -> Prior:
     """Return the prior that weight decay implies: wide on batch means, narrow on batch standard deviations.
 
     p(mu_B) = N(0, infinity), p(sigma_B) = N(0, 1 / (2 N tau lambda)), the second number a variance: only so is
@@ -178,26 +148,18 @@ def implied_prior(model: nn.Module, weight_decay: float | Mapping[str, float], n
 
     Args:
         model: the network whose batch norm layers get the prior.
-        weight_decay: as an optimiser takes it, gradient weight_decay * W, so lambda = weight_decay / 2; a number, or
-            by name of batch norm layer. 0 gives a flat prior.
+        weight_decay: as an optimiser takes it, gradient weight_decay * W, so lambda = weight_decay / 2. 0 gives a flat
+            prior.
         n: N, the training examples.
         tau: noise precision; 1 for classification.
     """
-    names = layers.candidates(unwrap(model))
+    layers.candidates(unwrap(model))  # refuses a network without any
     for name, value in (("n", n), ("tau", tau)):
         if not (value > 0 and math.isfinite(value)):
             raise MCBNError(f"{name} must be a positive number; got {value!r}")
-
-    def spread(decay: float) -> float:
-        if not (decay >= 0 and math.isfinite(decay)):
-            raise MCBNError(f"weight_decay must not be negative; got {decay!r}")
-        return 1 / math.sqrt(n * tau * decay) if decay else math.inf
-
-    if not isinstance(weight_decay, Mapping):
-        return Prior(std_std=spread(weight_decay))
-    if set(weight_decay) != set(names):
-        raise MCBNError(f"weight_decay names {list(weight_decay)}; the batch norm layers are {names}: name each once")
-    return Prior(std_std={layer: spread(decay) for layer, decay in weight_decay.items()})
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise MCBNError(f"weight_decay must not be negative; got {weight_decay!r}")
+    return Prior(std_std=1 / math.sqrt(n * tau * weight_decay) if weight_decay else math.inf)
 
 
 class LiveNetwork(Network):
@@ -269,29 +231,26 @@ def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: in
         batch_size: M of the batches whose statistics q describes; the batch's length unless given.
     """
     network = LiveNetwork(model, output=lambda _: torch.empty(0))  # the output is not looked at
+    return _run_and_penalize(network, prior, batch, batch_size)[1]
+
+
+def _run_and_penalize(network: LiveNetwork, prior: Prior, batch: Any, batch_size: int | None) -> tuple[Tensor, Tensor]:
+    """Return the output for a batch, and the divergence summed over statistics of all calls."""
     N = batches.size_of(batch)
     M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
     if N < 2:
         raise MCBNError(f"the batch holds {N} example(s); the statistics of a batch need at least 2")
     with StatisticsModel(M, N) as mode:
-        network(network.prepare(batch))
-    return _penalty(mode.moments, prior, model)
-
-
-def _penalty(moments: dict[str, StatisticMoments], prior: Prior, model: nn.Module) -> Tensor:
-    """Sum the divergence over statistics of all calls."""
-    if not moments:
-        raise MCBNError(
-            f"{type(unwrap(model)).__name__} ran without a batch norm call on a batch; there is nothing to regularise"
-        )
-    pairs = []
-    for name, q in moments.items():
-        mean, mean_std, std, std_std = prior.of(layer_of(name), q.mean)
-        pairs += [(q.mean, q.mean_std, mean, mean_std), (q.std, q.std_std, std, std_std)]
-    home = pairs[0][0].device
-    columns = [torch.cat([values.to(home) for values in column]) for column in zip(*pairs, strict=True)]
-    varies = columns[1] > 0
-    return kl_gaussian(*(column[varies] for column in columns)).sum()
+        output = network(network.prepare(batch))
+    if not mode.moments:
+        name = type(network.module).__name__
+        raise MCBNError(f"{name} ran without a batch norm call on a batch; there is nothing to regularise")
+    divergences = []
+    for q in mode.moments.values():
+        of_mean, of_std = (q.mean, q.mean_std, prior.mean, prior.mean_std), (q.std, q.std_std, prior.std, prior.std_std)
+        for mean, std, prior_mean, prior_std in (of_mean, of_std):
+            divergences.append(kl_gaussian(mean[std > 0], std[std > 0], prior_mean, prior_std))
+    return output, torch.cat([units.to(divergences[0].device) for units in divergences]).sum()
 
 
 class ObjectiveGap(NamedTuple):
@@ -314,8 +273,6 @@ def objective_gap(
     weight_decay: float = 0.0,
     prior: Prior | None = None,
     batch_size: int | None = None,
-    loss: Loss | None = None,
-    output: Output = None,
 ) -> ObjectiveGap:
     """Compare the gradients of the variational objective and of batch-norm training on one batch.
 
@@ -329,45 +286,32 @@ def objective_gap(
 
     Args:
         model: the network, read in training mode's arithmetic and not changed.
-        x, y: one batch, or the whole training set as the population.
+        x, y: one batch, or the whole training set as the population; y shaped as the network's output.
         n: N, the training examples.
-        tau: noise precision in the units of y; 1 for classification.
+        tau: noise precision in the units of y.
         weight_decay: as an optimiser takes it (lambda = weight_decay / 2), on all weight matrices.
         prior: on the statistics; the one that `weight_decay` implies unless given.
         batch_size: M; the length of x unless given.
-        loss: -ln p(y | x) / tau averaged over the batch, up to a constant: half the squared error summed over
-            outputs unless given; `torch.nn.functional.cross_entropy` for classes.
-        output: which tensor of the network's result counts: key, index or function.
     """
     prior = prior or implied_prior(model, weight_decay, n, tau)
-    network, N = LiveNetwork(model, output), batches.size_of(x)
-    if N < 2 or len(y) != N:
-        raise MCBNError(f"x and y must hold as many examples, at least 2; got {N} and {len(y)}")
-    M = N if batch_size is None else batches.require_int("batch_size", batch_size, 2)
+    network = LiveNetwork(model)
     parameters = [p for p in network.module.parameters() if p.requires_grad]
     if not parameters:
         raise MCBNError(f"{type(network.module).__name__} has no parameter that requires a gradient; unfreeze it first")
     with torch.enable_grad():
-        with StatisticsModel(M, N) as mode:
-            predicted = network(network.prepare(x))
-        data = (loss or _half_squared_error)(predicted, y.to(network.device))
-        kl = _penalty(mode.moments, prior, model) / (n * tau)
+        predicted, divergence = _run_and_penalize(network, prior, x, batch_size)
+        if predicted.shape != y.shape:
+            raise MCBNError(
+                f"the network gives {tuple(predicted.shape)} for targets {tuple(y.shape)}; shape these alike"
+            )
+        data = 0.5 * (predicted - y.to(predicted)).square().sum() / len(y)  # Gaussian noise of precision tau, over tau
+        kl = divergence / (n * tau)
         squares = [p.square().sum() for p in parameters if p.ndim > 1]
         decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
         of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))
     gradients = (of_kl - of_decay, of_kl, of_decay, of_data, of_data + of_decay)
     difference, *norms, whole = (float(torch.linalg.vector_norm(gradient)) for gradient in gradients)
     return ObjectiveGap(difference / whole if whole else math.inf, difference, *norms)
-
-
-def _half_squared_error(predicted: Tensor, y: Tensor) -> Tensor:
-    """1/M sum_i 1/2 ||f(x_i) - y_i||^2: Gaussian noise of precision tau, over tau."""
-    if predicted.shape != y.shape:
-        raise MCBNError(
-            f"the network gives {tuple(predicted.shape)} for targets {tuple(y.shape)}; shape the targets alike, or "
-            "pass loss= (cross_entropy for classes)"
-        )
-    return 0.5 * (predicted - y.to(predicted.dtype)).square().sum() / len(y)
 
 
 def _gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:

@@ -112,15 +112,6 @@ def test_loss_traces_whole_and_gives_the_same_gradients() -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_draws_in_chunks_equal_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = stacked([1, 2])
-    noise = normal(2, 7, two.network.draw_size)
-    with torch.no_grad():
-        whole = two.network.sample(two.x, noise).mean(1)
-        monkeypatch.setitem(stack.CHUNK, "cpu", 2 * 50 * 6 * 3)
-        torch.testing.assert_close(stack.sample_mean(two.network, two.x, noise), whole, rtol=1e-12, atol=1e-12)
-
-
 def test_what_a_warm_up_changed_is_put_back() -> None:
     warmed, fresh = stacked([1, 2]), stacked([1, 2])
     with warmed.unchanged():

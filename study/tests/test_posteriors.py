@@ -206,7 +206,7 @@ def test_what_is_finished_is_not_repeated_and_what_was_lost_comes_again(study):
 
 
 def test_unknown_data_sets_and_missing_networks_are_named(tmp_path):
-    with pytest.raises(MCBNError, match="no data set 'boson'; choose from boston"):
+    with pytest.raises(MCBNError, match=r"data set must be one of \['boston'.*got 'boson'"):
         posteriors.run(TINY, tmp_path / "p", regression=tmp_path, datasets=("boson",))
     with pytest.raises(MCBNError, match="mcbn reproduce regression --datasets concrete --methods mcbn --out"):
         posteriors.run(TINY, tmp_path / "p", regression=tmp_path, datasets=("concrete",))

@@ -11,7 +11,6 @@ import torch
 from mcbn.data import Regression
 from mcbn.engine.kernels import options
 from mcbn.errors import MCBNError
-from mcbn_study.machine import Numerics
 from mcbn_study.regression import fused
 from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Networks
@@ -47,7 +46,7 @@ def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None),
     decay, rate = torch.tensor([0.3, 1e-3] * 2), torch.tensor([0.1, 0.3] * 2)
     networks = Networks(family, torch.tensor([0, 1, 1, 2]), decay, rate, batch_size, hidden)
     given = make_problem(data, parts, DEVICE)
-    return Trainer(given, networks[torch.arange(4)[chosen]], Numerics(fused=fused), **options)
+    return Trainer(given, networks[torch.arange(4)[chosen]], fused=fused, **options)
 
 
 def assert_equal_networks(found, expected):

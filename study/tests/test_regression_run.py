@@ -305,4 +305,5 @@ def test_mnf_runs_are_recorded_split_by_split(tmp_path, monkeypatch):
     lines = journal.path.read_text().splitlines(keepends=True)
     journal.path.write_text("".join(lines[:2]))
     regression.run(TINY, tmp_path, methods=("mnf",))
-    assert calls == [("boston", [1, 2], 20), ("boston", [2], 20)]
+    assert calls == [("boston", [1, 2], 20)] * 2
+    assert journal.path.read_text().splitlines(keepends=True)[:2] == lines[:2]

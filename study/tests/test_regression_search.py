@@ -13,7 +13,7 @@ from mcbn_study.regression.measure import Evaluator, rmse
 from mcbn_study.regression.profile import PAPER, Configuration, Profile
 from mcbn_study.regression.search import CrossValidation, fold_problem, grid_networks, winners
 from mcbn_study.regression.stack import Networks
-from mcbn_study.regression.train import Job, Trainer, train_jobs
+from mcbn_study.regression.train import Trainer, train_streams
 from test_regression_train import H, M, assert_same, problem
 
 RULES = Profile(n_folds=3, evaluate_every=4, patience=2, max_epochs=60, selection_samples=5, n_samples=20)
@@ -50,14 +50,11 @@ def naive_search(given, family, configuration, rules):
 @pytest.mark.parametrize("family", ["bn", "dropout"])
 def test_search_follows_the_protocol(family, fresh, monkeypatch):
     monkeypatch.setattr(training, "LEARNING_RATE", 0.03)  # so that some overfit within few epochs
-    rules, given = (
-        replace(RULES, fresh_draws=fresh),
-        problem(),
-    )  # one split of three folds, whose epochs have 3, 3 and 4 batches
+    rules = replace(RULES, fresh_draws=fresh)
+    given = problem()  # one split of three folds, whose epochs have 3, 3 and 4 batches
     configurations = [Configuration(decay, M, None if family == "bn" else 0.1) for decay in DECAYS]
-    epochs_seen = []
     search = CrossValidation(given, rules, configurations, hidden=H, family=family)
-    found = search.run(epochs_seen.append)
+    found = search.run()
     naive = [naive_search(given, family, configuration, rules) for configuration in configurations]
     for i, name in enumerate(("mc", "plain")):
         scores = [best[name][0] for best, _ in naive]
@@ -70,7 +67,6 @@ def test_search_follows_the_protocol(family, fresh, monkeypatch):
     assert found["stopped"][0].tolist() == [end for _, end in naive]
     assert len(set(found["stopped"][0].tolist())) > 1, "the case should have configurations that stop early"
     assert len(search.trainer.networks.stream) < 9, "the stack should have shrunk"
-    assert epochs_seen[-1] == max(found["stopped"][0].tolist())
 
 
 def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
@@ -98,20 +94,20 @@ def test_batch_size_above_the_smallest_part_means_that_part():
     assert grid_networks(problem(), [Configuration(0.1, 1024)], "bn", H).batch_size == 30
 
 
-def test_jobs_get_their_own_epochs_and_configuration():
+@pytest.mark.parametrize("epochs", [(3, 2, 1), (2, 4, 2)])
+@pytest.mark.parametrize("sizes", [(8, 16, 8), (8, 8, 8)])
+def test_streams_get_their_own_epochs_and_configuration(epochs, sizes):
     given = problem()
-    jobs = [
-        Job(2, Configuration(0.1, 8), 3),
-        Job(0, Configuration(1e-3, 16), 2),
-        Job(1, Configuration(1e-3, 8), 1),
-        Job(0, Configuration(1e-3, 8), 4),
+    chosen = [
+        (Configuration(decay, size), end) for decay, size, end in zip((0.1, 1e-3, 1e-2), sizes, epochs, strict=True)
     ]
-    trained = train_jobs(given, jobs, "bn", H)
-    for job, (networks, values) in zip(jobs, trained, strict=True):
-        decay, zero = torch.tensor([job.configuration.weight_decay]), torch.zeros(1)
-        alone = Trainer(given, Networks("bn", torch.tensor([job.stream]), decay, zero, job.configuration.batch_size, H))
-        alone.advance(job.epochs)
-        assert networks.stream.tolist() == [job.stream]
+    trained = train_streams(given, chosen, "bn", H)
+    for r, (configuration, end) in enumerate(chosen):
+        decay, zero = torch.tensor([configuration.weight_decay]), torch.zeros(1)
+        alone = Trainer(given, Networks("bn", torch.tensor([r]), decay, zero, configuration.batch_size, H))
+        alone.advance(end)
+        networks, values = trained[r]
+        assert networks.stream.tolist() == [r]
         assert_same(values, alone.values)
 
 

@@ -13,7 +13,7 @@ from mcbn import data, metrics
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study import regularizer
 from mcbn_study.journal import read
-from mcbn_study.regularizer import UNIT_PRIOR, ChosenSetting, Experiment, Partition, scores, training_options
+from mcbn_study.regularizer import UNIT_PRIOR, Experiment, Partition, scores, training_options
 from mcbn_study.theory import implied_prior, kl_regularizer
 from untouched import generators
 
@@ -85,13 +85,13 @@ def test_choice_is_the_least_validation_rmse_and_tau_keeps_its_range() -> None:
     choice, rows = SMALL.select(part()._replace(tau_range=(0.2, 0.21)), "weight decay")
     assert len(rows) == 4
     best = min(rows, key=lambda row: row["rmse"])
-    assert (dict(choice.setting), choice.epochs) == (best["setting"], best["epochs"])
-    assert 0.2 <= choice.tau <= 0.21
+    assert (choice["setting"], choice["epochs"]) == (best["setting"], best["epochs"])
+    assert 0.2 <= choice["tau"] <= 0.21
 
 
 def test_test_targets_do_not_enter_training() -> None:
     p = part()
-    choice = ChosenSetting({"weight_decay": 1e-2}, 2, 0.1)
+    choice = {"setting": {"weight_decay": 1e-2}, "epochs": 2, "tau": 0.1}
     a = SMALL.test(p, "weight decay", choice, 0)
     b = SMALL.test(p._replace(y_score=p.y_score + 5), "weight decay", choice, 0)
     assert a["rmse"] != b["rmse"]

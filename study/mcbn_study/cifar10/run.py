@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mcbn.errors import MCBNError
+from mcbn.progress import bar
 from mcbn_study.cifar10.measure import Evaluation
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.cifar10.train import Epoch, load_network, network_facts, save_network, train
 from mcbn_study.journal import Journal
 from mcbn_study.machine import environment
-from mcbn_study.study import Progress
 
 KIND, TRAINING = "cifar10", "cifar10 training"
 
@@ -37,21 +37,21 @@ def run(
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
     journal = Journal(out, asdict(profile), device)
-    progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
+    taken = dict.fromkeys(seeds, 0)
     at_once, folder = device != "cpu" if together is None else together, networks or out / "networks"
 
     def watch(seed: int, epoch: Epoch) -> None:
-        progress.fraction(epoch.steps / profile.steps)
+        tick(epoch.steps - taken[seed])
+        taken[seed] = epoch.steps
 
-    for group in [seeds] if at_once else [[seed] for seed in seeds]:
-        with progress.cell(f"seed {', '.join(map(str, group))}", len(group) * profile.steps):
+    with bar("CIFAR-10", len(seeds) * profile.steps, "step") as tick:
+        for group in [seeds] if at_once else [[seed] for seed in seeds]:
             for path in train_networks(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
                 facts = {"kind": TRAINING, "network": path.stem.rpartition("-seed")[0], **network_facts(path)}
                 if facts not in journal.records:
                     journal.append([facts])
                 if not dropout:
                     evaluate(journal, profile, path, queries)
-    progress.close()
     return journal.path
 
 

@@ -22,6 +22,7 @@ INITIAL_LOG_VAR = -9.0  # of a bias
 INITIAL_Z_LOG_VAR = math.log(0.1)
 MAX_STD = 0.5  # clips the std of weights and biases in passes (not in the KL), as the published scripts do
 JITTER = 1e-6
+STEPS = 2  # of a flow, in the published script
 Streams = Sequence[torch.Generator]  # one a network
 
 
@@ -56,22 +57,18 @@ class FlowStep(nn.Module):
         return torch.lerp(moved, z, mask), ((1 - mask) * logsigmoid(logit)).sum(2)
 
 
-class MaskedFlow(nn.Module):
-    """F steps, each with masks of its own; the masks are drawn anew for every row of every pass."""
+def masked_flow(width: int, hidden: int, generators: Streams) -> nn.ModuleList:
+    """Make the steps of a flow, each with parameters of its own."""
+    return nn.ModuleList(FlowStep(width, hidden, generators) for _ in range(STEPS))
 
-    def __init__(self, width: int, *, hidden: int, n_steps: int = 2, generators: Streams) -> None:
-        super().__init__()
-        if min(width, hidden, n_steps) < 1:
-            raise MCBNError(f"a flow needs width, hidden and n_steps of at least 1; got {width}, {hidden}, {n_steps}")
-        self.steps = nn.ModuleList(FlowStep(width, hidden, generators) for _ in range(n_steps))
 
-    def forward(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Send z (S, R, I) through all steps with masks (S, F, R, I): the result and its log-determinant (S, R)."""
-        log_det = torch.zeros((), dtype=z.dtype, device=z.device)
-        for step, mask in zip(self.steps, masks.unbind(1), strict=True):
-            z, change = step(z, mask)
-            log_det = log_det + change
-        return z, log_det
+def follow(steps: nn.ModuleList, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Send z (S, R, I) through a flow with masks (S, F, R, I), new ones for every row: z and log-determinant (S, R)."""
+    log_det = torch.zeros((), dtype=z.dtype, device=z.device)
+    for step, mask in zip(steps, masks.unbind(1), strict=True):
+        z, change = step(z, mask)
+        log_det = log_det + change
+    return z, log_det
 
 
 class MNFLinear(nn.Module):
@@ -82,20 +79,13 @@ class MNFLinear(nn.Module):
     """
 
     def __init__(
-        self,
-        n_inputs: int,
-        n_outputs: int,
-        *,
-        generators: Streams,
-        n_steps: int = 2,
-        hidden_q: int = 50,
-        hidden_r: int = 100,
+        self, n_inputs: int, n_outputs: int, *, generators: Streams, hidden_q: int = 50, hidden_r: int = 100
     ) -> None:
         super().__init__()
         if min(n_inputs, n_outputs) < 1 or not generators:
             raise MCBNError(f"a layer needs inputs, outputs and a generator; got {n_inputs}, {n_outputs}, {generators}")
         S = len(generators)
-        self.n_inputs, self.n_outputs, self.n_steps = n_inputs, n_outputs, n_steps
+        self.n_inputs, self.n_outputs = n_inputs, n_outputs
         self.mean = initial(generators, n_inputs, n_outputs)
         self.log_std = initial(generators, n_inputs, n_outputs, mean=INITIAL_LOG_STD, scale=JITTER)
         self.bias = nn.Parameter(torch.zeros(S, 1, n_outputs))
@@ -103,18 +93,17 @@ class MNFLinear(nn.Module):
         self.z_mean = _row(generators, n_inputs)
         self.z_log_var = _row(generators, n_inputs, mean=INITIAL_Z_LOG_VAR, scale=JITTER)
         self.c, self.b_mean, self.b_log_precision = (_row(generators, n_inputs) for _ in range(3))
-        self.q = MaskedFlow(n_inputs, hidden=hidden_q, n_steps=n_steps, generators=generators)
-        self.r = MaskedFlow(n_inputs, hidden=hidden_r, n_steps=n_steps, generators=generators)
+        self.q, self.r = (masked_flow(n_inputs, hidden, generators) for hidden in (hidden_q, hidden_r))
 
     def pass_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of the normal numbers that `forward` takes: z_0, masks of q and of r, c^T W, outputs."""
-        steps, inputs, outputs, rows = self.n_steps, self.n_inputs, self.n_outputs, batch_size + 1
-        return [(rows, inputs), (steps, rows, inputs), (steps, 1, inputs), (1, outputs), (batch_size, outputs)]
+        inputs, outputs, rows = self.n_inputs, self.n_outputs, batch_size + 1
+        return [(rows, inputs), (STEPS, rows, inputs), (STEPS, 1, inputs), (1, outputs), (batch_size, outputs)]
 
     def draw_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the normal numbers behind one draw of `draw`: z_0, masks, W, b."""
-        steps, inputs, outputs = self.n_steps, self.n_inputs, self.n_outputs
-        return [(inputs,), (steps, inputs), (inputs, outputs), (outputs,)]
+        inputs, outputs = self.n_inputs, self.n_outputs
+        return [(inputs,), (STEPS, inputs), (inputs, outputs), (outputs,)]
 
     def forward(self, x: Tensor, noise: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Run a training pass: x (S, B, I) -> outputs (S, B, O) and an unbiased estimate of the bound on the KL (S,).
@@ -155,7 +144,7 @@ class MNFLinear(nn.Module):
         spread = torch.bmm(self.c.square(), var).sqrt()  # (S, 1, O)
         projected = torch.addcmul(torch.bmm(self.c * z, self.mean), spread, a_noise)  # (S, 1, O)
         a = torch.tanh(projected).mean(2, keepdim=True)  # (S, 1, 1)
-        end, log_det = self.r(z, masks)  # (S, 1, I), (S, 1)
+        end, log_det = follow(self.r, z, masks)  # (S, 1, I), (S, 1)
         log_precision = a * self.b_log_precision
         square = log_precision.exp() * (end - a * self.b_mean).square()
         total: Tensor = 0.5 * (log_precision - square - math.log(2 * math.pi)).sum((1, 2)) + log_det[:, 0]
@@ -172,13 +161,12 @@ class MNFLinear(nn.Module):
 
     def centre(self, x: Tensor) -> Tensor:
         """Run without noise, x (S, N, I) -> (S, N, O): z_0 at its mean, masks at 1/2, as in the published code."""
-        masks = self.z_mean.new_full((len(self.z_mean), self.n_steps, 1, self.n_inputs), HALF)
-        z, _ = self.q(self.z_mean, masks)  # (S, 1, I)
+        masks = self.z_mean.new_full((len(self.z_mean), STEPS, 1, self.n_inputs), HALF)
+        z, _ = follow(self.q, self.z_mean, masks)  # (S, 1, I)
         return torch.baddbmm(self.bias, x * z, self.mean)
 
     def _z(self, noise: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        z: tuple[Tensor, Tensor] = self.q(self.z_mean + torch.exp(0.5 * self.z_log_var) * noise, masks)
-        return z
+        return follow(self.q, self.z_mean + torch.exp(0.5 * self.z_log_var) * noise, masks)
 
 
 def _row(generators: Streams, width: int, *, mean: float = 0.0, scale: float = 1.0) -> nn.Parameter:

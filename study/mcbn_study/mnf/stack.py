@@ -1,6 +1,6 @@
 """Training of S independent MNF networks as one program: one network of a stack is what it is alone.
 
-Loss of each: 1/2 mean squared error (or cross-entropy) + KL / N; Adam. Batches are drawn with replacement, as in the
+Loss of each: 1/2 mean squared error + KL / N; Adam. Batches are drawn with replacement, as in the
 published script; noise and rows of network s come from a generator of its own. On a GPU a step is one CUDA graph.
 """
 
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mcbn.engine.capture import capture
 from mcbn_study import checkpoints
@@ -41,7 +40,7 @@ def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) 
 
 
 class Stack:
-    """S networks in training on x (S, N, Q), y (S, N, D), or labels (S, N); `keys[s]` names the streams of each."""
+    """S networks in training on x (S, N, Q), y (S, N, D); `keys[s]` names the streams of each."""
 
     def __init__(
         self,
@@ -52,25 +51,21 @@ class Stack:
         *,
         batch_size: int = 100,
         learning_rate: float = 1e-3,
-        classify: bool = False,
         max_steps: int = 0,
     ) -> None:
-        S, N = x.shape[:2]
-        self.network, self.x, self.y, self.classify = network, x, y, classify
-        self.batch_size = min(batch_size, N)
-        self.steps_per_epoch = max(1, N // batch_size)
-        self.device, size = x.device, network.noise_size(self.batch_size)
+        (S, N), M = x.shape[:2], min(batch_size, x.shape[1])
+        self.network, self.x, self.y, self.device = network, x, y, x.device
+        self.steps_per_epoch, size = max(1, N // batch_size), network.noise_size(M)
         self.generators = [generator(*key, TRAINING, device=x.device) for key in keys]
         self.rows = torch.arange(S, device=x.device).unsqueeze(1)  # (S, 1)
-        self.index = torch.zeros(S, self.batch_size, dtype=torch.int64, device=x.device)
+        self.index = torch.zeros(S, M, dtype=torch.int64, device=x.device)
         self.noise = torch.zeros(S, size, dtype=x.dtype, device=x.device)
         steps = max(1, min(BLOCK_STEPS, BLOCK // size))
-        self.blocks = (self.index.new_zeros(S, steps, self.batch_size), self.noise.new_zeros(S, steps, size))
-        self.used = steps
+        self.blocks, self.used = (self.index.new_zeros(S, steps, M), self.noise.new_zeros(S, steps, size)), steps
         on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
-        self.loss: Callable[..., Tensor] = self.losses
-        self.step = self._prepared_step(max_steps)
+        self.loss: Callable[..., Tensor]
+        self.step = self._prepared_step(compiled=max_steps >= COMPILE_FROM)
 
     def epoch(self) -> None:
         """Train all networks for one epoch: N // M steps, one at least."""
@@ -79,16 +74,12 @@ class Stack:
             self.step()
 
     def losses(self, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-        """Sum over networks of 1/2 mean_B (f(x) - y)^2 + KL / N, x (S, B, Q), y (S, B, D); cross-entropy to classify.
+        """Sum over networks of 1/2 mean_B (f(x) - y)^2 + KL / N, x (S, B, Q), y (S, B, D).
 
         Gradients do not mix: each network's parameters enter its own term alone.
         """
         output, kl = self.network(x, noise)  # (S, B, D), (S,)
-        if self.classify:
-            fit = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
-        else:
-            fit = 0.5 * (output - y).square().mean((1, 2)).sum()
-        total: Tensor = fit + kl.sum() / self.x.shape[1]
+        total: Tensor = 0.5 * (output - y).square().mean((1, 2)).sum() + kl.sum() / self.x.shape[1]
         return total
 
     def _next_batch(self) -> None:
@@ -109,24 +100,21 @@ class Stack:
         torch.autograd.backward(loss)
         self.optimizer.step()
 
-    def _prepared_step(self, max_steps: int) -> Callable[[], None]:
-        """Make the step, its kernels fused where training is long enough to pay for compiling."""
-        if max_steps >= COMPILE_FROM:
+    def _prepared_step(self, *, compiled: bool) -> Callable[[], None]:
+        """Make the step, its kernels fused if asked; run once, so that what cannot compile fails here, and undone."""
+        if compiled:
             torch.compiler.reset()  # each stack compiles anew; past a few versions of one function torch gives up
-            self.loss = torch.compile(self.losses, dynamic=False)
-            try:
-                return self._tried_step()
-            except Exception as error:
-                warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
-                self.loss = self.losses
-        return self._tried_step()
-
-    def _tried_step(self) -> Callable[[], None]:
-        """Run the step, so that what cannot compile fails here, and put back what it changed; on a GPU capture it."""
-        if self.device.type == "cuda":
-            return capture(self._step, around=self.unchanged())
-        with self.unchanged():
-            self._step()
+        self.loss = torch.compile(self.losses, dynamic=False) if compiled else self.losses
+        try:
+            if self.device.type == "cuda":
+                return capture(self._step, around=self.unchanged())
+            with self.unchanged():
+                self._step()
+        except Exception as error:
+            if not compiled:
+                raise
+            warnings.warn(f"mcbn: training runs uncompiled ({type(error).__name__}: {error})", stacklevel=2)
+            return self._prepared_step(compiled=False)
         return self._step
 
     @contextmanager
@@ -143,7 +131,7 @@ class Stack:
 @torch.no_grad()
 def validation_rmse(network: MNFNetwork, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
     """RMSE (S,) of the mean over draws, or of a pass without noise."""
-    mean = network.centre(x) if noise is None else sample_mean(network, x, noise)  # (S, n, D)
+    mean = network.centre(x) if noise is None else network.sample(x, noise).sum(1) / noise.shape[1]  # (S, n, D)
     return (mean - y).square().mean((1, 2)).sqrt()
 
 
@@ -156,7 +144,8 @@ def train_until_best(
     nor does what it finds within `apart` epochs of its last best. x (S, n, Q), y (S, n, D) for validation; noise
     (S, T, draw_size) of the draws whose mean is judged, or None for a pass without noise.
     """
-    parameters, kept = _copies(stack)
+    parameters = [parameter.detach() for parameter in stack.network.parameters()]
+    kept = [parameter.clone() for parameter in parameters]
     best = x.new_full((len(x),), torch.inf)
     best_epoch = torch.zeros_like(best, dtype=torch.int64)
     stopped = torch.zeros_like(best, dtype=torch.bool)
@@ -176,18 +165,13 @@ def train_until_best(
 
 def train_for(stack: Stack, epochs: Sequence[int]) -> None:
     """Train until the longest is done, and leave network s as it was after epochs[s]."""
-    parameters, kept = _copies(stack)
+    parameters = [parameter.detach() for parameter in stack.network.parameters()]
+    kept = [parameter.clone() for parameter in parameters]
     for epoch in range(1, max(epochs) + 1):
         stack.epoch()
         if epoch in epochs:
             keep_where(torch.tensor([count == epoch for count in epochs], device=stack.device), parameters, kept)
     checkpoints.put_back(parameters, kept)
-
-
-def _copies(stack: Stack) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parameters of all networks, and copies of them."""
-    parameters = [parameter.detach() for parameter in stack.network.parameters()]
-    return parameters, [parameter.clone() for parameter in parameters]
 
 
 def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
@@ -196,23 +180,11 @@ def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor])
         target.copy_(torch.where(chosen.reshape(-1, *(1,) * (value.ndim - 1)), value, target))
 
 
-def sample_mean(network: MNFNetwork, x: Tensor, noise: Tensor) -> Tensor:
-    """Mean over draws of outputs for x (S, n, Q), noise (S, T, draw_size): (S, n, D), a few draws at a time."""
-    total = torch.zeros((), dtype=x.dtype, device=x.device)
-    for few in torch.split(noise, draws_at_once(network, x), 1):
-        total = total + network.sample(x, few).sum(1)
-    return total / noise.shape[1]
-
-
 @torch.no_grad()
 def drawn(network: MNFNetwork, x: Tensor, keys: Sequence[Sequence[int]], n_samples: int) -> Iterator[Tensor]:
     """Draw T networks of each, by the streams called `keys`, and run them on x (S, n, Q): (S, t, n, D) at a time."""
-    step = draws_at_once(network, x)
+    widest = x.shape[0] * max(1, x.shape[1]) * max(network.sizes)
+    step = max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // widest)
+    purposes = [(*key, DRAWS) for key in keys]
     for start in range(0, n_samples, step):
-        purposes = [(*key, DRAWS) for key in keys]
         yield network.sample(x, draw_noise(purposes, start, min(start + step, n_samples), network.draw_size).to(x))
-
-
-def draws_at_once(network: MNFNetwork, x: Tensor) -> int:
-    """Count the draws for x (S, n, Q) whose widest layer stays within a chunk."""
-    return max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // (x.shape[0] * max(1, x.shape[1]) * max(network.sizes)))

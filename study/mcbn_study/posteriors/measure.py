@@ -56,9 +56,7 @@ class FamilyScores(NamedTuple):
     scores: dict[str, float | None]
     tau: float
     batch_size: int
-    fit_seconds: float
-    predict_seconds: float
-    size: int  # bytes of the saved posterior
+    costs: dict[str, float]  # seconds to fit and to predict, bytes of the saved posterior
 
 
 def measure(
@@ -134,5 +132,5 @@ def _score(
     else:
         samples = bayes.sample(x).flatten(1).double()  # (T, n)
         mean, variance, scores = samples.mean(0), samples.var(0, correction=0), score_run(samples, y, tau, tau_constant)
-    costs = (fit_seconds, seconds, saved_bytes(bayes))
-    return FamilyScores(mean, variance, scores, tau, bayes.posterior.batch_size, *costs)
+    costs = {"fit_seconds": fit_seconds, "predict_seconds": seconds, "bytes": saved_bytes(bayes)}
+    return FamilyScores(mean, variance, scores, tau, bayes.posterior.batch_size, costs)

@@ -80,8 +80,8 @@ def _record(study: Study, kind: str, info: dict[str, Any], one: FamilyScores, **
     place |= {"config": info["config"] | {"posterior_batch_size": one.batch_size}}
     place |= {"tau": one.tau, "tau_constant": info["tau_constant"], "n_samples": study.profile.n_samples}
     place |= {"n_train": len(info["train"]), "n_test": len(one.mean)}
-    costs = {"fit_seconds": one.fit_seconds, "predict_seconds": one.predict_seconds, "bytes": one.size}
-    return study.record(kind, one.fit_seconds + one.predict_seconds, **place, **one.scores, **costs)
+    seconds = one.costs["fit_seconds"] + one.costs["predict_seconds"]
+    return study.record(kind, seconds, **place, **one.scores, **one.costs)
 
 
 def _network_files(folder: Path, datasets: Sequence[str]) -> dict[str, list[Path]]:

@@ -16,7 +16,6 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.noise import minimize_bounded
 from mcbn.stacked import Values
-from mcbn_study.machine import EXACT, Numerics, precision, prepared
 from mcbn_study.regression.problem import Problem, batch_draws, row_orders, uniforms
 from mcbn_study.regression.stack import Affine, Networks, fold, matrices, population_statistics, take
 
@@ -38,9 +37,8 @@ class Evaluator:
     `draw_anew` does as the paper does.
     """
 
-    def __init__(self, problem: Problem, batch_size: int, n_samples: int, numerics: Numerics = EXACT) -> None:
-        self.problem, self.batch_size, self.n_samples, self.tf32 = problem, batch_size, n_samples, numerics.tf32
-        self._hidden, self._head, self._dropped = (prepared(f, numerics.compiled) for f in (_hidden, _head, _dropped))
+    def __init__(self, problem: Problem, batch_size: int, n_samples: int) -> None:
+        self.problem, self.batch_size, self.n_samples = problem, batch_size, n_samples
         self._mask_keys, self._first = problem.keys("dropout draws"), 0
 
     def draw_anew(self, evaluation: int) -> None:
@@ -78,19 +76,16 @@ class Evaluator:
         # Draws of dropout hash one number a unit for all networks of a stream: many networks, few draws at a time.
         t = min(T, at_once if bn else max(1, at_once // S))
         draw = self._bn_outputs if bn else self._dropout_outputs
-        with precision(self.tf32):
-            for place, some, their in self._pieces(values, networks, min(S, max(1, at_once // t))):
-                for start in range(0, T, t):
-                    draws = slice(start, min(start + t, T))
-                    yield place, draws, draw(some, their, draws)
+        for place, some, their in self._pieces(values, networks, min(S, max(1, at_once // t))):
+            for start in range(0, T, t):
+                draws = slice(start, min(start + t, T))
+                yield place, draws, draw(some, their, draws)
 
     @torch.no_grad()
     def plain(self, values: Values, networks: Networks) -> Tensor:
         """Return what plain networks say, (S, n): BN with statistics of the whole training part, every unit kept."""
         at_once = self._at_once(max(self.problem.train.y.shape[1], self.problem.query.y.shape[1]), networks)
-        with precision(self.tf32):
-            pieces = self._pieces(values, networks, at_once)
-            return torch.cat([self._plain(some, their) for _, some, their in pieces])
+        return torch.cat([self._plain(some, their) for _, some, their in self._pieces(values, networks, at_once)])
 
     def _at_once(self, rows: int, networks: Networks) -> int:
         return max(1, CHUNK_NUMBERS[self.problem.device.type] // (rows * networks.hidden))
@@ -105,11 +100,9 @@ class Evaluator:
     def _plain(self, values: Values, networks: Networks) -> Tensor:
         x = self.problem.query.x[networks.stream]  # (s, n, Q)
         if networks.family == "bn":
-            statistics = population_statistics(values, networks, self.problem)
-            layers = [
-                fold(mean[:, None], variance[:, None], values, i) for i, (mean, variance) in enumerate(statistics, 1)
-            ]
-            return self._bn_forward(values, x, *layers)[:, 0]
+            layers = enumerate(population_statistics(values, networks, self.problem), 1)
+            folded = [fold(mean[:, None], variance[:, None], values, i) for i, (mean, variance) in layers]
+            return _bn_forward(values, x, *folded)[:, 0]
         first, second, last = matrices(values, x.shape[2])
         a = relu_(torch.baddbmm(values["bias1"][:, None], x, first))
         a = relu_(torch.baddbmm(values["bias2"][:, None], a, second))
@@ -125,10 +118,10 @@ class Evaluator:
         z = torch.bmm(train.x.view(R * N, Q)[at.flatten(1)], weights[0]).view(*at.shape, -1)  # (s, t, M, H)
         variance, mean = torch.var_mean(z, 2, correction=0)  # (s, t, H)
         first = fold(mean, variance, values, 1)
-        a = self._hidden(z, *(each.unsqueeze(2) for each in first))
+        a = _normalized_relu(z, first)
         z = torch.bmm(a.view(len(stream), -1, networks.hidden), weights[1]).view_as(a)
         variance, mean = torch.var_mean(z, 2, correction=0)
-        return self._bn_forward(values, self.problem.query.x[stream], first, fold(mean, variance, values, 2))
+        return _bn_forward(values, self.problem.query.x[stream], first, fold(mean, variance, values, 2))
 
     @cached_property
     def _batches(self) -> Tensor:
@@ -136,17 +129,6 @@ class Evaluator:
         streams = zip(self.problem.streams, self.problem.train.n.tolist(), strict=True)
         drawn = [torch.from_numpy(batch_draws(stream, n, self.n_samples, self.batch_size)) for stream, n in streams]
         return torch.stack(drawn).to(self.problem.device)
-
-    def _bn_forward(self, values: Values, x: Tensor, first: Affine, second: Affine) -> Tensor:
-        """Predict x (s, n, Q) under t pairs of statistics, (s, t, H) each: (s, t, n)."""
-        s, n, Q = x.shape
-        t, H = first[0].shape[1:]
-        weights = matrices(values, Q)
-        z = torch.bmm(x, weights[0]).unsqueeze(1)  # (s, 1, n, H): the same for all draws
-        a = self._hidden(z, *(each.unsqueeze(2) for each in first))  # (s, t, n, H)
-        z = torch.bmm(a.view(s, t * n, H), weights[1]).view(s, t, n, H)
-        output: Tensor = self._head(z, *(each.unsqueeze(2) for each in second), weights[2])
-        return output.add_(values["bias3"][:, None])
 
     def _dropout_outputs(self, values: Values, networks: Networks, draws: slice) -> Tensor:
         """Drop inputs and hidden units of every query row anew in each draw."""
@@ -159,28 +141,26 @@ class Evaluator:
         kept0, kept1, kept2 = torch.split(u, [Q, H, H], 2)
         first, second, last = (weight * (1 / (1 - rate)) for weight in matrices(values, Q))
         a = x.repeat(1, len(positions), 1) * (kept0[which] >= rate)  # (s, t n, Q)
-        a = self._dropped(torch.bmm(a, first), values["bias1"], kept1, which, rate)
-        a = self._dropped(torch.bmm(a, second), values["bias2"], kept2, which, rate)
+        a = relu_(torch.bmm(a, first) + values["bias1"][:, None]) * (kept1[which] >= rate)
+        a = relu_(torch.bmm(a, second) + values["bias2"][:, None]) * (kept2[which] >= rate)
         return torch.baddbmm(values["bias3"][:, None], a, last).view(s, -1, n)
 
 
-def _hidden(z: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Normalise and rectify."""
+def _bn_forward(values: Values, x: Tensor, first: Affine, second: Affine) -> Tensor:
+    """Predict x (s, n, Q) under t pairs of statistics, (s, t, H) each: (s, t, n)."""
+    s, n, Q = x.shape
+    t, H = first[0].shape[1:]
+    weights = matrices(values, Q)
+    z = torch.bmm(x, weights[0]).unsqueeze(1)  # (s, 1, n, H): the same for all draws
+    a = _normalized_relu(z, first)  # (s, t, n, H)
+    z = torch.bmm(a.view(s, t * n, H), weights[1]).view(s, t, n, H)
+    a = _normalized_relu(z, second)
+    return torch.bmm(a.view(s, t * n, H), weights[2]).view(s, t, n).add_(values["bias3"][:, None])
+
+
+def _normalized_relu(z: Tensor, affine: Affine) -> Tensor:
+    scale, shift = (each.unsqueeze(2) for each in affine)
     return relu_(torch.addcmul(shift, z, scale))
-
-
-def _head(z: Tensor, scale: Tensor, shift: Tensor, last: Tensor) -> Tensor:
-    """Normalise and rectify z (s, t, n, H), then multiply by the last weights (s, H, 1): (s, t, n)."""
-    s, t, n, H = z.shape
-    a = relu_(torch.addcmul(shift, z, scale))
-    if torch.compiler.is_compiling():
-        return (a * last.view(s, 1, 1, H)).sum(3)  # joins the kernel, where a matrix product would not
-    return torch.bmm(a.view(s, t * n, H), last).view(s, t, n)
-
-
-def _dropped(z: Tensor, bias: Tensor, uniform: Tensor, which: Tensor, rate: Tensor) -> Tensor:
-    """Rectify z (s, m, H) and drop units by the numbers of each network's stream, uniform[which]."""
-    return relu_(z + bias[:, None]) * (uniform[which] >= rate)
 
 
 def rmse(prediction: Tensor, problem: Problem, stream: Tensor) -> Tensor:

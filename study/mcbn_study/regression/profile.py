@@ -14,6 +14,7 @@ FORMAT = 1  # of the records; another one makes another configuration
 # Fields newer than the format, left out at their default: older folders stay valid
 ADDED = {"patience_epochs": 200, "search_seed": 1}
 ADDED |= dict.fromkeys(("fresh_draws", "full_batches", "one_stream", "published_mnf"), False)
+DROPPED = {"tf32": False}  # a field no more, in every older folder
 LARGEST_BATCH = {"energy": 512}  # published code
 
 
@@ -57,7 +58,6 @@ class Profile:
     sensitivity_samples: int = 100
     sensitivity_pass_counts: tuple[int, ...] = (250, 100, 50)
     sensitivity_pass_batch_size: int = 128
-    tf32: bool = False
     format: int = field(default=FORMAT)
 
     def batch_sizes_of(self, dataset: str) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class Profile:
 
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON has them."""
-        plain: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        plain: dict[str, object] = json.loads(json.dumps(asdict(self))) | DROPPED
         return {name: value for name, value in plain.items() if ADDED.get(name) != value}
 
     @property

@@ -1,7 +1,6 @@
 """The regression records as estimates, tables and figures: summary.csv, tables.md, tables.tex, figures/*.png."""
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
@@ -25,7 +24,6 @@ _WORDS = read_words(__package__)
 METRICS: dict[str, str] = _WORDS["metrics"]
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
 _CONSTANT = {"rmse": "rmse", "crps": "crps_constant", "pll": "pll_constant"}  # the twin's metrics there
-_NAMES_LISTED = 8  # of those that a message complains of
 _IDENTITY = ("dataset", "method", "split", "seed")
 Key: TypeAlias = tuple[str, str, str]  # data set, method, metric
 Summary: TypeAlias = Mapping[Key, Estimate]
@@ -78,14 +76,13 @@ def read(results: str | Path) -> RegressionReport:
     repeated = [row for name in NAMES for row in _repeat_rows(name, searches)]
     published_mnf = summarise(runs(journal.read(results / "mnf_published" / RECORDS)))
     boston = _boston_rows(results / "boston", searches)
+    repeats = [table(_WORDS["repeats"], repeated)] if repeated else []
+    repeats += [table(_WORDS["boston"], boston, **_standing(boston))] if boston else []
     return RegressionReport(
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
         fidelity=fidelity_tables(summary, published_mnf),
-        repeats=[
-            *([table(_WORDS["repeats"], repeated)] if repeated else []),
-            *([table(_WORDS["boston"], boston, **_standing(boston))] if boston else []),
-        ],
+        repeats=repeats,
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
         further=[*further_tables(searches[1]), coverage_table(summary)],
@@ -95,23 +92,18 @@ def read(results: str | Path) -> RegressionReport:
 
 def paper_tables(summary: Summary) -> list[Table]:
     """Lay out the text's Table 1 and the appendix tables of scores; what was not run is a dash."""
-
-    def pairs(method: str, metric: str) -> Pairs:
-        return {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES}
-
-    columns = {
-        name: [(head, show, pairs(method, metric)) for head, method, metric, show in _WORDS[name]["columns"]]
-        for name in ("main", "crps", "pll", "raw", "rmse")
-    }
-    return [_comparison(_WORDS[name], shown, **_WORDS["notes"]) for name, shown in columns.items()]
+    tables = []
+    for words in (_WORDS[name] for name in ("main", "crps", "pll", "raw", "rmse")):
+        columns = [
+            (head, show, {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES})
+            for head, method, metric, show in words["columns"]
+        ]
+        tables.append(_comparison(words, columns, **_WORDS["notes"]))
+    return tables
 
 
 def _comparison(words: Words, columns: Sequence[tuple[str, str, Pairs]], heading: str = "", **fields: str) -> Table:
-    """Lay out three rows a data set: ours, the paper's, the difference.
-
-    columns: of each its heading, how it shows ("error", "stars" or "p", as `cell` does), and what it compares; heading:
-    that over ours, paper and difference.
-    """
+    """Lay out three rows a data set: ours, the paper's, the difference; columns: heading, `show` of `cell`, pairs."""
     rows: list[tuple[str, ...]] = []
     for d in NAMES:
         shown = [(show, *pairs[d]) for _, show, pairs in columns]
@@ -130,9 +122,7 @@ def sensitivity_tables(varied: Iterable[Record]) -> list[Table]:
             value = score(run, metric)
             if run["method"] == "mcbn" and value is not None:
                 values.setdefault((run["dataset"], metric, run["batch_size"], run["n_samples"]), []).append(value)
-    return [
-        _sensitivity_table(values, over, name) for over in _WORDS["sensitivity"]["over"] for name in ("CRPS", "PLL")
-    ]
+    return [_sensitivity_table(values, *shown) for shown in product(_WORDS["sensitivity"]["over"], ("CRPS", "PLL"))]
 
 
 def _sensitivity_table(values: Mapping[tuple[str, str, int, int], Sequence[float]], over: str, name: str) -> Table:
@@ -237,9 +227,9 @@ class Gap(NamedTuple):
         return self.ours.mean - self.printed.mean
 
     def beyond(self, excess: float, *, rounding: bool = False, searched: bool = True) -> bool:
-        """Whether an excess is more than 2 standard errors of the difference, of runs and search or of runs alone.
+        """Whether an excess is above 2 sqrt(e^2 + e_paper^2), e of runs and search or of runs alone.
 
-        The error is sqrt(e^2 + e_paper^2); rounding: half a unit of the last printed digit is granted.
+        rounding: half a unit of the last printed digit is granted.
         """
         ours, printed = self.ours.apart if searched else self.ours.standard_error, self.printed.standard_error
         return excess - (self.printed.half_unit if rounding else 0.0) > 2 * math.hypot(ours or 0.0, printed or 0.0)
@@ -252,13 +242,6 @@ def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
     return [gap for gap in both if None not in (gap.ours.standard_error, gap.printed.standard_error)]
 
 
-def n_significant(summary: Summary) -> tuple[int, int]:
-    """Count the data sets on which MCBN's normalised CRPS is significantly above 0 (p < .05), and all with two runs."""
-    estimates = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
-    tested = [e for e in estimates if e and e.n > 1]
-    return sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tested), len(tested)
-
-
 def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> list[Table]:
     """Count the sets on which we agree with the paper, list where we differ; published_mnf: stopped as published."""
     rows = []
@@ -267,8 +250,11 @@ def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> l
         strict, lenient = (sum(not gap.beyond(gap.excess, rounding=r) for gap in compared) for r in (False, True))
         claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
-    n, tested = n_significant(summary)
-    rows.append(("MCBN: normalised CRPS significantly above 0", *_verdict(n, tested, _TARGET_SIGNIFICANT), MISSING))
+    normalised = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
+    tested = [e for e in normalised if e and e.n > 1]
+    n = sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tested)
+    shown = _verdict(n, len(tested), _TARGET_SIGNIFICANT)
+    rows.append(("MCBN: normalised CRPS significantly above 0", *shown, MISSING))
     return [table(_WORDS["fidelity"], rows), _differences(summary, published_mnf or {})]
 
 
@@ -303,27 +289,18 @@ def _finding(gap: Gap, published_mnf: Summary) -> str:
 def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] = ()) -> list[Record]:
     """Return the records of a kind, one per run; `also` names what tells runs apart besides set, method, split, seed.
 
-    Of a run recorded again with the same configuration the last counts, with a warning; with another
-    configuration it is an error, as no one can say which was meant.
+    Of a run recorded again with the same configuration the last counts; with another configuration it is an error, as
+    no one can say which was meant.
     """
     newest: dict[str, Record] = {}
-    repeated: list[str] = []
-    conflicts: list[str] = []
     for record in (r for r in records if r.get("kind") == kind):
-        dataset, method, split, seed, *rest = (_field(record, name) for name in (*_IDENTITY, *also))
-        settings = "".join(f" {name} {value}" for name, value in zip(also, rest, strict=True))
-        run = f"{dataset} {method} split {split} seed {seed}{settings}"
-        if run in newest:
-            same = newest[run].get("config_hash") == record.get("config_hash")
-            (repeated if same else conflicts).append(run)
+        run = ", ".join(f"{name} {_field(record, name)}" for name in (*_IDENTITY, *also))
+        if newest.setdefault(run, record).get("config_hash") != record.get("config_hash"):
+            raise MCBNError(
+                f"recorded more than once, with different configurations: {run}; move the records of one of them to "
+                "another folder"
+            )
         newest[run] = record
-    if conflicts:
-        raise MCBNError(
-            f"recorded more than once, with different configurations: {_list(conflicts)};"
-            " move the records of one of them to another folder"
-        )
-    if repeated:
-        warnings.warn(f"mcbn: recorded more than once, the last counts: {_list(repeated)}", stacklevel=2)
     return list(newest.values())
 
 
@@ -398,9 +375,3 @@ def _field(record: Record, name: str) -> Any:
 
 def _shorten(record: Record) -> str:
     return str({name: record[name] for name in ("kind", *_IDENTITY) if name in record})
-
-
-def _list(names: Sequence[str]) -> str:
-    names = list(dict.fromkeys(names))
-    more = [f"and {len(names) - _NAMES_LISTED} more"] if len(names) > _NAMES_LISTED else []
-    return ", ".join([*names[:_NAMES_LISTED], *more])

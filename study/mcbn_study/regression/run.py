@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mcbn.data import NAMES, describe, split
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.files import replacing
 from mcbn.stacked import Values
 from mcbn_study.journal import CellJournal, Record
@@ -27,7 +27,7 @@ from mcbn_study.regression.problem import Part, Problem, make_problem, stream_ke
 from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell
 from mcbn_study.regression.stack import Family, Networks, network_states
-from mcbn_study.regression.train import Job, save_networks, train_jobs
+from mcbn_study.regression.train import save_networks, train_streams
 from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
@@ -54,12 +54,10 @@ def run(
 
 def check_request(datasets: Names, methods: Names, setup: Setup) -> None:
     """Refuse unknown names and a GPU that is not there; on a cluster it is looked for where the tasks run."""
-    for kind, wanted, known in (("data set", datasets, NAMES), ("method", methods, METHODS)):
-        unknown = [name for name in wanted if name not in known]
-        if unknown:
-            raise MCBNError(f"there is no {kind} {unknown[0]!r}; choose from {', '.join(known)}")
-    if setup.engine == "local" and setup.device not in ("cpu", "cuda"):
-        raise MCBNError(f"device must be cpu or cuda; got {setup.device!r}")
+    asked = [("data set", name, NAMES) for name in datasets] + [("method", name, METHODS) for name in methods]
+    asked += [("--device", setup.device, ("cpu", "cuda"))] if setup.engine == "local" else []
+    for kind, name, known in asked:
+        require_choice(kind, name, known)
     if setup.engine == "local" and setup.device == "cuda" and not torch.cuda.is_available():
         raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
 
@@ -69,26 +67,23 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
     tasks: dict[str, Task] = {}
     for dataset, method in product(datasets, methods):
         name, needed = f"{dataset}-test-{method}", []
-        if not missing_splits(study, dataset, method) or study.journal.load(name) is not None:
+        if on_record(study, dataset, method) or study.journal.load(name) is not None:
             continue
         if method in TESTED:
             family, _ = TESTED[method]
             for cell in cells(study.profile, dataset, family):
-                C, M = len(cell.configurations), cell.configurations[0].batch_size
-                weight = describe(dataset).n * (C / M + 0.1 * C) * study.profile.max_epochs  # steps, and evaluations
-                options = {"family": family, "cell": cell}
-                tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, options, weight=weight))
+                tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, {"family": family, "cell": cell}))
                 needed.append(cell.name)
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
         tasks[name] = Task(name, dataset, step, {"method": method}, needed)
     return list(tasks.values())
 
 
-def missing_splits(study: Study, dataset: str, method: str) -> list[int]:
-    """List the splits of which a run of the method is not on record."""
+def on_record(study: Study, dataset: str, method: str) -> bool:
+    """Tell whether every run of a method is on record."""
     seeds = study.profile.seeds[:1] if method == "ensemble" else study.profile.seeds
     run = {"kind": "test", "dataset": dataset, "method": method}
-    return [s for s in study.profile.splits if not all(study.journal.has(**run, split=s, seed=seed) for seed in seeds)]
+    return all(study.journal.has(**run, split=s, seed=seed) for s, seed in product(study.profile.splits, seeds))
 
 
 def score_networks(study: Study, method: str) -> None:
@@ -99,7 +94,7 @@ def score_networks(study: Study, method: str) -> None:
     problem = final_problem(study)
     trained = train_chosen(study, problem, choices, family)
     samples = outputs(study, trained, problem, criterion, study.profile.n_samples)
-    records = _score_splits(study, method, study.profile.splits, choices, by_split(study, samples), started)
+    records = _score_splits(study, method, choices, by_split(study, samples), started)
     if method == "mcbn":
         _save_networks(study, problem, trained, choices)
     means = torch.stack([drawn.mean(0).float() for drawn in samples])  # (B seeds, n)
@@ -115,7 +110,7 @@ def score_ensemble(study: Study, method: str) -> None:
     started = time.perf_counter()
     choices = _tune_ensemble(study, choices)
     ensembles = by_split(study, _members(study, choices).double().to(study.device))  # (K, n) each
-    records = _score_splits(study, method, study.profile.splits, choices, [[members] for members in ensembles], started)
+    records = _score_splits(study, method, choices, [[members] for members in ensembles], started)
     taus = torch.tensor([[choice.tau, choice.tau_constant] for choice in choices])
     study.journal.finish(f"{study.dataset}-test-{method}", {"tau": taus}, records)
 
@@ -146,14 +141,12 @@ def _members(study: Study, choices: Sequence[Choice]) -> Tensor:
 
 
 def score_mnf(study: Study, method: str) -> None:
-    """Search, train and test MNF on the splits that are not on record; `seconds` are shared by all runs."""
-    profile, dataset, device = study.profile, study.dataset, study.device
-    missing = missing_splits(study, dataset, method)
-    started = time.perf_counter()
-    choices = mnf.search(dataset, missing, profile, device)
+    """Search, train and test MNF; `seconds` are shared by all runs."""
+    p, dataset, device, started = study.profile, study.dataset, study.device, time.perf_counter()
+    choices = mnf.search(dataset, p.splits, p, device)
     epochs = [choice.epochs for choice in choices]
-    samples = mnf.train_and_draw(dataset, missing, profile.seeds, epochs, profile.n_samples, device).double()
-    study.journal.append(_score_splits(study, method, missing, choices, by_split(study, samples), started))
+    samples = mnf.train_and_draw(dataset, p.splits, p.seeds, epochs, p.n_samples, device).double()
+    study.journal.append(_score_splits(study, method, choices, by_split(study, samples), started))
 
 
 def by_split(study: Study, runs: Any) -> list[Any]:
@@ -174,14 +167,14 @@ def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
 def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], family: Family) -> Trained:
     """Train a network for every stream with the choice of its split."""
     each = len(problem.streams) // len(choices)
-    jobs = [Job(r, *choices[r // each][:2]) for r in range(len(problem.streams))]
-    return train_jobs(problem, jobs, family, describe(study.dataset).hidden_units, study.numerics)
+    chosen = [(choice.configuration, choice.epochs) for choice in choices for _ in range(each)]
+    return train_streams(problem, chosen, family, describe(study.dataset).hidden_units, fused=study.fused)
 
 
 def outputs(study: Study, trained: Trained, problem: Problem, criterion: Criterion, n_samples: int) -> list[Tensor]:
     """Return the draws (T, n), or the plain output (1, n), of each stream's network in original units."""
     sizes = {networks.batch_size for networks, _ in trained}
-    evaluators = {M: Evaluator(problem, M, n_samples, study.numerics) for M in sizes}
+    evaluators = {M: Evaluator(problem, M, n_samples) for M in sizes}
     drawn = []
     for networks, values in trained:
         evaluator, r = evaluators[networks.batch_size], int(networks.stream)
@@ -211,12 +204,12 @@ def final_targets(study: Study, s: int) -> Tensor:
 
 
 def _score_splits(
-    study: Study, method: str, splits: Sequence[int], choices: Sequence[Choice], runs: Sequence[Any], started: float
+    study: Study, method: str, choices: Sequence[Choice], runs: Sequence[Any], started: float
 ) -> list[Record]:
     """Make the records of a test, from draws (T, n) of the runs of each split, and write the predictions."""
     seconds = (time.perf_counter() - started) / sum(map(len, runs))  # shared alike
     records = []
-    for s, choice, samples in zip(splits, choices, runs, strict=True):
+    for s, choice, samples in zip(study.profile.splits, choices, runs, strict=True):
         error = torch.stack([final_targets(study, s) - drawn.mean(0) for drawn in samples])
         std = torch.stack([(drawn.var(0, correction=0) + 1 / choice.tau).sqrt() for drawn in samples])
         save_predictions(study, study.dataset, method, s, error, std, [choice.tau_constant**-0.5] * len(samples))

@@ -6,7 +6,7 @@ et al. 2018, Section 4.3, and published code.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
@@ -17,7 +17,6 @@ from torch import Tensor
 from mcbn.data import describe, folds, split
 from mcbn.stacked import Values
 from mcbn_study.journal import Record
-from mcbn_study.machine import EXACT, Numerics
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_tau
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
@@ -48,48 +47,45 @@ class CrossValidation:
         *,
         hidden: int,
         family: Family,
-        numerics: Numerics = EXACT,
+        fused: bool = False,
         winner: Sequence[int] | None = None,
     ) -> None:
-        self.problem, self.profile, self.numerics, self._winner = problem, profile, numerics, winner
+        self.problem, self.profile, self._winner = problem, profile, winner
         self.F, self.B, self.C = profile.n_folds, len(problem.streams) // profile.n_folds, len(configurations)
-        wanted = grid_networks(problem, configurations, family, hidden)
-        order = ascending(problem, wanted)  # the place of each trained network in (B, F, C)
-        self.trainer = Trainer(problem, wanted[order], numerics)
+        self.networks = grid_networks(problem, configurations, family, hidden)  # as (B, F, C)
+        self._place = ascending(problem, self.networks)  # of each network in the trainer: where it is in (B, F, C)
+        self.trainer = Trainer(problem, self.networks[self._place], fused=fused)
         # The best evaluation of each criterion, split and configuration, and the parameters it had: none yet
         self.rmse = torch.full((2, self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
         self.epoch, self.waited = (torch.zeros_like(self.rmse, dtype=torch.int64) for _ in range(2))
-        self.kept = {name: torch.stack([value, value]) for name, value in self.trainer.values.items()}  # (2, S, ...)
+        first = take(self.trainer.values, torch.argsort(self._place))
+        self.kept = {name: torch.stack([value, value]) for name, value in first.items()}  # (2, B F C, ...)
         self.running = torch.ones(self.B, self.C, dtype=torch.bool, device=problem.device)
         self.stopped = torch.full((self.B, self.C), profile.max_epochs)
-        self._all, self._order = self.trainer.networks, order.to(problem.device)
-        self._present = torch.arange(len(order), device=problem.device)  # of the trainer's, in the whole stack
-        self._split, self._configuration = self._order // (self.F * self.C), self._order % self.C
 
-    def run(self, on_evaluation: Callable[[int], object] = lambda epoch: None) -> Search:
-        """Train until every configuration has stopped, telling `on_evaluation` of each epoch looked at."""
+    def run(self) -> Search:
+        """Train until every configuration has stopped."""
         every, most = self.profile.evaluate_every, self.profile.max_epochs
-        evaluator = Evaluator(self.problem, self._all.batch_size, self.profile.selection_samples, self.numerics)
+        evaluator = Evaluator(self.problem, self.networks.batch_size, self.profile.selection_samples)
         while bool(self.running.any()) and self.trainer.epoch + every <= most:
             running = self._running()
-            if len(running) <= SHRINK * len(self._present):
+            if len(running) <= SHRINK * len(self._place):
                 self.trainer.keep(running)
-                self._present = self._present[running]
+                self._place = self._place[running]
             self.trainer.advance(every)
             if self.profile.fresh_draws:
                 evaluator.draw_anew(self.trainer.epoch)
             self._evaluate(evaluator, self.trainer.epoch)
-            on_evaluation(self.trainer.epoch)
         return self._result()
 
     def _running(self) -> Tensor:
         """Return the places in the trainer of networks whose configuration has not stopped."""
-        return torch.nonzero(self.running[self._split[self._present], self._configuration[self._present]]).flatten()
+        return torch.nonzero(self.running[self._place // (self.F * self.C), self._place % self.C]).flatten()
 
     def _evaluate(self, evaluator: Evaluator, epoch: int) -> None:
         local = self._running()
-        places = self._present[local]  # in the whole stack
-        at = self._split[places], self._configuration[places]
+        places = self._place[local]
+        at = places // (self.F * self.C), places % self.C
         networks, values = self.trainer.networks[local], take(self.trainer.values, local)
         predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
         for i, prediction in enumerate(predictions):
@@ -111,8 +107,8 @@ class CrossValidation:
         winner = self.rmse.argmin(2)  # (2, B)
         if self._winner is not None:
             winner = torch.tensor([self._winner] * len(CRITERIA), device=self.problem.device)
-        place_of = torch.argsort(self._order).view(self.B, self.F, self.C)
-        at = [place_of.gather(2, row[:, None, None].expand(-1, self.F, 1)).flatten() for row in winner]  # (B F,) each
+        folds = torch.arange(0, self.B * self.F * self.C, self.C, device=winner.device)
+        at = [folds + row.repeat_interleave(self.F) for row in winner]  # (B F,) each
         kept = [{name: kept[i, places] for name, kept in self.kept.items()} for i, places in enumerate(at)]
         validated = [self._validate(*each) for each in zip(CRITERIA, kept, at, strict=True)]
         rows = dict(zip(("mean", "variance", "y"), map(torch.stack, zip(*validated, strict=True)), strict=True))
@@ -123,8 +119,8 @@ class CrossValidation:
 
     def _validate(self, criterion: Criterion, values: Values, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return moments and targets of the validation rows, (B F, n) in original units."""
-        networks = self._all[places]
-        evaluator = Evaluator(self.problem, networks.batch_size, self.profile.n_samples, self.numerics)
+        networks = self.networks[places]
+        evaluator = Evaluator(self.problem, networks.batch_size, self.profile.n_samples)
         if criterion == "mc":
             moments = evaluator.moments(values, networks)
         else:
@@ -212,12 +208,11 @@ def cross_validate(
     **samples: Any,
 ) -> Search:
     """Run a cross-validation by the profile; samples: its selection_samples and n_samples, where others are wanted."""
-    p, hidden = study.profile, describe(study.dataset).hidden_units
-    searched = p.selection_samples_large if describe(study.dataset).n > p.large else p.selection_samples
+    p, facts = study.profile, describe(study.dataset)
+    searched = p.selection_samples_large if facts.n > p.large else p.selection_samples
     rules = replace(p, **({"selection_samples": searched} | samples))
-    how: dict[str, Any] = {"hidden": hidden, "family": family, "numerics": study.numerics, "winner": winner}
-    validation = CrossValidation(problem, rules, configurations, **how)
-    return validation.run(lambda epoch: study.progress.fraction(epoch / p.max_epochs))
+    how: dict[str, Any] = {"hidden": facts.hidden_units, "family": family, "fused": study.fused, "winner": winner}
+    return CrossValidation(problem, rules, configurations, **how).run()
 
 
 def _records(study: Study, family: Family, cell: Cell, search: Search, seconds: float) -> list[Record]:

@@ -18,7 +18,6 @@ from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
 from mcbn.saving import read_tensors, write_tensors
 from mcbn.stacked import Values
-from mcbn_study.machine import EXACT, Numerics, precision, prepared
 from mcbn_study.regression import fused as fused_steps
 from mcbn_study.regression.problem import Problem, row_orders, uniforms
 from mcbn_study.regression.profile import Configuration
@@ -48,16 +47,15 @@ class Trainer:
 
     What becomes of a network depends on its stream and configuration alone. Networks come in ascending order of their
     number of batches: those that have none left wait, unchanged, until the epoch ends. graphs: capture blocks of steps
-    as CUDA graphs, the default on a GPU; with numerics.fused whole blocks are one CUDA kernel, where networks fit.
+    as CUDA graphs, the default on a GPU; fused: whole blocks are one CUDA kernel, where networks fit.
     """
 
     def __init__(
-        self, problem: Problem, networks: Networks, numerics: Numerics = EXACT, *, graphs: bool | None = None
+        self, problem: Problem, networks: Networks, *, fused: bool = False, graphs: bool | None = None
     ) -> None:
-        self.problem, self.networks, self.numerics = problem, networks.like(problem.train.x), numerics
-        self.epoch, self._graphs = 0, problem.device.type == "cuda" if graphs is None else graphs
-        self._gradients = prepared(GRADIENTS[networks.family], numerics.compiled)
-        self._fits = numerics.fused and fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
+        self.problem, self.networks, self.epoch = problem, networks.like(problem.train.x), 0
+        self._graphs = problem.device.type == "cuda" if graphs is None else graphs
+        self._fits = fused and fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
         self._row_keys, self._mask_keys = problem.keys("rows"), problem.keys("training dropout")
@@ -67,16 +65,15 @@ class Trainer:
         """Train every network for so many further epochs."""
         chunk, M = max(1, ORDER_NUMBERS // self.problem.train.y.numel()), self.networks.batch_size
         end = self.epoch + epochs
-        with precision(self.numerics.tf32):
-            while self.epoch < end:
-                now = torch.arange(self.epoch, min(self.epoch + chunk, end), device=self.problem.device)
-                orders = row_orders(self._row_keys, self.problem.train.n, now)  # (R, E, N)
-                for rows, positions, active in self._segments(orders, now):
-                    for start in range(0, len(positions), most := self._block_steps()):
-                        steps = positions[start : start + most]
-                        self._load(rows[:, start * M : (start + len(steps)) * M], steps)
-                        self._run(len(steps), active)
-                self.epoch += len(now)
+        while self.epoch < end:
+            now = torch.arange(self.epoch, min(self.epoch + chunk, end), device=self.problem.device)
+            orders = row_orders(self._row_keys, self.problem.train.n, now)  # (R, E, N)
+            for rows, positions, active in self._segments(orders, now):
+                for start in range(0, len(positions), most := self._block_steps()):
+                    steps = positions[start : start + most]
+                    self._load(rows[:, start * M : (start + len(steps)) * M], steps)
+                    self._run(len(steps), active)
+            self.epoch += len(now)
 
     def keep(self, index: Tensor) -> None:
         """Go on with the networks at `index`, ascending, alone."""
@@ -133,8 +130,6 @@ class Trainer:
             states = (self.values, *self.moments)
             fused_steps.take_steps(states, self._blocks[size], self.networks, self._count, LEARNING_RATE)
             self._count += size
-            for taken in self._taken[0]:
-                taken.fill_(self._count)
         elif not self._graphs:
             self._take_steps(size, active)
         elif key not in self._captured:
@@ -150,7 +145,7 @@ class Trainer:
         for k in range(size):
             batch = slice(k * M, (k + 1) * M)
             rest = (uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
-            every = self._gradients(self.values, x[:, batch], y[:, batch, None], n.weight_decay, *rest)
+            every = GRADIENTS[n.family](self.values, x[:, batch], y[:, batch, None], n.weight_decay, *rest)
             values, grads, first, second = (
                 [tensors[name][group.rows] for group in self._groups[active:] for name in self.values]
                 for tensors in (self.values, every, *self.moments)
@@ -175,35 +170,28 @@ def _groups(steps: Tensor) -> list[_Group]:
     return groups
 
 
-class Job(NamedTuple):
-    """One network to train: its stream in the problem, its configuration, its epochs."""
-
-    stream: int
-    configuration: Configuration
-    epochs: int
-
-
-def train_jobs(
-    problem: Problem, jobs: Sequence[Job], family: Family, hidden: int, numerics: Numerics = EXACT
+def train_streams(
+    problem: Problem, chosen: Sequence[tuple[Configuration, int]], family: Family, hidden: int, *, fused: bool = False
 ) -> list[tuple[Networks, Values]]:
-    """Train every job; those of one batch size as one stack, which shrinks as networks reach their epochs."""
+    """Train a network for every stream, each with the configuration and for the epochs chosen for it.
+
+    Those of one batch size train as one stack, which shrinks as networks reach their epochs.
+    """
     trained: dict[int, tuple[Networks, Values]] = {}
-    for M in sorted({job.configuration.batch_size for job in jobs}):
-        places = [place for place, job in enumerate(jobs) if job.configuration.batch_size == M]
-        streams, configurations, _ = zip(*(jobs[place] for place in places), strict=True)
-        networks = networks_of(problem, family, streams, configurations, hidden)
-        order = ascending(problem, networks)
-        trainer, places = Trainer(problem, networks[order], numerics), [places[i] for i in order.tolist()]
-        for end in sorted({jobs[place].epochs for place in places}):
+    for M in sorted({configuration.batch_size for configuration, _ in chosen}):
+        streams = [r for r, (configuration, _) in enumerate(chosen) if configuration.batch_size == M]
+        networks = networks_of(problem, family, streams, [chosen[r][0] for r in streams], hidden)
+        trainer = Trainer(problem, networks[ascending(problem, networks)], fused=fused)
+        for end in sorted({chosen[r][1] for r in streams}):
             trainer.advance(end - trainer.epoch)
-            ready = [jobs[place].epochs == end for place in places]
-            for i in (i for i, done in enumerate(ready) if done):
+            present = trainer.networks.stream.tolist()
+            for i in (i for i, r in enumerate(present) if chosen[r][1] == end):
                 one = torch.tensor([i], device=problem.device)
-                trained[places[i]] = trainer.networks[one], take(trainer.values, one)
-            if not all(ready):
-                trainer.keep(torch.nonzero(~torch.tensor(ready, device=problem.device)).flatten())
-                places = [place for place, done in zip(places, ready, strict=True) if not done]
-    return [trained[place] for place in range(len(jobs))]
+                trained[present[i]] = trainer.networks[one], take(trainer.values, one)
+            left = [i for i, r in enumerate(present) if chosen[r][1] > end]
+            if left:
+                trainer.keep(torch.tensor(left, device=problem.device))
+    return [trained[r] for r in range(len(chosen))]
 
 
 def networks_of(
@@ -213,12 +201,12 @@ def networks_of(
     M = min(configurations[0].batch_size, int(problem.train.n.min()))
     weight_decay = torch.tensor([configuration.weight_decay for configuration in configurations])
     rate = torch.tensor([configuration.rate or 0.0 for configuration in configurations])
-    return Networks(family, torch.tensor(streams), weight_decay, rate, M, hidden)
+    return Networks(family, torch.tensor(streams), weight_decay, rate, M, hidden).like(problem.train.x)
 
 
 def ascending(problem: Problem, networks: Networks) -> Tensor:
     """Order networks as a trainer takes them, by batches an epoch: (S,) places."""
-    return torch.argsort((problem.train.n.cpu() // networks.batch_size)[networks.stream], stable=True)
+    return torch.argsort(problem.train.n[networks.stream] // networks.batch_size, stable=True)
 
 
 def save_networks(path: Path, states: Sequence[dict[str, Tensor]], infos: Sequence[dict[str, Any]]) -> None:
