@@ -9,7 +9,7 @@ from typing import Any
 from mcbn.errors import MCBNError
 from mcbn_study.cifar10.measure import Evaluation
 from mcbn_study.cifar10.profile import CifarProfile
-from mcbn_study.cifar10.train import Epoch, load_network, network_facts, save_network, train
+from mcbn_study.cifar10.train import load_network, network_facts, save_network, train
 from mcbn_study.journal import Journal
 from mcbn_study.machine import environment
 from mcbn_study.study import Progress
@@ -25,69 +25,53 @@ def run(
     device: str = "cpu",
     networks: Path | None = None,
     dropout: float = 0.0,
-    together: bool | None = None,
     queries: bool = False,
 ) -> Path:
     """Train and measure the networks of several seeds; return the file of records.
 
     networks: folder of trained ones, which are not trained again; dropout: train with it instead, for MC dropout, and
-    measure nothing; together: train all seeds at the same time before any is measured, by default on a GPU; queries:
-    measure the estimator with fresh batches alone.
+    measure nothing; queries: measure the estimator with fresh batches alone.
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
-    journal = Journal(out, asdict(profile), device)
+    journal, stem = Journal(out, asdict(profile), device), f"resnet{profile.depth}{'-dropout' if dropout else ''}"
     progress = Progress(len(seeds) * profile.steps, "CIFAR-10")
-    at_once, folder = device != "cpu" if together is None else together, networks or out / "networks"
-
-    def watch(seed: int, epoch: Epoch) -> None:
-        progress.fraction(epoch.steps / profile.steps)
-
-    for group in [seeds] if at_once else [[seed] for seed in seeds]:
-        with progress.cell(f"seed {', '.join(map(str, group))}", len(group) * profile.steps):
-            for path in train_networks(profile, folder, seeds=group, dropout=dropout, device=device, watch=watch):
-                facts = {"kind": TRAINING, "network": path.stem.rpartition("-seed")[0], **network_facts(path)}
-                if facts not in journal.records:
-                    journal.append([facts])
-                if not dropout:
-                    evaluate(journal, profile, path, queries)
+    for seed in seeds:
+        path = (networks or out / "networks") / f"{stem}-seed{seed}.safetensors"
+        with progress.cell(f"seed {seed}", profile.steps):
+            train_network(profile, path, seed=seed, dropout=dropout, device=device, progress=progress)
+            facts = {"kind": TRAINING, "network": stem, **network_facts(path)}
+            if facts not in journal.records:
+                journal.append([facts])
+            if not dropout:
+                evaluate(journal, profile, path, stem, queries)
     progress.close()
     return journal.path
 
 
-def train_networks(
-    profile: CifarProfile, folder: Path, *, seeds: Sequence[int], dropout: float = 0.0, device: str = "cpu", **how: Any
-) -> list[Path]:
-    """Train the networks that have no file yet, or go on with them, all at the same time; how: as `train` takes it."""
-    stem = f"resnet{profile.depth}{'-dropout' if dropout else ''}"
-    paths = {seed: folder / f"{stem}-seed{seed}.safetensors" for seed in seeds}
-    for path in filter(Path.exists, paths.values()):
+def train_network(
+    profile: CifarProfile, path: Path, *, seed: int, dropout: float, device: str, progress: Progress
+) -> None:
+    """Train the network of a seed unless it has a file already, which must be of the same settings."""
+    if path.exists():
         facts = network_facts(path)
         if facts["training"] != profile.training or facts["dropout"] != dropout:
             others = f"other settings (profile {facts['profile']!r}, dropout {facts['dropout']})"
             raise MCBNError(f"{path} was trained with {others}; use another folder with --out or --networks")
-    left = [seed for seed, path in paths.items() if not path.exists()]
-    unfinished = folder / "unfinished"
-    if left:
-        how |= {"dropout": dropout, "device": device, "files": [unfinished / paths[seed].name for seed in left]}
-        for trainer in train(profile, profile.load().train, seeds=left, **how):
-            last = trainer.epochs[-1]
-            facts = {"seed": trainer.seed, "dropout": dropout, "profile": profile.name, "training": profile.training}
-            facts |= {"steps": last.steps, "loss": last.loss, "accuracy": last.accuracy, "seconds": last.seconds}
-            facts["milliseconds_per_step"] = round(1000 * last.seconds / last.steps, 4)
-            facts["together"] = len(left)  # shared the seconds
-            save_network(trainer.network, paths[trainer.seed], facts | asdict(environment(device)))
-    if unfinished.is_dir() and not any(unfinished.iterdir()):
-        unfinished.rmdir()
-    return list(paths.values())
+        return
+    how: dict[str, Any] = {"seed": seed, "dropout": dropout}
+    network, reached = train(profile, profile.load().train, device=device, watch=progress.fraction, **how)
+    facts = how | {"profile": profile.name, "training": profile.training} | reached
+    facts["milliseconds_per_step"] = round(1000 * reached["seconds"] / reached["steps"], 4)
+    save_network(network, path, facts | asdict(environment(device)))
 
 
-def evaluate(journal: Journal, profile: CifarProfile, path: Path, queries: bool = False) -> None:
+def evaluate(journal: Journal, profile: CifarProfile, path: Path, stem: str, queries: bool) -> None:
     """Measure one network and append its rows, all at once, unless the same file was measured so before."""
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     if journal.has(network_hash=content, part="query" if queries else "test"):
         return
-    about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
+    about = {"kind": KIND, "network": stem, "network_hash": content}
     network, seed = load_network(path).to(journal.device), network_facts(path)["seed"]
     evaluation = Evaluation(network, profile, profile.load(), seed=seed)
     journal.add([about | row for row in (evaluation.queries() if queries else evaluation.rows())])

@@ -88,7 +88,8 @@ def near_subjects(profile: ShiftProfile, inputs: Inputs, folder: Path, seeds: Se
     for seed in seeds:
         path, seen = folder / f"resnet{profile.near.depth}-near{seed}.safetensors", known(inputs.train, seed)
         if not path.exists():
-            (trainer,) = train(profile.near, seen, seeds=[seed], device=device)
-            save_network(trainer.network.cpu(), path, trainer.settings | {"novel": novel_classes(seed)})
+            network, facts = train(profile.near, seen, seed=seed, device=device)
+            facts |= {"seed": seed, "training": profile.near.training, "novel": novel_classes(seed)}
+            save_network(network.cpu(), path, facts)
         subjects.append(Subject("six classes", seed, load_network(path).to(device), standardize, Augmented(seen.x)))
     return subjects
