@@ -103,51 +103,33 @@ def test_void_pixels_have_no_gradient() -> None:
     assert logits.grad[1:].abs().max() == 0
 
 
-class StopError(Exception):
-    """Stands for a kill."""
+def test_training_depends_on_its_settings_alone_and_says_how_it_goes() -> None:
+    own, val, told = scenes(7), scenes(2, seed=9), list[str]()
+    once, again = (training.train(TINY, own, val, echo=told.append) for _ in range(2))
+    assert (once.losses, once.checks) == (again.losses, again.checks)
+    assert len(once.losses) == 3
+    assert [epoch for epoch, _ in once.checks] == [2, 3]
+    for name, value in once.network.state_dict().items():
+        assert torch.equal(value, again.network.state_dict()[name]), name
+    assert not once.network.training
+    assert told[-1].startswith(f"epoch 3: loss {once.losses[-1]:.4f}, val mIoU {once.checks[-1][1]:.1f} at 3, ")
 
 
-def test_training_resumes_to_the_very_same_network(tmp_path: Path) -> None:
-    own, val = scenes(7), scenes(2, seed=9)
-    whole = training.train(TINY, own, val, tmp_path / "whole.safetensors")
-
-    def stop(run: training.TrainingRun) -> None:
-        if run.epoch == 2:
-            raise StopError
-
-    with pytest.raises(StopError):
-        training.train(TINY, own, val, tmp_path / "cut.file", on_epoch=stop)
-    epochs: list[int] = []
-    resumed = training.train(TINY, own, val, tmp_path / "cut.file", on_epoch=lambda run: epochs.append(run.epoch))
-    assert epochs == [3]
-    assert (resumed.losses, resumed.checks) == (whole.losses, whole.checks)
-    assert [epoch for epoch, _ in whole.checks] == [2, 3]
-    for name, value in whole.network.state_dict().items():
-        assert torch.equal(value, resumed.network.state_dict()[name]), name
-    assert not whole.network.training
-
-
-def test_training_learns_and_leaves_the_global_generators_alone(tmp_path: Path) -> None:
+def test_training_learns_and_leaves_the_global_generators_alone() -> None:
     before = generators()
-    run = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None, tmp_path / "c.safetensors")
+    run = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None)
     assert generators() == before
     assert run.losses[-1] < 0.95 * run.losses[0]
 
 
-def test_checkpoints_of_other_settings_or_none_at_all_are_refused(tmp_path: Path) -> None:
-    training.train(replace(TINY, epochs=1), scenes(4), None, tmp_path / "c.safetensors")
-    with pytest.raises(MCBNError, match="other settings; remove it"):
-        training.train(TINY, scenes(4), None, tmp_path / "c.safetensors")
-    (tmp_path / "c.safetensors").write_bytes(b"nothing")
-    with pytest.raises(MCBNError, match="is not a whole safetensors file"):
-        training.train(TINY, scenes(4), None, tmp_path / "c.safetensors")
+def test_too_few_images_for_a_batch_are_refused() -> None:
     with pytest.raises(MCBNError, match="2 training images make no batch of 3"):
-        training.train(TINY, scenes(2), None, tmp_path / "d.safetensors")
+        training.train(TINY, scenes(2), None)
 
 
-def test_divergence_is_an_error(tmp_path: Path) -> None:
+def test_divergence_is_an_error() -> None:
     with pytest.raises(MCBNError, match="diverged in epoch"):
-        training.train(replace(TINY, learning_rate=1e30, epochs=8), scenes(6), None, tmp_path / "c.safetensors")
+        training.train(replace(TINY, learning_rate=1e30, epochs=8), scenes(6), None)
 
 
 def test_saved_networks_come_back_up_to_half_precision(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train, predict in every way, score, record. The same call goes on after an interruption."""
+"""Train, predict in every way, score, record; what is there is not done again."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from mcbn_study.journal import Journal
 from mcbn_study.machine import fastest_convolutions
 from mcbn_study.segmentation.measure import SceneEvaluation
 from mcbn_study.segmentation.profile import SceneProfile
-from mcbn_study.segmentation.train import TrainingRun, load_network, save_network, train
+from mcbn_study.segmentation.train import load_network, save_network, train
 
 METHODS = ("plain", "paper", "mcbn", "mcbn_tuned")
 Echo = Callable[[str], None]
@@ -43,19 +43,9 @@ def train_network(profile: SceneProfile, out: Path, *, device: str = "cpu", echo
     if path.exists():
         load_network(profile, path)  # refuses one of other settings
         return
-    checkpoint = out / "checkpoints" / f"{profile.dataset}.safetensors"
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    (checkpoint.parent / ".gitignore").write_text("*\n")  # to go on from, not to publish
-    scenes = profile.load("train")
     val = profile.load("val") if profile.test_part != "val" else None
-
-    def say(done: TrainingRun) -> None:
-        if done.epoch % profile.save_every == 0 or done.epoch == profile.epochs:
-            checked = f", val mIoU {done.checks[-1][1]:.1f} at {done.checks[-1][0]}" if done.checks else ""
-            echo(f"epoch {done.epoch}: loss {done.losses[-1]:.4f}{checked}, {done.seconds:.0f} s")
-
     with fastest_convolutions():
-        done = train(profile, scenes, val, checkpoint, device=device, on_epoch=say)
+        done = train(profile, profile.load("train"), val, device=device, echo=echo)
     save_network(done.network, profile, path)
     row = {"kind": "training", "dataset": profile.dataset, "method": "training", "seconds": round(done.seconds, 2)}
     row |= {"losses": [round(loss, 5) for loss in done.losses], "val_miou": done.checks}

@@ -1,4 +1,4 @@
-"""Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights; resumes from its checkpoint.
+"""Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights.
 
 Images are made on the device: random zoom, crop, flip and brightness, reflected beyond the image's edge. The last
 network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way. Its file has
@@ -8,7 +8,6 @@ convolutions in half precision, so that it stays small.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.saving import read_tensors, write_tensors
-from mcbn_study import checkpoints
+from mcbn_study.checkpoints import load_weights
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
 from mcbn_study.networks import SegNet
@@ -96,61 +95,45 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
         yield show(scenes, draw_views(rows, generator))[0]
 
 
-@dataclass
-class TrainingRun:
-    """A training run on its way: the network, its optimiser, and what was seen so far."""
+class TrainingRun(NamedTuple):
+    """A trained network, and what was seen on the way."""
 
     network: SegNet
-    optimizer: torch.optim.Optimizer
-    losses: list[float] = field(default_factory=list)  # one an epoch
-    checks: list[list[float]] = field(default_factory=list)  # epoch, validation mIoU
-    seconds: float = 0.0
-
-    @property
-    def epoch(self) -> int:
-        """Epochs done."""
-        return len(self.losses)
+    losses: list[float]  # one an epoch
+    checks: list[list[float]]  # epoch, validation mIoU
+    seconds: float
 
 
 def train(
     profile: SceneProfile,
     scenes: Scenes,
     val: Scenes | None,
-    checkpoint: Path,
     *,
     device: str = "cpu",
-    on_epoch: Callable[[TrainingRun], object] = lambda run: None,
+    echo: Callable[[str], object] = lambda line: None,
 ) -> TrainingRun:
-    """Train for the epochs of the profile, going on from the checkpoint where there is one; on a GPU in bfloat16.
+    """Train for the epochs of the profile; on a GPU in bfloat16. echo: is told every few epochs how it goes.
 
-    val: images whose mIoU is noted every few epochs; checkpoint: file that is replaced every few epochs and at the end;
-    on_epoch: called after every epoch; what it raises ends the run, which can be resumed.
+    val: images whose mIoU is noted every few epochs.
     """
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
+    started, losses, checks = time.perf_counter(), list[float](), list[list[float]]()
     network = SegNet(len(scenes.kind.classes), widths=profile.widths, seed=profile.seed)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     decay, on_gpu = profile.weight_decay, device == "cuda"
     optimizer = torch.optim.AdamW(network.parameters(), profile.learning_rate, weight_decay=decay, fused=on_gpu)
-    for p in network.parameters():
-        optimizer.state[p] = {"step": torch.zeros((), device=device)}
-        optimizer.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    state = checkpoints.training_state(network, optimizer)
-    run = TrainingRun(network, optimizer, *(checkpoints.resume(checkpoint, state, profile.settings()) or ()))
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
-    while run.epoch < profile.epochs:
-        started = time.perf_counter()
-        run.losses.append(_one_epoch(run, profile, scenes, weight, device))
-        last = run.epoch == profile.epochs
-        if val is not None and (last or run.epoch % profile.check_every == 0):
-            run.checks.append([run.epoch, validate(network, val)])
-        run.seconds += time.perf_counter() - started
-        if last or run.epoch % profile.save_every == 0:
-            checkpoints.keep(checkpoint, state, profile.settings(), [run.losses, run.checks, run.seconds])
-        on_epoch(run)
-    network.eval()
-    return run
+    for epoch in range(1, profile.epochs + 1):
+        losses.append(_one_epoch(network, optimizer, profile, scenes, weight, epoch))
+        last, seconds = epoch == profile.epochs, time.perf_counter() - started
+        if val is not None and (last or epoch % profile.check_every == 0):
+            checks.append([epoch, validate(network, val)])
+        if last or epoch % profile.save_every == 0:
+            checked = f", val mIoU {checks[-1][1]:.1f} at {checks[-1][0]}" if checks else ""
+            echo(f"epoch {epoch}: loss {losses[-1]:.4f}{checked}, {seconds:.0f} s")
+    return TrainingRun(network.eval(), losses, checks, time.perf_counter() - started)
 
 
 def learning_rate(step: int, steps: int, *, peak: float, warm_up: float) -> float:
@@ -192,26 +175,33 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     return mean_iou(torch.stack(counts).sum(0))
 
 
-def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
-    """Take the steps of one epoch; return the mean loss."""
-    run.network.train()
-    views = list(epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch))
-    steps, total = len(views), torch.zeros((), device=device)
-    for number, view in enumerate(views):
-        done, steps_in_all = run.epoch * steps + number, profile.epochs * steps
-        (group,) = run.optimizer.param_groups
-        group["lr"] = learning_rate(done, steps_in_all, peak=profile.learning_rate, warm_up=profile.warm_up)
+def _one_epoch(
+    network: SegNet,
+    optimizer: torch.optim.Optimizer,
+    profile: SceneProfile,
+    scenes: Scenes,
+    weight: Tensor,
+    epoch: int,
+) -> float:
+    """Take the steps of one epoch, counted from 1; return the mean loss."""
+    network.train()
+    views = list(epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=epoch - 1))
+    steps, device = len(views), scenes.x.device
+    total, (group,) = torch.zeros((), device=device), optimizer.param_groups
+    for step, view in enumerate(views, (epoch - 1) * steps):
+        how = {"peak": profile.learning_rate, "warm_up": profile.warm_up}
+        group["lr"] = learning_rate(step, profile.epochs * steps, **how)
         x, y = show(scenes, view)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = run.network(x)  # (M, K, H, W)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = network(x)  # (M, K, H, W)
         loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
-        run.optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        run.optimizer.step()
+        optimizer.step()
         total += loss.detach()
     mean = total.item() / steps
     if not math.isfinite(mean):
-        raise MCBNError(f"training diverged in epoch {run.epoch + 1}: the loss is {mean}; lower learning_rate")
+        raise MCBNError(f"training diverged in epoch {epoch}: the loss is {mean}; lower learning_rate")
     return mean
 
 
@@ -228,7 +218,7 @@ def load_network(profile: SceneProfile, path: Path) -> SegNet:
     if metadata != _metadata(profile):
         trained = f"{path} was trained with other settings ({metadata.get('profile')})"
         raise MCBNError(f"{trained}; remove it, or use another folder with --out")
-    return checkpoints.load_weights(network, tensors, path)
+    return load_weights(network, tensors, path)
 
 
 def _metadata(profile: SceneProfile) -> dict[str, str]:
