@@ -15,7 +15,7 @@ from mcbn.field.distance import rank_p_values
 from mcbn.field.watch import Martingale, Watch
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn_study.alternatives.run import probabilities, temperature
+from mcbn_study.alternatives.run import ood_auroc, probabilities, temperature
 from mcbn_study.data.cifar import Images
 from mcbn_study.machine import timed
 from mcbn_study.scores import class_scores
@@ -272,9 +272,7 @@ def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, ne
     at_home = judge(familiar[others])
     for name, x in sets.items():
         for method, values in judge(x).items():
-            both = torch.cat([at_home[method], values])
-            strange = torch.arange(len(both)) >= len(at_home[method])
-            yield {"data": name, "method": method, "auroc": float(metrics.auroc(both, strange)), "n": len(x)}
+            yield {"data": name, "method": method, "auroc": ood_auroc(at_home[method], values), "n": len(x)}
 
 
 def sensor(dataset: str, split: int) -> Iterator[Row]:
