@@ -9,7 +9,6 @@ every score, are compared pixel by pixel with those our results were computed on
 import hashlib
 import io
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -61,11 +60,6 @@ class Scenes:
     def to(self, device: torch.device | str) -> "Scenes":
         """Move the tensors to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
-
-    def take(self, rows: Sequence[int]) -> "Scenes":
-        """Keep these images, in this order."""
-        chosen = torch.tensor(rows, device=self.x.device)
-        return replace(self, x=self.x[chosen], y=self.y[chosen], names=tuple(self.names[row] for row in rows))
 
     def shrink(self, size: Size) -> "Scenes":
         """Bring all images to a size (H, W): images averaged, labels those of the nearest pixel."""

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,10 @@ def _frame(rows: int, H: int, W: int) -> "tuple[plots.Figure, NDArray[Any], NDAr
 def _find(kind: SceneSet, config: Mapping[str, Any], names: Sequence[str]) -> Scenes:
     """Read the images of these names, at the size of the run."""
     scenes = load_scenes(kind, config["test_part"], limit=config["limit"])
-    order = {name: row for row, name in enumerate(scenes.names)}
-    missing = [name for name in names if name not in order]
-    if missing:
-        raise MCBNError(f"{kind.name} has no image {missing[0]!r} in its part {config['test_part']}")
-    chosen = scenes.take([order[name] for name in names])
+    if missing := set(names) - set(scenes.names):
+        raise MCBNError(f"{kind.name} has no image {missing.pop()!r} in its part {config['test_part']}")
+    rows = [scenes.names.index(name) for name in names]
+    chosen = replace(scenes, x=scenes.x[rows], y=scenes.y[rows], names=tuple(names))
     return chosen if config["size"] is None else chosen.shrink(tuple(config["size"]))
 
 

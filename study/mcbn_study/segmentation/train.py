@@ -8,7 +8,6 @@ convolutions in half precision, so that it stays small.
 import math
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,15 +66,9 @@ def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
 
 def normalize(x: Tensor) -> Tensor:
     """Scale byte images (N, 3, H, W) to what the network takes: (x / 255 - mean) / std of each channel."""
-    scale, shift = _scale_and_shift(x.device)
-    return torch.addcmul(shift, x.float(), scale).contiguous(memory_format=torch.channels_last)
-
-
-@lru_cache
-def _scale_and_shift(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return 1 / (255 std) and -mean / std, (3, 1, 1) each; kept, as a copy to the GPU would wait for it."""
-    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
-    return (1 / (255 * std)).to(device), (-mean / std).to(device)
+    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (MEAN, STD))
+    scaled = torch.addcmul(-mean / std, x.float(), 1 / (255 * std))
+    return scaled.contiguous(memory_format=torch.channels_last)
 
 
 def epoch_views(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[Views]:
@@ -150,19 +143,15 @@ def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
     w_k = (median_j f_j / f_k)^p, f_k = pixels of k / pixels of the images that show k (Eigen and Fergus 2015, used by
     SegNet); a class that no image shows has weight 0. Differs: p = 1/2 by default instead of 1.
     """
-    published = SCENE_SETS[profile.dataset].weights
-    weights = torch.tensor(published) if published else median_frequency(scenes)
-    return torch.where(weights > 0, weights**profile.weight_power, 0.0)
-
-
-def median_frequency(scenes: Scenes) -> Tensor:
-    """Return median_j f_j / f_k for every class k, (K,), 0 for those that never occur."""
-    K = len(scenes.kind.classes)
+    published, K = SCENE_SETS[profile.dataset].weights, len(scenes.kind.classes)
+    if published:
+        return torch.tensor(published) ** profile.weight_power
     counts = torch.stack([torch.bincount(y.flatten().long(), minlength=256)[:K] for y in scenes.y.cpu()])  # (N, K)
     shown = (counts > 0).sum(0) * scenes.y[0].numel()  # (K,)
     frequency = counts.sum(0) / shown.clamp(min=1)
     present = frequency > 0
-    return torch.where(present, frequency[present].median() / frequency.clamp(min=1e-12), 0.0)
+    ratio = frequency[present].median() / frequency.clamp(min=1e-12)
+    return torch.where(present, ratio**profile.weight_power, 0.0)
 
 
 @torch.no_grad()
