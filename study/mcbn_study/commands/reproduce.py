@@ -107,7 +107,7 @@ def shift(out: Path, foreign: Path, frost: Path, profile: str, measure: bool, **
     """Measure on shifted inputs, or only report."""
     if measure:
         chosen = _profile("shift", profile)
-        inputs = _load("shift.profile").load_inputs(chosen, foreign, frost)
+        inputs = _load("shift.profile").load_inputs(chosen, foreign, frost, options["device"])
         _load("shift.run").run(chosen, inputs, out, **options)
     return _report("shift", out, Path("docs/field.md"))
 

@@ -37,7 +37,7 @@ def run(
     resnet20.npz and the like; kinds: of measurements, `MEASUREMENTS`, `AT_SEVERITIES`, ensemble, near, sensor, all by
     default; severities: those of the profile by default; datasets: of the tables with a drifting sensor.
     """
-    journal, inputs = Journal(out, asdict(profile), device), inputs.on(device)
+    journal = Journal(out, asdict(profile), device)
     ours = own_subjects(networks, inputs, device) if networks else []
     subjects = [*ours, *foreign_subjects(weights, inputs, device)]
     corrupted, chosen = measure.Corrupted(inputs, profile), tuple(map(int, severities)) or (0, *profile.severities)
