@@ -139,8 +139,8 @@ def test_each_sampler_gives_its_draws_and_leaves_the_network_alone(networks):
 
 def test_methods_on_the_dropout_network_are_those_of_that_network(networks):
     found = load_networks(networks)
-    tasks = study.tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], [1], 4, 8)
-    logits = {method: methods.make(method, material)(DATA.test.x) for method, material, _ in tasks}
+    tasks = study.tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], 4, 8)
+    logits = {method: methods.make(method, material)(DATA.test.x) for method, material, seed in tasks if seed == 1}
     with torch.no_grad():
         thinned = found.thinned[1](standardize(DATA.test.x))
     torch.testing.assert_close(logits["thinned_plain"][0], thinned)
@@ -263,8 +263,6 @@ def test_bad_input_is_named(networks, foreign, tmp_path):
     options = {"data": DATA, **SETTINGS}
     with pytest.raises(MCBNError, match=r"method must be one of plain, mcbn.*got 'swag'"):
         study.run(networks, tmp_path, methods=["swag"], **options)
-    with pytest.raises(MCBNError, match=r"no network of seed 7; there are \[1, 2\]"):
-        study.run(networks, tmp_path, methods=["plain"], seeds=[7], **options)
     with pytest.raises(MCBNError, match="holds no network without dropout; train them"):
         study.run(tmp_path, tmp_path, **options)
     with pytest.raises(MCBNError, match=r"there is no .*none.npz; make it with"):

@@ -111,23 +111,19 @@ class Evaluation:
                 if (part, size) != ("test", M) or T not in self.profile.n_samples:  # else it stands in the curve
                     few, seconds = timed(_in_parts, bayes.sample, x)
                     yield self._row("mcbn", part, size, *curve(few, y, [T]), seconds)
-        yield from self.queries(logits)
+        yield from self._queries(logits)
 
     def _draw(self, batch_size: int) -> Tensor:
         return _in_parts(self._fit(batch_size, self.profile.n_draws).sample, self.images["test"].x)
 
-    def queries(self, logits: Tensor | None = None) -> Iterator[Row]:
-        """Compare fresh batches for each image with shared draws of M - 1 and of M images, on the same images.
-
-        logits: of the shared draws at M, (D, N, K); made anew where there are none.
-        """
+    def _queries(self, logits: Tensor) -> Iterator[Row]:
+        """Compare fresh batches for each image with shared draws of M - 1 images, and of M, of which logits are."""
         M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
         x, y = (tensor[:N] for tensor in self.images["test"])
         options: Row = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, **options)
         shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, :N])
-        logits = self._draw(M) if logits is None else logits
         sizes = [size for size in self.profile.n_samples if size <= T]
         for scored in curve(fresh, y, sizes):
             gap, error = difference(fresh[: scored["n_samples"]], shared, y)

@@ -25,12 +25,11 @@ def run(
     device: str = "cpu",
     networks: Path | None = None,
     dropout: float = 0.0,
-    queries: bool = False,
 ) -> Path:
     """Train and measure the networks of several seeds; return the file of records.
 
     networks: folder of trained ones, which are not trained again; dropout: train with it instead, for MC dropout, and
-    measure nothing; queries: measure the estimator with fresh batches alone.
+    measure nothing.
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
@@ -44,7 +43,7 @@ def run(
             if facts not in journal.records:
                 journal.append([facts])
             if not dropout:
-                evaluate(journal, profile, path, stem, queries)
+                evaluate(journal, profile, path, seed)
     progress.close()
     return journal.path
 
@@ -66,12 +65,10 @@ def train_network(
     save_network(network, path, facts | asdict(environment(device)))
 
 
-def evaluate(journal: Journal, profile: CifarProfile, path: Path, stem: str, queries: bool) -> None:
+def evaluate(journal: Journal, profile: CifarProfile, path: Path, seed: int) -> None:
     """Measure one network and append its rows, all at once, unless the same file was measured so before."""
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    if journal.has(network_hash=content, part="query" if queries else "test"):
-        return
-    about = {"kind": KIND, "network": stem, "network_hash": content}
-    network, seed = load_network(path).to(journal.device), network_facts(path)["seed"]
-    evaluation = Evaluation(network, profile, profile.load(), seed=seed)
-    journal.add([about | row for row in (evaluation.queries() if queries else evaluation.rows())])
+    if not journal.has(network_hash=content, part="test"):
+        about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
+        evaluation = Evaluation(load_network(path).to(journal.device), profile, profile.load(), seed=seed)
+        journal.add([about | row for row in evaluation.rows()])

@@ -15,7 +15,7 @@ from mcbn.cli.session import ENGINES, one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError, require_choice
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
-KINDS = {"path": Path, "text": str, "number": int, "numbers": list[int], "names": list[str]}
+KINDS = {"path": Path, "text": str, "number": int, "names": list[str]}
 SWITCHES = ("search_seed", "fresh_draws", "full_batches", "one_stream", "published_mnf")  # fields of a profile
 Lines = Iterable[object]
 Options = Mapping[str, Any]

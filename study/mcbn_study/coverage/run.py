@@ -113,7 +113,7 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
     config = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
     journal = Journal(out, config, device)
     trained, images = load_networks(networks, device), images or PAPER.load()
-    for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], (), n_samples, 32):
+    for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], n_samples, 32):
         key = {"kind": "sets", "method": method, "seed": seed}
         if not journal.has(**key):
             sampler = methods.make(method, material)
