@@ -63,21 +63,18 @@ class Learner:
         self.generator = torch.Generator().manual_seed(seed)
         self.steps = 0
 
-    def train(self, points: Tensor, batch_size: int, seconds: float) -> float:
-        """Take steps on batches of M of the points (N, 2) for so long; return the last loss."""
+    def train(self, points: Tensor, batch_size: int, seconds: float) -> None:
+        """Take steps on batches of M of the points (N, 2) for so long."""
         x, y = (points / UNITS).chunk(2, 1)  # (N, 1) each
-        M, loss = min(batch_size, len(points)), torch.zeros(())
         end = time.perf_counter() + seconds
         self.network.train()
         while time.perf_counter() < end:
-            rows = torch.randperm(len(points), generator=self.generator)[:M]
+            rows = torch.randperm(len(points), generator=self.generator)[:batch_size]
             self.optimizer.zero_grad()
-            loss = 0.5 * (self.network(x[rows]) - y[rows]).square().mean()
-            torch.autograd.backward(loss)
+            torch.autograd.backward((self.network(x[rows]) - y[rows]).square().mean() / 2)
             self.optimizer.step()
             self.steps += 1
         self.network.eval()
-        return float(loss.detach()) * UNITS**2
 
     def bands(self, points: Tensor, settings: Settings) -> dict[str, Any]:
         """Predict on the grid: mean and std of MCBN, and of the twin with the same mean and one std."""
@@ -156,9 +153,9 @@ class Playground(ThreadingHTTPServer):
         if request.get("restart") or page not in self.learners:
             self.learners[page] = Learner()
         learner, started = self.learners[page], time.perf_counter()
-        loss = learner.train(points, settings.batch_size, TRAIN_SECONDS)
+        learner.train(points, settings.batch_size, TRAIN_SECONDS)
         bands = learner.bands(points, settings)
-        return {**bands, "loss": loss, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
+        return {**bands, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
 
 
 class Handler(BaseHTTPRequestHandler):
