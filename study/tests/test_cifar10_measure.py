@@ -13,7 +13,6 @@ from cifar import TINY, images, trained
 from mcbn_study.cifar10.measure import Evaluation, curve, difference, per_query, score
 from mcbn_study.cifar10.profile import Split
 from mcbn_study.cifar10.train import Augmented
-from mcbn_study.data.cifar import Images
 from mcbn_study.networks import standardize
 
 
@@ -151,9 +150,3 @@ def test_evaluation_measures_every_method_once() -> None:
     assert {r["n_images"] for r in rows if r["part"] == "query"} == {6}
     scores = [[r["scores"] for r in evaluate()], [r["scores"] for r in rows]]
     assert scores[0] == scores[1]
-
-
-def test_evaluation_refuses_labels_outside_the_classes() -> None:
-    bad = Images(images().x, images().y + 5)
-    with pytest.raises(mcbn.MCBNError, match="labels must be"):
-        Evaluation(trained(), TINY, Split(images(), images(), bad), seed=0)

@@ -13,7 +13,7 @@ from mcbn_study.cifar10 import profile
 from mcbn_study.cifar10 import run as study
 from mcbn_study.cifar10.profile import PROFILES
 from mcbn_study.cifar10.train import load_network
-from mcbn_study.data.cifar import Images, find_cifar10
+from mcbn_study.data.cifar import Images, cifar10
 from mcbn_study.profiles import find_profile
 
 
@@ -78,7 +78,7 @@ def test_quick_profile_runs_from_the_command_line(tmp_path: Path) -> None:
     from mcbn.cli import app
 
     try:
-        find_cifar10()
+        cifar10("test")
     except mcbn.MCBNError:
         pytest.skip("CIFAR-10 is not here; `mcbn data cifar10` fetches it")
     arguments = ["reproduce", "cifar10", "--profile", "quick", "--seeds", "1", "--out", str(tmp_path)]

@@ -105,21 +105,14 @@ def test_training_that_diverges_says_so() -> None:
         train(dataclasses.replace(TINY, rates=((0, 1e30),)), images(), seed=0)
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (images().x, images().y + 1, r"labels must be whole numbers 0\.\.9; got 1\.\.10"),
-        (images().x, images().y - 1, r"got -1\.\.8"),
-        (images().x[:, :, :28, :28], images().y, r"images \(N, 3, 32, 32\).*got uint8 of shape \(40, 3, 28, 28\)"),
-        (images().x[:, :1], images().y, r"RGB bytes.*got uint8 of shape \(40, 1, 32, 32\)"),
-        (images().x.float(), images().y, "float32"),
-        (images().x, images().y[:3], "3 labels"),
-        (images().x[:5], images().y[:5], "5 images make no batch of 8"),
-    ],
-)
-def test_training_refuses_other_images_and_labels(x: torch.Tensor, y: torch.Tensor, message: str) -> None:
-    with pytest.raises(mcbn.MCBNError, match=message):
-        train(TINY, Images(x, y), seed=0)
+def test_training_refuses_other_images_and_too_few() -> None:
+    x, y = images()
+    with pytest.raises(mcbn.MCBNError, match=r"images \(N, 3, 32, 32\).*got uint8 of shape \(40, 3, 28, 28\)"):
+        train(TINY, Images(x[:, :, :28, :28], y), seed=0)
+    with pytest.raises(mcbn.MCBNError, match="float32"):
+        train(TINY, Images(x.float(), y), seed=0)
+    with pytest.raises(mcbn.MCBNError, match="5 images make no batch of 8"):
+        train(TINY, Images(x[:5], y[:5]), seed=0)
 
 
 def test_a_saved_network_is_the_network(tmp_path: Path) -> None:

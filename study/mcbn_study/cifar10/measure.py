@@ -15,7 +15,7 @@ from mcbn.network import Network
 from mcbn.prediction import entropy, mutual_information
 from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.cifar10.train import Augmented
-from mcbn_study.data.cifar import Images, require_labelled
+from mcbn_study.data.cifar import Images
 from mcbn_study.machine import timed
 from mcbn_study.networks import standardize
 from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standard_error
@@ -87,7 +87,7 @@ class Evaluation:
     """
 
     def __init__(self, network: nn.Module, profile: CifarProfile, images: Split, *, seed: int) -> None:
-        (train, validation, test), device = map(require_labelled, images), next(network.parameters()).device
+        (train, validation, test), device = images, next(network.parameters()).device
         self.network, self.profile, self.seed = network.eval(), profile, seed
         self.train = Augmented(train.x.to(device))
         parts = {"validation": validation, "test": test}

@@ -24,7 +24,7 @@ from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.checkpoints import load_weights, unchanged
 from mcbn_study.cifar10.profile import CifarProfile
-from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images, require_labelled
+from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.machine import fastest_convolutions
 from mcbn_study.networks import CifarResNet, standardize
 
@@ -175,7 +175,6 @@ def train(
 
     seed: of initial weights, order, crops, flips and dropout; watch: told after every epoch what share is done.
     """
-    require_labelled(images)
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
     started, loss, accuracy = time.perf_counter(), 0.0, 0.0

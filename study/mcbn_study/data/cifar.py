@@ -43,7 +43,8 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
     """
     if part not in ("train", "test"):
         raise MCBNError(f"CIFAR-10 has the parts 'train' and 'test', not {part!r}")
-    root = find_cifar10(folder)
+    files = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
+    root = require("cifar10", files, folder) / CIFAR10_FOLDER
     names = [name for name in CIFAR10_MD5 if name.startswith("test" if part == "test" else "data")]
     for path in (root / name for name in names):
         if wrong := check_records(path):
@@ -51,12 +52,6 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
     records = np.concatenate([np.fromfile(root / name, np.uint8).reshape(-1, 3073) for name in names])  # (N, 1 + 3072)
     x = torch.from_numpy(records[:, 1:].copy()).reshape(-1, 3, 32, 32)
     return Images(x, torch.from_numpy(records[:, 0].astype(np.int64)))
-
-
-def find_cifar10(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of the binary records."""
-    files = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
-    return require("cifar10", files, folder) / CIFAR10_FOLDER
 
 
 def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -67,18 +62,6 @@ def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tens
         raise MCBNError(f"images must be RGB bytes, uint8 of shape {wanted}; {received}: convert mode and layout first")
     if shape is not None and tuple(images.shape[1:]) != shape:
         raise MCBNError(f"the network takes images {wanted}; {received}: resize or crop them first")
-    return images
-
-
-def require_labelled(images: Images) -> Images:
-    """Refuse images that are no bytes of CIFAR's size, and labels that are not one of its classes for each."""
-    x, y = images
-    require_images(x, CIFAR10_SHAPE)
-    if len(x) != len(y) or not len(x):
-        raise MCBNError(f"images need as many labels, at least one; got {len(x)} images and {len(y)} labels")
-    if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < len(CIFAR10_CLASSES):
-        last = len(CIFAR10_CLASSES) - 1
-        raise MCBNError(f"labels must be whole numbers 0..{last}; got {y.min().item()}..{y.max().item()}")
     return images
 
 
