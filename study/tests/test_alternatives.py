@@ -332,15 +332,15 @@ def test_a_network_without_a_linear_layer_has_no_last_layer():
 
 def test_questions_cover_test_corrupted_and_foreign_images(foreign):
     sets = questions(DATA.test, foreign, n_test=8, n_corrupted=5)
-    assert {name: len(q.x) for name, q in sets.items()} == {
+    assert {name: len(x) for name, (x, _) in sets.items()} == {
         "test": 8,
         **{f"corrupted {s}": 5 for s in SEVERITIES},
         "digits": 10,
         "voc": 10,
     }
-    assert torch.equal(sets["corrupted 2"].x, mixture(DATA.test.x[:5], 2))
-    assert torch.equal(sets["corrupted 2"].y, DATA.test.y[:5])
-    assert sets["voc"].y is None
+    assert torch.equal(sets["corrupted 2"][0], mixture(DATA.test.x[:5], 2))
+    assert torch.equal(sets["corrupted 2"][1], DATA.test.y[:5])
+    assert sets["voc"][1] is None
 
 
 @pytest.mark.slow

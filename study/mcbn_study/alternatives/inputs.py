@@ -51,11 +51,7 @@ class CifarNetworks(NamedTuple):
     thinned: dict[int, CifarResNet]
 
 
-class Queries(NamedTuple):
-    """Images x (N, 3, H, W), bytes, and their classes y (N,), None where they belong to no class."""
-
-    x: Tensor
-    y: Tensor | None
+Queries = tuple[Tensor, Tensor | None]  # images (N, 3, H, W), bytes, and their classes (N,); None where they have none
 
 
 def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
@@ -73,19 +69,18 @@ def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
 def questions(test: Images, foreign: str | Path | None, *, n_test: int | None, n_corrupted: int) -> dict[str, Queries]:
     """Collect the sets of images to ask about: test images first, then the same corrupted, then foreign ones."""
     x, y = test.x[:n_test], test.y[:n_test]
-    sets = {"test": Queries(x, y)}
+    sets: dict[str, Queries] = {"test": (x, y)}
     for severity in SEVERITIES:
-        sets[f"corrupted {severity}"] = Queries(mixture(x[:n_corrupted], severity), y[:n_corrupted])
-    return sets | (load_foreign(foreign) if foreign is not None else {})
+        sets[f"corrupted {severity}"] = mixture(x[:n_corrupted], severity), y[:n_corrupted]
+    return sets | {name: (images, None) for name, images in (load_foreign(foreign) if foreign else {}).items()}
 
 
-def load_foreign(path: str | Path) -> dict[str, Queries]:
-    """Read the sets of foreign images that `build_foreign` wrote."""
+def load_foreign(path: str | Path) -> dict[str, Tensor]:
+    """Read the sets of foreign images (N, 3, 32, 32) that `build_foreign` wrote."""
     if not Path(path).is_file():
         raise MCBNError(f"there is no {path}; make it with mcbn_study.alternatives.inputs.build_foreign")
     with np.load(path) as arrays:
-        sets = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    return {name: Queries(require_images(x, CIFAR10_SHAPE), None) for name, x in sets.items()}
+        return {name: require_images(torch.from_numpy(arrays[name]), CIFAR10_SHAPE) for name in arrays.files}
 
 
 def build_foreign(path: str | Path, *, n: int = 500, seed: int = 0) -> Path:
@@ -155,8 +150,9 @@ def blur(x: Tensor, sigma: float) -> Tensor:
 
 def pixelate(x: Tensor, share: float) -> Tensor:
     """Average to fewer pixels, and give each old pixel the mean of those that cover it."""
-    coarse = [max(1, round(share * side)) for side in x.shape[2:]]
-    return F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, coarse), x.shape[2:])
+    height, width = x.shape[2:]
+    coarse = max(1, round(share * height)), max(1, round(share * width))
+    return F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, coarse), (height, width))
 
 
 KINDS: dict[str, Callable[[Tensor, float], Tensor]] = {

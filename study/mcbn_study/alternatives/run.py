@@ -52,14 +52,13 @@ def run(
     """
     trained, data = load_networks(networks, device), data or PAPER.load()
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
-    sizes = {name: len(queries.x) for name, queries in sets.items()}
+    sizes = {name: len(x) for name, (x, _) in sets.items()}
     draws = {"n_samples": n_samples, "batch_size": batch_size}
     journal, chosen = Journal(out, draws | {"images": sizes}, device), choose(methods, trained)
     for method, material, seed in tasks(trained, data, chosen, **draws):
         key = {"kind": "score", "method": method, "seed": seed}
-        asked = [{"data": name, "tempered": tempered} for name in ("validation", *sets) for tempered in (False, True)]
-        if not all(journal.has(**key, **each) for each in asked):
-            journal.add(row | {"method": method, "seed": seed} for row in measure(method, material, sets))
+        if not journal.has(**key):
+            journal.add(key | row for row in measure(method, material, sets))
     x, (first, *_) = data.test.x[: TIMED[torch.device(device).type]], sorted(trained.plain)
     timed_tasks = (task for task in tasks(trained, data, chosen, **draws) if task[2] in (first, EVERY))
     clock(Journal(out, draws | {"n": len(x)}, device), timed_tasks, x)
@@ -122,13 +121,13 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
     validation = sampler(material.validation.x)  # (T, N, K)
     taus = {False: 1.0, True: temperature(validation, material.validation.y)}
     inside: dict[bool, Tensor] = {}  # doubts of the test images
-    for name, queries in {"validation": Queries(*material.validation), **sets}.items():
-        logits = validation if name == "validation" else sampler(queries.x)
+    for name, (x, y) in {"validation": material.validation, **sets}.items():
+        logits = validation if name == "validation" else sampler(x)
         for tempered, tau in taus.items():
             probs = probabilities(logits, tau)  # (N, K)
-            row: Row = {"kind": "score", "data": name, "n": len(probs), "tempered": tempered, "tau": tau}
-            if queries.y is not None:
-                row |= class_scores(probs, queries.y, *SCORES)
+            row: Row = {"data": name, "n": len(probs), "tempered": tempered, "tau": tau}
+            if y is not None:
+                row |= class_scores(probs, y, *SCORES)
             if name == "test":
                 inside[tempered] = entropy(probs, 1)
             elif name != "validation":

@@ -110,7 +110,7 @@ class Evaluation:
             for part, (x, y) in self.images.items():
                 if (part, size) != ("test", M) or T not in self.profile.n_samples:  # else it stands in the curve
                     few, seconds = timed(_in_parts, bayes.sample, x)
-                    yield self._row("mcbn", part, size, *curve(few, y, [T]), seconds)
+                    yield self._row("mcbn", part, size, curve(few, y, [T])[0], seconds)
         yield from self._queries(logits)
 
     def _draw(self, batch_size: int) -> Tensor:

@@ -65,6 +65,5 @@ class Inputs(NamedTuple):
 def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None, device: str) -> Inputs:
     """Read CIFAR-10, to a device, an npz of foreign images, and the folder of frost in the package imagecorruptions."""
     train, validation, test = (Images(part.x.to(device), part.y.to(device)) for part in CIFAR.load())
-    far = {name: queries.x for name, queries in load_foreign(foreign).items()} if foreign else {}
-    some = Images(train.x[: profile.n_train], train.y[: profile.n_train])
+    some, far = Images(*(part[: profile.n_train] for part in train)), load_foreign(foreign) if foreign else {}
     return Inputs(some, validation, test, far, load_frost(frost) if frost else None)

@@ -173,8 +173,8 @@ def _error_chart(method: str, name: str, file: Path) -> tuple[str, Spec, str]:
     shown = read_predictions(name, file)
     if not shown.finite:
         return shown.title, {}, "Not finite: the run diverged."
-    how = {"constant_std": shown.constant_std, "color": COLORS.get(method, "blue")}
-    return shown.title, uncertainty_error(shown.std, np.abs(shown.error), **how), ""
+    std, error, color = shown.std, np.abs(shown.error), COLORS.get(method, "blue")
+    return shown.title, uncertainty_error(std, error, constant_std=shown.constant_std, color=color), ""
 
 
 def _toy_chart(file: Path) -> Spec:
