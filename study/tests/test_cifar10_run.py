@@ -53,7 +53,7 @@ def test_study_with_dropout_trains_and_leaves_measuring_to_others(
 ) -> None:
     small_study(monkeypatch)
     path = study.run(STUDY, tmp_path, seeds=[1], dropout=0.1)
-    assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors").dropout == 0.1
+    assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors")[0].dropout == 0.1
     assert [r["kind"] for r in mcbn_study.journal.read(path)] == [study.TRAINING]
 
 

@@ -117,7 +117,8 @@ def test_training_refuses_other_images_and_too_few() -> None:
 
 def test_a_saved_network_is_the_network(tmp_path: Path) -> None:
     network = CifarResNet(14, dropout=0.25, seed=2)
-    found = load_network(save_network(network, tmp_path / "net.safetensors", {"seed": 2}))
+    found, facts = load_network(save_network(network, tmp_path / "net.safetensors", {"seed": 2}))
+    assert facts == {"seed": 2}
     assert (found.depth, found.dropout, found.training) == (14, 0.25, False)
     assert all(torch.equal(a, b) for a, b in zip(found.parameters(), network.parameters(), strict=True))
 

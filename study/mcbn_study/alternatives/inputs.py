@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.files import local_folder, replacing
-from mcbn_study.cifar10.train import load_network, network_facts
+from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.networks import CifarResNet
@@ -58,9 +58,9 @@ def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
     """Load every network of a folder; which seed it has stands in its file."""
     networks = CifarNetworks({}, {})
     for path in sorted(Path(folder).glob("*.safetensors")):
-        network = load_network(path)
+        network, facts = load_network(path)
         kind = networks.thinned if network.dropout > 0 else networks.plain
-        kind[int(network_facts(path)["seed"])] = network.to(device)
+        kind[int(facts["seed"])] = network.to(device)
     if not networks.plain:
         raise MCBNError(f"{folder} holds no network without dropout; train them with `mcbn reproduce cifar10`")
     return networks

@@ -9,7 +9,7 @@ from typing import Any
 from mcbn.errors import MCBNError
 from mcbn_study.cifar10.measure import Evaluation
 from mcbn_study.cifar10.profile import CifarProfile
-from mcbn_study.cifar10.train import load_network, network_facts, save_network, train
+from mcbn_study.cifar10.train import load_network, save_network, train
 from mcbn_study.journal import Journal
 from mcbn_study.machine import environment
 from mcbn_study.study import Progress
@@ -39,7 +39,7 @@ def run(
         path = (networks or out / "networks") / f"{stem}-seed{seed}.safetensors"
         with progress.cell(f"seed {seed}", profile.steps):
             train_network(profile, path, seed=seed, dropout=dropout, device=device, progress=progress)
-            facts = {"kind": TRAINING, "network": stem, **network_facts(path)}
+            facts = {"kind": TRAINING, "network": stem, **load_network(path)[1]}
             if facts not in journal.records:
                 journal.append([facts])
             if not dropout:
@@ -53,7 +53,7 @@ def train_network(
 ) -> None:
     """Train the network of a seed unless it has a file already, which must be of the same settings."""
     if path.exists():
-        facts = network_facts(path)
+        _, facts = load_network(path)
         if facts["training"] != profile.training or facts["dropout"] != dropout:
             others = f"other settings (profile {facts['profile']!r}, dropout {facts['dropout']})"
             raise MCBNError(f"{path} was trained with {others}; use another folder with --out or --networks")
@@ -70,5 +70,5 @@ def evaluate(journal: Journal, profile: CifarProfile, path: Path, seed: int) -> 
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     if not journal.has(network_hash=content, part="test"):
         about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
-        evaluation = Evaluation(load_network(path).to(journal.device), profile, profile.load(), seed=seed)
+        evaluation = Evaluation(load_network(path)[0].to(journal.device), profile, profile.load(), seed=seed)
         journal.add([about | row for row in evaluation.rows()])

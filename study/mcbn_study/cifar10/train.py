@@ -196,22 +196,10 @@ def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> 
     return path
 
 
-def load_network(path: Path) -> CifarResNet:
-    """Read a trained network, in eval mode on the CPU; depth and dropout rate stand in the file."""
-    tensors, metadata = _read(path)
-    network = CifarResNet(int(metadata["depth"]), dropout=float(metadata["dropout"]), seed=0)
-    return load_weights(network, tensors, path)
-
-
-def network_facts(path: Path) -> dict[str, Any]:
-    """Read what was noted on a network's training: profile, seed, seconds, device."""
-    facts: dict[str, Any] = json.loads(_read(path)[1]["facts"])
-    return facts
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and text; a file that is cut off, damaged or of another kind raises MCBNError."""
+def load_network(path: Path) -> tuple[CifarResNet, dict[str, Any]]:
+    """Read a trained network, in eval mode on the CPU, and what was noted on its training: profile, seed, seconds."""
     tensors, metadata = read_tensors(path, hint="remove what is there and train it with `mcbn reproduce cifar10`")
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} holds no network of `mcbn reproduce cifar10` (format {metadata.get('format')!r})")
-    return tensors, metadata
+    network = CifarResNet(int(metadata["depth"]), dropout=float(metadata["dropout"]), seed=0)
+    return load_weights(network, tensors, path), json.loads(metadata["facts"])

@@ -83,5 +83,5 @@ def near_subjects(profile: ShiftProfile, inputs: Inputs, folder: Path, seeds: Se
         if not path.exists():
             network, facts = train(profile.near, seen, seed=seed, device=device)
             save_network(network.cpu(), path, facts | {"seed": seed, "training": profile.near.training})
-        subjects.append(Subject("six classes", seed, load_network(path).to(device), standardize, Augmented(seen.x)))
+        subjects.append(Subject("six classes", seed, load_network(path)[0].to(device), standardize, Augmented(seen.x)))
     return subjects
