@@ -38,37 +38,20 @@ def run(
     for seed in seeds:
         path = (networks or out / "networks") / f"{stem}-seed{seed}.safetensors"
         with progress.cell(f"seed {seed}", profile.steps):
-            train_network(profile, path, seed=seed, dropout=dropout, device=device, progress=progress)
-            facts = {"kind": TRAINING, "network": stem, **load_network(path)[1]}
-            if facts not in journal.records:
-                journal.append([facts])
-            if not dropout:
-                evaluate(journal, profile, path, seed)
+            if not path.exists():
+                how: dict[str, Any] = {"seed": seed, "dropout": dropout, "device": device}
+                network, facts = train(profile, profile.load().train, watch=progress.fraction, **how)
+                save_network(network, path, facts | asdict(environment(device)))
+            network, facts = load_network(path)
+            if (facts["training"], facts["dropout"]) != (profile.training, dropout):
+                others = f"other settings (profile {facts['profile']!r}, dropout {facts['dropout']})"
+                raise MCBNError(f"{path} was trained with {others}; use another folder with --out or --networks")
+            if (training := {"kind": TRAINING, "network": stem, **facts}) not in journal.records:
+                journal.append([training])
+            content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            if not dropout and not journal.has(network_hash=content, part="test"):
+                evaluation = Evaluation(network.to(device), profile, profile.load(), seed=seed)
+                about = {"kind": KIND, "network": stem, "network_hash": content}
+                journal.add([about | row for row in evaluation.rows()])  # all at once
     progress.close()
     return journal.path
-
-
-def train_network(
-    profile: CifarProfile, path: Path, *, seed: int, dropout: float, device: str, progress: Progress
-) -> None:
-    """Train the network of a seed unless it has a file already, which must be of the same settings."""
-    if path.exists():
-        _, facts = load_network(path)
-        if facts["training"] != profile.training or facts["dropout"] != dropout:
-            others = f"other settings (profile {facts['profile']!r}, dropout {facts['dropout']})"
-            raise MCBNError(f"{path} was trained with {others}; use another folder with --out or --networks")
-        return
-    how: dict[str, Any] = {"seed": seed, "dropout": dropout}
-    network, reached = train(profile, profile.load().train, device=device, watch=progress.fraction, **how)
-    facts = how | {"profile": profile.name, "training": profile.training} | reached
-    facts["milliseconds_per_step"] = round(1000 * reached["seconds"] / reached["steps"], 4)
-    save_network(network, path, facts | asdict(environment(device)))
-
-
-def evaluate(journal: Journal, profile: CifarProfile, path: Path, seed: int) -> None:
-    """Measure one network and append its rows, all at once, unless the same file was measured so before."""
-    content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    if not journal.has(network_hash=content, part="test"):
-        about = {"kind": KIND, "network": path.stem.rpartition("-seed")[0], "network_hash": content}
-        evaluation = Evaluation(load_network(path)[0].to(journal.device), profile, profile.load(), seed=seed)
-        journal.add([about | row for row in evaluation.rows()])

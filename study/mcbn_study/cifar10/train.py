@@ -170,8 +170,8 @@ def train(
     dropout: float = 0.0,
     device: str = "cpu",
     watch: Callable[[float], object] = lambda part: None,
-) -> tuple[CifarResNet, dict[str, float]]:
-    """Train a network; return it in eval mode, and the steps, last loss and accuracy, and seconds.
+) -> tuple[CifarResNet, dict[str, Any]]:
+    """Train a network; return it in eval mode, and the facts to keep: settings, last loss and accuracy, and seconds.
 
     seed: of initial weights, order, crops, flips and dropout; watch: told after every epoch what share is done.
     """
@@ -184,9 +184,10 @@ def train(
         while trainer.done < profile.steps:
             loss, accuracy = trainer.take_epoch(step)
             watch(trainer.done / profile.steps)
-    seconds = round(time.perf_counter() - started, 3)
-    facts = {"steps": trainer.done, "loss": loss, "accuracy": accuracy, "seconds": seconds}
-    return trainer.network.eval(), facts
+    seconds, steps = round(time.perf_counter() - started, 3), trainer.done
+    facts = {"seed": seed, "dropout": dropout, "profile": profile.name, "training": profile.training, "steps": steps}
+    facts |= {"loss": loss, "accuracy": accuracy, "seconds": seconds}
+    return trainer.network.eval(), facts | {"milliseconds_per_step": round(1000 * seconds / steps, 4)}
 
 
 def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> Path:

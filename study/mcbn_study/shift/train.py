@@ -82,6 +82,6 @@ def near_subjects(profile: ShiftProfile, inputs: Inputs, folder: Path, seeds: Se
         path, seen = folder / f"resnet{profile.near.depth}-near{seed}.safetensors", known(inputs.train, seed)
         if not path.exists():
             network, facts = train(profile.near, seen, seed=seed, device=device)
-            save_network(network.cpu(), path, facts | {"seed": seed, "training": profile.near.training})
+            save_network(network.cpu(), path, facts)
         subjects.append(Subject("six classes", seed, load_network(path)[0].to(device), standardize, Augmented(seen.x)))
     return subjects
