@@ -105,21 +105,23 @@ def test_void_pixels_have_no_gradient() -> None:
 
 def test_training_depends_on_its_settings_alone_and_says_how_it_goes() -> None:
     own, val, told = scenes(7), scenes(2, seed=9), list[str]()
-    once, again = (training.train(TINY, own, val, echo=told.append) for _ in range(2))
-    assert (once.losses, once.checks) == (again.losses, again.checks)
-    assert len(once.losses) == 3
-    assert [epoch for epoch, _ in once.checks] == [2, 3]
-    for name, value in once.network.state_dict().items():
-        assert torch.equal(value, again.network.state_dict()[name]), name
-    assert not once.network.training
-    assert told[-1].startswith(f"epoch 3: loss {once.losses[-1]:.4f}, val mIoU {once.checks[-1][1]:.1f} at 3, ")
+    (network, facts), (twin, again) = (training.train(TINY, own, val, echo=told.append) for _ in range(2))
+    assert (facts["losses"], facts["val_miou"]) == (again["losses"], again["val_miou"])
+    assert len(facts["losses"]) == 3
+    assert [epoch for epoch, _ in facts["val_miou"]] == [2, 3]
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
+    assert not network.training
+    assert told[-1].startswith(
+        f"epoch 3: loss {facts['losses'][-1]:.4f}, val mIoU {facts['val_miou'][-1][1]:.1f} at 3, "
+    )
 
 
 def test_training_learns_and_leaves_the_global_generators_alone() -> None:
     before = generators()
-    run = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None)
+    _, facts = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None)
     assert generators() == before
-    assert run.losses[-1] < 0.95 * run.losses[0]
+    assert facts["losses"][-1] < 0.95 * facts["losses"][0]
 
 
 def test_too_few_images_for_a_batch_are_refused() -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,15 +88,6 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
         yield show(scenes, draw_views(rows, generator))[0]
 
 
-class TrainingRun(NamedTuple):
-    """A trained network, and what was seen on the way."""
-
-    network: SegNet
-    losses: list[float]  # one an epoch
-    checks: list[list[float]]  # epoch, validation mIoU
-    seconds: float
-
-
 def train(
     profile: SceneProfile,
     scenes: Scenes,
@@ -104,10 +95,10 @@ def train(
     *,
     device: str = "cpu",
     echo: Callable[[str], object] = lambda line: None,
-) -> TrainingRun:
-    """Train for the epochs of the profile; on a GPU in bfloat16. echo: is told every few epochs how it goes.
+) -> tuple[SegNet, dict[str, Any]]:
+    """Train for the epochs of the profile; on a GPU in bfloat16. Return the network in eval mode, and what to record.
 
-    val: images whose mIoU is noted every few epochs.
+    val: images whose mIoU is noted every few epochs; echo: is told every few epochs how it goes.
     """
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
@@ -126,7 +117,8 @@ def train(
         if last or epoch % profile.save_every == 0:
             checked = f", val mIoU {checks[-1][1]:.1f} at {checks[-1][0]}" if checks else ""
             echo(f"epoch {epoch}: loss {losses[-1]:.4f}{checked}, {seconds:.0f} s")
-    return TrainingRun(network.eval(), losses, checks, time.perf_counter() - started)
+    facts = {"seconds": round(time.perf_counter() - started, 2), "losses": [round(loss, 5) for loss in losses]}
+    return network.eval(), facts | {"val_miou": checks}
 
 
 def learning_rate(step: int, steps: int, *, peak: float, warm_up: float) -> float:
