@@ -75,8 +75,7 @@ def epoch_views(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[V
     """Yield the full batches of one epoch; they depend on (seed, epoch) alone, so training resumes where it was."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(n, generator=generator)
-    M = min(batch_size, n)
-    for rows in torch.split(order[: n // M * M], M):
+    for rows in torch.split(order[: n // batch_size * batch_size], batch_size):
         yield draw_views(rows, generator)
 
 
@@ -109,8 +108,18 @@ def train(
     optimizer = torch.optim.AdamW(network.parameters(), profile.learning_rate, weight_decay=decay, fused=on_gpu)
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
+    N, M, steps = len(scenes), profile.batch_size, len(scenes) // profile.batch_size
+    how = {"peak": profile.learning_rate, "warm_up": profile.warm_up}
     for epoch in range(1, profile.epochs + 1):
-        losses.append(_one_epoch(network, optimizer, profile, scenes, weight, epoch))
+        network.train()
+        total = torch.zeros((), device=device)
+        views = epoch_views(N, M, seed=profile.seed, epoch=epoch - 1)
+        for step, view in enumerate(views, (epoch - 1) * steps):
+            optimizer.param_groups[0]["lr"] = learning_rate(step, profile.epochs * steps, **how)
+            total += _step(network, optimizer, weight, scenes, view)
+        losses.append(total.item() / steps)
+        if not math.isfinite(losses[-1]):
+            raise MCBNError(f"training diverged in epoch {epoch}: the loss is {losses[-1]}; lower learning_rate")
         last, seconds = epoch == profile.epochs, time.perf_counter() - started
         if val is not None and (last or epoch % profile.check_every == 0):
             checks.append([epoch, validate(network, val)])
@@ -156,34 +165,16 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     return mean_iou(torch.stack(counts).sum(0))
 
 
-def _one_epoch(
-    network: SegNet,
-    optimizer: torch.optim.Optimizer,
-    profile: SceneProfile,
-    scenes: Scenes,
-    weight: Tensor,
-    epoch: int,
-) -> float:
-    """Take the steps of one epoch, counted from 1; return the mean loss."""
-    network.train()
-    views = list(epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=epoch - 1))
-    steps, device = len(views), scenes.x.device
-    total, (group,) = torch.zeros((), device=device), optimizer.param_groups
-    for step, view in enumerate(views, (epoch - 1) * steps):
-        how = {"peak": profile.learning_rate, "warm_up": profile.warm_up}
-        group["lr"] = learning_rate(step, profile.epochs * steps, **how)
-        x, y = show(scenes, view)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = network(x)  # (M, K, H, W)
-        loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        total += loss.detach()
-    mean = total.item() / steps
-    if not math.isfinite(mean):
-        raise MCBNError(f"training diverged in epoch {epoch}: the loss is {mean}; lower learning_rate")
-    return mean
+def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, scenes: Scenes, views: Views) -> Tensor:
+    """Take a step on one batch; return its loss."""
+    x, y = show(scenes, views)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        logits = network(x)  # (M, K, H, W)
+    loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach()
 
 
 def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
