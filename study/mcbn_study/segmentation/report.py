@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
-from mcbn_study.journal import Record
+from mcbn_study.journal import RECORDS, Record, latest, read
 from mcbn_study.png import PHOTOGRAPH, save_figure
 from mcbn_study.segmentation.scores import REFUSED
 from mcbn_study.tables import read_words, render, to_csv
@@ -30,7 +29,7 @@ VOID_COLOUR = (235, 235, 235)
 def write(out: str | Path) -> list[Path]:
     """Write summary.csv, table.md and the figures into the folder of records; return what was written."""
     out = Path(out)
-    records = journal.latest(journal.read(out / journal.RECORDS), ("dataset", "method"))
+    records = latest(read(out / RECORDS), ("dataset", "method"))
     scored = [record for record in records if record["kind"] == "scores"]
     if not scored:
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
