@@ -2,15 +2,12 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from mcbn_study.cifar10.profile import QUICK, CifarProfile
-from mcbn_study.cifar10.train import Epoch, ResNetTrainer, train
+from mcbn_study.cifar10.profile import QUICK
+from mcbn_study.cifar10.train import train
 from mcbn_study.data.cifar import Images
 from mcbn_study.networks import CifarResNet
 
@@ -35,21 +32,6 @@ def images(n: int = 40, seed: int = 0) -> Images:
     return Images(x, torch.arange(n) % 10)
 
 
-def train_one(
-    profile: CifarProfile,
-    data: Images,
-    *,
-    seed: int,
-    checkpoint: Path | None = None,
-    watch: Callable[[Epoch], None] = lambda epoch: None,
-    **options: Any,
-) -> ResNetTrainer:
-    """Train one network alone."""
-    files = [] if checkpoint is None else [checkpoint]
-    (trained,) = train(profile, data, seeds=[seed], files=files, watch=lambda seed, epoch: watch(epoch), **options)
-    return trained
-
-
 _TRAINED: list[CifarResNet] = []
 
 
@@ -57,7 +39,7 @@ def trained() -> CifarResNet:
     """A network whose running statistics fit `images()`; trained once."""
     if not _TRAINED:
         profile = dataclasses.replace(TINY, steps=40, rates=((0, 0.05), (15, 1e-4)))
-        _TRAINED.append(train_one(profile, images(), seed=0).network)
+        _TRAINED.append(train(profile, images(), seed=0)[0])
     return copy.deepcopy(_TRAINED[0])
 
 

@@ -1,6 +1,5 @@
 """MCBN against its alternatives: temperature, scores, and a whole run on small random networks."""
 
-import builtins
 import csv
 import json
 import math
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 from mcbn import metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
+from mcbn.prediction import entropy
 from mcbn_study.alternatives import methods, report
 from mcbn_study.alternatives import run as study
 from mcbn_study.alternatives.inputs import SEVERITIES, load_foreign, load_networks, mixture, questions
@@ -97,7 +97,7 @@ def test_aurocs_count_pairs():
     assert class_scores(probs, y)["error_auroc"] == pytest.approx(sum(a > b for a, b in pairs) / 4)
     other = torch.tensor([[0.55, 0.45], [0.99, 0.01]], dtype=torch.float64)
     wins = sum(max(a) < max(b) for a in other.tolist() for b in probs.tolist())  # two classes: doubt goes with entropy
-    assert study.ood_auroc(probs, other) == pytest.approx(wins / 8)
+    assert study.ood_auroc(entropy(probs, 1), entropy(other, 1)) == pytest.approx(wins / 8)
     assert class_scores(probs, torch.tensor([0, 0, 0, 1]))["error_auroc"] is None
 
 
@@ -139,8 +139,8 @@ def test_each_sampler_gives_its_draws_and_leaves_the_network_alone(networks):
 
 def test_methods_on_the_dropout_network_are_those_of_that_network(networks):
     found = load_networks(networks)
-    tasks = study.tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], [1], 4, 8)
-    logits = {method: methods.make(method, material)(DATA.test.x) for method, material, _ in tasks}
+    tasks = study.tasks(found, DATA, ["plain", "mcbn", "thinned_plain", "thinned_mcbn"], 4, 8)
+    logits = {method: methods.make(method, material)(DATA.test.x) for method, material, seed in tasks if seed == 1}
     with torch.no_grad():
         thinned = found.thinned[1](standardize(DATA.test.x))
     torch.testing.assert_close(logits["thinned_plain"][0], thinned)
@@ -158,7 +158,8 @@ def test_the_tuned_batch_size_has_the_least_validation_nll(networks):
         twin = material.bayes.with_posterior(posterior.at_batch_size(M))
         probs = twin.predict(standardize(DATA.validation.x), n_samples=1).probs
         losses[M] = float(metrics.nll(probs, y))
-    assert methods.best_batch_size(material) == min(losses, key=losses.get)
+    methods.make("mcbn_tuned", material)
+    assert material.chosen["mcbn_tuned"] == min(losses, key=losses.get)
 
 
 @pytest.mark.slow
@@ -262,18 +263,10 @@ def test_bad_input_is_named(networks, foreign, tmp_path):
     options = {"data": DATA, **SETTINGS}
     with pytest.raises(MCBNError, match=r"method must be one of plain, mcbn.*got 'swag'"):
         study.run(networks, tmp_path, methods=["swag"], **options)
-    with pytest.raises(MCBNError, match=r"no network of seed 7; there are \[1, 2\]"):
-        study.run(networks, tmp_path, methods=["plain"], seeds=[7], **options)
     with pytest.raises(MCBNError, match="holds no network without dropout; train them"):
         study.run(tmp_path, tmp_path, **options)
     with pytest.raises(MCBNError, match=r"there is no .*none.npz; make it with"):
         study.run(networks, tmp_path, foreign=tmp_path / "none.npz", **options)
-    grey = Images(DATA.test.x[:, :1], DATA.test.y)
-    with pytest.raises(MCBNError, match=r"bytes.*\(N, 3, .*got .*1, 32, 32\)"):
-        study.run(networks, tmp_path, methods=["plain"], **(options | {"data": DATA._replace(test=grey)}))
-    wrong = Images(DATA.test.x, torch.arange(1, 11))
-    with pytest.raises(MCBNError, match=r"0\.\.9; got 1\.\.10"):
-        study.run(networks, tmp_path, methods=["plain"], **(options | {"data": DATA._replace(test=wrong)}))
     with pytest.raises(MCBNError, match="holds no records; make them with `mcbn reproduce alternatives`"):
         report.write(tmp_path)
     assert not (tmp_path / "records.jsonl").exists()
@@ -307,21 +300,10 @@ def test_ensembles_and_dropout_need_their_networks(networks, tmp_path):
         study.run(tmp_path, tmp_path, methods=["thinned_mcbn"], data=DATA)
 
 
-@pytest.fixture
-def no_laplace(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "laplace":
-            raise ImportError("No module named 'laplace'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-
-
-def test_laplace_names_its_extra_and_is_left_out_where_it_is_missing(no_laplace, networks):
+def test_laplace_names_its_extra_and_is_left_out_where_it_is_missing(networks, monkeypatch):
     found = load_networks(networks)
-    with pytest.raises(MCBNError, match=r"needs laplace-torch .*pip install 'mcbn\[laplace\]'"):
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    with pytest.raises(MCBNError, match=r"laplace needs laplace-torch; pip install 'mcbn\[laplace\]'"):
         study.choose(["laplace"], found)
     with pytest.warns(UserWarning, match=r"laplace is left out: .*mcbn\[laplace\]"):
         assert study.choose([], found) == [m for m in methods.METHODS if m != "laplace"]
@@ -330,21 +312,17 @@ def test_laplace_names_its_extra_and_is_left_out_where_it_is_missing(no_laplace,
 @pytest.mark.slow
 def test_last_layer_laplace_is_laplace_torch_on_the_whole_network(networks):
     """The posterior of the last layer, fitted to its inputs, against laplace-torch's own last-layer mode."""
-    pytest.importorskip("laplace", reason="laplace-torch is not installed")
+    laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed")
     network = load_networks(networks).plain[1]
     x, y = standardize(DATA.train.x), DATA.train.y
-    ours = methods.LastLayer(network, [x[:20], x[20:]], y)
+    ours = methods.last_layer(network, [x[:20], x[20:]], y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = methods.require_laplace()(
-            network, "classification", subset_of_weights="last_layer", hessian_structure="kron"
-        )
+        theirs = laplace.Laplace(network, "classification", subset_of_weights="last_layer", hessian_structure="kron")
         theirs.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=48))
         theirs.optimize_prior_precision(method="marglik")
         expected = theirs(standardize(DATA.test.x), pred_type="glm", link_approx="probit")
-    torch.testing.assert_close(
-        ours.log_probabilities(standardize(DATA.test.x))[0].exp(), expected, rtol=1e-3, atol=1e-4
-    )
+    torch.testing.assert_close(ours(standardize(DATA.test.x))[0].exp(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_network_without_a_linear_layer_has_no_last_layer():
@@ -354,15 +332,15 @@ def test_a_network_without_a_linear_layer_has_no_last_layer():
 
 def test_questions_cover_test_corrupted_and_foreign_images(foreign):
     sets = questions(DATA.test, foreign, n_test=8, n_corrupted=5)
-    assert {name: len(q.x) for name, q in sets.items()} == {
+    assert {name: len(x) for name, (x, _) in sets.items()} == {
         "test": 8,
         **{f"corrupted {s}": 5 for s in SEVERITIES},
         "digits": 10,
         "voc": 10,
     }
-    assert torch.equal(sets["corrupted 2"].x, mixture(DATA.test.x[:5], 2))
-    assert torch.equal(sets["corrupted 2"].y, DATA.test.y[:5])
-    assert sets["voc"].y is None
+    assert torch.equal(sets["corrupted 2"][0], mixture(DATA.test.x[:5], 2))
+    assert torch.equal(sets["corrupted 2"][1], DATA.test.y[:5])
+    assert sets["voc"][1] is None
 
 
 @pytest.mark.slow

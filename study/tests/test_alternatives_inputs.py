@@ -42,11 +42,11 @@ def test_squares_show_no_object_and_come_from_all_photographs(archives):
 def test_the_sets_are_written_and_read(archives, tmp_path):
     path = inputs.build_foreign(tmp_path / "foreign.npz", n=5)
     sets = inputs.load_foreign(path)
-    assert {name: tuple(q.x.shape) for name, q in sets.items()} == dict.fromkeys(
+    assert {name: tuple(x.shape) for name, x in sets.items()} == dict.fromkeys(
         ("voc", "camvid", "digits"), (5, 3, 32, 32)
     )
     again = inputs.load_foreign(inputs.build_foreign(tmp_path / "again.npz", n=5))
-    assert all(torch.equal(sets[name].x, again[name].x) for name in sets)
+    assert all(torch.equal(sets[name], again[name]) for name in sets)
 
 
 def test_digits_are_enlarged_and_grey():

@@ -46,10 +46,9 @@ def test_corruptions_are_their_formulas():
     assert float(noise.std()) == pytest.approx(0.06, rel=0.05)
 
 
-def test_noise_follows_the_seed_and_the_row_alone():
+def test_noise_follows_the_row_alone():
     x = photograph(4)
     assert torch.equal(corrupt(x, "noise", 3), corrupt(x, "noise", 3))
-    assert not torch.equal(corrupt(x, "noise", 3), corrupt(x, "noise", 3, seed=1))
     assert torch.equal(corrupt(x, "noise", 3)[:2], corrupt(x[:2], "noise", 3))
     state = torch.get_rng_state()
     corrupt(x, "noise", 3)
@@ -63,10 +62,6 @@ def test_a_mixture_gives_each_kind_its_share():
         assert torch.equal(mixed[position::5], corrupt(x[position::5], kind, 4))
 
 
-def test_impossible_corruptions_are_refused():
-    with pytest.raises(MCBNError, match=r"one of .*'noise'.*, got 'fog'"):
-        corrupt(photograph(), "fog", 1)
-    with pytest.raises(MCBNError, match="severity must be 0 to 5, got 6"):
-        corrupt(photograph(), "blur", 6)
+def test_images_that_are_no_bytes_are_refused():
     with pytest.raises(MCBNError, match=r"RGB bytes, uint8 of shape \(N, 3, H, W\); got float32"):
         corrupt(photograph().float(), "blur", 1)

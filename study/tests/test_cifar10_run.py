@@ -8,12 +8,12 @@ import torch
 
 import mcbn
 import mcbn_study.journal
-from cifar import TINY, same
+from cifar import TINY
 from mcbn_study.cifar10 import profile
 from mcbn_study.cifar10 import run as study
 from mcbn_study.cifar10.profile import PROFILES
 from mcbn_study.cifar10.train import load_network
-from mcbn_study.data.cifar import Images, find_cifar10
+from mcbn_study.data.cifar import Images, cifar10
 from mcbn_study.profiles import find_profile
 
 
@@ -53,30 +53,17 @@ def test_study_with_dropout_trains_and_leaves_measuring_to_others(
 ) -> None:
     small_study(monkeypatch)
     path = study.run(STUDY, tmp_path, seeds=[1], dropout=0.1)
-    assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors").dropout == 0.1
+    assert load_network(tmp_path / "networks" / "resnet8-dropout-seed1.safetensors")[0].dropout == 0.1
     assert [r["kind"] for r in mcbn_study.journal.read(path)] == [study.TRAINING]
-
-
-def test_seeds_of_a_study_can_be_trained_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_study(monkeypatch)
-    short = dataclasses.replace(STUDY, steps=6)
-    first = study.train_networks(short, tmp_path / "networks", seeds=[2], dropout=0.1)[0]
-    before = first.read_bytes()
-    path = study.run(short, tmp_path, seeds=[1, 2, 3], dropout=0.1, together=True)
-    assert first.read_bytes() == before  # what is there is not trained again
-    facts = {r["seed"]: r["together"] for r in mcbn_study.journal.read(path)}
-    assert facts == {1: 2, 2: 1, 3: 2}
-    alone = study.train_networks(short, tmp_path / "alone", seeds=[3], dropout=0.1)[0]
-    assert same(load_network(alone), load_network(tmp_path / "networks" / "resnet8-dropout-seed3.safetensors"))
 
 
 def test_study_refuses_networks_of_other_settings_and_impossible_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_study(monkeypatch)
-    study.train_networks(STUDY, tmp_path / "networks", seeds=[1])
+    study.run(STUDY, tmp_path, seeds=[1], dropout=0.1)
     with pytest.raises(mcbn.MCBNError, match="other settings"):
-        study.run(dataclasses.replace(STUDY, steps=3), tmp_path, seeds=[1])
+        study.run(dataclasses.replace(STUDY, steps=3), tmp_path, seeds=[1], dropout=0.1)
     for seeds in ([], [1, 1], [-1]):
         with pytest.raises(mcbn.MCBNError, match="seeds must be"):
             study.run(STUDY, tmp_path, seeds=seeds)
@@ -91,7 +78,7 @@ def test_quick_profile_runs_from_the_command_line(tmp_path: Path) -> None:
     from mcbn.cli import app
 
     try:
-        find_cifar10()
+        cifar10("test")
     except mcbn.MCBNError:
         pytest.skip("CIFAR-10 is not here; `mcbn data cifar10` fetches it")
     arguments = ["reproduce", "cifar10", "--profile", "quick", "--seeds", "1", "--out", str(tmp_path)]

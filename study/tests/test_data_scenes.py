@@ -56,15 +56,6 @@ def test_shrinking_to_the_same_size_changes_nothing(tmp_path: Path) -> None:
     assert torch.equal(same.y, found.y)
 
 
-def test_take_keeps_images_labels_and_names_together(tmp_path: Path) -> None:
-    write_part(tmp_path / "camvid" / "val.zip", count=3)
-    found = load_scenes(CAMVID, "val", folder=tmp_path)
-    taken = found.take([2, 0])
-    assert taken.names == ("scene2", "scene0")
-    assert torch.equal(taken.x, found.x[[2, 0]])
-    assert torch.equal(taken.y, found.y[[2, 0]])
-
-
 def test_colours_of_voc_are_those_of_its_development_kit() -> None:
     assert VOC.colours[:4] == ((0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0))
     assert VOC.colours[12] == (64, 0, 128)  # dog

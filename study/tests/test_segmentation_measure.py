@@ -1,11 +1,9 @@
 """The estimators of the segmentation study: the paper's by hand, the plain network's."""
 
-import pytest
 import torch
 from torch import nn
 
 from kinds import norms_in_training
-from mcbn import MCBNError
 from mcbn_study.networks import SegNet
 from mcbn_study.segmentation import measure as estimators
 from mcbn_study.segmentation import train as training
@@ -46,11 +44,6 @@ def test_query_inside_has_no_spread_where_the_batch_is_always_the_same() -> None
     only = scenes(1, seed=1).x
     found = estimators.query_inside(segnet(), only, batch_size=3, n_samples=4)(scenes(1, seed=2).x)
     assert found.maps["variance"].max() == 0
-
-
-def test_query_inside_needs_a_companion() -> None:
-    with pytest.raises(MCBNError, match="at least one training image; got batch_size=1"):
-        estimators.query_inside(segnet(), scenes(2).x, batch_size=1, n_samples=2)
 
 
 def test_plain_is_the_softmax_of_the_network() -> None:

@@ -80,7 +80,7 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
 @pytest.mark.slow
 @UNSETTLED
 def test_predictions_of_the_study_are_those_of_mcbn(data: Path) -> None:
-    study.train_network(TINY, data)
+    study.run(TINY, data)
     evaluation = estimators.SceneEvaluation(TINY, data / "networks" / "camvid.safetensors", "cpu")
     _, shown = evaluation.score("mcbn")
     assert len(evaluation.bayes.posterior.layers) == 25

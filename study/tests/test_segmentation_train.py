@@ -82,7 +82,7 @@ def test_class_weights_are_median_over_frequency() -> None:
     y[1, :, :6] = CAMVID.void
     own = replace(own, y=y)
     frequency = {0: (0.75 * 1728 + 1728 - 216) / (2 * 1728), 1: 0.25}
-    found = training.median_frequency(own)
+    found = training.class_weights(replace(TINY, dataset="voc", weight_power=1.0), own)
     median = min(frequency.values())  # the lower of two, as torch takes it
     assert found[:2].tolist() == pytest.approx([median / frequency[0], median / frequency[1]])
     assert found[2:].eq(0).all()
@@ -103,51 +103,35 @@ def test_void_pixels_have_no_gradient() -> None:
     assert logits.grad[1:].abs().max() == 0
 
 
-class StopError(Exception):
-    """Stands for a kill."""
+def test_training_depends_on_its_settings_alone_and_says_how_it_goes() -> None:
+    own, val, told = scenes(7), scenes(2, seed=9), list[str]()
+    (network, facts), (twin, again) = (training.train(TINY, own, val, echo=told.append) for _ in range(2))
+    assert (facts["losses"], facts["val_miou"]) == (again["losses"], again["val_miou"])
+    assert len(facts["losses"]) == 3
+    assert [epoch for epoch, _ in facts["val_miou"]] == [2, 3]
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
+    assert not network.training
+    assert told[-1].startswith(
+        f"epoch 3: loss {facts['losses'][-1]:.4f}, val mIoU {facts['val_miou'][-1][1]:.1f} at 3, "
+    )
 
 
-def test_training_resumes_to_the_very_same_network(tmp_path: Path) -> None:
-    own, val = scenes(7), scenes(2, seed=9)
-    whole = training.train(TINY, own, val, tmp_path / "whole.safetensors")
-
-    def stop(run: training.TrainingRun) -> None:
-        if run.epoch == 2:
-            raise StopError
-
-    with pytest.raises(StopError):
-        training.train(TINY, own, val, tmp_path / "cut.file", on_epoch=stop)
-    epochs: list[int] = []
-    resumed = training.train(TINY, own, val, tmp_path / "cut.file", on_epoch=lambda run: epochs.append(run.epoch))
-    assert epochs == [3]
-    assert (resumed.losses, resumed.checks) == (whole.losses, whole.checks)
-    assert [epoch for epoch, _ in whole.checks] == [2, 3]
-    for name, value in whole.network.state_dict().items():
-        assert torch.equal(value, resumed.network.state_dict()[name]), name
-    assert not whole.network.training
-
-
-def test_training_learns_and_leaves_the_global_generators_alone(tmp_path: Path) -> None:
+def test_training_learns_and_leaves_the_global_generators_alone() -> None:
     before = generators()
-    run = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None, tmp_path / "c.safetensors")
+    _, facts = training.train(replace(TINY, epochs=12, learning_rate=0.01), scenes(6), None)
     assert generators() == before
-    assert run.losses[-1] < 0.95 * run.losses[0]
+    assert facts["losses"][-1] < 0.95 * facts["losses"][0]
 
 
-def test_checkpoints_of_other_settings_or_none_at_all_are_refused(tmp_path: Path) -> None:
-    training.train(replace(TINY, epochs=1), scenes(4), None, tmp_path / "c.safetensors")
-    with pytest.raises(MCBNError, match="other settings; remove it"):
-        training.train(TINY, scenes(4), None, tmp_path / "c.safetensors")
-    (tmp_path / "c.safetensors").write_bytes(b"nothing")
-    with pytest.raises(MCBNError, match="is not a whole safetensors file"):
-        training.train(TINY, scenes(4), None, tmp_path / "c.safetensors")
+def test_too_few_images_for_a_batch_are_refused() -> None:
     with pytest.raises(MCBNError, match="2 training images make no batch of 3"):
-        training.train(TINY, scenes(2), None, tmp_path / "d.safetensors")
+        training.train(TINY, scenes(2), None)
 
 
-def test_divergence_is_an_error(tmp_path: Path) -> None:
+def test_divergence_is_an_error() -> None:
     with pytest.raises(MCBNError, match="diverged in epoch"):
-        training.train(replace(TINY, learning_rate=1e30, epochs=8), scenes(6), None, tmp_path / "c.safetensors")
+        training.train(replace(TINY, learning_rate=1e30, epochs=8), scenes(6), None)
 
 
 def test_saved_networks_come_back_up_to_half_precision(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ def test_corruptions_change_bytes_by_their_seed_alone(kind: str) -> None:
     assert (changed.dtype, changed.shape) == (torch.uint8, x.shape)
     assert not torch.equal(changed, x)
     assert torch.equal(changed, corrupt(x, kind, 5, frost=FROST))
-    assert torch.equal(corrupt(x, kind, 0, frost=FROST), x)
     torch.testing.assert_close(corrupt(x[:1], "contrast", 5), corrupt(x, "contrast", 5)[:1])
 
 
@@ -91,7 +90,7 @@ def test_formulas_are_those_of_imagecorruptions() -> None:
         return (changed.clamp(0, 1) * 255)[0].permute(1, 2, 0).numpy()
 
     expected = {
-        "contrast": (corruptions._contrast(x, 0.2, generator), theirs.contrast(pixels, 3)),
+        "contrast": (corruptions.FORMULAS["contrast"](x, 0.2, generator), theirs.contrast(pixels, 3)),
         "brightness": (corruptions._brightness(x, 0.3, generator), theirs.brightness(pixels, 3)),
         "saturate": (corruptions._saturate(x, (5, 0.1), generator), theirs.saturate(pixels, 4)),
         "motion": (
@@ -108,12 +107,6 @@ def test_formulas_are_those_of_imagecorruptions() -> None:
     assert np.abs(kernel - theirs.disk(1.5, 0.1)).max() < 1e-5
     jpeg = corruptions._jpeg(corruptions.Image.fromarray(pixels), 15)
     assert np.array_equal(np.asarray(jpeg), np.asarray(theirs.jpeg_compression(corruptions.Image.fromarray(pixels), 3)))
-
-
-@pytest.mark.parametrize(("kind", "severity"), [("fogg", 1), ("fog", 6), ("fog", -1), ("frost", 1)])
-def test_unknown_corruptions_are_refused(kind: str, severity: int) -> None:
-    with pytest.raises(mcbn.MCBNError, match="severities 0 to 5, frost with"):
-        corrupt(smooth(1), kind, severity)
 
 
 # Baselines

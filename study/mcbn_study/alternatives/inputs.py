@@ -21,10 +21,9 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]
 from torch import Tensor
 
-from mcbn import batches
 from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.files import local_folder, replacing
-from mcbn_study.cifar10.train import load_network, network_facts
+from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.networks import CifarResNet
@@ -52,20 +51,16 @@ class CifarNetworks(NamedTuple):
     thinned: dict[int, CifarResNet]
 
 
-class Queries(NamedTuple):
-    """Images x (N, 3, H, W), bytes, and their classes y (N,), None where they belong to no class."""
-
-    x: Tensor
-    y: Tensor | None
+Queries = tuple[Tensor, Tensor | None]  # images (N, 3, H, W), bytes, and their classes (N,); None where they have none
 
 
 def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
     """Load every network of a folder; which seed it has stands in its file."""
     networks = CifarNetworks({}, {})
     for path in sorted(Path(folder).glob("*.safetensors")):
-        network = load_network(path)
+        network, facts = load_network(path)
         kind = networks.thinned if network.dropout > 0 else networks.plain
-        kind[int(network_facts(path)["seed"])] = network.to(device)
+        kind[int(facts["seed"])] = network.to(device)
     if not networks.plain:
         raise MCBNError(f"{folder} holds no network without dropout; train them with `mcbn reproduce cifar10`")
     return networks
@@ -74,19 +69,18 @@ def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
 def questions(test: Images, foreign: str | Path | None, *, n_test: int | None, n_corrupted: int) -> dict[str, Queries]:
     """Collect the sets of images to ask about: test images first, then the same corrupted, then foreign ones."""
     x, y = test.x[:n_test], test.y[:n_test]
-    sets = {"test": Queries(x, y)}
+    sets: dict[str, Queries] = {"test": (x, y)}
     for severity in SEVERITIES:
-        sets[f"corrupted {severity}"] = Queries(mixture(x[:n_corrupted], severity), y[:n_corrupted])
-    return sets | (load_foreign(foreign) if foreign is not None else {})
+        sets[f"corrupted {severity}"] = mixture(x[:n_corrupted], severity), y[:n_corrupted]
+    return sets | {name: (images, None) for name, images in (load_foreign(foreign) if foreign else {}).items()}
 
 
-def load_foreign(path: str | Path) -> dict[str, Queries]:
-    """Read the sets of foreign images that `build_foreign` wrote."""
+def load_foreign(path: str | Path) -> dict[str, Tensor]:
+    """Read the sets of foreign images (N, 3, 32, 32) that `build_foreign` wrote."""
     if not Path(path).is_file():
         raise MCBNError(f"there is no {path}; make it with mcbn_study.alternatives.inputs.build_foreign")
     with np.load(path) as arrays:
-        sets = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    return {name: Queries(require_images(x, CIFAR10_SHAPE), None) for name, x in sets.items()}
+        return {name: require_images(torch.from_numpy(arrays[name]), CIFAR10_SHAPE) for name in arrays.files}
 
 
 def build_foreign(path: str | Path, *, n: int = 500, seed: int = 0) -> Path:
@@ -107,9 +101,8 @@ def digits(*, n: int, seed: int) -> Bytes:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise MissingExtraError("handwritten digits come with scikit-learn; pip install 'mcbn[sklearn]'") from error
-    small = load_digits().images * (255 / 16)  # (1797, 8, 8)
-    chosen = np.random.default_rng(seed).permutation(len(small))[:n]
-    large = small[chosen].repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)
+    small = np.random.default_rng(seed).permutation(load_digits().images * (255 / 16))[:n]  # (n, 8, 8)
+    large = small.repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)
     return np.repeat(large[:, None], 3, 1)
 
 
@@ -144,47 +137,42 @@ def _square(image: Image.Image, label: Bytes, allowed: tuple[int, ...], generato
     return None
 
 
-def noise(x: Tensor, sigma: float, seed: int) -> Tensor:
-    """x + sigma e, e standard normal of (seed, row); x (N, 3, H, W) in 0..1."""
-    rows = [np.random.default_rng([seed, row]).standard_normal(x.shape[1:], np.float32) for row in range(len(x))]
+def noise(x: Tensor, sigma: float) -> Tensor:
+    """x + sigma e, e standard normal of the row; x (N, 3, H, W) in 0..1."""
+    rows = [np.random.default_rng([0, row]).standard_normal(x.shape[1:], np.float32) for row in range(len(x))]
     return x + sigma * torch.from_numpy(np.stack(rows))
 
 
-def blur(x: Tensor, sigma: float, _seed: int) -> Tensor:
+def blur(x: Tensor, sigma: float) -> Tensor:
     """Convolve rows and columns with exp(-d^2 / 2 sigma^2), d up to 4, normalised, edges mirrored."""
     return torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="mirror", radius=4, axes=(2, 3)))
 
 
-def pixelate(x: Tensor, share: float, _seed: int) -> Tensor:
+def pixelate(x: Tensor, share: float) -> Tensor:
     """Average to fewer pixels, and give each old pixel the mean of those that cover it."""
     height, width = x.shape[2:]
     coarse = max(1, round(share * height)), max(1, round(share * width))
     return F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, coarse), (height, width))
 
 
-KINDS: dict[str, Callable[[Tensor, float, int], Tensor]] = {
+KINDS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "noise": noise,
     "blur": blur,
-    "contrast": lambda x, factor, seed: (mean := x.mean((1, 2, 3), keepdim=True)) + factor * (x - mean),
-    "brightness": lambda x, added, seed: x + added,
+    "contrast": lambda x, factor: (mean := x.mean((1, 2, 3), keepdim=True)) + factor * (x - mean),
+    "brightness": lambda x, added: x + added,
     "pixelate": pixelate,
 }
 
 
-def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0) -> Tensor:
-    """Corrupt bytes (N, 3, H, W) in one way; severity 0 to 5. Row i depends on (seed, i) alone."""
-    if kind not in KINDS:
-        raise MCBNError(f"corruption must be one of {list(KINDS)}, got {kind!r}")
-    if batches.require_int("severity", severity, 0) > SEVERITIES[-1]:
-        raise MCBNError(f"severity must be 0 to {SEVERITIES[-1]}, got {severity}")
-    require_images(images)
-    changed = KINDS[kind](images.float() / 255, STRENGTHS[kind][severity], seed)
+def corrupt(images: Tensor, kind: str, severity: int) -> Tensor:
+    """Corrupt bytes (N, 3, H, W) in one of the `KINDS`; severity 0 to 5. A row's noise depends on its number alone."""
+    changed = KINDS[kind](require_images(images).float() / 255, STRENGTHS[kind][severity])
     return (changed * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def mixture(images: Tensor, severity: int, *, seed: int = 0) -> Tensor:
+def mixture(images: Tensor, severity: int) -> Tensor:
     """Corrupt image i by kind i modulo 5, so that every kind has its share of the images."""
     result = images.clone()
     for position, kind in enumerate(KINDS):
-        result[position :: len(KINDS)] = corrupt(images[position :: len(KINDS)], kind, severity, seed=seed)
+        result[position :: len(KINDS)] = corrupt(images[position :: len(KINDS)], kind, severity)
     return result

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
 from mcbn import noise
 from mcbn.baselines import DeepEnsemble, MCDropout
-from mcbn.errors import MCBNError, MissingExtraError
+from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn.randomness import isolated_random
@@ -26,11 +26,13 @@ from mcbn_study.data.cifar import Images
 from mcbn_study.networks import standardize
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
-MCBN_METHODS = ("mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint")
 THINNED = {"thinned_plain": "plain", "thinned_mcbn": "mcbn", "thinned_joint": "mcbn_joint"}  # on MC dropout's network
-METHODS = ("plain", *MCBN_METHODS, "dropout", *THINNED, "laplace", "abnn", "ensemble")
+METHODS = (
+    *("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout"),
+    *(*THINNED, "laplace", "abnn", "ensemble"),
+)
 AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
-LAPLACE_AT_ONCE = 1000
+LAPLACE_AT_ONCE, LAPLACE = 1000, "pip install 'mcbn[laplace]', or leave `laplace` out of the methods"
 ABNN_BATCH_SIZE = 128  # torch-uncertainty
 TUNING_SHARE = 4  # the search for M uses a quarter of the draws
 JOINT = tuple(2.0**power for power in range(-2, 8))  # times M of the fit; at the end the draws are nearly one network
@@ -82,26 +84,19 @@ def make(method: str, material: Material) -> Sampler:
 
 
 def _linear(material: Material, x: Tensor) -> Tensor:
-    samples = material.bayes.predict(x, method="linear", return_samples=True).samples
-    assert samples is not None
-    return samples
+    return cast(Tensor, material.bayes.predict(x, method="linear", return_samples=True).samples)
 
 
 def _tuned(material: Material) -> Sampler:
-    material.chosen["mcbn_tuned"] = best_batch_size(material)
-    return material.at(material.bayes.posterior.at_batch_size(material.chosen["mcbn_tuned"]))
-
-
-def best_batch_size(material: Material) -> int:
     """Choose the M of least validation NLL at tau = 1: the posterior is rescaled, nothing is drawn anew."""
     drawn, count = material.bayes.posterior, max(1, material.n_samples // TUNING_SHARE)
-    y = material.validation.y.to(material.device)
-    losses = {}
+    y, losses = material.validation.y.to(material.device), {}
     for M in noise.candidates("auto", drawn.batch_size):
         run = partial(material.at(drawn.at_batch_size(M)), n_samples=count)
         log_p = torch.log_softmax(material.sample(run, material.validation.x).double(), 2)  # (T, N, K)
         losses[M] = -torch.logsumexp(log_p, 0).gather(1, y[:, None]).mean().item()
-    return min(losses, key=losses.__getitem__)
+    best = material.chosen["mcbn_tuned"] = min(losses, key=losses.__getitem__)
+    return material.at(drawn.at_batch_size(best))
 
 
 def _joint(material: Material) -> Sampler:
@@ -143,46 +138,34 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     ),
     "dropout_usual": _usual_dropout,  # to time beside "dropout", whose masks are made on the CPU and shared by images
     "abnn": _abnn,
-    "laplace": lambda m: LastLayer(m.network, m.prepare(m.clean.x), m.clean.y).log_probabilities,
+    "laplace": lambda m: last_layer(m.network, m.prepare(m.clean.x), m.clean.y),
     "ensemble": lambda m: DeepEnsemble(m.members, "classification").sample,
 }
 
 
-def require_laplace() -> Any:
-    """Return laplace-torch's `Laplace`, or say which extra brings it."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # its back ends use deprecated parts of torch
-            from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        needed = f"last-layer Laplace needs laplace-torch ({error}); pip install 'mcbn[laplace]'"
-        raise MissingExtraError(f"{needed}, or leave `laplace` out of the methods") from error
-    return Laplace
-
-
-class LastLayer:
+def last_layer(network: nn.Module, x: Iterable[Tensor], y: Tensor) -> Sampler:
     """Last-layer Laplace by laplace-torch (Daxberger et al. 2021): the last linear layer has a Gaussian posterior.
 
     The layer's inputs are computed once and its posterior fitted on them, which is last-layer Laplace exactly: nothing
     before the layer is random. Kronecker-factored curvature, prior precision by marginal likelihood, probit
     approximation: laplace-torch's own defaults. x: prepared training images (N, ...), in parts, y (N,) their classes;
-    the network runs where it is, its last layer on the CPU.
+    the network runs where it is, its last layer on the CPU. Gives log probabilities as if of one draw, (1, N, K).
     """
+    loader = DataLoader(TensorDataset(look_inside(network, x)[1].cpu(), y.cpu()), batch_size=LAPLACE_AT_ONCE)
+    head = copy.deepcopy(last_linear(network)).cpu()
+    with isolated_random(0), warnings.catch_warnings(action="ignore"):  # its back ends use deprecated parts of torch
+        from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
 
-    def __init__(self, network: nn.Module, x: Iterable[Tensor], y: Tensor) -> None:
-        self.network, (_, features) = network, look_inside(network, x)
-        loader = DataLoader(TensorDataset(features.cpu(), y.cpu()), batch_size=LAPLACE_AT_ONCE)
-        head, settings = copy.deepcopy(last_linear(network)), {"subset_of_weights": "all", "hessian_structure": "kron"}
-        with isolated_random(0), warnings.catch_warnings(action="ignore"):
-            self.posterior = require_laplace()(head.cpu(), "classification", **settings)
-            self.posterior.fit(loader)
-            self.posterior.optimize_prior_precision(method="marglik")
+        posterior = Laplace(head, "classification", subset_of_weights="all", hessian_structure="kron")
+        posterior.fit(loader)
+        posterior.optimize_prior_precision(method="marglik")
 
-    def log_probabilities(self, x: Tensor) -> Tensor:
-        """Return them as if of one draw, (1, N, K)."""
-        _, features = look_inside(self.network, [x])
+    def log_probabilities(x: Tensor) -> Tensor:
         with warnings.catch_warnings(action="ignore"):
-            probs: Tensor = self.posterior(features.cpu(), pred_type="glm", link_approx="probit")
+            probs: Tensor = posterior(look_inside(network, [x])[1].cpu(), pred_type="glm", link_approx="probit")
         return probs.detach().clamp(min=torch.finfo(probs.dtype).tiny).log().unsqueeze(0)
+
+    return log_probabilities
 
 
 def last_linear(network: nn.Module) -> nn.Linear:

@@ -7,9 +7,8 @@ from statistics import fmean
 from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import journal
 from mcbn_study.estimates import Score
-from mcbn_study.journal import RECORDS, Record
+from mcbn_study.journal import RECORDS, Record, read
 from mcbn_study.png import save_figure
 from mcbn_study.tables import MISSING, read_words, render
 
@@ -90,7 +89,7 @@ class Results:
 def write(out: str | Path = "results/alternatives") -> list[Path]:
     """Write summary.csv, table.md and severity.png of the records in a folder."""
     out = Path(out)
-    recorded = journal.read(out / RECORDS)
+    recorded = read(out / RECORDS)
     if not any(r["kind"] == "score" for r in recorded):
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce alternatives`")
     results = Results(recorded)

@@ -4,21 +4,21 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mcbn import metrics, noise
 from mcbn.errors import MCBNError
 from mcbn.prediction import entropy
 from mcbn_study.alternatives import methods as catalogue
 from mcbn_study.alternatives.inputs import CifarNetworks, Queries, load_networks, questions
-from mcbn_study.alternatives.methods import METHODS, THINNED, Material
+from mcbn_study.alternatives.methods import LAPLACE, METHODS, THINNED, Material
 from mcbn_study.cifar10.profile import PAPER, Split
 from mcbn_study.cifar10.train import Augmented
-from mcbn_study.data.cifar import require_labelled
 from mcbn_study.journal import Journal
 from mcbn_study.machine import timed
 from mcbn_study.scores import class_scores
@@ -38,7 +38,6 @@ def run(
     foreign: str | Path | None = None,
     device: str = "cpu",
     methods: Sequence[str] = (),
-    seeds: Sequence[int] = (),
     n_samples: int = 128,
     batch_size: int = 32,
     n_test: int | None = None,
@@ -49,20 +48,20 @@ def run(
 
     networks: folder of those that `mcbn reproduce cifar10` trained, with and without dropout; foreign: npz of foreign
     images (`inputs.build_foreign`); methods: all that can be had by default, with a warning for each that cannot;
-    seeds: all by default, and always all for the ensemble; n_corrupted: of the n_test images, at each severity.
+    n_corrupted: of the n_test images, at each severity.
     """
-    trained, data = load_networks(networks, device), require_split(data)
+    trained, data = load_networks(networks, device), data or PAPER.load()
     sets = questions(data.test, foreign, n_test=n_test, n_corrupted=n_corrupted)
-    sizes = {name: len(queries.x) for name, queries in sets.items()}
+    sizes = {name: len(x) for name, (x, _) in sets.items()}
     draws = {"n_samples": n_samples, "batch_size": batch_size}
     journal, chosen = Journal(out, draws | {"images": sizes}, device), choose(methods, trained)
-    for method, material, seed in tasks(trained, data, chosen, seeds, **draws):
+    for method, material, seed in tasks(trained, data, chosen, **draws):
         key = {"kind": "score", "method": method, "seed": seed}
-        asked = [{"data": name, "tempered": tempered} for name in ("validation", *sets) for tempered in (False, True)]
-        if not all(journal.has(**key, **each) for each in asked):
-            journal.add(row | {"method": method, "seed": seed} for row in measure(method, material, sets))
-    x = data.test.x[: TIMED[torch.device(device).type]]
-    clock(Journal(out, draws | {"n": len(x)}, device), tasks(trained, data, chosen, [min(trained.plain)], **draws), x)
+        if not journal.has(**key):
+            journal.add(key | row for row in measure(method, material, sets))
+    x, (first, *_) = data.test.x[: TIMED[torch.device(device).type]], sorted(trained.plain)
+    timed_tasks = (task for task in tasks(trained, data, chosen, **draws) if task[2] in (first, EVERY))
+    clock(Journal(out, draws | {"n": len(x)}, device), timed_tasks, x)
     return journal.path
 
 
@@ -78,51 +77,41 @@ def clock(journal: Journal, tasks: Iterable[Task], x: Tensor) -> None:
                 journal.add([key | {"setup_seconds": setup, "milliseconds": 1000 * seconds / len(x)}])
 
 
-def require_split(data: Split | None) -> Split:
-    """Return CIFAR-10 where nothing is given; refuse images the networks do not take, and labels of no class."""
-    return PAPER.load() if data is None else Split(*map(require_labelled, data))
-
-
-def choose(methods: Sequence[str], trained: CifarNetworks) -> list[str]:
+def choose(methods: Sequence[str], trained: CifarNetworks) -> Sequence[str]:
     """Return the methods to measure: those asked for, which must be possible, or all that are."""
-    possible = []
-    for method in methods or METHODS:
+    lacking = (
+        {} if trained.thinned else dict.fromkeys(ON_THINNED, "networks trained with dropout, of which there is none")
+    )
+    if len(trained.plain) < 2:
+        lacking["ensemble"] = f"the networks of at least 2 seeds; there are {len(trained.plain)}"
+    if find_spec("laplace") is None:
+        lacking["laplace"] = f"laplace-torch; {LAPLACE}"
+    for method in methods:
         if method not in METHODS:
             raise MCBNError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-        try:
-            if method == "laplace":
-                catalogue.require_laplace()
-            if method in ON_THINNED and not trained.thinned:
-                raise MCBNError(f"{method} needs networks trained with dropout, of which there is none")
-            if method == "ensemble" and len(trained.plain) < 2:
-                raise MCBNError(f"an ensemble needs the networks of at least 2 seeds; there are {len(trained.plain)}")
-            possible.append(method)
-        except MCBNError as error:
-            if methods:
-                raise
-            warnings.warn(f"mcbn: {method} is left out: {error}", stacklevel=3)
-    return possible
+        if method in lacking:
+            raise MCBNError(f"{method} needs {lacking[method]}")
+    for method in (method for method in METHODS if method in lacking and not methods):
+        warnings.warn(f"mcbn: {method} is left out: it needs {lacking[method]}", stacklevel=3)
+    return methods or [method for method in METHODS if method not in lacking]
 
 
 def tasks(
-    trained: CifarNetworks, data: Split, methods: Sequence[str], seeds: Sequence[int], n_samples: int, batch_size: int
+    trained: CifarNetworks, data: Split, methods: Sequence[str], n_samples: int, batch_size: int
 ) -> Iterator[Task]:
     """Yield what is to be measured: each method of a seed with what it is made of, then the ensemble."""
-    device = next(iter(trained.plain.values())).last.weight.device
-    train = Augmented(data.train.x.to(device))
-    base = Material(nn.Identity(), train, data.train, data.validation, n_samples=n_samples, batch_size=batch_size)
-    for seed in seeds or sorted(trained.plain):
-        if seed not in trained.plain:
-            raise MCBNError(f"there is no network of seed {seed}; there are {sorted(trained.plain)}")
+    members = [trained.plain[seed] for seed in sorted(trained.plain)]
+    train = Augmented(data.train.x.to(members[0].last.weight.device))
+    base = Material(members[0], train, data.train, data.validation, n_samples=n_samples, batch_size=batch_size)
+    for seed, network in sorted(trained.plain.items()):
         thinned = trained.thinned.get(seed)
-        material = replace(base, network=trained.plain[seed], thinned=thinned, seed=seed)
+        material = replace(base, network=network, thinned=thinned, seed=seed)
         on_thinned = material if thinned is None else replace(material, network=thinned)
         for method in methods:
             if method != "ensemble" and (method not in ON_THINNED or thinned is not None):
                 yield method, on_thinned if method in THINNED else material, seed
     if "ensemble" in methods:
-        members = [trained.plain[seed] for seed in sorted(trained.plain)]
-        yield "ensemble", replace(base, network=members[0], members=members), EVERY
+        yield "ensemble", replace(base, members=members), EVERY
 
 
 def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Iterator[Row]:
@@ -131,18 +120,18 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
     sampler = catalogue.make(method, material)
     validation = sampler(material.validation.x)  # (T, N, K)
     taus = {False: 1.0, True: temperature(validation, material.validation.y)}
-    inside: dict[bool, Tensor] = {}
-    for name, queries in {"validation": Queries(*material.validation), **sets}.items():
-        logits = validation if name == "validation" else sampler(queries.x)
+    inside: dict[bool, Tensor] = {}  # doubts of the test images
+    for name, (x, y) in {"validation": material.validation, **sets}.items():
+        logits = validation if name == "validation" else sampler(x)
         for tempered, tau in taus.items():
             probs = probabilities(logits, tau)  # (N, K)
-            row: Row = {"kind": "score", "data": name, "n": len(probs), "tempered": tempered, "tau": tau}
-            if queries.y is not None:
-                row |= class_scores(probs, queries.y, *SCORES)
+            row: Row = {"data": name, "n": len(probs), "tempered": tempered, "tau": tau}
+            if y is not None:
+                row |= class_scores(probs, y, *SCORES)
             if name == "test":
-                inside[tempered] = probs
+                inside[tempered] = entropy(probs, 1)
             elif name != "validation":
-                row |= {"ood_auroc": ood_auroc(inside[tempered], probs)}
+                row["ood_auroc"] = ood_auroc(inside[tempered], entropy(probs, 1))
             chosen = material.chosen.get(THINNED.get(method, method))
             yield row | {"chosen_batch_size": chosen, "seconds": time.perf_counter() - started}
 
@@ -160,7 +149,7 @@ def temperature(logits: Tensor, y: Tensor) -> float:
     return noise.inverse_temperature(logits.double(), y.to(logits.device)).item()
 
 
-def ood_auroc(inside: Tensor, other: Tensor) -> float:
-    """Is the entropy of the averaged probabilities higher on other images than on test images?"""
-    both = torch.cat([entropy(inside, 1), entropy(other, 1)])
-    return float(metrics.auroc(both, torch.arange(len(both), device=both.device) >= len(inside)))
+def ood_auroc(home: Tensor, other: Tensor) -> float:
+    """Are scores (n,) of other images higher than those at home? 0.5: neither."""
+    both = torch.cat([home, other])
+    return float(metrics.auroc(both, torch.arange(len(both), device=both.device) >= len(home)))

@@ -1,7 +1,6 @@
 """What is measured on a trained network: Table 2, a sweep over M, and fresh batches beside shared draws."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 from mcbn import batch_norm
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift
 from mcbn.engine.record import Statistics
-from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import entropy, mutual_information
 from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.cifar10.train import Augmented
-from mcbn_study.data.cifar import Images, require_labelled
+from mcbn_study.data.cifar import Images
 from mcbn_study.machine import timed
 from mcbn_study.networks import standardize
 from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standard_error
@@ -26,16 +24,6 @@ AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL
 ROWS = 1024  # (image, draw) pairs in one pass
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Scores by name, standard errors of some of them, and how many disjoint sets of T draws they are means of."""
-
-    n_samples: int | None
-    n_sets: int
-    scores: dict[str, float]
-    errors: dict[str, float] = field(default_factory=dict)
 
 
 def score(probs: Tensor, y: Tensor) -> dict[str, float]:
@@ -53,12 +41,12 @@ def score(probs: Tensor, y: Tensor) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and "error" not in name}
 
 
-def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Scored]:
+def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Row]:
     """Score MCBN at several T from one series of draws, logits (D, N, K).
 
-    At each T the series is cut into D // T disjoint sets; PLL is the mean over all of them, with its standard error
-    s / sqrt(sets), other scores over the first eight. Where every T divides D and the next T, PLL cannot fall as T
-    grows: log (p + q) / 2 >= (log p + log q) / 2.
+    At each T the series is cut into D // T disjoint sets, n_sets; PLL is the mean over all of them, with its standard
+    error s / sqrt(sets), other scores over the first eight. Where every T divides D and the next T, PLL cannot fall as
+    T grows: log (p + q) / 2 >= (log p + log q) / 2.
     """
     probs, curve = torch.softmax(logits.double(), 2), []
     for T in (T for T in sizes if len(probs) >= T):
@@ -68,7 +56,8 @@ def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Scored]:
         values = {name: torch.tensor([one[name] for one in several], dtype=torch.float64) for name in names}
         values["pll"] = log_likelihood(sets, y).mean(1)  # (S,)
         errors = {name: standard_error(v) for name, v in values.items() if len(v) > 1}
-        curve.append(Scored(T, len(sets), {name: float(v.mean()) for name, v in values.items()}, errors))
+        means = {name: float(v.mean()) for name, v in values.items()}
+        curve.append({"n_samples": T, "n_sets": len(sets), "scores": means, "errors": errors})
     return curve
 
 
@@ -98,7 +87,7 @@ class Evaluation:
     """
 
     def __init__(self, network: nn.Module, profile: CifarProfile, images: Split, *, seed: int) -> None:
-        (train, validation, test), device = map(require_labelled, images), next(network.parameters()).device
+        (train, validation, test), device = images, next(network.parameters()).device
         self.network, self.profile, self.seed = network.eval(), profile, seed
         self.train = Augmented(train.x.to(device))
         parts = {"validation": validation, "test": test}
@@ -109,45 +98,36 @@ class Evaluation:
         for part, (x, y) in self.images.items():
             with torch.no_grad():
                 logits, seconds = timed(_in_parts, self.network, x)
-            scored = Scored(None, 1, score(torch.softmax(logits.double(), 1)[None], y))
-            yield self._row("plain", part, None, scored, seconds)
-        logits, seconds = timed(self._draw, self.profile.batch_size)
+            scores = score(torch.softmax(logits.double(), 1)[None], y)
+            plain = {"n_samples": None, "n_sets": 1, "scores": scores, "errors": {}}
+            yield self._row("plain", part, None, plain, seconds)
+        M, T = self.profile.batch_size, self.profile.sweep_samples
+        logits, seconds = timed(self._draw, M)
         for scored in curve(logits, self.images["test"].y, self.profile.n_samples):
-            yield self._row("mcbn", "test", self.profile.batch_size, scored, seconds)  # seconds of all draws
-        yield from self._sweep()
-        yield from self.queries(logits)
+            yield self._row("mcbn", "test", M, scored, seconds)  # seconds of all draws
+        for size in self.profile.batch_sizes:
+            bayes = self._fit(size, T)
+            for part, (x, y) in self.images.items():
+                if (part, size) != ("test", M) or T not in self.profile.n_samples:  # else it stands in the curve
+                    few, seconds = timed(_in_parts, bayes.sample, x)
+                    yield self._row("mcbn", part, size, curve(few, y, [T])[0], seconds)
+        yield from self._queries(logits)
 
     def _draw(self, batch_size: int) -> Tensor:
         return _in_parts(self._fit(batch_size, self.profile.n_draws).sample, self.images["test"].x)
 
-    def _sweep(self) -> Iterator[Row]:
-        """Score each M on validation and test images; test scores at the M of training stand in the curve."""
-        T = self.profile.sweep_samples
-        for M in self.profile.batch_sizes:
-            bayes = self._fit(M, T)
-            for part, (x, y) in self.images.items():
-                if part == "test" and self.profile.batch_size == M and T in self.profile.n_samples:
-                    continue
-                logits, seconds = timed(_in_parts, bayes.sample, x)
-                (scored,) = curve(logits, y, [T])
-                yield self._row("mcbn", part, M, scored, seconds)
-
-    def queries(self, logits: Tensor | None = None) -> Iterator[Row]:
-        """Compare fresh batches for each image with shared draws of M - 1 and of M images, on the same images.
-
-        logits: of the shared draws at M, (D, N, K); made anew where there are none.
-        """
+    def _queries(self, logits: Tensor) -> Iterator[Row]:
+        """Compare fresh batches for each image with shared draws of M - 1 images, and of M, of which logits are."""
         M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
         x, y = (tensor[:N] for tensor in self.images["test"])
         options: Row = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, **options)
         shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, :N])
-        logits = self._draw(M) if logits is None else logits
         sizes = [size for size in self.profile.n_samples if size <= T]
         for scored in curve(fresh, y, sizes):
-            gap, error = difference(fresh[: scored.n_samples], shared, y)
-            scored.scores["pll_minus_shared"], scored.errors["pll_minus_shared"] = gap, error
+            gap, error = difference(fresh[: scored["n_samples"]], shared, y)
+            scored["scores"]["pll_minus_shared"], scored["errors"]["pll_minus_shared"] = gap, error
             yield self._row("mcbn_per_query", "query", M, scored, seconds)  # seconds of all T
         for scored in curve(shared, y, sizes):
             yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
@@ -159,11 +139,10 @@ class Evaluation:
             bayes: MCBN[Any] = MCBN(self.network, "classification")
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
-    def _row(self, method: str, part: str, batch_size: int | None, scored: Scored, seconds: float | None) -> Row:
-        n_images = len(self.images["test" if part == "query" else part].y)
-        n_images = min(n_images, self.profile.query_images or n_images) if part == "query" else n_images
+    def _row(self, method: str, part: str, batch_size: int | None, scored: Row, seconds: float | None) -> Row:
+        n_images = len(self.images["test"].y[: self.profile.query_images] if part == "query" else self.images[part].y)
         row = {"method": method, "seed": self.seed, "part": part, "n_images": n_images, "batch_size": batch_size}
-        return row | asdict(scored) | {"seconds": seconds and round(seconds, 3)}
+        return row | scored | {"seconds": seconds and round(seconds, 3)}
 
 
 def _in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -178,14 +157,7 @@ def exact() -> Any:
 
 @torch.no_grad()
 def per_query(
-    network: nn.Module,
-    images: Augmented,
-    x: Tensor,
-    *,
-    n_samples: int,
-    batch_size: int,
-    seed: int,
-    pool: int | None = None,
+    network: nn.Module, images: Augmented, x: Tensor, *, n_samples: int, batch_size: int, seed: int, pool: int | None
 ) -> Tensor:
     """The authors' estimator: logits (T, N, K) of x (N, 3, 32, 32), each image and pass with a batch of its own.
 
@@ -197,30 +169,23 @@ def per_query(
     pool: draw only so many times, and give each image T different ones of these draws, at random. An image alone
     cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
     """
-    if batch_size < 2 or n_samples < 1 or not len(x) or (pool is not None and pool < n_samples):
-        needs = "per_query needs batch_size >= 2 (M - 1 training images), 1 <= n_samples <= pool, and images to predict"
-        raise MCBNError(f"{needs}; got {batch_size}, {n_samples}, {pool}, and {len(x)} images")
+    chosen = torch.arange(len(x) * n_samples)  # (N T,): draws
+    if pool is not None:
+        generator = np.random.default_rng([seed, pool])
+        several = [generator.choice(pool, n_samples, replace=False) for _ in range(len(x))]
+        chosen = torch.from_numpy(np.concatenate(several))
     bayes = MCBN(network, "classification")
-    count = pool or len(x) * n_samples
-    drawn = bayes.fit(images, n_samples=count, batch_size=batch_size - 1, seed=seed).posterior
+    drawn = bayes.fit(images, n_samples=pool or len(chosen), batch_size=batch_size - 1, seed=seed).posterior
     copy = Network(network)
     batch_norm.watch(copy.module)
     logits, queries = [], copy.prepare(x)  # (N, 3, 32, 32)
-    chosen = _choose_draws(len(x), n_samples, pool, seed).to(queries.device)  # (N T,)
+    chosen = chosen.to(queries.device)
     for start in range(0, len(chosen), ROWS):
         rows = chosen[start : start + ROWS]
         image = torch.arange(start, start + len(rows), device=rows.device) // n_samples
         with RowStatistics({layer: (drawn.mean[layer][rows], drawn.var[layer][rows]) for layer in drawn.layers}):
             logits.append(copy(queries[image]))
     return torch.cat(logits).reshape(len(x), n_samples, -1).transpose(0, 1)
-
-
-def _choose_draws(n: int, n_samples: int, pool: int | None, seed: int) -> Tensor:
-    """Choose T different draws for each of n images, (n T,); all different where there is no pool."""
-    if pool is None:
-        return torch.arange(n * n_samples)
-    generator = np.random.default_rng([seed, pool])
-    return torch.from_numpy(np.concatenate([generator.choice(pool, n_samples, replace=False) for _ in range(n)]))
 
 
 class RowStatistics(BatchNormMode):

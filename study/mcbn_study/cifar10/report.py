@@ -9,10 +9,10 @@ from typing import NamedTuple
 from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import journal, paper
+from mcbn_study import paper
 from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
-from mcbn_study.journal import RECORDS, Record, latest
+from mcbn_study.journal import RECORDS, Record, latest, read
 from mcbn_study.png import save_figure
 from mcbn_study.tables import MISSING, read_words, render
 
@@ -71,7 +71,7 @@ class Measurements(NamedTuple):
 def write(out: str | Path = "results/cifar10") -> list[Path]:
     """Write summary.csv, table.md and a figure a network of the records in a folder."""
     out = Path(out)
-    recorded = journal.read(out / RECORDS)
+    recorded = read(out / RECORDS)
     studies = collect(recorded)
     text = page(studies, gains_by_network(out.parent))
     written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
@@ -96,10 +96,10 @@ def _latest(recorded: Sequence[Record]) -> tuple[list[Record], list[Record]]:
 def gains_by_network(results: Path) -> list[tuple[str, ...]]:
     """Lay out PLL of plain network, MCBN, its gain, and MCBN with M and tau chosen; also of foreign networks."""
     pll = {"paper plain": [_printed(None) or 0.0], "paper": [_printed(128) or 0.0]}
-    for r in journal.read(results / "alternatives" / RECORDS):
+    for r in read(results / "alternatives" / RECORDS):
         if r["kind"] == "score" and r["data"] == "test" and r["tempered"] == r["method"].endswith("_joint"):
             pll.setdefault(r["method"], []).append(-r["nll"])
-    for r in journal.read(results / "foreign" / RECORDS):
+    for r in read(results / "foreign" / RECORDS):
         if r["n"] == N_TEST:
             pll[f"{r['network']} {r['method']}"] = [r["pll"]]
     rows = []

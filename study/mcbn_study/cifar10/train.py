@@ -1,13 +1,12 @@
-"""Training of ResNet, one network or several at once; goes on where it stopped. Networks as files.
+"""Training of ResNet, and its networks as files.
 
 The network sees images cropped from a black frame, flipped and standardised. One step goes from raw bytes to new
-weights; on a GPU one step of all networks is one CUDA graph.
+weights; on a GPU it is one CUDA graph.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +18,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mcbn import batches
-from mcbn.engine.capture import capture
+from mcbn.engine.capture import WARM_UPS, capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors, write_tensors
-from mcbn_study import checkpoints
+from mcbn_study.checkpoints import load_weights, unchanged
 from mcbn_study.cifar10.profile import CifarProfile
-from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images, require_labelled
+from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.machine import fastest_convolutions
 from mcbn_study.networks import CifarResNet, standardize
 
@@ -95,75 +94,15 @@ class Augmented(Dataset[Tensor]):
         return self.prepare(crop(self.padded, batches.move(chosen, self.padded.device, None)))
 
 
-class Epoch(NamedTuple):
-    """How training stands after an epoch: means over its steps, seconds since the beginning."""
-
-    number: int
-    steps: int  # in all
-    loss: float
-    accuracy: float
-    seconds: float
-
-
-def train(
-    profile: CifarProfile,
-    images: Images,
-    *,
-    seeds: Sequence[int],
-    dropout: float = 0.0,
-    device: str = "cpu",
-    files: Sequence[Path] = (),
-    watch: Callable[[int, Epoch], None] = lambda seed, epoch: None,
-) -> list["ResNetTrainer"]:
-    """Train a network a seed by SGD with momentum, all at the same step: small ones leave most of a GPU idle alone.
-
-    Return the trainers, with their networks in eval mode and their epochs.
-    The loss is cross-entropy + weight_decay / 2 * ||W||^2; W are the weights of convolutions and of the linear layer,
-    neither gamma, beta nor bias decays (authors' code). Everything random depends on (seed, epoch), so that an
-    interrupted training goes on as if nothing had happened, and each network is the one it is when trained alone;
-    except for the masks of dropout on a GPU: there one generator makes those of all networks.
-
-    seeds: of initial weights, order, crops, flips and dropout; files: one a network to keep its state in after every
-    epoch and to go on from, removed in the end; watch: is told of every epoch of every seed.
-    """
-    require_labelled(images)
-    if len(images.x) < profile.batch_size:
-        raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
-    started = time.perf_counter()
-    with fastest_convolutions(), torch.enable_grad():
-        trainers = [ResNetTrainer(profile, images, seed=seed, dropout=dropout, device=device) for seed in seeds]
-        replay = captured_step(trainers) if device != "cpu" else None
-        _resume(trainers, files)
-        before = trainers[0].epochs[-1].seconds if trainers[0].epochs else 0.0
-        while trainers[0].steps_done < profile.steps:
-            take_epoch(trainers, replay)
-            seconds = round(before + time.perf_counter() - started, 3)
-            for trainer in trainers:
-                trainer.finish_epoch(seconds)
-            for trainer, path in zip(trainers, files, strict=bool(files)):
-                checkpoints.keep(path, trainer.state, trainer.settings, trainer.epochs)
-            for trainer in trainers:
-                watch(trainer.seed, trainer.epochs[-1])
-    for path in files:
-        path.unlink(missing_ok=True)
-    for trainer in trainers:
-        trainer.network.eval()
-    return trainers
-
-
-def learning_rate(profile: CifarProfile, step: int) -> float:
-    """Return the rate of a step, counted from 0: that of the last boundary reached."""
-    return next(rate for start, rate in reversed(profile.rates) if step >= start)
-
-
 class ResNetTrainer:
-    """A network, its optimiser, and a step over fixed memory: images, the epoch's choices, the place in it."""
+    """A network, its optimiser, and a step over fixed memory: images, the epoch's choices, the place in it.
+
+    Stochastic gradient descent with momentum; the loss is cross-entropy + weight_decay / 2 * ||W||^2; W are the weights
+    of convolutions and of the linear layer, neither gamma, beta nor bias decays (authors' code).
+    """
 
     def __init__(self, profile: CifarProfile, images: Images, *, seed: int, dropout: float, device: str) -> None:
-        self.profile, self.seed = profile, seed
-        self.epochs: list[Epoch] = []
-        self.steps = range(0)  # of the epoch under way
-        self.settings: dict[str, Any] = profile.training | {"seed": seed, "dropout": dropout, "images": len(images.x)}
+        self.profile, self.seed, self.done = profile, seed, 0  # done: steps
         self.images, self.y = Augmented(images.x.to(device)), images.y.to(device)
         network = CifarResNet(profile.depth, dropout=dropout, seed=seed).to(device)
         self.network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -173,25 +112,28 @@ class ResNetTrainer:
         self.optimizer = torch.optim.SGD(groups, lr=self.rate, momentum=profile.momentum, fused=True)
         for parameter in network.parameters():  # momenta exist from the start, so that a capture knows them
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self.state = checkpoints.training_state(self.network, self.optimizer)
         self.choose = partial(epoch_choices, len(images.y), profile.batch_size, seed)  # of an epoch
         self.choices: Choices = batches.move(self.choose(0), torch.device(device), None)  # (S, M) each
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the epoch
         self.sums = torch.zeros(2, device=device)  # of loss and accuracy over the steps of an epoch
 
-    @property
-    def steps_done(self) -> int:
-        """Steps behind it."""
-        return self.epochs[-1].steps if self.epochs else 0
-
-    def begin_epoch(self) -> None:
-        """Get ready for an epoch: `steps` are its steps, or those that are left of the training."""
-        number, per_epoch = len(self.epochs), len(self.choices.rows)
+    def take_epoch(self, step: Callable[[], None]) -> tuple[float, float]:
+        """Take the steps of an epoch, or those that are left of the training; return mean loss and accuracy."""
+        number = self.done // len(self.choices.rows)
         for tensor, values in zip(self.choices, self.choose(number), strict=True):
             tensor.copy_(values)
         self.place.zero_()
         self.sums.zero_()
-        self.steps = range(self.steps_done, min((number + 1) * per_epoch, self.profile.steps))
+        steps = range(self.done, min((number + 1) * len(self.choices.rows), self.profile.steps))
+        with isolated_random(self.seed * 1_000_003 + number):
+            for each in steps:
+                self.rate.fill_(learning_rate(self.profile, each))
+                step()
+        loss, accuracy = (self.sums / len(steps)).tolist()
+        if not loss < float("inf"):
+            raise MCBNError(f"training diverged before step {steps.stop}: the mean loss of the epoch is {loss}")
+        self.done = steps.stop
+        return loss, accuracy
 
     def step(self) -> None:
         """Take one step; nothing in it waits for the device."""
@@ -206,60 +148,39 @@ class ResNetTrainer:
             self.sums += torch.stack([loss, (logits.argmax(1) == y).float().mean()])
             self.place.add_(1).remainder_(len(self.choices.rows))  # runs before a capture may exceed an epoch
 
-    def finish_epoch(self, seconds: float) -> None:
-        """Note mean loss and accuracy of the steps taken since the epoch began."""
-        loss, accuracy = (self.sums / len(self.steps)).tolist()
-        if not loss < float("inf"):
-            raise MCBNError(f"training diverged before step {self.steps.stop}: the mean loss of the epoch is {loss}")
-        self.epochs.append(Epoch(len(self.epochs), self.steps.stop, loss, accuracy, seconds))
+    def captured_step(self) -> Callable[[], None]:
+        """Capture a step as a CUDA graph; what the runs before the capture change is put back."""
+        momenta = [self.optimizer.state[parameter]["momentum_buffer"] for parameter in self.network.parameters()]
+        with isolated_random(self.seed), unchanged([*self.network.state_dict().values(), *momenta]):
+            warm_up(self.step, WARM_UPS)
+        self.optimizer.zero_grad(set_to_none=True)
+        return capture(self.step, warm_ups=0)
 
 
-def _resume(trainers: Sequence[ResNetTrainer], files: Sequence[Path]) -> None:
-    """Go on from checkpoints where the same settings gave any; networks at different steps cannot go on together."""
-    for trainer, path in zip(trainers, files, strict=bool(files)):
-        epochs = checkpoints.resume(path, trainer.state, trainer.settings)
-        trainer.epochs = [Epoch(*values) for values in epochs or ()]
-    reached = [trainer.steps_done for trainer in trainers]
-    if len(set(reached)) > 1:
-        raise MCBNError(f"networks that stopped at different steps, {reached}, cannot go on together; go one by one")
+def learning_rate(profile: CifarProfile, step: int) -> float:
+    """Return the rate of a step, counted from 0: that of the last boundary reached."""
+    return next(rate for start, rate in reversed(profile.rates) if step >= start)
 
 
-def take_epoch(trainers: Sequence[ResNetTrainer], replay: Callable[[], None] | None) -> None:
-    """Take the steps of an epoch, by one network after the other, or by all at once where `replay` does a step."""
-    for group in [trainers] if replay else [[trainer] for trainer in trainers]:
-        for trainer in group:
-            trainer.begin_epoch()
-        with isolated_random(group[0].seed * 1_000_003 + len(group[0].epochs)):
-            for step in group[0].steps:
-                for trainer in group:
-                    trainer.rate.fill_(learning_rate(trainer.profile, step))
-                (replay or group[0].step)()
+def train(
+    profile: CifarProfile, images: Images, *, seed: int, dropout: float = 0.0, device: str = "cpu"
+) -> tuple[CifarResNet, dict[str, Any]]:
+    """Train a network; return it in eval mode, and the facts to keep: settings, last loss and accuracy, and seconds.
 
-
-def captured_step(trainers: Sequence[ResNetTrainer]) -> Callable[[], None]:
-    """Capture one step of every network as a CUDA graph, each on a branch of its own, so that they overlap."""
-    streams = [torch.cuda.Stream() for _ in trainers]  # type: ignore[no-untyped-call]
-
-    def step() -> None:
-        main = torch.cuda.current_stream()
-        for trainer, stream in zip(trainers, streams, strict=True):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                trainer.step()
-        for stream in streams:
-            main.wait_stream(stream)
-
-    return capture(step, around=_putting_back(trainers))
-
-
-@contextmanager
-def _putting_back(trainers: Sequence[ResNetTrainer]) -> Iterator[None]:
-    """Put back what the steps inside change."""
-    changed = [tensor for trainer in trainers for tensor in trainer.state.values()]
-    with isolated_random(trainers[0].seed), checkpoints.unchanged(changed):
-        yield
-    for trainer in trainers:
-        trainer.optimizer.zero_grad(set_to_none=True)
+    The seed decides on initial weights, order, crops, flips and dropout.
+    """
+    if len(images.x) < profile.batch_size:
+        raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
+    started, loss, accuracy = time.perf_counter(), 0.0, 0.0
+    with fastest_convolutions(), torch.enable_grad():
+        trainer = ResNetTrainer(profile, images, seed=seed, dropout=dropout, device=device)
+        step = trainer.captured_step() if device != "cpu" else trainer.step
+        while trainer.done < profile.steps:
+            loss, accuracy = trainer.take_epoch(step)
+    seconds, steps = round(time.perf_counter() - started, 3), trainer.done
+    facts = {"seed": seed, "dropout": dropout, "profile": profile.name, "training": profile.training, "steps": steps}
+    facts |= {"loss": loss, "accuracy": accuracy, "seconds": seconds}
+    return trainer.network.eval(), facts | {"milliseconds_per_step": round(1000 * seconds / steps, 4)}
 
 
 def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> Path:
@@ -269,22 +190,10 @@ def save_network(network: CifarResNet, path: Path, facts: Mapping[str, Any]) -> 
     return path
 
 
-def load_network(path: Path) -> CifarResNet:
-    """Read a trained network, in eval mode on the CPU; depth and dropout rate stand in the file."""
-    tensors, metadata = _read(path)
-    network = CifarResNet(int(metadata["depth"]), dropout=float(metadata["dropout"]), seed=0)
-    return checkpoints.load_weights(network, tensors, path)
-
-
-def network_facts(path: Path) -> dict[str, Any]:
-    """Read what was noted on a network's training: profile, seed, seconds, device."""
-    facts: dict[str, Any] = json.loads(_read(path)[1]["facts"])
-    return facts
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and text; a file that is cut off, damaged or of another kind raises MCBNError."""
+def load_network(path: Path) -> tuple[CifarResNet, dict[str, Any]]:
+    """Read a trained network, in eval mode on the CPU, and what was noted on its training: profile, seed, seconds."""
     tensors, metadata = read_tensors(path, hint="remove what is there and train it with `mcbn reproduce cifar10`")
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} holds no network of `mcbn reproduce cifar10` (format {metadata.get('format')!r})")
-    return tensors, metadata
+    network = CifarResNet(int(metadata["depth"]), dropout=float(metadata["dropout"]), seed=0)
+    return load_weights(network, tensors, path), json.loads(metadata["facts"])

@@ -39,9 +39,9 @@ def data(
     """
     if name is None:
         typer.echo(_list_sets())
-    elif name in archives.IMAGE_SETS:
+    elif name in archives.FILES:
         published, folder = SETS[name], archives.obtain(name, source=source, folder=out)
-        files = "".join(f"\n  {folder / file}" for file in archives.IMAGE_SETS[name].files)
+        files = "".join(f"\n  {folder / file}" for file in archives.FILES[name])
         typer.echo(f"{name}: {published['title']}, {published['facts']}{files}\n{published['checked']}")
     elif name in NAMES:
         if source is not None or out is not None:
@@ -50,16 +50,20 @@ def data(
         sizes = f"{rows:,} rows of {columns} inputs, target {dataset.target}"
         typer.echo(f"{name}: {dataset.title}, {sizes}; checked\n  {locate(dataset)}")
     else:
-        raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.IMAGE_SETS, *NAMES])}")
+        raise MCBNError(f"there is no data set {name!r}; choose one of {', '.join([*archives.FILES, *NAMES])}")
 
 
 def _list_sets() -> str:
     lines = [f"MCBN_DATA_DIR  {local_folder() or 'not set'}", f"cache          {cache_folder()}"]
     lines += ["", f"{'name':<10}{'size':>9}  where"]
-    for name, images in archives.IMAGE_SETS.items():
-        folder, size = find(tuple(images.files)), f"{SETS[name]['size']} MB"
+    for name, files in archives.FILES.items():
+        folder, size = find(tuple(files)), f"{SETS[name]['size']} MB"
         lines.append(f"{name:<10}{size:>9}  {folder or MISSING}")
-        lines += [] if folder else [f"{'':<21}{source}: {images.describe(source)}" for source in images.builds]
+        lines += (
+            []
+            if folder
+            else [f"{'':<21}{source}: {archives.describe(name, source)}" for source in archives.BUILDS[name]]
+        )
     for name in NAMES:
         dataset = describe(name)
         lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {locate(dataset) or MISSING}")

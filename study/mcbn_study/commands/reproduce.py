@@ -15,7 +15,7 @@ from mcbn.cli.session import ENGINES, one_line_errors, one_line_warnings
 from mcbn.errors import MCBNError, require_choice
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
-KINDS = {"path": Path, "text": str, "number": int, "numbers": list[int], "names": list[str]}
+KINDS = {"path": Path, "text": str, "number": int, "names": list[str]}
 SWITCHES = ("search_seed", "fresh_draws", "full_batches", "one_stream", "published_mnf")  # fields of a profile
 Lines = Iterable[object]
 Options = Mapping[str, Any]
@@ -35,19 +35,17 @@ def _report(experiment: str, *places: Path) -> Lines:
     return written
 
 
-def regression(profile: str, methods: list[str], engine: str, **options: Any) -> Lines:
+def regression(profile: str, methods: list[str], **options: Any) -> Lines:
     """Run the study as a profile says, but for its switches."""
-    require_choice("--engine", engine, ENGINES)
     chosen = replace(_profile("regression", profile), **{name: options.pop(name) for name in SWITCHES})
     methods = methods or _load("regression.profile").METHODS
-    journal = _load("regression.run").run(chosen, methods=methods, engine=engine, **options)
+    journal = _load("regression.run").run(chosen, methods=methods, **options)
     return [f"{len(journal.find(kind='test'))} test runs in {journal.path}"]
 
 
-def sensitivity(profile: str, engine: str, **options: Any) -> Lines:
+def sensitivity(profile: str, **options: Any) -> Lines:
     """Run the study with the choices of a regression study."""
-    require_choice("--engine", engine, ENGINES)
-    journal = _load("sensitivity").run(_profile("regression", profile), engine=engine, **options)
+    journal = _load("sensitivity").run(_profile("regression", profile), **options)
     return [f"{len(journal.find(kind='sensitivity'))} runs in {journal.path}"]
 
 
@@ -107,7 +105,7 @@ def shift(out: Path, foreign: Path, frost: Path, profile: str, measure: bool, **
     """Measure on shifted inputs, or only report."""
     if measure:
         chosen = _profile("shift", profile)
-        inputs = _load("shift.profile").load_inputs(chosen, foreign, frost)
+        inputs = _load("shift.profile").load_inputs(chosen, foreign, frost, options["device"])
         _load("shift.run").run(chosen, inputs, out, **options)
     return _report("shift", out, Path("docs/field.md"))
 
@@ -137,10 +135,9 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     """Make a command of a function that gives lines to print; mistakes end it in one line."""
 
     def run(**options: Any) -> None:
-        one_thread = (
-            _load("machine").one_thread(options.get("device", "cpu")) if "one_thread" in words else nullcontext()
-        )
-        with one_line_errors(), one_thread:
+        threads = _load("machine").one_thread(options.get("device", "cpu")) if "one_thread" in words else nullcontext()
+        with one_line_errors(), threads:
+            require_choice("--engine", options.get("engine", ENGINES[0]), ENGINES)
             for line in experiment(**options) or ():
                 typer.echo(line)
 

@@ -107,12 +107,13 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
     """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
     from mcbn_study.alternatives import methods
     from mcbn_study.alternatives.inputs import load_networks
-    from mcbn_study.alternatives.run import SCORES, probabilities, require_split, tasks, temperature
+    from mcbn_study.alternatives.run import SCORES, probabilities, tasks, temperature
+    from mcbn_study.cifar10.profile import PAPER
 
     config = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
     journal = Journal(out, config, device)
-    trained, images = load_networks(networks, device), require_split(images)
-    for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], (), n_samples, 32):
+    trained, images = load_networks(networks, device), images or PAPER.load()
+    for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], n_samples, 32):
         key = {"kind": "sets", "method": method, "seed": seed}
         if not journal.has(**key):
             sampler = methods.make(method, material)

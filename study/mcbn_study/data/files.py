@@ -1,7 +1,6 @@
 """What is published on the image sets (sets.toml), where files are looked for, and chosen members of tar files."""
 
 import os
-import shutil
 import tarfile
 import tomllib
 import zlib
@@ -11,7 +10,7 @@ from typing import Any
 
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder, require_sane
-from mcbn.progress import bar
+from mcbn.progress import tracked
 
 SETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sets.toml").read_text())
 
@@ -26,21 +25,24 @@ def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -
     return next((place for place in places(folder) if all((place / file).is_file() for file in files)), None)
 
 
-def unpack(archive: Path, place: Callable[[str], Path | None], required: Iterable[str] = ()) -> None:
-    """Write each plain file of a tar file to the place its name gives, if any; all required must be there."""
-    missing, size = set(required), 0
+def require(name: str, files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -> Path:
+    """Return the first place that holds these files of a set, or say how to have them."""
+    place = find(files, folder)
+    if place is None:
+        parent, looked = Path(files[0]).parent, " nor ".join(map(str, places(folder)))
+        get = f"run `mcbn data {name}`, or set MCBN_DATA_DIR to the folder that holds {parent}/"
+        raise MCBNError(f"no {files[0]} in {looked}: {get}")
+    return place
+
+
+def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool], required: Iterable[str] = ()) -> None:
+    """Extract the members of a tar file whose names are wanted; all required must be there."""
     try:
-        with tarfile.open(archive) as tar, bar(f"unpacking {archive.name}", len(missing) or None, "file") as tick:
-            for member in tar:
-                if (path := place(member.name)) and (file := tar.extractfile(member)):
-                    size += member.size
-                    require_sane(archive, archive.stat().st_size, size)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with path.open("wb") as out:
-                        shutil.copyfileobj(file, out)
-                    missing.discard(member.name)
-                    tick(1)
+        with tarfile.open(archive) as tar:
+            members = [member for member in tar if wanted(member.name)]
+            require_sane(archive, archive.stat().st_size, sum(member.size for member in members))
+            tar.extractall(folder, tracked(members, f"unpacking {archive.name}", "file"), filter="data")
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise MCBNError(f"{archive} is a damaged archive: {error}") from error
-    if missing:
-        raise MCBNError(f"{archive} holds no {', '.join(sorted(missing)[:3])}")
+    if missing := [name for name in required if not (folder / name).is_file()]:
+        raise MCBNError(f"{archive} holds no {', '.join(missing[:3])}")

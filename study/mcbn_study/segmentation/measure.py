@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batch_norm, moments, prediction
-from mcbn.errors import MCBNError
 from mcbn.layers import stochastic_layers
 from mcbn.model import MCBN
 from mcbn.network import Network
@@ -59,8 +58,6 @@ def query_inside(network: nn.Module, pool: Tensor, *, batch_size: int, n_samples
     Training images (byte, (N, 3, H, W)) are drawn with replacement; the first 2 batch norm layers take the statistics
     of that batch, the others their running ones (Teye et al. 2018, Section 4.5, and the authors' code).
     """
-    if batch_size < 2:
-        raise MCBNError(f"a batch holds the image and at least one training image; got batch_size={batch_size}")
     inner = Network(network, None)
     batch_norm.watch(inner.module)
     generator, dtype = torch.Generator().manual_seed(seed), next(network.parameters()).dtype
@@ -174,9 +171,9 @@ def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> tuple
     arrays: dict[str, Any] = {"names": np.array([scenes.names[i] for i in shown])}
     for name, values in ((name, torch.stack(images)) for name, images in kept.items()):
         largest = values.max().clamp(min=1e-12)
-        arrays[name] = (values if name == "label" else (255 * values / largest).round().byte()).numpy()
         if name != "label":
-            arrays[f"{name}_scale"] = np.float32(largest.item() / 255)
+            values, arrays[f"{name}_scale"] = (255 * values / largest).round().byte(), np.float32(largest.item() / 255)
+        arrays[name] = values.numpy()
     return scores, arrays, seconds
 
 

@@ -25,7 +25,7 @@ class SceneProfile:
     warm_up: float = 0.05  # share of the steps
     weight_power: float = 0.5  # of the class weights: 1 as SegNet's, 0 none; 0.5 trades recall of rare classes for IoU
     check_every: int = 25  # epochs between looks at the validation part, where there is one
-    save_every: int = 10  # epochs between checkpoints
+    save_every: int = 10  # epochs between lines that say how it goes
     tuned_batch_sizes: tuple[int, ...] = ()  # M tried on the validation part
     examples: int = 4  # images shown
     size: Size | None = None

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study import journal
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
-from mcbn_study.journal import Record
+from mcbn_study.journal import RECORDS, Record, latest, read
 from mcbn_study.png import PHOTOGRAPH, save_figure
 from mcbn_study.segmentation.scores import REFUSED
 from mcbn_study.tables import read_words, render, to_csv
@@ -29,7 +29,7 @@ VOID_COLOUR = (235, 235, 235)
 def write(out: str | Path) -> list[Path]:
     """Write summary.csv, table.md and the figures into the folder of records; return what was written."""
     out = Path(out)
-    records = journal.latest(journal.read(out / journal.RECORDS), ("dataset", "method"))
+    records = latest(read(out / RECORDS), ("dataset", "method"))
     scored = [record for record in records if record["kind"] == "scores"]
     if not scored:
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
@@ -124,11 +124,10 @@ def _frame(rows: int, H: int, W: int) -> "tuple[plots.Figure, NDArray[Any], NDAr
 def _find(kind: SceneSet, config: Mapping[str, Any], names: Sequence[str]) -> Scenes:
     """Read the images of these names, at the size of the run."""
     scenes = load_scenes(kind, config["test_part"], limit=config["limit"])
-    order = {name: row for row, name in enumerate(scenes.names)}
-    missing = [name for name in names if name not in order]
-    if missing:
-        raise MCBNError(f"{kind.name} has no image {missing[0]!r} in its part {config['test_part']}")
-    chosen = scenes.take([order[name] for name in names])
+    if missing := set(names) - set(scenes.names):
+        raise MCBNError(f"{kind.name} has no image {missing.pop()!r} in its part {config['test_part']}")
+    rows = [scenes.names.index(name) for name in names]
+    chosen = replace(scenes, x=scenes.x[rows], y=scenes.y[rows], names=tuple(names))
     return chosen if config["size"] is None else chosen.shrink(tuple(config["size"]))
 
 

@@ -1,4 +1,4 @@
-"""Train, predict in every way, score, record. The same call goes on after an interruption."""
+"""Train, predict in every way, score, record; what is there is not done again."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,22 +11,27 @@ from mcbn_study.journal import Journal
 from mcbn_study.machine import fastest_convolutions
 from mcbn_study.segmentation.measure import SceneEvaluation
 from mcbn_study.segmentation.profile import SceneProfile
-from mcbn_study.segmentation.train import TrainingRun, load_network, save_network, train
+from mcbn_study.segmentation.train import save_network, train
 
 METHODS = ("plain", "paper", "mcbn", "mcbn_tuned")
 Echo = Callable[[str], None]
 
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
-    """Train, then score every method that is not recorded yet for this network, with the maps of a few images."""
+    """Train unless the network is there; score every method not recorded yet for it, with the maps of a few images."""
     out, weights = Path(out), Path(out) / "networks" / f"{profile.dataset}.safetensors"
-    train_network(profile, out, device=device, echo=echo)
-    config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
-    journal = Journal(out, config, device)
-    # M is tuned only where there are validation images besides the test images
-    possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
-    if wanted := [method for method in possible if not journal.has(method=method)]:
-        with fastest_convolutions():
+    with fastest_convolutions():
+        if not weights.exists():
+            val = profile.load("val") if profile.test_part != "val" else None
+            network, facts = train(profile, profile.load("train"), val, device=device, echo=echo)
+            save_network(network, profile, weights)
+            row = {"kind": "training", "dataset": profile.dataset, "method": "training", **facts}
+            Journal(out, profile.settings(), device).add([row])
+        config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
+        journal = Journal(out, config, device)
+        # M is tuned only where there are validation images besides the test images
+        possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
+        if wanted := [method for method in possible if not journal.has(method=method)]:
             evaluation = SceneEvaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
@@ -35,28 +40,3 @@ def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Ec
                 journal.add([row])
                 echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")
     return journal.path
-
-
-def train_network(profile: SceneProfile, out: Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> None:
-    """Train unless the network is there already."""
-    path = out / "networks" / f"{profile.dataset}.safetensors"
-    if path.exists():
-        load_network(profile, path)  # refuses one of other settings
-        return
-    checkpoint = out / "checkpoints" / f"{profile.dataset}.safetensors"
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    (checkpoint.parent / ".gitignore").write_text("*\n")  # to go on from, not to publish
-    scenes = profile.load("train")
-    val = profile.load("val") if profile.test_part != "val" else None
-
-    def say(done: TrainingRun) -> None:
-        if done.epoch % profile.save_every == 0 or done.epoch == profile.epochs:
-            checked = f", val mIoU {done.checks[-1][1]:.1f} at {done.checks[-1][0]}" if done.checks else ""
-            echo(f"epoch {done.epoch}: loss {done.losses[-1]:.4f}{checked}, {done.seconds:.0f} s")
-
-    with fastest_convolutions():
-        done = train(profile, scenes, val, checkpoint, device=device, on_epoch=say)
-    save_network(done.network, profile, path)
-    row = {"kind": "training", "dataset": profile.dataset, "method": "training", "seconds": round(done.seconds, 2)}
-    row |= {"losses": [round(loss, 5) for loss in done.losses], "val_miou": done.checks}
-    Journal(out, profile.settings(), device).add([row])

@@ -1,4 +1,4 @@
-"""Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights; resumes from its checkpoint.
+"""Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights.
 
 Images are made on the device: random zoom, crop, flip and brightness, reflected beyond the image's edge. The last
 network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way. Its file has
@@ -8,10 +8,8 @@ convolutions in half precision, so that it stays small.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.saving import read_tensors, write_tensors
-from mcbn_study import checkpoints
+from mcbn_study.checkpoints import load_weights
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
 from mcbn_study.networks import SegNet
@@ -68,23 +66,16 @@ def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
 
 def normalize(x: Tensor) -> Tensor:
     """Scale byte images (N, 3, H, W) to what the network takes: (x / 255 - mean) / std of each channel."""
-    scale, shift = _scale_and_shift(x.device)
-    return torch.addcmul(shift, x.float(), scale).contiguous(memory_format=torch.channels_last)
-
-
-@lru_cache
-def _scale_and_shift(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return 1 / (255 std) and -mean / std, (3, 1, 1) each; kept, as a copy to the GPU would wait for it."""
-    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
-    return (1 / (255 * std)).to(device), (-mean / std).to(device)
+    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (MEAN, STD))
+    scaled = torch.addcmul(-mean / std, x.float(), 1 / (255 * std))
+    return scaled.contiguous(memory_format=torch.channels_last)
 
 
 def epoch_views(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[Views]:
     """Yield the full batches of one epoch; they depend on (seed, epoch) alone, so training resumes where it was."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(n, generator=generator)
-    M = min(batch_size, n)
-    for rows in torch.split(order[: n // M * M], M):
+    for rows in torch.split(order[: n // batch_size * batch_size], batch_size):
         yield draw_views(rows, generator)
 
 
@@ -96,61 +87,47 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
         yield show(scenes, draw_views(rows, generator))[0]
 
 
-@dataclass
-class TrainingRun:
-    """A training run on its way: the network, its optimiser, and what was seen so far."""
-
-    network: SegNet
-    optimizer: torch.optim.Optimizer
-    losses: list[float] = field(default_factory=list)  # one an epoch
-    checks: list[list[float]] = field(default_factory=list)  # epoch, validation mIoU
-    seconds: float = 0.0
-
-    @property
-    def epoch(self) -> int:
-        """Epochs done."""
-        return len(self.losses)
-
-
 def train(
     profile: SceneProfile,
     scenes: Scenes,
     val: Scenes | None,
-    checkpoint: Path,
     *,
     device: str = "cpu",
-    on_epoch: Callable[[TrainingRun], object] = lambda run: None,
-) -> TrainingRun:
-    """Train for the epochs of the profile, going on from the checkpoint where there is one; on a GPU in bfloat16.
+    echo: Callable[[str], object] = lambda line: None,
+) -> tuple[SegNet, dict[str, Any]]:
+    """Train for the epochs of the profile; on a GPU in bfloat16. Return the network in eval mode, and what to record.
 
-    val: images whose mIoU is noted every few epochs; checkpoint: file that is replaced every few epochs and at the end;
-    on_epoch: called after every epoch; what it raises ends the run, which can be resumed.
+    val: images whose mIoU is noted every few epochs; echo: is told every few epochs how it goes.
     """
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
+    started, losses, checks = time.perf_counter(), list[float](), list[list[float]]()
     network = SegNet(len(scenes.kind.classes), widths=profile.widths, seed=profile.seed)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     decay, on_gpu = profile.weight_decay, device == "cuda"
     optimizer = torch.optim.AdamW(network.parameters(), profile.learning_rate, weight_decay=decay, fused=on_gpu)
-    for p in network.parameters():
-        optimizer.state[p] = {"step": torch.zeros((), device=device)}
-        optimizer.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    state = checkpoints.training_state(network, optimizer)
-    run = TrainingRun(network, optimizer, *(checkpoints.resume(checkpoint, state, profile.settings()) or ()))
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
-    while run.epoch < profile.epochs:
-        started = time.perf_counter()
-        run.losses.append(_one_epoch(run, profile, scenes, weight, device))
-        last = run.epoch == profile.epochs
-        if val is not None and (last or run.epoch % profile.check_every == 0):
-            run.checks.append([run.epoch, validate(network, val)])
-        run.seconds += time.perf_counter() - started
-        if last or run.epoch % profile.save_every == 0:
-            checkpoints.keep(checkpoint, state, profile.settings(), [run.losses, run.checks, run.seconds])
-        on_epoch(run)
-    network.eval()
-    return run
+    N, M, steps = len(scenes), profile.batch_size, len(scenes) // profile.batch_size
+    how = {"peak": profile.learning_rate, "warm_up": profile.warm_up}
+    for epoch in range(1, profile.epochs + 1):
+        network.train()
+        total = torch.zeros((), device=device)
+        views = epoch_views(N, M, seed=profile.seed, epoch=epoch - 1)
+        for step, view in enumerate(views, (epoch - 1) * steps):
+            optimizer.param_groups[0]["lr"] = learning_rate(step, profile.epochs * steps, **how)
+            total += _step(network, optimizer, weight, scenes, view)
+        losses.append(total.item() / steps)
+        if not math.isfinite(losses[-1]):
+            raise MCBNError(f"training diverged in epoch {epoch}: the loss is {losses[-1]}; lower learning_rate")
+        last, seconds = epoch == profile.epochs, time.perf_counter() - started
+        if val is not None and (last or epoch % profile.check_every == 0):
+            checks.append([epoch, validate(network, val)])
+        if last or epoch % profile.save_every == 0:
+            checked = f", val mIoU {checks[-1][1]:.1f} at {checks[-1][0]}" if checks else ""
+            echo(f"epoch {epoch}: loss {losses[-1]:.4f}{checked}, {seconds:.0f} s")
+    facts = {"seconds": round(time.perf_counter() - started, 2), "losses": [round(loss, 5) for loss in losses]}
+    return network.eval(), facts | {"val_miou": checks}
 
 
 def learning_rate(step: int, steps: int, *, peak: float, warm_up: float) -> float:
@@ -167,19 +144,15 @@ def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
     w_k = (median_j f_j / f_k)^p, f_k = pixels of k / pixels of the images that show k (Eigen and Fergus 2015, used by
     SegNet); a class that no image shows has weight 0. Differs: p = 1/2 by default instead of 1.
     """
-    published = SCENE_SETS[profile.dataset].weights
-    weights = torch.tensor(published) if published else median_frequency(scenes)
-    return torch.where(weights > 0, weights**profile.weight_power, 0.0)
-
-
-def median_frequency(scenes: Scenes) -> Tensor:
-    """Return median_j f_j / f_k for every class k, (K,), 0 for those that never occur."""
-    K = len(scenes.kind.classes)
+    published, K = SCENE_SETS[profile.dataset].weights, len(scenes.kind.classes)
+    if published:
+        return torch.tensor(published) ** profile.weight_power
     counts = torch.stack([torch.bincount(y.flatten().long(), minlength=256)[:K] for y in scenes.y.cpu()])  # (N, K)
     shown = (counts > 0).sum(0) * scenes.y[0].numel()  # (K,)
     frequency = counts.sum(0) / shown.clamp(min=1)
     present = frequency > 0
-    return torch.where(present, frequency[present].median() / frequency.clamp(min=1e-12), 0.0)
+    ratio = frequency[present].median() / frequency.clamp(min=1e-12)
+    return torch.where(present, ratio**profile.weight_power, 0.0)
 
 
 @torch.no_grad()
@@ -192,27 +165,16 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     return mean_iou(torch.stack(counts).sum(0))
 
 
-def _one_epoch(run: TrainingRun, profile: SceneProfile, scenes: Scenes, weight: Tensor, device: str) -> float:
-    """Take the steps of one epoch; return the mean loss."""
-    run.network.train()
-    views = list(epoch_views(len(scenes), profile.batch_size, seed=profile.seed, epoch=run.epoch))
-    steps, total = len(views), torch.zeros((), device=device)
-    for number, view in enumerate(views):
-        done, steps_in_all = run.epoch * steps + number, profile.epochs * steps
-        (group,) = run.optimizer.param_groups
-        group["lr"] = learning_rate(done, steps_in_all, peak=profile.learning_rate, warm_up=profile.warm_up)
-        x, y = show(scenes, view)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = run.network(x)  # (M, K, H, W)
-        loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
-        run.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        run.optimizer.step()
-        total += loss.detach()
-    mean = total.item() / steps
-    if not math.isfinite(mean):
-        raise MCBNError(f"training diverged in epoch {run.epoch + 1}: the loss is {mean}; lower learning_rate")
-    return mean
+def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, scenes: Scenes, views: Views) -> Tensor:
+    """Take a step on one batch; return its loss."""
+    x, y = show(scenes, views)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        logits = network(x)  # (M, K, H, W)
+    loss = F.cross_entropy(logits.float(), y, weight, ignore_index=scenes.kind.void)
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach()
 
 
 def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
@@ -228,7 +190,7 @@ def load_network(profile: SceneProfile, path: Path) -> SegNet:
     if metadata != _metadata(profile):
         trained = f"{path} was trained with other settings ({metadata.get('profile')})"
         raise MCBNError(f"{trained}; remove it, or use another folder with --out")
-    return checkpoints.load_weights(network, tensors, path)
+    return load_weights(network, tensors, path)
 
 
 def _metadata(profile: SceneProfile) -> dict[str, str]:

@@ -23,23 +23,14 @@ from PIL import Image
 from scipy import ndimage  # type: ignore[import-untyped]
 from torch import Generator, Tensor
 
-from mcbn.errors import MCBNError
-from mcbn_study.data.cifar import require_images
-
 STRENGTHS: dict[str, list[Any]] = tomllib.loads(Path(__file__).with_name("corruptions.toml").read_text("utf-8"))
 KINDS, EXTRAS = tuple(STRENGTHS)[:15], tuple(STRENGTHS)[15:]
 Formula = Callable[[Tensor, Any, Generator], Tensor]  # images (N, 3, H, W) in 0..1, a strength
 
 
-def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, frost: Tensor | None = None) -> Tensor:
-    """Corrupt bytes (N, 3, 32, 32); seed decides on all that is random; frost: of `load_frost`, for that kind."""
-    if kind not in STRENGTHS or severity not in range(6) or (kind == "frost" and frost is None):
-        known = f"corruptions are {', '.join(STRENGTHS)}, severities 0 to 5, frost with frost=load_frost(folder)"
-        raise MCBNError(f"{known} of the package imagecorruptions; got {kind!r}, {severity!r}")
-    require_images(images)
-    if severity == 0:
-        return images
-    strength, generator = STRENGTHS[kind][severity - 1], torch.Generator().manual_seed(1000 * seed + severity)
+def corrupt(images: Tensor, kind: str, severity: int, *, frost: Tensor | None = None) -> Tensor:
+    """Corrupt bytes (N, 3, 32, 32) in one of the ways of `STRENGTHS`, severity 1 to 5; frost: of `load_frost`."""
+    strength, generator = STRENGTHS[kind][severity - 1], torch.Generator().manual_seed(severity)
     if kind in BY_PIL:
         pixels = (Image.fromarray(image) for image in images.permute(0, 2, 3, 1).cpu().numpy())
         changed = np.stack([np.asarray(BY_PIL[kind](image, strength)) for image in pixels])
@@ -168,10 +159,6 @@ def _saturate(x: Tensor, strength: tuple[float, float], generator: Generator) ->
     return value * (1 - (saturation * strength[0] + strength[1]).clamp(0, 1) * share)
 
 
-def _contrast(x: Tensor, factor: float, generator: Generator) -> Tensor:
-    return torch.lerp(x.mean((2, 3), keepdim=True), x, factor)
-
-
 def _elastic(x: Tensor, strength: tuple[float, float, float], generator: Generator) -> Tensor:
     """Move three corners of a square at random, take the affine map that does it, then move each pixel smoothly."""
     (N, _, side, _), (alpha, sigma, most) = x.shape, strength
@@ -215,6 +202,6 @@ FORMULAS: dict[str, Formula] = {
     "fog": _fog,
     "brightness": _brightness,
     "saturate": _saturate,
-    "contrast": _contrast,
+    "contrast": lambda x, factor, generator: torch.lerp(x.mean((2, 3), keepdim=True), x, factor),
     "elastic": _elastic,
 }

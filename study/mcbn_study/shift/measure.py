@@ -15,14 +15,14 @@ from mcbn.field.distance import rank_p_values
 from mcbn.field.watch import Martingale, Watch
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn_study.alternatives.run import probabilities, temperature
+from mcbn_study.alternatives.run import ood_auroc, probabilities, temperature
 from mcbn_study.data.cifar import Images
 from mcbn_study.machine import timed
 from mcbn_study.scores import class_scores
 from mcbn_study.shift.baselines import BatchTests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import corrupt
 from mcbn_study.shift.profile import Inputs, ShiftProfile
-from mcbn_study.shift.train import Features, Subject, is_novel, known
+from mcbn_study.shift.train import Subject, is_novel, known
 
 Row = dict[str, Any]
 ALPHA = 0.01
@@ -160,7 +160,11 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
     assert watch.reference is not None
     seen = subject.look(corrupted.home)
     tests = BatchTests(seen.take(torch.from_numpy(watch.reference.rows_to_fit(profile.n_reference))))
-    held_out = {size: _held_out(watch, seen, tests, size) for size in profile.power_sizes}
+    held_out = {}  # the watch's held-out batches, scored by the other tests
+    for size in profile.power_sizes:
+        runs, count = watch.reference.held_out, len(watch.null(size).held_out)
+        batches = torch.from_numpy(runs[: len(runs) // size * size].reshape(-1, size))[:count]
+        held_out[size] = {name: values.cpu() for name, values in tests(seen.take(batches)).items()}
     for kind, x in corrupted.at(severity):
         shifted, prepared = subject.look(x), subject.prepare(x)
         for size in profile.power_sizes:
@@ -171,13 +175,6 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
             for method, values in p.items():
                 power = float((values <= ALPHA).double().mean())
                 yield {"corruption": kind, "M": size, "method": method, "power": power}
-
-
-def _held_out(watch: Watch, seen: Features, tests: BatchTests, size: int) -> dict[str, Tensor]:
-    """Score the watch's held-out batches by the other tests."""
-    runs = watch.reference.held_out  # type: ignore[union-attr]
-    rows = torch.from_numpy(runs[: len(runs) // size * size].reshape(-1, size))[: len(watch.null(size).held_out)]
-    return {name: values.cpu() for name, values in tests(seen.take(rows)).items()}
 
 
 def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
@@ -272,9 +269,7 @@ def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, ne
     at_home = judge(familiar[others])
     for name, x in sets.items():
         for method, values in judge(x).items():
-            both = torch.cat([at_home[method], values])
-            strange = torch.arange(len(both)) >= len(at_home[method])
-            yield {"data": name, "method": method, "auroc": float(metrics.auroc(both, strange)), "n": len(x)}
+            yield {"data": name, "method": method, "auroc": ood_auroc(at_home[method], values), "n": len(x)}
 
 
 def sensor(dataset: str, split: int) -> Iterator[Row]:
@@ -284,7 +279,13 @@ def sensor(dataset: str, split: int) -> Iterator[Row]:
     network = Standardized(RegressionMLP(x.shape[1], seed=split), x[train], y[train])
     train_regression(network, x[train], y[train], epochs=max(20, min(400, 200_000 // len(train))), seed=split)
     bayes = MCBN(network, "regression").fit(x[train], n_samples=50, batch_size=32, seed=split)
-    column, rate = _most_important(bayes, x[test], y[test]), ALPHA if len(train) > 300 else 0.05
+    shuffled, columns = (
+        x[test][torch.randperm(len(test), generator=torch.Generator().manual_seed(0))],
+        torch.arange(x.shape[1]),
+    )
+    permuted = [bayes.predict(torch.where(columns == column, shuffled, x[test])).mean for column in columns]
+    column = int(np.argmax([float(metrics.rmse(mean, y[test])) for mean in permuted]))  # the one that matters most
+    rate = ALPHA if len(train) > 300 else 0.05
     size = max(2, min(SENSOR_BATCH, int(len(train) * rate / 1.5)))
     watch = bayes.watch(x[train], batch_size=size, false_alarms=rate)
     few, others = test[: len(test) // 2], test[len(test) // 2 :]
@@ -295,13 +296,6 @@ def sensor(dataset: str, split: int) -> Iterator[Row]:
         errors = [float(metrics.rmse(b.predict(drifted[others]).mean, y[others])) for b in (bayes, adapted)]
         row = {"drift": drift, "M": size, "rate": rate, "power": float(np.mean([r.shifted for r in readings]))}
         yield row | {"rmse": errors[0], "adapted": errors[1], "moved": getattr(adapted.adaptation, "moved", False)}
-
-
-def _most_important(bayes: MCBN[Any], x: Tensor, y: Tensor) -> int:
-    """Return the column whose permutation costs most."""
-    shuffled, columns = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))], torch.arange(x.shape[1])
-    predictions = [bayes.predict(torch.where(columns == column, shuffled, x)) for column in columns]
-    return int(np.argmax([float(metrics.rmse(prediction.mean, y)) for prediction in predictions]))
 
 
 def drift_column(x: Tensor, column: int, drift: str, home: Tensor, seed: int) -> Tensor:

@@ -61,15 +61,9 @@ class Inputs(NamedTuple):
     far: Mapping[str, Tensor]
     frost: Tensor | None
 
-    def on(self, device: str) -> "Inputs":
-        """Move the images of CIFAR-10 to a device."""
-        train, validation, test = (Images(part.x.to(device), part.y.to(device)) for part in self[:3])
-        return Inputs(train, validation, test, self.far, self.frost)
 
-
-def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None) -> Inputs:
-    """Read CIFAR-10, an npz of foreign images, and the folder of frost in the package imagecorruptions."""
-    train, validation, test = CIFAR.load()
-    far = {name: queries.x for name, queries in load_foreign(foreign).items()} if foreign else {}
-    some = Images(train.x[: profile.n_train], train.y[: profile.n_train])
+def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None, device: str) -> Inputs:
+    """Read CIFAR-10, to a device, an npz of foreign images, and the folder of frost in the package imagecorruptions."""
+    train, validation, test = (Images(part.x.to(device), part.y.to(device)) for part in CIFAR.load())
+    some, far = Images(*(part[: profile.n_train] for part in train)), load_foreign(foreign) if foreign else {}
     return Inputs(some, validation, test, far, load_frost(frost) if frost else None)

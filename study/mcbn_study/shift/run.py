@@ -12,7 +12,7 @@ from mcbn_study.journal import Journal
 from mcbn_study.machine import timed
 from mcbn_study.shift import measure
 from mcbn_study.shift.profile import Inputs, ShiftProfile
-from mcbn_study.shift.train import foreign_subjects, near_subjects, own_subjects
+from mcbn_study.shift.train import load_subjects, near_subjects
 
 MEASUREMENTS = ("alarms", "streams", "novelty", "centre", "cost")  # of each network, by functions of `measure`
 AT_SEVERITIES = ("power", "repair")
@@ -37,9 +37,9 @@ def run(
     resnet20.npz and the like; kinds: of measurements, `MEASUREMENTS`, `AT_SEVERITIES`, ensemble, near, sensor, all by
     default; severities: those of the profile by default; datasets: of the tables with a drifting sensor.
     """
-    journal, inputs = Journal(out, asdict(profile), device), inputs.on(device)
-    ours = own_subjects(networks, inputs, device) if networks else []
-    subjects = [*ours, *foreign_subjects(weights, inputs, device)]
+    journal = Journal(out, asdict(profile), device)
+    subjects = load_subjects(networks, weights, inputs, device)
+    ours = [subject for subject in subjects if subject.name == "resnet32"]
     corrupted, chosen = measure.Corrupted(inputs, profile), tuple(map(int, severities)) or (0, *profile.severities)
 
     def do(kind: str, network: str, seed: int | None, rows: Callable[..., Iterator[measure.Row]], **key: Any) -> None:

@@ -54,27 +54,20 @@ class Subject:
         return MCBN(self.network, "classification").fit(self.train if images is None else images, **draws, **how)
 
 
-def own_subjects(networks: Path, inputs: Inputs, device: str) -> list[Subject]:
-    """Load the networks of `mcbn reproduce cifar10`."""
-    trained, images = load_networks(networks, device).plain, Augmented(inputs.train.x.to(device))
-    return [Subject("resnet32", seed, network, standardize, images) for seed, network in trained.items()]
-
-
-def foreign_subjects(weights: Path | None, inputs: Inputs, device: str) -> list[Subject]:
-    """Load the networks that somebody else trained, where their weights are at hand."""
-    images = framed_crops(inputs.train.x.to(device))
+def load_subjects(networks: Path | None, weights: Path | None, inputs: Inputs, device: str) -> list[Subject]:
+    """Load the networks of `mcbn reproduce cifar10`, then those that somebody else trained, where they are at hand."""
+    trained = load_networks(networks, device).plain.items() if networks else ()
+    images, crops = Augmented(inputs.train.x), framed_crops(inputs.train.x)
     files = sorted(weights.glob("resnet*.npz")) if weights else []
-    return [Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), normalise, images) for path in files]
-
-
-def novel_classes(seed: int) -> list[int]:
-    """Return the four classes that the network of this seed never sees."""
-    return [(seed + step) % 10 for step in (0, 2, 5, 7)]
+    return [
+        *(Subject("resnet32", seed, network, standardize, images) for seed, network in trained),
+        *(Subject(f"foreign {path.stem}", 0, load_resnet(path).to(device), normalise, crops) for path in files),
+    ]
 
 
 def is_novel(y: Tensor, seed: int) -> Tensor:
-    """Tell which labels (N,) are of classes that the network of this seed never sees."""
-    return torch.isin(y, torch.tensor(novel_classes(seed), device=y.device))
+    """Tell which labels (N,) are of the four classes that the network of this seed never sees."""
+    return torch.isin((y - seed) % 10, torch.tensor([0, 2, 5, 7], device=y.device))
 
 
 def known(images: Images, seed: int) -> Images:
@@ -88,7 +81,7 @@ def near_subjects(profile: ShiftProfile, inputs: Inputs, folder: Path, seeds: Se
     for seed in seeds:
         path, seen = folder / f"resnet{profile.near.depth}-near{seed}.safetensors", known(inputs.train, seed)
         if not path.exists():
-            (trainer,) = train(profile.near, seen, seeds=[seed], device=device)
-            save_network(trainer.network.cpu(), path, trainer.settings | {"novel": novel_classes(seed)})
-        subjects.append(Subject("six classes", seed, load_network(path).to(device), standardize, Augmented(seen.x)))
+            network, facts = train(profile.near, seen, seed=seed, device=device)
+            save_network(network.cpu(), path, facts)
+        subjects.append(Subject("six classes", seed, load_network(path)[0].to(device), standardize, Augmented(seen.x)))
     return subjects

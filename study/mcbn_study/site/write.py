@@ -65,15 +65,11 @@ class Reproduction(NamedTuple):
     """All that the site shows, read from a folder of results."""
 
     folder: Path
+    predictions: Path  # what the networks of the regression study predict
     benchmarks: Path
     provenance: Mapping[str, Provenance]
     folders: Mapping[str, str]  # shown as they are, with their titles
     tables: RegressionReport
-
-    @property
-    def predictions(self) -> Path:
-        """Where the regression study saves what its networks predict."""
-        return self.folder / "regression" / "predictions"
 
 
 def _read(results: Path, benchmarks: Path) -> Reproduction:
@@ -85,7 +81,8 @@ def _read(results: Path, benchmarks: Path) -> Reproduction:
         rows = [record for path in sorted((results / name).glob("*.jsonl")) for record in journal.read(path)]
         told = [str(record["command"]) for record in rows if record.get("command")]
         provenance[name] = trace(name, rows, told[-1] if told else COMMANDS.get(name, f"mcbn reproduce {name}"))
-    return Reproduction(results, benchmarks, provenance, folders, read_regression(results))
+    predictions = results / "regression" / "predictions"
+    return Reproduction(results, predictions, benchmarks, provenance, folders, read_regression(results))
 
 
 def find_folders(results: Path) -> dict[str, str]:
@@ -161,15 +158,14 @@ def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Proven
 
 def _figures(predictions: Path) -> Content:
     """Show Figure 1, then the uncertainty-error plots of every method that has predictions, the paper's first."""
-    methods = []
+    methods, toy = [], predictions / "toy.npz"
     for method in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS)):
         files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
-        charts = {f"{method}-{name}": read_predictions(name, file) for name, file in files.items()}
         absent = [describe(name).title for name in NAMES if name not in files]
-        about = {"name": method, "title": METHODS[method], "color": COLORS.get(method, "blue")}
-        methods.append({**about, "absent": absent, "charts": charts})
-    toy, shown = predictions / "toy.npz", [method for method in methods if method["charts"]]
-    drawn = {"toy": _toy_chart(toy) if toy.exists() else None, "methods": shown, "scores": scores}
+        if charts := {f"{method}-{name}": read_predictions(name, file) for name, file in files.items()}:
+            about = {"name": method, "title": METHODS[method], "color": COLORS.get(method, "blue")}
+            methods.append({**about, "absent": absent, "charts": charts})
+    drawn = {"toy": _toy_chart(toy) if toy.exists() else None, "methods": methods, "scores": scores}
     return {**drawn, "toy_command": COMMANDS["toy"]}
 
 
