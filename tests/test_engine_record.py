@@ -195,3 +195,21 @@ def test_batches_with_numbers_of_their_own_are_recorded_with_them():
     found = MCBN(Scaled(), "regression").fit(iter(batches), n_samples=12).posterior
     expected = torch.stack([(batch["x"] * batch["scale"]).mean(0) for batch in batches])
     torch.testing.assert_close(found.mean["bn"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_free_memory_is_given_back_after_large_batches_alone(monkeypatch):
+    released = []
+    monkeypatch.setattr(recording, "release_memory", lambda: released.append(1))
+    monkeypatch.setattr(constants, "CPU_TRACED_WIDTH", 0)  # the network's own code
+    network, x = small()
+    MCBN(network, "regression").fit(x, n_samples=4, batch_size=16)
+    assert not released
+    monkeypatch.setattr(constants, "CPU_RELEASED_FROM", 16 * 5)
+    MCBN(network, "regression").fit(x, n_samples=4, batch_size=16)
+    assert len(released) == 3  # the first batch is traced
+
+
+def test_memory_can_be_given_back_at_any_time():
+    kept = torch.arange(10)
+    recording.release_memory()
+    assert kept.tolist() == list(range(10))

@@ -5,10 +5,13 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 RESULTS = Path(__file__).parents[2] / "results"
 TEXTS = (".md", ".csv", ".tex")
+ANTIALIASING = 0.5  # of 255, on average: what versions of fonts and freetype change, a moved line does not
 WRITERS = {  # by the folder they write to: module and function, of mcbn_study where nothing else is said
     "alternatives": "alternatives.report:write",
     "cifar10": "cifar10.report:write",
@@ -54,6 +57,12 @@ def test_pages_written_from_the_records_are_those_that_are_there(folder: str, co
     assert pages
     for page in pages:
         assert (copied / folder / page.name).read_text("utf-8") == page.read_text("utf-8"), page.name
+    for drawn in sorted((copied / folder).rglob("*.png")):  # figures that records alone draw
+        new, kept = (
+            np.asarray(Image.open(path).convert("RGB"), float) for path in (drawn, RESULTS / drawn.relative_to(copied))
+        )
+        assert new.shape == kept.shape, drawn.name
+        assert np.abs(new - kept).mean() < ANTIALIASING, drawn.name
 
 
 def test_every_folder_with_pages_is_written_anew() -> None:

@@ -6,7 +6,9 @@ start at multiples of it, the last one filled up, so draw t has the same bits wh
 the rest run, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
 """
 
+import ctypes
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -112,6 +114,8 @@ class Recorder:
             with Record(self.chosen) as mode:
                 self.network.run_copy(x)
             recorded = self._seen(mode)
+            if sum(tensor.numel() for tensor in batches.tensors_of(x)) >= constants.CPU_RELEASED_FROM:
+                release_memory()
         return {name: (mean.unsqueeze(0), var.unsqueeze(0)) for name, (mean, var) in recorded.items()}
 
     def _seen(self, mode: Record) -> Statistics:
@@ -150,6 +154,15 @@ class Recorder:
         except Exception:  # no memory, or an operation without a batching rule
             return None
         return _first(of_group, len(group))
+
+
+def release_memory() -> None:
+    """Have the allocator give free memory back to the system.
+
+    glibc keeps the holes that passes leave between values they keep, more of them from batch to batch.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _first(recorded: Statistics, count: int = 1) -> Statistics:

@@ -103,7 +103,7 @@ def train_networks(x: Tensor, y: Tensor, hidden: Sequence[int], settings: dict[s
     return {seed: Standardized(network, x, y).eval() for seed, network in networks.items()}
 
 
-def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int = 128, images: Any = None) -> Path:
+def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int = 32, images: Any = None) -> Path:
     """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
     from mcbn_study.alternatives import methods
     from mcbn_study.alternatives.inputs import load_networks
@@ -111,6 +111,7 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
     from mcbn_study.cifar10.profile import PAPER
 
     config = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
+    config["n_samples"] = n_samples
     journal = Journal(out, config, device)
     trained, images = load_networks(networks, device), images or PAPER.load()
     for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], n_samples, 32):
@@ -124,9 +125,9 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
     return journal.path
 
 
-def count_sets(probs: Tensor, y: Tensor, penalty: tuple[float, int], by: str) -> dict[str, float]:
-    """Return mean coverage, that of the worst class, and mean size of sets, over halves of the test images."""
-    scores, totals = set_scores(probs, penalty).gather(1, y[:, None]), torch.zeros(3, dtype=torch.float64)
+def count_sets(probs: Tensor, y: Tensor, penalty: tuple[float, int], by: str) -> Record:
+    """Return mean coverage, that of each class, and mean size of sets, over halves of the test images."""
+    scores, totals = set_scores(probs, penalty).gather(1, y[:, None]), torch.zeros(2 + probs.shape[1]).double()
     for number in range(HALVES):
         held, new = torch.randperm(len(y), generator=torch.Generator().manual_seed(number)).chunk(2)
         groups = y[held] if by == "class" else torch.zeros_like(held)
@@ -134,9 +135,10 @@ def count_sets(probs: Tensor, y: Tensor, penalty: tuple[float, int], by: str) ->
         counts = {g: len(some) for g, some in ordered.items()}
         sets = Calibration("aps", ordered, counts, by, penalty=penalty).set(probs[new], SET_LEVEL)
         inside = sets.gather(1, y[new][:, None])[:, 0].double()
-        worst = min(inside[y[new] == k].mean() for k in range(probs.shape[1]))
-        totals += torch.stack([inside.mean(), worst, sets.sum(1).double().mean()])
-    return dict(zip(("inside", "worst_class", "size"), (totals / HALVES).tolist(), strict=True))
+        of_classes = [inside[y[new] == k].mean() for k in range(probs.shape[1])]
+        totals += torch.stack([inside.mean(), sets.sum(1).double().mean(), *of_classes])
+    share, size, *classes = (totals / HALVES).tolist()
+    return {"inside": share, "size": size, "classes": classes}
 
 
 def count_risk(probs: Tensor, y: Tensor) -> dict[str, float]:

@@ -1,0 +1,116 @@
+"""Does `mcbn.compare` tell a user what the studies found? On their networks, beside what they have on record.
+
+CIFAR-10: the networks of `mcbn reproduce cifar10`, beside the likelihoods of results/alternatives, which has T = 128.
+Tables: the networks of the regression study's folds, tuned on their held-out fold, beside its final networks, which
+were trained on that fold too. So what is compared there is CRPS over that of a constant variance on the same network.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, TensorDataset
+
+from mcbn import MCBN, data
+from mcbn.comparison import compare
+from mcbn.files import write_text
+from mcbn_study.alternatives.inputs import load_networks as load_classifiers
+from mcbn_study.alternatives.run import require_split
+from mcbn_study.cifar10.train import Augmented
+from mcbn_study.data.cifar import Images
+from mcbn_study.estimates import cell, difference, estimate
+from mcbn_study.journal import RECORDS, Journal, Record, read
+from mcbn_study.networks import standardize
+from mcbn_study.regression.train import load_networks
+from mcbn_study.tables import render
+
+DATASETS = ("yacht", "boston", "concrete", "energy")
+SAMPLED, CONSTANT = "MCBN, sampled", "MCBN mean, constant variance"
+STUDIED = {  # methods of `compare`: what results/alternatives calls each, and whether it is tempered
+    "plain": ("plain", False),
+    "temperature": ("plain", True),
+    "MCBN, linear": ("mcbn_linear", True),
+    SAMPLED: ("mcbn", True),
+    "MCBN, tuned M": ("mcbn_joint", True),
+}
+AT_ONCE = 250  # images
+
+
+def run(
+    out: str | Path = "results/comparison",
+    *,
+    networks: str | Path = "results/cifar10/networks",
+    regression: str | Path = "results/regression",
+    images: Any = None,
+) -> None:
+    """Compare on every network that is not on record yet; then write the page."""
+    journal = Journal(out, {"n_samples": 500})
+    for dataset in DATASETS:
+        if not journal.has(dataset=dataset):
+            journal.add(compare_values(Path(regression) / "networks" / f"{dataset}_folds.safetensors"))
+    journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), require_split(images)
+    for seed, network in sorted(load_classifiers(networks).plain.items()):
+        if not journal.has(seed=seed):
+            bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **journal.config)
+            told = compare(bayes, _batches(split.validation), _batches(split.test))
+            journal.add([{"kind": "classes", "seed": seed, "n": len(split.test.y), **_kept(told)}])
+    report(out, regression=regression)
+
+
+def compare_values(path: Path) -> list[Record]:
+    """Compare on the networks of a data set's folds: tuned on the held-out fold, scored on the split's test rows."""
+    rows = []
+    for network, info in load_networks(path):
+        x, y = (values.float() for values in data.load(info["dataset"]))
+        part = data.split(len(x), info["split"])
+        held = sorted(set(part.train.tolist()) - set(info["train"].tolist()))
+        how = {"n_samples": 500, "batch_size": info["config"]["batch_size"]}
+        bayes = MCBN(network, "regression").fit(x[info["train"]], **how)
+        told = compare(bayes, (x[held], y[held]), (x[part.test], y[part.test]))
+        place = {name: info[name] for name in ("dataset", "split", "fold")}
+        rows.append({"kind": "values", **place, "n": len(part.test), **_kept(told)})
+    return rows
+
+
+def _batches(images: Images) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(standardize(images.x), images.y), AT_ONCE)
+
+
+def _kept(told: Any) -> Record:
+    return {"rows": [row._asdict() for row in told.rows], "advice": told.advice}
+
+
+def report(out: str | Path = "results/comparison", *, regression: str | Path = "results/regression") -> Path:
+    """Write table.md from the records, here and of both studies, whose folders lie side by side."""
+    records, regression = read(Path(out) / RECORDS), Path(regression)
+    scores = [r for r in read(regression.parent / "alternatives" / RECORDS) if r["kind"] == "score"]
+    content = {"classes": _classes(records, scores), "values": _values(records, read(regression / RECORDS))}
+    advice = {name: [r["advice"] for r in records if r["kind"] == name] for name in content}
+    return write_text(Path(out) / "table.md", render(__package__, "comparison.md.j2", advice=advice, **content))
+
+
+def _classes(records: list[Record], scores: list[Record]) -> list[list[str]]:
+    """Lay out the NLL of every method, mean over networks: told by `compare`, on record, and the difference."""
+    lines = []
+    for method, (name, tempered) in STUDIED.items():
+        told = {r["seed"]: _loss(r, method) for r in records if r["kind"] == "classes"}
+        wanted = {"method": name, "tempered": tempered, "data": "test"}
+        found = {r["seed"]: r["nll"] for r in scores if wanted.items() <= r.items() and r["seed"] in told}
+        gaps = [told[seed] - found[seed] for seed in found]
+        lines.append([method, *(cell(estimate(v, decimals=4)) for v in (told.values(), found.values(), gaps))])
+    return lines
+
+
+def _values(records: list[Record], tests: list[Record]) -> list[list[str]]:
+    """Lay out CRPS over that of a constant variance, mean over networks: told by `compare`, and on record."""
+    lines = []
+    for dataset in DATASETS:
+        ours = [r for r in records if r["kind"] == "values" and r["dataset"] == dataset]
+        final = [r for r in tests if r["kind"] == "test" and (r["dataset"], r["method"]) == (dataset, "mcbn")]
+        told = estimate([_loss(r, SAMPLED) / _loss(r, CONSTANT) for r in ours], decimals=3)
+        found = estimate([r["crps"] / r["crps_constant"] for r in final], decimals=3)
+        lines.append([dataset, cell(told), cell(found), difference(told, found)])
+    return lines
+
+
+def _loss(record: Record, method: str) -> float:
+    return next(row["loss"] for row in record["rows"] if row["method"].startswith(method))
