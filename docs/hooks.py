@@ -16,7 +16,7 @@ OUTSIDE = re.compile(
 )
 RESULTS = (
     *("regression", "cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"),
-    *("shift", "coverage", "statistics", "correlations", "regularizer", "objective"),
+    *("shift", "coverage", "comparison", "labels", "statistics", "correlations", "regularizer", "objective"),
 )
 
 

@@ -15,10 +15,12 @@ ANTIALIASING = 0.5  # of 255, on average: what versions of fonts and freetype ch
 WRITERS = {  # by the folder they write to: module and function, of mcbn_study where nothing else is said
     "alternatives": "alternatives.report:write",
     "cifar10": "cifar10.report:write",
+    "comparison": "comparison:report",
     "correlations": "correlations:report",
     "coverage": "coverage.run:report",
     "estimators": "estimators:run",  # all of it is on record
     "foreign": "foreign.run:write_report",
+    "labels": "labels:report",
     "objective": "objective:report",
     "posteriors": "posteriors.report:write",
     "regression": "regression.report:write",
