@@ -14,7 +14,7 @@ from mcbn import MCBN, data
 from mcbn.comparison import compare
 from mcbn.files import write_text
 from mcbn_study.alternatives.inputs import load_networks as load_classifiers
-from mcbn_study.alternatives.run import require_split
+from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import cell, difference, estimate
@@ -47,7 +47,7 @@ def run(
     for dataset in DATASETS:
         if not journal.has(dataset=dataset):
             journal.add(compare_values(Path(regression) / "networks" / f"{dataset}_folds.safetensors"))
-    journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), require_split(images)
+    journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), images or PAPER.load()
     for seed, network in sorted(load_classifiers(networks).plain.items()):
         if not journal.has(seed=seed):
             bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **journal.config)

@@ -19,7 +19,7 @@ from mcbn import MCBN, metrics
 from mcbn.decide import bald, batch_bald
 from mcbn.files import write_text
 from mcbn.randomness import isolated_random
-from mcbn_study.alternatives.run import require_split
+from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import mean_cell
@@ -41,7 +41,7 @@ CHOICES: dict[str, Callable[[Tensor, int, int], Tensor]] = {  # samples (T, N, K
 def run(out: str | Path = "results/labels", *, images: Any = None, **changes: Any) -> None:
     """Run every way with every seed that is not on record yet; then write the page."""
     settings = SETTINGS | changes
-    journal, split = Journal(out, settings), require_split(images)
+    journal, split = Journal(out, settings), images or PAPER.load()
     for seed, way in product(settings["seeds"], CHOICES):
         if not journal.has(way=way, seed=seed):
             journal.add(ask(way, seed, split.train, split.test, settings))
