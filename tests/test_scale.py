@@ -354,9 +354,22 @@ def test_a_resumed_job_predicts_an_input_that_changed_at_the_same_size_again(tmp
     header, *content = path.read_text().splitlines(keepends=True)
     path.write_text(header + "".join(content[::-1]))
     summary = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", resume=True)
-    assert (summary.resumed, len(summary.outcomes)) == (3, 4)
+    assert (summary.resumed, summary.parts) == (3, 4)
     scale.predict(tmp_path / "in", BAYES, out=tmp_path / "fresh", key="id")
     assert read_results(tmp_path / "out").equals(read_results(tmp_path / "fresh"))
+
+
+def test_a_part_that_an_older_version_wrote_counts_as_finished(tmp_path):
+    write_tables(tmp_path / "in", suffix=".csv")
+    first = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id")
+    for path in (tmp_path / "out").glob("*.parquet"):
+        table = pq.read_table(path)
+        mark = json.loads(table.schema.metadata[scale.MARK])
+        timings = {"batches": 1, "seconds": 0.5, "predicting": 0.25, "waited": 0.0}
+        mark["outcome"] = json.dumps(json.loads(mark["outcome"]) | timings)
+        pq.write_table(table.replace_schema_metadata({scale.MARK: json.dumps(mark)}), path)
+    again = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", resume=True)
+    assert (again.resumed, again.rows) == (4, first.rows)
 
 
 def test_links_keep_the_kind_that_their_names_say(tables, tmp_path):
