@@ -70,7 +70,7 @@ def test_parts_do_not_change_a_bit(tables, tmp_path):
 def test_parts_are_enough_to_share_out_and_depend_on_the_inputs_alone(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(scale.job, "SPLIT_BYTES", 0)
     monkeypatch.setattr(scale.job, "PARTS", 5)  # of 185 rows: 37, which is three batches of 16
-    files = scale.job.list_files(tables)
+    files = scale.job.list_files([tables])
     cut = scale.job.cut(files, 16, None)
     assert [(part.start, part.stop) for part in cut] == [
         (0, 48),
@@ -282,7 +282,7 @@ def test_another_job_is_not_gone_on_with(tables, tmp_path):
 @pytest.mark.parametrize(
     ("message", "options"),
     [
-        ("no key column 'name'", {"key": "name"}),
+        (r"lacks the key column\(s\) 'name'", {"key": "name"}),
         (r"lacks the input column\(s\) 'salary'", {"key": "id", "columns": ["age", "salary"]}),
         ("method must be one of", {"method": "magic"}),
         ("coverage must lie", {"coverage": 1.5}),

@@ -236,10 +236,8 @@ def connected(address: str | None = None) -> Iterator[Any]:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise MCBNError(
-            f"cannot join a Ray cluster at {address or 'this machine'} ({one_line(error)}); start one "
-            "with `ray start --head`, or leave the address out to use this machine"
-        ) from error
+        place, cure = address or "this machine", "start one with `ray start --head`, or leave the address out"
+        raise MCBNError(f"cannot join a Ray cluster at {place} ({one_line(error)}); {cure}") from error
     try:
         yield ray
     finally:
@@ -257,10 +255,8 @@ def _require_listening(address: str) -> None:
             if connection.recv(64)[3:4] != b"\x04":
                 raise ConnectionError("what listens there is not Ray")
     except (OSError, OverflowError) as error:
-        raise MCBNError(
-            f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
-            "`ray status`, or leave the address out to use this machine"
-        ) from error
+        fault = f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error})"
+        raise MCBNError(f"{fault}; check it with `ray status`, or leave the address out") from error
 
 
 def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:

@@ -168,8 +168,7 @@ def collect(job: Job, done: Mapping[str, Outcome], outcomes: Iterable[Outcome], 
         if on_part is not None:
             on_part(outcome)
     if lost := [part.name for part in job.parts if part.name not in known]:
-        count = f"{len(lost)} parts came to nothing"
-        raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
+        raise MCBNError(f"{len(lost)} parts came to nothing, the first {lost[0]}; go on with resume=True (--resume)")
     ordered = [known[part.name] for part in job.parts]
     bad = tuple(entry for outcome in ordered for entry in outcome.bad)
     rows = sum(outcome.rows for outcome in ordered)
@@ -179,8 +178,7 @@ def collect(job: Job, done: Mapping[str, Outcome], outcomes: Iterable[Outcome], 
     write_text(job.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     written = sum(outcome.status == DONE for outcome in ordered)
     if not written:
-        reason = f"{job.folder / BAD_FILES} says why: {bad[0]['reason']}"
-        raise MCBNError(f"not one input file could be read; {reason}")
+        raise MCBNError(f"not one input file could be read; {job.folder / BAD_FILES} says why: {bad[0]['reason']}")
     return Summary(job.folder, rows, written, len(done), bad)
 
 
@@ -206,10 +204,9 @@ def _require_same(before: dict[str, Any], job: Job) -> None:
     now = json.loads(json.dumps(job.settings))
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
-            raise MCBNError(
-                f"{job.folder} belongs to another job: its {name} was {before.get(name)!r}, is {now.get(name)!r} now; "
-                "go on with the same inputs, network, posterior and options, or name another folder"
-            )
+            change = f"its {name} was {before.get(name)!r}, is {now.get(name)!r} now"
+            cure = "go on with the same inputs, network, posterior and options, or name another folder"
+            raise MCBNError(f"{job.folder} belongs to another job: {change}; {cure}")
 
 
 def read_results(folder: str | Path) -> Any:

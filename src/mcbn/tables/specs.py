@@ -62,10 +62,8 @@ def find(spec: str, option: str, kind: str = "name") -> Any:
 def model(spec: str, weights: Path | None, device: torch.device, *, own_weights: bool = False) -> nn.Module:
     """Make the network, give it its weights, and move it; `own_weights` are those that its factory gave it."""
     if weights is None and not own_weights:
-        raise MCBNError(
-            f"--model {spec} without --weights has random ones, unless the factory loads them; give --weights, or "
-            "--own-weights to take the network as the factory makes it"
-        )
+        cure = "give --weights, or --own-weights to take the network as the factory makes it"
+        raise MCBNError(f"--model {spec} without --weights has random ones, unless the factory loads them; {cure}")
     network = make(spec, "--model")
     if not isinstance(network, nn.Module):
         raise MCBNError(f"--model {spec} gives a {type(network).__name__}, not a torch.nn.Module")
@@ -116,10 +114,8 @@ def _state(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise MCBNError(f"there is no file {path}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise MCBNError(
-            f"{path} is not a file of weights ({one_line(error)}); write it with torch.save(net.state_dict(), ...) or "
-            "safetensors"
-        ) from error
+        cure = "write it with torch.save(net.state_dict(), ...) or safetensors"
+        raise MCBNError(f"{path} is not a file of weights ({one_line(error)}); {cure}") from error
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
