@@ -35,12 +35,8 @@ debugging = ContextVar("debugging", default=False)  # tracebacks are shown
 
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]
-Target = Annotated[
-    str | None, typer.Option(help="target columns by name or place (price; a,b; -1), or array of an npz")
-]
-OwnWeights = Annotated[
-    bool, typer.Option("--own-weights", help="no --weights: take the network as its factory makes it")
-]
+Target = Annotated[str | None, typer.Option(help="targets by name or place (price; a,b; -1), or array of an npz")]
+OwnWeights = Annotated[bool, typer.Option("--own-weights", help="take the network as its factory makes it")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an old result of this command")]
 Key = Annotated[str | None, typer.Option(help="columns a,b of a table that are no inputs, such as ids and text")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]

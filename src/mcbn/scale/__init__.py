@@ -59,10 +59,7 @@ class UnreadableError(Exception):
 
 
 def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
-    """Predict a part, unless its file is there already; say what became of it."""
-    done = finished(job, part)
-    if done is not None:
-        return done
+    """Predict a part; say what became of it."""
     try:
         return _predict(job, bayes, part)
     except UnreadableError as error:

@@ -100,7 +100,7 @@ def _count(path: Path, part_rows: int | None) -> int | None:
     if path.suffix.lower() != ".parquet" or (part_rows is None and path.stat().st_size < SPLIT_BYTES):
         return None
     try:
-        return ParquetTable(path).count()
+        return ParquetTable(path).n_rows
     except (MCBNError, OSError):  # whoever works on it says what is wrong with it
         return None
 
@@ -214,6 +214,7 @@ def read_image(path: Path, transform: Callable[[Any], Tensor] | None) -> Tensor:
 class Job:
     """All a worker needs beside the network: the same on every machine."""
 
+    id: str  # of what its results depend on
     folder: Path
     parts: tuple[Part, ...]
     reader: Reader
@@ -222,11 +223,6 @@ class Job:
     settings: dict[str, Any]  # what the results depend on, to be told from another job
     watch: str | None = None  # the file of a watch that judges inputs
     reading: bool = False  # whole batches are read by the watch, nothing is predicted
-
-    @property
-    def id(self) -> str:
-        """Name the job by what its results depend on."""
-        return _digest(self.settings)
 
 
 def plan(
@@ -280,7 +276,7 @@ def plan(
         Watch.load(watch, bayes)  # one of another network is refused before any work is given out
         settings["watch"] = [hashlib.sha256(Path(watch).read_bytes()).hexdigest(), reading]
     place = None if watch is None else str(Path(watch).resolve())
-    return Job(folder, parts, reader, coverage, options, settings, place, reading)
+    return Job(_digest(settings), folder, parts, reader, coverage, options, settings, place, reading)
 
 
 def read_folder(folder: Path, *, key: Sequence[str], **how: Any) -> Tensor:

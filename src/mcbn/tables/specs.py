@@ -23,12 +23,8 @@ PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put 
 
 
 def make(spec: str, option: str) -> Any:
-    """Import `package.module:factory` and call the factory without arguments; what is not callable is taken as it is.
-
-    The working directory can be imported from. The global generators are seeded meanwhile, so that what a factory
-    leaves to chance is the same in every command.
-    """
-    with isolated_random(0):
+    """Import `package.module:factory` and call that without arguments; what is not callable is taken as it is."""
+    with isolated_random(0):  # what a factory leaves to chance is the same in every command
         factory = find(spec, option, "factory")
         if isinstance(factory, nn.Module) or not callable(factory):
             return factory
