@@ -57,11 +57,8 @@ def report(
     if posterior is None and (alone := [name for name, value in needless.items() if value is not None]):
         raise MCBNError(f"{', '.join(alone)} without --posterior, the file that `mcbn fit` wrote")
     sources = {"--data": data, "--posterior": posterior, "--predictions": predictions, **of_network}
-    wording: dict[str, Any] = {
-        "title": title or f"How far can {model or predictions} be trusted on {printable(data or '')}?",
-        "units": units,
-        "classes": session.split_names(classes) or None,
-    }
+    title = title or f"How far can {model or predictions} be trusted on {printable(data or '')}?"
+    wording: dict[str, Any] = {"title": title, "units": units, "classes": session.split_names(classes) or None}
     if posterior is not None:
         if model is None or data is None:
             raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")

