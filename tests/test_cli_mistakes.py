@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("at_work")
         (("--data", "train.npz", "--weights", "train.npz"), ("not a file of weights",)),
         (("--data", "train.npz", "--weights", "classes.pt"), ("are not those of Sequential", "3.weight")),
         (("--data", "train.csv"), ("4 input columns", "--target")),
-        (("--data", "train.csv", "--target", "prize"), ("no column 'prize'", "'price'")),
+        (("--data", "train.csv", "--target", "prize"), ("lacks the target column(s) 'prize'", "'price'")),
         (("--data", "train.npz", "--target", "z"), ("no array 'z'", "'x'")),
         (("--data", "train.npz", "--task", "regresion"), ("regression", "classification")),
         (("--data", "train.npz", "--posterior", "normal"), ("posterior", "gaussian")),

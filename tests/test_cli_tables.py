@@ -72,7 +72,7 @@ def test_keys_are_left_out_of_the_fit_and_passed_on_to_the_results(suffix: str, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--key", "name"), ("no key column 'name'", "'age'")),
+        (("--key", "name"), ("lacks the key column(s) 'name'", "'age'")),
         (("--key", "mean"), ("'mean' is called like a result",)),
         (("--key", "prob_cat"), ("'prob_cat' is called like a result",)),
         (("--key", "set_cat"), ("'set_cat' is called like a result",)),

@@ -15,14 +15,17 @@ from mcbn.scale.job import plan
 OPTIONS = {"key": "id", "batch_size": 32, "part_rows": 64}
 
 
+def itself(payload: object) -> object:
+    return payload
+
+
 def test_a_worker_predicts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bayes = regressor()
     write_tables(tmp_path / "in")
     scale.predict(tmp_path / "in", bayes, out=tmp_path / "alone", **OPTIONS)
     job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
     job.folder.mkdir()
-    monkeypatch.setattr(ray, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
-    monkeypatch.setattr(ray, "unpack", lambda payload: payload)
+    monkeypatch.setattr(ray, "require_ray", lambda _="": SimpleNamespace(get=itself, loads=itself))
     worker = ray.Worker([(bayes, job)], threads=torch.get_num_threads())
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert {p.device.type for p in worker.bayes.model.parameters()} == {expected}
@@ -39,8 +42,7 @@ def test_a_worker_says_what_went_wrong(tmp_path: Path, monkeypatch: pytest.Monke
     write_tables(tmp_path / "in")
     bayes = regressor()
     job = plan(tmp_path / "in", bayes, out=tmp_path / "out", **OPTIONS)
-    monkeypatch.setattr(ray, "require_ray", lambda: SimpleNamespace(get=lambda reference: reference))
-    monkeypatch.setattr(ray, "unpack", lambda payload: payload)
+    monkeypatch.setattr(ray, "require_ray", lambda _="": SimpleNamespace(get=itself, loads=itself))
     worker = ray.Worker([(bayes, job)], threads=torch.get_num_threads())
     (tmp_path / "out").touch()  # where a folder should be
     (answer,) = worker({"item": [job.parts[0].name]})["answer"]

@@ -70,7 +70,7 @@ def test_parts_do_not_change_a_bit(tables, tmp_path):
 def test_parts_are_enough_to_share_out_and_depend_on_the_inputs_alone(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(scale.job, "SPLIT_BYTES", 0)
     monkeypatch.setattr(scale.job, "PARTS", 5)  # of 185 rows: 37, which is three batches of 16
-    files = scale.job.list_files(tables)
+    files = scale.job.list_files([tables])
     cut = scale.job.cut(files, 16, None)
     assert [(part.start, part.stop) for part in cut] == [
         (0, 48),
@@ -282,7 +282,7 @@ def test_another_job_is_not_gone_on_with(tables, tmp_path):
 @pytest.mark.parametrize(
     ("message", "options"),
     [
-        ("no key column 'name'", {"key": "name"}),
+        (r"lacks the key column\(s\) 'name'", {"key": "name"}),
         (r"lacks the input column\(s\) 'salary'", {"key": "id", "columns": ["age", "salary"]}),
         ("method must be one of", {"method": "magic"}),
         ("coverage must lie", {"coverage": 1.5}),
@@ -354,9 +354,22 @@ def test_a_resumed_job_predicts_an_input_that_changed_at_the_same_size_again(tmp
     header, *content = path.read_text().splitlines(keepends=True)
     path.write_text(header + "".join(content[::-1]))
     summary = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", resume=True)
-    assert (summary.resumed, len(summary.outcomes)) == (3, 4)
+    assert (summary.resumed, summary.parts) == (3, 4)
     scale.predict(tmp_path / "in", BAYES, out=tmp_path / "fresh", key="id")
     assert read_results(tmp_path / "out").equals(read_results(tmp_path / "fresh"))
+
+
+def test_a_part_that_an_older_version_wrote_counts_as_finished(tmp_path):
+    write_tables(tmp_path / "in", suffix=".csv")
+    first = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id")
+    for path in (tmp_path / "out").glob("*.parquet"):
+        table = pq.read_table(path)
+        mark = json.loads(table.schema.metadata[scale.MARK])
+        timings = {"batches": 1, "seconds": 0.5, "predicting": 0.25, "waited": 0.0}
+        mark["outcome"] = json.dumps(json.loads(mark["outcome"]) | timings)
+        pq.write_table(table.replace_schema_metadata({scale.MARK: json.dumps(mark)}), path)
+    again = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id", resume=True)
+    assert (again.resumed, again.rows) == (4, first.rows)
 
 
 def test_links_keep_the_kind_that_their_names_say(tables, tmp_path):

@@ -26,9 +26,9 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions
 @app.callback()
 def main(debug: Debug = False) -> None:
     """Speed, memory and the networks of others."""
-    from mcbn.cli.session import begin
+    from mcbn.cli.session import debugging
 
-    begin(debug)
+    debugging.set(debug)
 
 
 def command(function: Callable[..., Iterable[Any] | None], *, kept: bool = False) -> Callable[..., None]:
@@ -39,11 +39,10 @@ def command(function: Callable[..., Iterable[Any] | None], *, kept: bool = False
 
     @wraps(function)
     def run(**options: Any) -> None:
-        from mcbn.cli.session import session, set_debug  # here: mcbn.cli imports this module, for its `bench`
+        from mcbn.cli.session import session  # here: mcbn.cli imports this module, for its `bench`
         from mcbn.tables.specs import device
 
-        set_debug(options.get("debug", False))
-        with session():
+        with session(options.get("debug", False)):
             if "device" in options:
                 options["device"] = device(options["device"]).type
             out = options.pop("out") if kept else None

@@ -90,14 +90,9 @@ def _time_ray(bayes: MCBN[Any], source: Path, out: Path, rows: int, workers: int
     assert summary.rows == rows
     warm = min(workers, len(ends) - 1)  # parts by which every actor has begun
     steady, after = ends[-1][0] - ends[warm - 1][0], sum(count for _, count in ends[warm:])
-    n_batches, predicting = sum(o.batches for o in summary.outcomes), sum(o.predicting for o in summary.outcomes)
-    working, waits = sum(o.seconds for o in summary.outcomes), [o.waited for o in summary.outcomes if o.waited]
     return {
         "parts": summary.parts,
-        "batches": n_batches,
         "whole_rows_per_second": rows / whole,
         "steady_rows_per_second": after / steady if warm else float("nan"),
         "start_seconds": ends[0][0] - started,
-        "reading_ms_per_batch": 1000 * (working - predicting) / n_batches,
-        "waiting_ms_per_part": 1000 * sum(waits) / max(1, len(waits)),
     }

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from mcbn import batches
 from mcbn.batch_norm import layer_of
-from mcbn.batching import Source, read_source, shares
+from mcbn.batching import read_source, shares
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError, require_choice
 from mcbn.field.adapt import centre_on_running, record_running
@@ -52,8 +52,7 @@ def fit(
         raise MCBNError("torch.distributed has no process group; call init_process_group first, or bayes.fit")
     rank, W = dist.get_rank(group), dist.get_world_size(group)
     if batch_size is None and is_synchronised(bayes.model):  # one batch is that of all ranks
-        source = read_source(data)
-        known = source.batch_size if isinstance(source, Source) else None
+        known = read_source(data).batch_size
         batch_size = None if known is None else known * W
     options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
     twin = bayes.with_posterior(None)
@@ -91,19 +90,17 @@ def _share(twin: MCBN[Any], data: Any, options: dict[str, Any], rank: int, W: in
         drawn = twin.fit(data, **options, draws=numbers or range(1)).posterior.to("cpu")
     except Exception as error:  # the other ranks wait: they must hear of it
         return {"error": f"{type(error).__name__}: {error}"}
+    # running statistics of drawn layers differ between ranks after training, draws do not
+    running = {f"{layer_of(name)}.{statistic}" for name in drawn.layers for statistic in RUNNING}
+    weights = {n: t for n, t in twin.engine.network.module.state_dict().items() if n not in running}
     return {
         "error": None,
-        "weights of the network": _weights(twin),
+        "weights of the network": hashlib.sha256(repr(sorted(checksums(weights, {}).items())).encode()).hexdigest()[
+            :12
+        ],
         "layers": [(name, value.shape[1], value.dtype) for name, value in drawn.mean.items()],
         "draws": drawn if numbers else None,
     }
-
-
-def _weights(twin: MCBN[Any]) -> str:
-    """Hash the weights, not running statistics of drawn layers: ranks differ in those after training, draws do not."""
-    running = {f"{layer_of(name)}.{statistic}" for name in twin.posterior.layers for statistic in RUNNING}
-    weights = {n: t for n, t in twin.engine.network.module.state_dict().items() if n not in running}
-    return hashlib.sha256(repr(sorted(checksums(weights, {}).items())).encode()).hexdigest()[:12]
 
 
 def _require_agreement(everyone: list[dict[str, Any]]) -> None:
@@ -111,8 +108,6 @@ def _require_agreement(everyone: list[dict[str, Any]]) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs["error"] is not None:
             raise MCBNError(f"rank {rank} could not draw its share: {theirs['error']}")
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for name, value in theirs.items():
-            if name not in ("draws", "running") and value != first[name]:
-                raise MCBNError(f"ranks differ in {name}: {first[name]!r} on rank 0, {value!r} on rank {rank}")
+        for name, first in everyone[0].items():
+            if name not in ("draws", "running") and theirs[name] != first:
+                raise MCBNError(f"ranks differ in {name}: {first!r} on rank 0, {theirs[name]!r} on rank {rank}")

@@ -117,10 +117,8 @@ def require_own_folder(path: Path, page: str) -> None:
 def require_sane(archive: object, packed: int, unpacked: int) -> None:
     """Refuse an archive that grows beyond all proportion: a small file must not fill memory or disk."""
     if unpacked > max(LEAST_SUSPECT, MOST_RATIO * packed):
-        raise MCBNError(
-            f"{archive} unpacks from {packed:,} to {unpacked:,} bytes, more than {MOST_RATIO} times as many; if that "
-            "is meant, unpack it yourself or write it without compression"
-        )
+        growth = f"unpacks from {packed:,} to {unpacked:,} bytes, more than {MOST_RATIO} times as many"
+        raise MCBNError(f"{archive} {growth}; if that is meant, unpack it yourself or write it without compression")
 
 
 def printable(name: str | Path) -> str:
@@ -130,15 +128,11 @@ def printable(name: str | Path) -> str:
 
 def cache_folder() -> Path:
     """Return where downloads and compiled kernels are kept: $MCBN_CACHE_DIR, else mcbn in the user's cache folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return _folder_named("MCBN_CACHE_DIR") or base / "mcbn"
+    named, base = os.environ.get("MCBN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named).expanduser() if named else Path(base) / "mcbn"
 
 
 def local_folder() -> Path | None:
     """Return the folder of local copies of data, $MCBN_DATA_DIR; None where it is not set."""
-    return _folder_named("MCBN_DATA_DIR")
-
-
-def _folder_named(variable: str) -> Path | None:
-    value = os.environ.get(variable)
-    return Path(value).expanduser() if value else None
+    named = os.environ.get("MCBN_DATA_DIR")
+    return Path(named).expanduser() if named else None

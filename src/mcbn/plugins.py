@@ -42,17 +42,14 @@ def commands() -> list[str]:
 
 
 def moved_names(module: str, *names: str) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a module some of whose names have moved to another distribution.
-
-    Where that is not installed, they say so: as AttributeError, as `hasattr` expects.
-    """
+    """Make the `__getattr__` of a module some of whose names have moved to another distribution."""
 
     def look_up(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         point = next(iter(metadata.entry_points(group=NAMES, name=module)), None)
         if point is None:
-            raise AttributeError(f"{module}.{name} has moved: {STUDY}")
+            raise AttributeError(f"{module}.{name} has moved: {STUDY}")  # as `hasattr` expects
         return getattr(load(point), name)
 
     return look_up

@@ -12,10 +12,9 @@ import os
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,7 +86,7 @@ def fit(
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:
     """Draw one share, on the GPU that Ray gave this task, else on the CPU."""
     torch.set_num_threads(threads)
-    bayes, data = unpack(payload)
+    bayes, data = require_ray("ray.cloudpickle").loads(payload)
     if torch.cuda.is_available():
         bayes.model = bayes.model.to("cuda")
     return bayes.fit(data, **options, draws=draws).posterior.to("cpu")  # type: ignore[no-any-return]
@@ -173,20 +172,18 @@ class Worker:
 
     def __init__(self, payload: list[Any], threads: int) -> None:
         torch.set_num_threads(threads)
-        self.bayes, self.job = unpack(require_ray().get(payload[0]))
+        self.bayes, self.job = require_ray("ray.cloudpickle").loads(require_ray().get(payload[0]))
         self.parts = {part.name: part for part in self.job.parts}
         if torch.cuda.is_available():  # the GPU that Ray gave this actor
             self.bayes = on_device(self.bayes, torch.device("cuda"))
-        self.ended: float | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Work on the one part that Ray Data names; answer what became of it, as text."""
-        waited, name = 0.0 if self.ended is None else time.perf_counter() - self.ended, str(batch["item"][0])
+        name = str(batch["item"][0])
         try:
-            outcome = replace(work(self.job, self.bayes, self.parts[name]), waited=waited)
+            outcome = work(self.job, self.bayes, self.parts[name])
         except Exception as error:  # raised, it would be lost in what Ray Data says of it
             outcome = Outcome(name, FAILED, reason=one_line(error))
-        self.ended = time.perf_counter()
         return {"answer": [json.dumps(asdict(outcome))]}
 
 
@@ -239,10 +236,8 @@ def connected(address: str | None = None) -> Iterator[Any]:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise MCBNError(
-            f"cannot join a Ray cluster at {address or 'this machine'} ({one_line(error)}); start one "
-            "with `ray start --head`, or leave the address out to use this machine"
-        ) from error
+        place, cure = address or "this machine", "start one with `ray start --head`, or leave the address out"
+        raise MCBNError(f"cannot join a Ray cluster at {place} ({one_line(error)}); {cure}") from error
     try:
         yield ray
     finally:
@@ -260,10 +255,8 @@ def _require_listening(address: str) -> None:
             if connection.recv(64)[3:4] != b"\x04":
                 raise ConnectionError("what listens there is not Ray")
     except (OSError, OverflowError) as error:
-        raise MCBNError(
-            f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error}); check it with "
-            "`ray status`, or leave the address out to use this machine"
-        ) from error
+        fault = f"no Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} seconds ({error})"
+        raise MCBNError(f"{fault}; check it with `ray status`, or leave the address out") from error
 
 
 def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
@@ -275,7 +268,7 @@ def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
 
 
 def pack(bayes: MCBN[Any], *more: Any) -> bytes:
-    """Serialise an MCBN and more; what the user's own files define goes by value: other machines may lack them."""
+    """Serialise (bayes, *more); what the user's own files define goes by value: other machines may lack them."""
     cloudpickle = require_ray("ray.cloudpickle")
     objects = [*bayes.model.modules(), bayes.inputs, bayes.output, bayes.layers, *more]
     objects += [getattr(item, name, None) for item in more for name in ("dataset", "collate_fn", "reader")]
@@ -289,11 +282,6 @@ def pack(bayes: MCBN[Any], *more: Any) -> bytes:
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def unpack(payload: bytes) -> Any:
-    """Restore what `pack` wrote, as a tuple."""
-    return require_ray("ray.cloudpickle").loads(payload)
 
 
 def _is_of_the_user(name: str) -> bool:

@@ -27,13 +27,13 @@ def show_version(asked: bool) -> None:
 
 
 def main(
-    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+    debug: session.Debug = False,
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="say which mcbn this is")
     ] = False,
 ) -> None:
     """Bayesian uncertainty for trained batch-normalised networks."""
-    session.begin(debug)
+    session.debugging.set(debug)  # nothing is left of an earlier command in the same process
 
 
 @session.command

@@ -129,10 +129,9 @@ def _read(data: str, fitted: Fitted, files: FolderOptions, home: Watch, place: P
 def _end(rows: Sequence[dict[str, Any]], home: Watch) -> None:
     """Say what was seen, and end with the code of an alarm where there is one."""
     evidence, far, kinds = home.evidence, max(rows, key=lambda row: row["distance"]), [row["kind"] for row in rows]
-    typer.echo(
-        f"{len(rows)} batches of {home.batch_size}, {kinds.count('inputs')} shifted, {kinds.count('not finite')} not "
-        f"finite; evidence {evidence.value:.3g}, alarm from {evidence.limit:.3g} on"
-    )
+    seen = f"{kinds.count('inputs')} shifted, {kinds.count('not finite')} not finite"
+    limits = f"evidence {evidence.value:.3g}, alarm from {evidence.limit:.3g} on"
+    typer.echo(f"{len(rows)} batches of {home.batch_size}, {seen}; {limits}")
     if evidence.shifted or "not finite" in kinds:
         typer.echo(f"mcbn: ALARM; farthest, at row {far['row']} of {far['file']}: {far['explanation']}", err=True)
         raise typer.Exit(ALARM)

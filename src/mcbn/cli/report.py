@@ -53,12 +53,12 @@ def report(
     if sum(source is not None for source in (results, posterior, predictions)) > 1:
         raise MCBNError("give one of a folder of results, --posterior and --predictions: they make different pages")
     of_network = {"--model": model, "--weights": weights, "--train": train, "--tune": tune}
+    needless = {**of_network, "--data": None if predictions else data}
+    if posterior is None and (alone := [name for name, value in needless.items() if value is not None]):
+        raise MCBNError(f"{', '.join(alone)} without --posterior, the file that `mcbn fit` wrote")
     sources = {"--data": data, "--posterior": posterior, "--predictions": predictions, **of_network}
-    wording: dict[str, Any] = {
-        "title": title or f"How far can {model or predictions} be trusted on {printable(data or '')}?",
-        "units": units,
-        "classes": session.split_names(classes) or None,
-    }
+    title = title or f"How far can {model or predictions} be trusted on {printable(data or '')}?"
+    wording: dict[str, Any] = {"title": title, "units": units, "classes": session.split_names(classes) or None}
     if posterior is not None:
         if model is None or data is None:
             raise MCBNError(f"a report of {posterior} needs --model and --data, the held-out inputs and targets")
@@ -68,7 +68,6 @@ def report(
         wording |= {"ignore_index": ignore_index, "seed": seed}
         page = _of_network(path, fitted, data, train, tune, target, **wording)
     elif predictions is not None:
-        _refuse_alone(of_network)
         if data is None:
             raise MCBNError(f"a report of {predictions} needs --data, the inputs and targets they were made for")
         from mcbn.page import write_prediction_page
@@ -81,7 +80,6 @@ def report(
         wording["classes"] = wording["classes"] or names
         page = write_prediction_page(path, predicted, y, x=x, names=test.layout.columns, **wording)
     else:
-        _refuse_alone({**of_network, "--data": data})
         require_own_folder(out or Path("site"), "index.html")
         page = plugins.find(plugins.REPORTS, "site")(results or Path("results"), out or Path("site"))
     typer.echo(page)
@@ -107,8 +105,3 @@ def writable(path: Path, sources: Mapping[str, Any], overwrite: bool) -> Path:
     if path.suffix not in (".html", ".htm"):
         raise MCBNError(f"the page {path} must end in .html, .htm")
     return require_output(path, sources, lambda old: b"Made by mcbn" in old.read_bytes(), overwrite=overwrite)
-
-
-def _refuse_alone(options: Mapping[str, object]) -> None:
-    if alone := [name for name, value in options.items() if value is not None]:
-        raise MCBNError(f"{', '.join(alone)} without --posterior, the file that `mcbn fit` wrote")

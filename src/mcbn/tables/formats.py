@@ -136,10 +136,7 @@ class ParquetTable:
         self._schema = self._file.schema_arrow
         self.names: tuple[str, ...] = tuple(self._schema.names)
         self.width = len(self.names)
-
-    def count(self) -> int:
-        """Read it from the file's footer."""
-        return int(self._file.metadata.num_rows)
+        self.n_rows: int = self._file.metadata.num_rows
 
     def blocks(
         self, columns: Sequence[int], size: int, keys: Sequence[int] = (), start: int = 0, stop: int | None = None
@@ -149,7 +146,7 @@ class ParquetTable:
         self._require_numbers(names)
         chosen = list(dict.fromkeys(self.names[c] for c in (*columns, *keys)))
         first = start
-        for rows in self._slices(chosen, size, start, self.count() if stop is None else stop):
+        for rows in self._slices(chosen, size, start, self.n_rows if stop is None else stop):
             numbers = np.empty((len(rows), len(names)))
             for place, name in enumerate(names):
                 if (array := rows.column(name)).null_count and self.finite:

@@ -26,10 +26,7 @@ PREFIXES = {"probs": PROBABILITY, "set": "set_"}
 
 
 def arrays_of(pred: Any, coverage: float, classes: Sequence[str] | None, first: int) -> dict[str, Array]:
-    """Name what a prediction says of each input, each (N, ...); of many blocks, so that it never warns about tau.
-
-    Labels are names where classes have names. What is not finite is refused, by its row: `first` is that of the first.
-    """
+    """Name what a prediction says of each input, (N, ...) each; of what is not finite say the row, from `first` on."""
     values: dict[str, Tensor]
     if isinstance(pred, RegressionPrediction):
         std = pred.variance.sqrt()  # whoever predicts has said if tau was never tuned
@@ -116,10 +113,7 @@ WRITERS = {".csv": write_csv, ".parquet": write_parquet, ".npz": write_npz}
 def require_writable(
     path: Path, inputs: Mapping[str, Any], keys: Sequence[str], *, overwrite: bool, columns: Set[str] = frozenset()
 ) -> None:
-    """Refuse an output that cannot be written, or must not be, before any work is done for it.
-
-    columns: those of an old result that may be replaced; those of `mcbn predict` where not given.
-    """
+    """Refuse an output that cannot or must not be written; an old result, told by its columns, may be replaced."""
     if path.suffix not in WRITERS:
         raise MCBNError(f"--out {path} must end in {', '.join(WRITERS)}")
     if path.suffix == ".npz" and keys:

@@ -23,12 +23,8 @@ PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put 
 
 
 def make(spec: str, option: str) -> Any:
-    """Import `package.module:factory` and call the factory without arguments; what is not callable is taken as it is.
-
-    The working directory can be imported from. The global generators are seeded meanwhile, so that what a factory
-    leaves to chance is the same in every command.
-    """
-    with isolated_random(0):
+    """Import `package.module:factory` and call that without arguments; what is not callable is taken as it is."""
+    with isolated_random(0):  # what a factory leaves to chance is the same in every command
         factory = find(spec, option, "factory")
         if isinstance(factory, nn.Module) or not callable(factory):
             return factory
@@ -62,10 +58,8 @@ def find(spec: str, option: str, kind: str = "name") -> Any:
 def model(spec: str, weights: Path | None, device: torch.device, *, own_weights: bool = False) -> nn.Module:
     """Make the network, give it its weights, and move it; `own_weights` are those that its factory gave it."""
     if weights is None and not own_weights:
-        raise MCBNError(
-            f"--model {spec} without --weights has random ones, unless the factory loads them; give --weights, or "
-            "--own-weights to take the network as the factory makes it"
-        )
+        cure = "give --weights, or --own-weights to take the network as the factory makes it"
+        raise MCBNError(f"--model {spec} without --weights has random ones, unless the factory loads them; {cure}")
     network = make(spec, "--model")
     if not isinstance(network, nn.Module):
         raise MCBNError(f"--model {spec} gives a {type(network).__name__}, not a torch.nn.Module")
@@ -116,10 +110,8 @@ def _state(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise MCBNError(f"there is no file {path}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise MCBNError(
-            f"{path} is not a file of weights ({one_line(error)}); write it with torch.save(net.state_dict(), ...) or "
-            "safetensors"
-        ) from error
+        cure = "write it with torch.save(net.state_dict(), ...) or safetensors"
+        raise MCBNError(f"{path} is not a file of weights ({one_line(error)}); {cure}") from error
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
