@@ -124,7 +124,7 @@ class InputNull(NamedTuple):
 def fit_inputs(network: Network, task: str, centre: Centre, reference: Reference) -> InputNull:
     """Make the null of single inputs."""
     fitting = see(network, task, centre, reference.take(reference.rows_to_fit(MOST_FITTING)))
-    rows = reference.rows_held_out(MOST_HELD_OUT)
+    rows = (reference.held_out * reference.run)[:MOST_HELD_OUT]  # one of a run: its neighbours depend on it
     held_out = see(network, task, centre, reference.take(rows))
     metric = fit_metric(fitting.coordinates, directions=DIRECTIONS, ridge=RIDGE)
     return InputNull(metric, metric(held_out.coordinates), held_out.entropy, torch.from_numpy(rows), held_out.probs)
