@@ -411,8 +411,9 @@ class Augmented(Dataset[Tensor]):
 
 
 def test_random_transforms_of_a_reference_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="training augmentation"):
+    with pytest.warns(UserWarning, match="training augmentation") as caught:
         fitted("table").watch(Augmented(), false_alarms=0.05)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("data", ["loader", "dataset", "iterable", "pairs"])

@@ -171,7 +171,8 @@ def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
     if not sum(len(scores) for scores, *_ in rows):
         raise MCBNError("calibrate needs held-out examples with targets, got none")
     columns: Any = zip(*rows, strict=True)
-    scores, group, uncertainty, loss = (None if column[0] is None else torch.cat(column).cpu() for column in columns)
+    joined: Any = (None if column[0] is None else torch.cat(column).cpu() for column in columns)
+    scores, group, uncertainty, loss = joined
     by_group = {int(g): scores[group == g] for g in group.unique()}
     counts = {g: len(some) for g, some in by_group.items()}
     ordered = {g: some.flatten(0, 1).sort(0).values for g, some in by_group.items()}

@@ -204,6 +204,7 @@ class LinearPredictor(nn.Module):
 class WholePredictor(nn.Module):
     """Moments over the draws of one network or several, with the calibrated interval or set of one level, if any."""
 
+    summary: Summary
     threshold: Tensor | None
 
     def __init__(self, members: Sequence[Any], calibration: Calibration | None, threshold: Tensor | None) -> None:

@@ -93,15 +93,12 @@ class Adaptation:
         sizes = torch.tensor([(move.offset**2, np.log(move.width) ** 2) for move in self.moves.values()])
         kept = float((sizes * torch.tensor([move.strength for move in self.moves.values()])).sum() / sizes.sum())
         moved = f"activations {times(most.width)} in the reference, means by {most.offset:.2f} standard deviations"
-        sure = f"{kept:.0%} of the change kept, the rest could be chance{self._doubt()}"
+        sure = f"{kept:.0%} of the change kept, the rest could be chance"
+        if self.classes is not None and not (self.settled and float(self.classes.max()) < 0.5):
+            seen = f"{float(self.classes.max()):.0%} of the inputs are predicted as class {int(self.classes.argmax())}"
+            other = "" if self.settled else ", and another mixture explains them as well"
+            sure += f"; {seen}{other}: a shift of inputs and one of classes may not be told apart here"
         return f"moved by {self.n_inputs} inputs (p = {self.p_value:.2g}), most in layer {name}: {moved}; {sure}"
-
-    def _doubt(self) -> str:
-        if self.classes is None or (self.settled and float(self.classes.max()) < 0.5):
-            return ""
-        seen = f"{float(self.classes.max()):.0%} of the inputs are predicted as class {int(self.classes.argmax())}"
-        other = "" if self.settled else ", and another mixture explains them as well"
-        return f"; {seen}{other}: a shift of inputs and one of classes may not be told apart here"
 
 
 class _Candidate(NamedTuple):

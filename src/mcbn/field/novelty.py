@@ -8,7 +8,7 @@ out-of-distribution detection in deep neural networks, ICLR 2022). It finds fore
 the entropy does that, hence `Novelty.combined`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,10 +40,6 @@ class Novelty:
     distance: Tensor  # of an input's own statistics from the reference
     p_value: Tensor  # its rank among held-out inputs: at most alpha for a share alpha of inputs as in the reference
     combined: Tensor  # the same of distance and entropy together (`combined_p_values`); p_value without classes
-
-    def to(self, device: torch.device | str | None) -> "Novelty":
-        """Move every tensor to a device."""
-        return Novelty(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 class Seen(NamedTuple):
@@ -112,13 +108,14 @@ class InputNull(NamedTuple):
     rows: Tensor  # (R,) of the reference
     probs: Tensor  # (R, K) as predicted; K = 0: no classes
 
-    def novelty(self, seen: Seen, spoiled: Tensor) -> Novelty:
-        """Rank inputs; those that are spoiled (NaN) are farther than any other."""
+    def novelty(self, seen: Seen, spoiled: Tensor, device: torch.device) -> Novelty:
+        """Rank inputs, onto a device; those that are spoiled (NaN) are farther than any other."""
         distance = self.metric(seen.coordinates).nan_to_num(nan=torch.inf, posinf=torch.inf)
         distance, entropies = (t.masked_fill(spoiled, torch.inf) for t in (distance, seen.entropy))
         p_value = rank_p_values(distance, self.held_out)
         combined = combined_p_values((distance, entropies), (self.held_out, self.entropy))
-        return Novelty(distance, p_value, combined if bool(self.entropy.any()) else p_value)
+        results = distance, p_value, combined if bool(self.entropy.any()) else p_value
+        return Novelty(*(result.to(device) for result in results))
 
 
 def fit_inputs(network: Network, task: str, centre: Centre, reference: Reference) -> InputNull:

@@ -98,7 +98,7 @@ class Reference:
         if not batches.same(*twice):
             fault = "the reference gives other values each time a row is read, as training augmentation does"
             cure = "that is not the null of deployment: give the inputs as the network meets them in use"
-            warnings.warn(f"mcbn: {fault}; {cure}", stacklevel=6)
+            warnings.warn(f"mcbn: {fault}; {cure}", stacklevel=5)
 
 
 def shapes_of(x: Any) -> list[tuple[int, ...]]:

@@ -247,8 +247,8 @@ class Watch:
         self.require_inputs(x)
         spoiled = not_finite(x)
         clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
-        device = batches.tensors_of(x)[0].device
-        return self.input_null.novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
+        seen = see(self.network, self.task, self.centre, clean)
+        return self.input_null.novelty(seen, spoiled, batches.tensors_of(x)[0].device)
 
     def coordinates(self, x: Any) -> Tensor | None:
         """Return the coordinates (1, P) of one batch; None where they are not finite."""
