@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import mcbn
 from mcbn import conformal
 from mcbn.baselines import DeepEnsemble, MCDropout, Temperature
+from mcbn.conformal import set_scores
 
 N = 400
 
@@ -102,10 +103,15 @@ def test_quantile_intervals_lean_to_the_side_of_skewed_draws() -> None:
     assert conformal.mixture_scores(samples, torch.tensor(25.0), low).item() == pytest.approx(-math.log(0.05), rel=1e-6)
 
 
+def published_scores(probs: Tensor, penalty: Any = (0.0, 0), share: Tensor | None = None) -> Tensor:
+    """Score the most probable class like any other."""
+    return set_scores(probs, penalty, torch.zeros_like(probs[:, :1]) if share is None else share)
+
+
 @pytest.mark.parametrize("penalty", [(0.0, 0), (0.1, 2)])
 def test_class_scores_are_those_of_the_papers(penalty: tuple[float, int]) -> None:
     probs = torch.softmax(torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
-    scores = conformal.class_scores(probs, penalty)
+    scores = published_scores(probs, penalty)
     for n in range(5):
         for k in range(6):
             for pixel in range(2):
@@ -117,7 +123,7 @@ def test_class_scores_are_those_of_the_papers(penalty: tuple[float, int]) -> Non
 
 def test_the_least_probable_class_scores_exactly_one() -> None:
     probs = torch.softmax(3 * torch.randn(500, 7, generator=torch.Generator().manual_seed(0)), 1)
-    assert (conformal.class_scores(probs).gather(1, probs.argmin(1, keepdim=True)) == 1).all()
+    assert (set_scores(probs).gather(1, probs.argmin(1, keepdim=True)) == 1).all()
 
 
 def mean_coverage(bayes: mcbn.MCBN, draw: Any, count: Any, n: int, **options: Any) -> tuple[float, float]:
@@ -211,7 +217,7 @@ def test_sets_are_never_empty_and_hold_the_label() -> None:
     scores = conformal.set_scores(pred.probs)
     assert (scores.gather(1, pred.label[:, None]) == 0).all()
     others = torch.ones_like(scores, dtype=torch.bool).scatter(1, pred.label[:, None], False)
-    assert torch.equal(scores[others], conformal.class_scores(pred.probs)[others])
+    assert torch.equal(scores[others], published_scores(pred.probs)[others])
 
 
 def test_sure_inputs_do_not_use_up_the_share_that_may_be_missed() -> None:
@@ -286,7 +292,9 @@ def test_another_way_to_predict_is_not_covered_by_the_promise() -> None:
     bayes, x = regressor().calibrate(noisy(60, 2)), noisy(5, 3)[0]
     for options in ({"method": "linear"}, {"n_samples": 10}):
         pred = bayes.predict(x, **options)
-        with pytest.raises(mcbn.MCBNError, match=r"calibrated with method='sample', n_samples=20, but predicted with"):
+        with pytest.raises(
+            mcbn.MCBNError, match=r"calibrated with method='sample', n_samples=20, mean='drawn', but predicted with"
+        ):
             pred.interval(0.9)
         pred.interval(0.9, calibrated=False)
     linear = regressor().calibrate(noisy(60, 2), method="linear")

@@ -12,13 +12,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 import mcbn
 from mcbn import conformal
-from test_conformal import classes, fitted, noisy, regressor
+from test_conformal import classes, fitted, noisy, published_scores, regressor
 
 
 @pytest.fixture
 def as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """Score the most probable class as the papers do, and put it into every set afterwards, as MAPIE does."""
-    monkeypatch.setattr(conformal, "set_scores", conformal.class_scores)
+    monkeypatch.setattr(conformal, "set_scores", published_scores)
 
 
 class Predicted(RegressorMixin, BaseEstimator):

@@ -326,7 +326,7 @@ def test_a_loaded_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(loaded.novelty(x).combined, watch.novelty(x).combined)
     new = images(3 * M + 2, 26)[0]
     assert loaded.update(new) == watch.update(new)
-    with pytest.raises(mcbn.MCBNError, match=r"without its reference and holds nothing for batches of 5 .*\[8\]"):
+    with pytest.raises(mcbn.MCBNError, match=r"nothing for batches of 5: loaded without its reference.*\[8\]"):
         loaded(x[:5])
     whole = Watch.load(tmp_path / "watch.safetensors", bayes, reference=reference("images"))
     assert whole(x[:5]).distance == watch(x[:5]).distance
@@ -411,8 +411,9 @@ class Augmented(Dataset[Tensor]):
 
 
 def test_random_transforms_of_a_reference_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="training augmentation"):
+    with pytest.warns(UserWarning, match="training augmentation") as caught:
         fitted("table").watch(Augmented(), false_alarms=0.05)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("data", ["loader", "dataset", "iterable", "pairs"])

@@ -103,12 +103,9 @@ class Calibration:
 
     def for_prediction(self, method: str, n_samples: int, mean: str = "drawn") -> "Calibration":
         """Return itself, or a copy that refuses: scores of one way to predict promise nothing of another."""
-        if (method, n_samples, mean) == (self.method, self.n_samples, "drawn"):
-            return self
-        if mean != "drawn":
-            return replace(self, mismatch=f"calibrated with mean='drawn', but predicted with mean={mean!r}")
-        there, here = (f"method={m!r}, n_samples={T}" for m, T in ((self.method, self.n_samples), (method, n_samples)))
-        return replace(self, mismatch=f"calibrated with {there}, but predicted with {here}")
+        there = f"method={self.method!r}, n_samples={self.n_samples}, mean='drawn'"
+        here = f"method={method!r}, n_samples={n_samples}, mean={mean!r}"
+        return self if here == there else replace(self, mismatch=f"calibrated with {there}, but predicted with {here}")
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Describe it by tensors and text, as `MCBN.save` keeps it."""
@@ -227,26 +224,19 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
 
 
 def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
-    """Score every class as `class_scores` does, but the most probable one 0 unless shares are random, (N, K, ...).
-
-    Differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed.
-    """
-    scores = class_scores(probs, penalty, share)
-    return scores if share is not None else scores.scatter(1, probs.argmax(1, keepdim=True), 0.0)
-
-
-def class_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
     """Score every class k: sum_{j: p_j >= p_k} p_j - u p_k + weight (rank_k - free)+, shaped as probs (N, K, ...).
 
-    u is 0, or the random share (N, 1, ...) that makes coverage exact. The sum is 1 less what is ranked below, so that
-    the last class scores exactly 1 and rounding decides nothing at a threshold of 1.
+    u is the random share (N, 1, ...) that makes coverage exact. Without it u is 0 and the most probable class scores 0.
+    That differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed. The sum
+    is 1 less what is ranked below, so that the last class scores exactly 1 and rounding decides nothing there.
     """
     ordered, order = probs.topk(probs.shape[1], 1)  # all, sorted: ONNX knows no stable sort
     below = ordered.flip(1).cumsum(1).flip(1) - ordered
     weight, free = penalty
     rank = torch.arange(1, probs.shape[1] + 1, device=probs.device).reshape(1, -1, *(1,) * (probs.ndim - 2))
     scores = 1 - below + weight * (rank - free).clamp(min=0).to(probs)
-    return torch.zeros_like(probs).scatter(1, order, scores if share is None else scores - share * ordered)
+    scores = torch.zeros_like(probs).scatter(1, order, scores if share is None else scores - share * ordered)
+    return scores if share is not None else scores.scatter(1, probs.argmax(1, keepdim=True), 0.0)
 
 
 def mixture_scores(samples: Tensor, tau: Tensor, y: Tensor) -> Tensor:

@@ -73,10 +73,8 @@ def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | Non
     """Tell which inputs of a calibrated prediction to leave to a human, (N,); `pred.reject` documents it."""
     calibration = pred.calibration
     if calibration is None or calibration.uncertainty is None:
-        raise MCBNError(
-            "reject needs errors on held-out data: call calibrate(held_out_data) of a network with one output or one "
-            "label an input, then predict"
-        )
+        cure = "call calibrate(held_out_data) of a network with one output or one label an input, then predict"
+        raise MCBNError(f"reject needs errors on held-out data: {cure}")
     if calibration.mismatch:
         raise MCBNError(f"{calibration.mismatch}; calibrate for that first")
     classify = hasattr(pred, "probs")
@@ -86,11 +84,9 @@ def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | Non
     decision = threshold(calibration.uncertainty, wrong, risk=risk, delta=delta)
     if decision.kept == 0:
         least = math.ceil(math.log(delta / N_THRESHOLDS) / math.log1p(-risk))
-        warnings.warn(
-            f"mcbn: {len(wrong)} held-out examples, {int(wrong.sum())} of them wrong, cannot show a risk of {risk:g}, "
-            f"so every input is rejected; it takes at least {least} certain ones without an error",
-            stacklevel=3,
-        )
+        fault = f"{len(wrong)} held-out examples, {int(wrong.sum())} of them wrong, cannot show a risk of {risk:g}"
+        cure = f"it takes at least {least} certain ones without an error"
+        warnings.warn(f"mcbn: {fault}, so every input is rejected; {cure}", stacklevel=3)
     uncertainty: Tensor = 1 - pred.probs.amax(1) if classify else pred.variance.sqrt().flatten()
     return uncertainty.double() >= decision.threshold
 

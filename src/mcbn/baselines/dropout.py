@@ -44,7 +44,18 @@ class MCDropout(Predictor):
         super().__init__(task, **options)
         if not isinstance(model, nn.Module):
             raise MCBNError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        _require_dropout(unwrap(model))
+        modules = dict(unwrap(model).named_modules())
+        for name, module in modules.items():
+            fused = isinstance(module, nn.RNNBase) and module.num_layers > 1
+            if (fused or isinstance(module, nn.MultiheadAttention)) and float(module.dropout) > 0:
+                fault = f"layer {name!r} ({type(module).__name__}) drops units inside one fused call"
+                cure = f"set its dropout (now {module.dropout}) to 0 to keep that part deterministic"
+                raise MCBNError(f"{fault}, which cannot be thinned; {cure}")
+        known = all(
+            type(m).__module__.startswith("torch.nn.") for m in modules.values()
+        )  # no function calls of its own
+        if known and not any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules.values()):
+            raise MCBNError(_none_found(unwrap(model)))
         self.model, self.output = model, output
         self.fit()
 
@@ -107,23 +118,6 @@ class SharedMasks(TorchFunctionMode):
         return a * (input * keep - ALPHA * (1 - keep)) + a * ALPHA * p
 
 
-def _require_dropout(model: nn.Module) -> None:
-    """Refuse what can be told without running: no dropout at all, or dropout inside one fused call."""
-    for name, module in model.named_modules():
-        fused = isinstance(module, nn.RNNBase) and module.num_layers > 1
-        if (fused or isinstance(module, nn.MultiheadAttention)) and float(module.dropout) > 0:
-            raise MCBNError(
-                f"layer {name!r} ({type(module).__name__}) drops units inside one fused call, which cannot be thinned; "
-                f"set its dropout (now {module.dropout}) to 0 to keep that part deterministic"
-            )
-    modules = list(model.modules())
-    known = all(type(module).__module__.startswith("torch.nn.") for module in modules)  # no function calls of its own
-    if known and not any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules):
-        raise MCBNError(_none_found(model))
-
-
 def _none_found(model: nn.Module) -> str:
-    return (
-        f"{type(model).__name__} has no dropout that acts in evaluation: no dropout layer or function with p > 0 is "
-        "called; train it with dropout, or use mcbn.MCBN where it has batch norm"
-    )
+    fault = "has no dropout that acts in evaluation: no dropout layer or function with p > 0 is called"
+    return f"{type(model).__name__} {fault}; train it with dropout, or use mcbn.MCBN where it has batch norm"

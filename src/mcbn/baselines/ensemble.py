@@ -48,14 +48,13 @@ class DeepEnsemble(Predictor):
         """Yield the output of each member, (1, N, ...)."""
         if n_samples > len(self._members):
             raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
-        shapes: list[tuple[int, ...]] = []
+        first = None
         for position, member in enumerate(self._members[:n_samples]):
             output = member.run_copy(member.prepare(inputs)).to(self.network.device)
-            shapes.append(tuple(output.shape))
-            if shapes[-1] != shapes[0]:
-                raise MCBNError(
-                    f"members must give outputs of one shape; got {shapes[0]}, member {position} {shapes[-1]}"
-                )
+            shape = tuple(output.shape)
+            first = first or shape
+            if shape != first:
+                raise MCBNError(f"members must give outputs of one shape; got {first}, member {position} {shape}")
             yield output.unsqueeze(0)
 
 

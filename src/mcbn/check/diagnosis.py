@@ -123,10 +123,8 @@ class Diagnosis:
             error = math.sqrt(2 / (T - 1)) if T > 1 else math.inf
             yield f"few draws: of n_samples={T} a predictive variance is known to {error:.0%}; fit {FEW_DRAWS} or more"
         if self.variance_factor < LEAST_FACTOR:
-            yield (
-                f"batch_size={M} is close to the {N} training examples: draws share them, which leaves "
-                f"{self.variance_factor:.0%} of the variance of independent batches; pass a smaller batch_size"
-            )
+            left = f"{self.variance_factor:.0%} of the variance of independent batches; pass a smaller batch_size"
+            yield f"batch_size={M} is close to the {N} training examples: draws share them, which leaves {left}"
 
     def _of_drift(self) -> Iterator[str]:
         if far := [row.drift for row in self.layers if row.drift and row.drift.far]:
@@ -135,15 +133,16 @@ class Diagnosis:
             yield f"drift of all layers together: {drift.describe(self.shift)}"
         other = max(self.layers, key=lambda row: row.offset)
         if other.offset > drift.EFFECT_LIMIT:
-            yield (
-                f"other data: in layer {other.layer!r} the data given lies {other.offset:.2f} standard deviations from "
-                "the draws; check with the data that fit was given"
-            )
+            apart = f"the data given lies {other.offset:.2f} standard deviations from the draws"
+            yield f"other data: in layer {other.layer!r} {apart}; check with the data that fit was given"
 
     def _of_spread(self) -> Iterator[str]:
         """Judge the first layer: there the analytic spread holds for any data; few draws see little of heavy tails."""
-        first, (low, high) = self.layers[0], _spread_limits(self.n_samples)
-        if max(first.mean_spread, first.std_spread) > high or first.mean_spread < low:
+        first, k = self.layers[0], max(self.n_samples - 1, 1)
+        # (T - 1) s^2 / sigma^2 is chi-squared; its 0.1 and 99.9 % quantiles by Wilson and Hilferty 1931
+        low, high = (max(1 - 2 / (9 * k) + z * math.sqrt(2 / (9 * k)), 0.0) ** 1.5 for z in (-3.09, 3.09))
+        largest = max(first.mean_spread, first.std_spread)
+        if largest > max(high, SPREAD_LIMIT) or first.mean_spread < min(low, 1 / SPREAD_LIMIT):
             yield (
                 f"spread: statistics of the first layer, {first.layer!r}, vary {first.mean_spread:.2f} (means) and "
                 f"{first.std_spread:.2f} (standard deviations) times as much as those of random batches of this data; "
@@ -162,11 +161,9 @@ class Diagnosis:
         limits = {row.layer: 0.95 - 3 * math.sqrt(0.95 * 0.05 / row.units) for row in self.layers}
         if odd := [layer for layer in passing if passing[layer] < min(LEAST_GAUSSIAN, limits[layer])]:
             worst = min(odd, key=passing.__getitem__)
-            yield (
-                f"not Gaussian: batch {name} fail the test in {len(odd)} layer(s), most in {worst!r}, where "
-                f"{passing[worst]:.0%} of units pass (95 % if Gaussian) at batch_size={self.batch_size}; sampled "
-                "predictions stand, Gaussian models of the statistics are approximate"
-            )
+            share = f"{passing[worst]:.0%} of units pass (95 % if Gaussian) at batch_size={self.batch_size}"
+            where = f"batch {name} fail the test in {len(odd)} layer(s), most in {worst!r}, where {share}"
+            yield f"not Gaussian: {where}; sampled predictions stand, Gaussian models of the statistics are approximate"
 
 
 def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENOUGH_EXAMPLES) -> Diagnosis:
@@ -230,13 +227,6 @@ def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
         return compare_means(bayes.predict(x), bayes.plain_mean(x), y)
     except MCBNError:  # a stream, no targets, or targets of another kind
         return ""
-
-
-def _spread_limits(T: int) -> tuple[float, float]:
-    """Bound the ratio of drawn to analytic std: by SPREAD_LIMIT, and by what chance does to the std of T draws."""
-    k = max(T - 1, 1)  # (T - 1) s^2 / sigma^2 is chi-squared; its 0.1 and 99.9 % quantiles by Wilson and Hilferty 1931
-    low, high = (max(1 - 2 / (9 * k) + z * math.sqrt(2 / (9 * k)), 0.0) ** 1.5 for z in (-3.09, 3.09))
-    return min(low, 1 / SPREAD_LIMIT), max(high, SPREAD_LIMIT)
 
 
 def _draw(data: Any, M: int, seed: int, n_examples: int) -> TrainingBatches:

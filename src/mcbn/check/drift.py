@@ -22,6 +22,8 @@ EFFECT_LIMIT = 0.15
 SHIFT_LIMIT = 0.5
 SIGMA_LIMIT = 4.0
 YOUNG = 200  # batches of training: until then running statistics lag behind the weights, outputs hardly vary
+CURE = "draw from data made as in training, with its preprocessing and augmentation: pass the training loader; "
+CURE += 'where nobody has that data, fit(data, centre="running")'
 SCATTER_DRAWS = 4  # that tell how single draws scatter the outputs; below that chance alone can look far
 
 
@@ -49,9 +51,8 @@ def measure(recorded: Recorded) -> Iterator[Drift]:
         shift = (mean.mean(0) - running_mean) / scale  # (C,)
         stretch = (average_std.log() - running_std.log()).clamp(-3, 3)  # (C,)
         effect = (shift.square() + stretch.square()).sqrt()  # (C,)
-        spread = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
-        if T > 1:
-            spread = mean.var(0) / scale.square() + std.log().var(0)
+        alone = torch.full_like(effect, 1.5 / n)  # variance of one draw, if its values are independent and Gaussian
+        spread = mean.var(0) / scale.square() + std.log().var(0) if T > 1 else alone
         error = (spread * (1 / T + LAG)).sqrt().clamp(min=1e-12)  # (C,)
         yield Drift(name, float(effect.median()), float((effect / error).median()))
 
@@ -115,17 +116,11 @@ def describe(*far: Drift) -> str:
     """Say what layers that are far, or the shift of all together, are, and what to do."""
     worst = max(far, key=lambda drift: drift.effect)
     if worst.layer is None:
-        return (
-            f"the average drawn statistics move the outputs by {worst.effect:.2f} of their standard deviation over "
-            f"inputs (limit {SHIFT_LIMIT}), {worst.sigmas:.0f} times the sampling error; draw from data of the same "
-            "kind as in training, with its preprocessing and augmentation"
-        )
-    return (
-        f"drawn batch statistics disagree with the running statistics in {len(far)} layer(s), most in "
-        f"{worst.layer!r}: {worst.effect:.2f} channel standard deviations, {worst.sigmas:.0f} times the sampling "
-        "error; draw from data made as in training, with its preprocessing and augmentation: pass the training loader; "
-        'where nobody has that data, fit(data, centre="running")'
-    )
+        moved = f"move the outputs by {worst.effect:.2f} of their standard deviation over inputs (limit {SHIFT_LIMIT})"
+        return f"the average drawn statistics {moved}, {worst.sigmas:.0f} times the sampling error; {CURE}"
+    most = f"{worst.effect:.2f} channel standard deviations, {worst.sigmas:.0f} times the sampling error"
+    where = f"in {len(far)} layer(s), most in {worst.layer!r}: {most}"
+    return f"drawn batch statistics disagree with the running statistics {where}; {CURE}"
 
 
 def warn_if_far(network: Network, recorded: Recorded) -> None:
@@ -133,8 +128,5 @@ def warn_if_far(network: Network, recorded: Recorded) -> None:
     if far := [drift for drift in measure(recorded) if drift.far]:
         warnings.warn(f"mcbn: {describe(*far)}", stacklevel=3)
     elif (moved := shift(network, recorded)) and moved.far:
-        warnings.warn(
-            "mcbn: drawn batch statistics disagree with the running statistics by little in every layer, but these "
-            f"differences add up: {describe(moved)}",
-            stacklevel=3,
-        )
+        by_little = "drawn and running statistics disagree by little in every layer, but these differences add up"
+        warnings.warn(f"mcbn: {by_little}: {describe(moved)}", stacklevel=3)

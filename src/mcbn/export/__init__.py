@@ -70,12 +70,10 @@ def to_torch_export(
     with isolated_random(), torch.no_grad():
         expected = bayes.predict(inputs, method=method, n_samples=T)
         with quiet(), told(engine.network, method):
-            members = getattr(bayes, "members", [bayes])
-            whole = predictors.WholePredictor([_predictor(member, inputs, method, T, chunk_size) for member in members])
-            if level is not None:
-                like = expected.mean if bayes.task == "regression" else expected.probs
-                whole.promise(expected.calibration, level, like)
-            program = as_program(whole, inputs)
+            members = [_predictor(each, inputs, method, T, chunk_size) for each in getattr(bayes, "members", [bayes])]
+            kept, like = expected.calibration, expected.mean if bayes.task == "regression" else expected.probs
+            threshold = None if level is None else kept.thresholds(level, like)
+            program = as_program(predictors.WholePredictor(members, kept, threshold), inputs)
         _compare(program.module()(inputs), expected, "the exported program", level)
     return program
 
@@ -157,10 +155,8 @@ def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
         return None
     if kept is None:
         raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
-    raise MCBNError(
-        "one graph cannot hold this calibration: it needs all draws (quantile), group numbers or random numbers at "
-        'every call; calibrate with score "std", "absolute", "aps" or "raps", or export without level='
-    )
+    fault = "one graph cannot hold this calibration: each call needs all draws (quantile), group numbers or random ones"
+    raise MCBNError(f'{fault}; calibrate with score "std", "absolute", "aps" or "raps", or export without level=')
 
 
 def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None) -> Any:
@@ -171,10 +167,8 @@ def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int 
         raise MCBNError(f"the network gives {tuple(output.shape)} for {batches.describe(inputs)}: not one row an input")
     apart = engine.independent(inputs)  # copies of the inputs, one a draw or output, share the batch axis
     if not apart and (method == "linear" or (chunk is not None and chunk > 1)):
-        raise MCBNError(
-            "nothing shows that this network treats each input by itself, so draws cannot share a pass in a graph; "
-            'export with method="sample" and chunk_size=1'
-        )
+        fault = "nothing shows that this network treats each input by itself, so draws cannot share a pass in a graph"
+        raise MCBNError(f'{fault}; export with method="sample" and chunk_size=1')
     if method == "linear":
         return _linear(bayes, engine, inputs, T, output)
     drawn = [rows[:T] for pair in mode.drawn.values() for rows in pair]  # (T, C) each
@@ -188,10 +182,8 @@ def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     """Choose how many draws go through in one pass: a divisor of T, all of them where they are small enough."""
     most = min(chunk_size or max(1, CHUNK_VALUES // width), T)
     if chunk_size is not None and most * width > MOST_VALUES:
-        raise MCBNError(
-            f"{most} draws in one pass make a result of {most * width:,} values for the example ({width:,} a draw); "
-            "give a smaller chunk_size, which loops over the draws, or method='linear'"
-        )
+        fault = f"{most} draws in one pass make a result of {most * width:,} values for the example ({width:,} a draw)"
+        raise MCBNError(f"{fault}; give a smaller chunk_size, which loops over the draws, or method='linear'")
     return max(size for size in range(1, most + 1) if T % size == 0)
 
 
@@ -267,10 +259,9 @@ def _compare(results: Mapping[str, Tensor], prediction: Any, what: str, level: f
                 scale = expected.max() + 1e-3 * prediction.entropy.max()
             same = agree(value, expected, EXPORTED, scale=scale)
         if not same:
-            raise MCBNError(
-                f"{what} gives another {name} than predict, so nothing was exported; a network whose outputs depend on "
-                "which inputs run beside them may still work with chunk_size=1"
-            )
+            fault = f"{what} gives another {name} than predict, so nothing was exported"
+            cure = "a network whose outputs depend on which inputs run beside them may still work with chunk_size=1"
+            raise MCBNError(f"{fault}; {cure}")
 
 
 def convert(

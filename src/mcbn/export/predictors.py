@@ -204,25 +204,21 @@ class LinearPredictor(nn.Module):
 class WholePredictor(nn.Module):
     """Moments over the draws of one network or several, with the calibrated interval or set of one level, if any."""
 
-    threshold: Tensor
+    summary: Summary
+    threshold: Tensor | None
 
-    def __init__(self, predictors: Sequence[SamplePredictor | LinearPredictor]) -> None:
+    def __init__(self, members: Sequence[Any], calibration: Calibration | None, threshold: Tensor | None) -> None:
         super().__init__()
-        self.predictors, self.summary = nn.ModuleList(predictors), predictors[0].summary
-        self.calibration: Calibration | None = None
-
-    def promise(self, calibration: Calibration, level: float, like: Tensor) -> None:
-        """Give intervals or sets beside the moments (`mcbn.conformal`)."""
-        self.calibration = calibration
-        self.register_buffer("threshold", calibration.thresholds(level, like))
+        self.members, self.summary, self.calibration = nn.ModuleList(members), members[0].summary, calibration
+        self.register_buffer("threshold", threshold)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
-        state, *others = (predictor(inputs) for predictor in self.predictors)
+        state, *others = (member(inputs) for member in self.members)
         for number, more in enumerate(others, start=2):
             state = self.summary.merge(state, more, 1 / number)
         results = self.summary.finish(state)
-        if self.calibration is None:
+        if self.calibration is None or self.threshold is None:
             return results
         if "probs" in results:
             return results | {"set": set_scores(results["probs"], self.calibration.penalty) <= self.threshold}

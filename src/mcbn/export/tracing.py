@@ -73,13 +73,11 @@ class OpenProgram(nn.Module):
 
     def tile(self, values: Sequence[Tensor], copies: int) -> list[Tensor]:
         """Repeat results of the shared part for each copy, along their batch axis."""
-        pairs = zip(values, self.axes, strict=True)
-        return [
-            value
-            if axis is None or copies == 1
-            else value.repeat([copies if a == axis else 1 for a in range(value.ndim)])
-            for value, axis in pairs
-        ]
+        tiled = list(values)
+        for number, axis in enumerate(self.axes):
+            if axis is not None and copies > 1:
+                tiled[number] = tiled[number].repeat([copies if a == axis else 1 for a in range(tiled[number].ndim)])
+        return tiled
 
 
 def trace_open(network: Network, inputs: Any, names: Sequence[str], parameters: Sequence[Tensor]) -> OpenProgram:

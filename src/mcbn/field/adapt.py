@@ -34,7 +34,7 @@ from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
 from mcbn.field.novelty import centre_of, class_proportions, class_weights, see
 from mcbn.field.reference import gather
-from mcbn.field.watch import Watch, make_watch, times
+from mcbn.field.watch import Watch, times
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
 
@@ -92,23 +92,13 @@ class Adaptation:
         name, most = max(self.moves.items(), key=lambda item: item[1].offset ** 2 + np.log(item[1].width) ** 2)
         sizes = torch.tensor([(move.offset**2, np.log(move.width) ** 2) for move in self.moves.values()])
         kept = float((sizes * torch.tensor([move.strength for move in self.moves.values()])).sum() / sizes.sum())
-        return (
-            f"moved by {self.n_inputs} inputs (p = {self.p_value:.2g}), most in layer {name}: activations "
-            f"{times(most.width)} in the reference, means by {most.offset:.2f} standard deviations; {kept:.0%} of the "
-            f"change kept, the rest could be chance{self._doubt()}"
-        )
-
-    def _doubt(self) -> str:
-        if self.classes is None:
-            return ""
-        largest = int(self.classes.argmax())
-        if self.settled and float(self.classes[largest]) < 0.5:
-            return ""
-        return (
-            f"; {float(self.classes[largest]):.0%} of the inputs are predicted as class {largest}"
-            f"{'' if self.settled else ', and another mixture explains them as well'}: a shift of inputs and one of "
-            "classes may not be told apart here"
-        )
+        moved = f"activations {times(most.width)} in the reference, means by {most.offset:.2f} standard deviations"
+        sure = f"{kept:.0%} of the change kept, the rest could be chance"
+        if self.classes is not None and not (self.settled and float(self.classes.max()) < 0.5):
+            seen = f"{float(self.classes.max()):.0%} of the inputs are predicted as class {int(self.classes.argmax())}"
+            other = "" if self.settled else ", and another mixture explains them as well"
+            sure += f"; {seen}{other}: a shift of inputs and one of classes may not be told apart here"
+        return f"moved by {self.n_inputs} inputs (p = {self.p_value:.2g}), most in layer {name}: {moved}; {sure}"
 
 
 class _Candidate(NamedTuple):
@@ -117,9 +107,6 @@ class _Candidate(NamedTuple):
     posterior: Posterior
     moves: Mapping[str, Move] = {}
     classes: Tensor | None = None
-
-    def size(self) -> float:
-        return sum(move.size for move in self.moves.values())
 
 
 def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | float) -> "MCBN[Any]":
@@ -135,7 +122,9 @@ def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | f
         raise MCBNError(f"adapt needs at least 2 unlabelled inputs, got {batches.size_of(pool)}; 32 or more do well")
     best, settled = _Candidate(bayes.posterior), True
     with torch.inference_mode(False):
-        guard = _guard(bayes, reference)
+        guard = reference if isinstance(reference, Watch) else bayes.watch(reference)
+        guard.require_network_of(bayes)
+        guard.require_reference("a repair")
         guard.require_inputs(pool)
         p_value = guard.pool_p_value(pool)
         if strength != "auto" or p_value <= guard.false_alarms:
@@ -172,7 +161,8 @@ class _Inputs:
         other = self._settle(self._classes(self.drawn), strength)
         assert other.classes is not None
         settled = float((best.classes - other.classes).abs().max()) < SETTLED
-        return other if other.size() < CLEARLY * best.size() else best, settled
+        plain, unmoved = (sum(move.size for move in candidate.moves.values()) for candidate in (best, other))
+        return other if unmoved < CLEARLY * plain else best, settled
 
     def _settle(self, classes: Tensor | None, strength: str | float) -> _Candidate:
         """Transport, predict the classes of the inputs, mix the reference in their proportions, transport again."""
@@ -240,15 +230,6 @@ def _transport(
         shifts += [mean * (1 - root) + v * (now[name].mean - mean), torch.where(alive, 0.0, w * now[name].var.sqrt())]
         scales += [root, torch.where(alive, root, 1 - w)]
     return torch.cat(shifts), torch.cat(scales)
-
-
-def _guard(bayes: "MCBN[Any]", reference: Any) -> Watch:
-    """Return the watch that decides whether there is a shift."""
-    if not isinstance(reference, Watch):
-        return make_watch(bayes, reference, batch_size=None, false_alarms=0.01, run=1, seed=0)
-    reference.require_network_of(bayes)
-    reference.require_reference("a repair")
-    return reference
 
 
 def record_running(bayes: "MCBN[Any]", data: Any, seed: int) -> Recorded:

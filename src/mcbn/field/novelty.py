@@ -8,7 +8,7 @@ out-of-distribution detection in deep neural networks, ICLR 2022). It finds fore
 the entropy does that, hence `Novelty.combined`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,10 +40,6 @@ class Novelty:
     distance: Tensor  # of an input's own statistics from the reference
     p_value: Tensor  # its rank among held-out inputs: at most alpha for a share alpha of inputs as in the reference
     combined: Tensor  # the same of distance and entropy together (`combined_p_values`); p_value without classes
-
-    def to(self, device: torch.device | str | None) -> "Novelty":
-        """Move every tensor to a device."""
-        return Novelty(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 class Seen(NamedTuple):
@@ -112,19 +108,20 @@ class InputNull(NamedTuple):
     rows: Tensor  # (R,) of the reference
     probs: Tensor  # (R, K) as predicted; K = 0: no classes
 
-    def novelty(self, seen: Seen, spoiled: Tensor) -> Novelty:
-        """Rank inputs; those that are spoiled (NaN) are farther than any other."""
+    def novelty(self, seen: Seen, spoiled: Tensor, device: torch.device) -> Novelty:
+        """Rank inputs, onto a device; those that are spoiled (NaN) are farther than any other."""
         distance = self.metric(seen.coordinates).nan_to_num(nan=torch.inf, posinf=torch.inf)
         distance, entropies = (t.masked_fill(spoiled, torch.inf) for t in (distance, seen.entropy))
         p_value = rank_p_values(distance, self.held_out)
         combined = combined_p_values((distance, entropies), (self.held_out, self.entropy))
-        return Novelty(distance, p_value, combined if bool(self.entropy.any()) else p_value)
+        results = distance, p_value, combined if bool(self.entropy.any()) else p_value
+        return Novelty(*(result.to(device) for result in results))
 
 
 def fit_inputs(network: Network, task: str, centre: Centre, reference: Reference) -> InputNull:
     """Make the null of single inputs."""
     fitting = see(network, task, centre, reference.take(reference.rows_to_fit(MOST_FITTING)))
-    rows = reference.rows_held_out(MOST_HELD_OUT)
+    rows = (reference.held_out * reference.run)[:MOST_HELD_OUT]  # one of a run: its neighbours depend on it
     held_out = see(network, task, centre, reference.take(rows))
     metric = fit_metric(fitting.coordinates, directions=DIRECTIONS, ridge=RIDGE)
     return InputNull(metric, metric(held_out.coordinates), held_out.entropy, torch.from_numpy(rows), held_out.probs)

@@ -78,10 +78,6 @@ class Reference:
         """Return rows to fit with, at most so many."""
         return self._rows(self.fitting)[:most]
 
-    def rows_held_out(self, most: int) -> Rows:
-        """Return held-out rows, at most so many; one of each run, whose neighbours are not independent of it."""
-        return (self.held_out * self.run)[:most]
-
     def weighted(self, rows: Tensor, weights: Tensor | None, size: int, count: int) -> Iterator[Any]:
         """Yield random batches of these rows, chosen with weights (R,) that sum to 1; None: all alike."""
         generator, chances = self._generator(3), None if weights is None else weights.numpy()
@@ -100,11 +96,9 @@ class Reference:
         rows = [int(row) for row in self.source.population[:4]]
         twice = [self.undisturbed(partial(self.source.fetch, rows), seed, batches.same) for seed in (0, 1)]
         if not batches.same(*twice):
-            warnings.warn(
-                "mcbn: the reference gives other values each time a row is read, as training augmentation does; that "
-                "is not the null of deployment: give the inputs as the network meets them in use",
-                stacklevel=6,
-            )
+            fault = "the reference gives other values each time a row is read, as training augmentation does"
+            cure = "that is not the null of deployment: give the inputs as the network meets them in use"
+            warnings.warn(f"mcbn: {fault}; {cure}", stacklevel=5)
 
 
 def shapes_of(x: Any) -> list[tuple[int, ...]]:

@@ -97,10 +97,9 @@ class Reading:
         if not far:
             return f"shifted {p}: many layers by little, none by itself"
         first = far[0]
-        return (
-            f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers): activations {times(first.width)} "
-            f"in the reference, means moved by {first.offset:.2f} standard deviations {p}"
-        )
+        where = f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers)"
+        moved = f"means moved by {first.offset:.2f} standard deviations"
+        return f"{where}: activations {times(first.width)} in the reference, {moved} {p}"
 
 
 def times(width: float) -> str:
@@ -248,8 +247,8 @@ class Watch:
         self.require_inputs(x)
         spoiled = not_finite(x)
         clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
-        device = batches.tensors_of(x)[0].device
-        return self.input_null.novelty(see(self.network, self.task, self.centre, clean), spoiled).to(device)
+        seen = see(self.network, self.task, self.centre, clean)
+        return self.input_null.novelty(seen, spoiled, batches.tensors_of(x)[0].device)
 
     def coordinates(self, x: Any) -> Tensor | None:
         """Return the coordinates (1, P) of one batch; None where they are not finite."""
@@ -342,7 +341,12 @@ class Watch:
         """Read a saved watch of this fitted network; with its reference it reads batches of any size again."""
         tensors, metadata = saving.read_tensors(path)
         with saving.damage_told(path):
-            _require_watch_of(path, metadata, bayes)
+            if metadata.get("format") != FORMAT:
+                raise MCBNError(f"{path} is a safetensors file but not an mcbn watch; write one with Watch.save")
+            here = saving.fingerprint(bayes.engine.network.module)
+            saving.require_same_structure(path, json.loads(metadata["structure"]), json.loads(here["structure"]))
+            if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
+                raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
             settings = json.loads(metadata["settings"])
             chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
             watch = cls(bayes, reference=None, **chosen)
@@ -414,10 +418,8 @@ class Watch:
     def require_reference(self, purpose: str) -> Reference:
         """Refuse what a watch without its reference cannot do."""
         if self.reference is None:
-            fault = f"this watch was loaded without its reference and holds nothing for {purpose}"
-            raise MCBNError(
-                f"{fault} (batches of {sorted(self.nulls)} it does): Watch.load(path, bayes, reference=...)"
-            )
+            held = f"loaded without its reference, it holds batches of {sorted(self.nulls)}"
+            raise MCBNError(f"this watch has nothing for {purpose}: {held}; Watch.load(path, bayes, reference=...)")
         return self.reference
 
     def __repr__(self) -> str:
@@ -463,16 +465,6 @@ def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:
     settings |= {"run": watch.reference.run if watch.reference else 1, "sizes": list(watch.nulls)}
     settings["stream"] = {name: getattr(watch.stream, name) for name in STREAM_NUMBERS}
     return tensors, {"format": FORMAT, "settings": json.dumps(settings), **saving.fingerprint(watch.network.module)}
-
-
-def _require_watch_of(path: str | Path, metadata: Mapping[str, str], bayes: "MCBN[Any]") -> None:
-    """Refuse what is no watch, or one of another network."""
-    if metadata.get("format") != FORMAT:
-        raise MCBNError(f"{path} is a safetensors file but not an mcbn watch; write one with Watch.save")
-    here = saving.fingerprint(bayes.engine.network.module)
-    saving.require_same_structure(path, json.loads(metadata["structure"]), json.loads(here["structure"]))
-    if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
-        raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
 
 
 def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
