@@ -113,4 +113,4 @@ def _values(records: list[Record], tests: list[Record]) -> list[list[str]]:
 
 
 def _loss(record: Record, method: str) -> float:
-    return next(row["loss"] for row in record["rows"] if row["method"].startswith(method))
+    return float(next(row["loss"] for row in record["rows"] if row["method"].startswith(method)))
