@@ -49,12 +49,11 @@ def _read_block(lines: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def _read_table(lines: Sequence[str]) -> dict[str, Any]:
-    """Return header, rows of equal length, and the columns that hold words (beside the first, which always does)."""
+    """Return header, rows, and the columns that hold words (beside the first, which always does)."""
     inner = [line.strip().removeprefix("|").removesuffix("|") for line in lines if line.strip().startswith("|")]
     header, _, *rows = [[_inline(cell.strip()) for cell in re.split(r"(?<!\\)\|", line)] for line in inner]
-    even = [[*row, *[""] * (len(header) - len(row))][: len(header)] for row in rows]
-    words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in even)]
-    return {"kind": "table", "header": header, "rows": even, "words": words}
+    words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in rows)]
+    return {"kind": "table", "header": header, "rows": rows, "words": words}
 
 
 def _inline(text: str) -> Markup:
