@@ -14,7 +14,7 @@ from mcbn import MCBN, data
 from mcbn.comparison import compare
 from mcbn.files import write_text
 from mcbn_study.alternatives.inputs import load_networks as load_classifiers
-from mcbn_study.alternatives.run import require_split
+from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import cell, difference, estimate
@@ -47,12 +47,12 @@ def run(
     for dataset in DATASETS:
         if not journal.has(dataset=dataset):
             journal.add(compare_values(Path(regression) / "networks" / f"{dataset}_folds.safetensors"))
-    journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), require_split(images)
+    journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), images or PAPER.load()
     for seed, network in sorted(load_classifiers(networks).plain.items()):
         if not journal.has(seed=seed):
             bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **journal.config)
-            told = compare(bayes, _batches(split.validation), _batches(split.test))
-            journal.add([{"kind": "classes", "seed": seed, "n": len(split.test.y), **_kept(told)}])
+            told = _compare(bayes, _batches(split.validation), _batches(split.test))
+            journal.add([{"kind": "classes", "seed": seed, "n": len(split.test.y), **told}])
     report(out, regression=regression)
 
 
@@ -63,11 +63,10 @@ def compare_values(path: Path) -> list[Record]:
         x, y = (values.float() for values in data.load(info["dataset"]))
         part = data.split(len(x), info["split"])
         held = sorted(set(part.train.tolist()) - set(info["train"].tolist()))
-        how = {"n_samples": 500, "batch_size": info["config"]["batch_size"]}
-        bayes = MCBN(network, "regression").fit(x[info["train"]], **how)
-        told = compare(bayes, (x[held], y[held]), (x[part.test], y[part.test]))
-        place = {name: info[name] for name in ("dataset", "split", "fold")}
-        rows.append({"kind": "values", **place, "n": len(part.test), **_kept(told)})
+        M, place = info["config"]["batch_size"], {name: info[name] for name in ("dataset", "split", "fold")}
+        bayes = MCBN(network, "regression").fit(x[info["train"]], n_samples=500, batch_size=M)
+        told = _compare(bayes, (x[held], y[held]), (x[part.test], y[part.test]))
+        rows.append({"kind": "values", **place, "n": len(part.test), **told})
     return rows
 
 
@@ -75,7 +74,8 @@ def _batches(images: Images) -> DataLoader[Any]:
     return DataLoader(TensorDataset(standardize(images.x), images.y), AT_ONCE)
 
 
-def _kept(told: Any) -> Record:
+def _compare(bayes: MCBN[Any], tuning: Any, test: Any) -> Record:
+    told = compare(bayes, tuning, test)
     return {"rows": [row._asdict() for row in told.rows], "advice": told.advice}
 
 
@@ -113,4 +113,4 @@ def _values(records: list[Record], tests: list[Record]) -> list[list[str]]:
 
 
 def _loss(record: Record, method: str) -> float:
-    return next(row["loss"] for row in record["rows"] if row["method"].startswith(method))
+    return float(next(row["loss"] for row in record["rows"] if row["method"].startswith(method)))

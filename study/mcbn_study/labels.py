@@ -19,7 +19,7 @@ from mcbn import MCBN, metrics
 from mcbn.decide import bald, batch_bald
 from mcbn.files import write_text
 from mcbn.randomness import isolated_random
-from mcbn_study.alternatives.run import require_split
+from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import mean_cell
@@ -30,9 +30,7 @@ from mcbn_study.tables import render
 SETTINGS: dict[str, Any] = {"first": 200, "asked": 40, "rounds": 5, "pool": 1_000, "n_test": 1_000, "steps": 300}
 SETTINGS |= {"batch_size": 32, "n_samples": 30, "seeds": [1, 2, 3]}
 CHOICES: dict[str, Callable[[Tensor, int, int], Tensor]] = {  # samples (T, N, K), k, seed -> indices (k,)
-    "random": lambda samples, k, seed: torch.randperm(samples.shape[1], generator=torch.Generator().manual_seed(seed))[
-        :k
-    ],
+    "random": lambda draws, k, seed: torch.randperm(draws.shape[1], generator=torch.Generator().manual_seed(seed))[:k],
     "BALD": lambda samples, k, _: bald(samples).topk(k).indices,
     "BatchBALD": lambda samples, k, seed: batch_bald(samples, k, n_configurations=1024, seed=seed).indices,
 }
@@ -41,7 +39,7 @@ CHOICES: dict[str, Callable[[Tensor, int, int], Tensor]] = {  # samples (T, N, K
 def run(out: str | Path = "results/labels", *, images: Any = None, **changes: Any) -> None:
     """Run every way with every seed that is not on record yet; then write the page."""
     settings = SETTINGS | changes
-    journal, split = Journal(out, settings), require_split(images)
+    journal, split = Journal(out, settings), images or PAPER.load()
     for seed, way in product(settings["seeds"], CHOICES):
         if not journal.has(way=way, seed=seed):
             journal.add(ask(way, seed, split.train, split.test, settings))

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +53,6 @@ class Table:
         return [self.rows[start:end] for start, end in pairwise([*starts, len(self.rows)])]
 
 
-@cache
 def read_words(package: str) -> dict[str, Any]:
     """Read the report.toml of a package: what its tables are called, their columns and notes, and names of methods."""
     return tomllib.loads(resources.files(package).joinpath("report.toml").read_text("utf-8"))

@@ -114,19 +114,12 @@ def _split(names: list[str] | None) -> list[str]:
     return [name.strip() for text in names or () for name in text.split(",") if name.strip()]
 
 
-def _choose_device(name: str) -> str:
-    """Turn auto into what there is."""
-    import torch
-
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
 def _parameter(name: str, option: Options) -> inspect.Parameter:
     """Describe an option as typer reads it from a function; one without a default may be left out."""
-    default, callback = option.get("default"), _choose_device if name == "device" else None
+    default = option.get("default")
     kind: Any = KINDS[option["kind"]] if "kind" in option else type(default)
     flags = [option.get("flag", f"--{name.replace('_', '-')}")] if default is False else []
-    told = typer.Option(*flags, help=option["help"], callback=_split if kind == list[str] else callback)
+    told = typer.Option(*flags, help=option["help"], callback=_split if kind == list[str] else None)
     default, kind = (None, kind | None) if default is None else (kind(default), kind)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, told])
 
@@ -135,6 +128,8 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     """Make a command of a function that gives lines to print; mistakes end it in one line."""
 
     def run(**options: Any) -> None:
+        if options.get("device") == "auto":
+            options["device"] = "cuda" if import_module("torch").cuda.is_available() else "cpu"
         threads = _load("machine").one_thread(options.get("device", "cpu")) if "one_thread" in words else nullcontext()
         with one_line_errors(), threads:
             require_choice("--engine", options.get("engine", ENGINES[0]), ENGINES)

@@ -110,9 +110,8 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
     from mcbn_study.alternatives.run import SCORES, probabilities, tasks, temperature
     from mcbn_study.cifar10.profile import PAPER
 
-    config = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
-    config["n_samples"] = n_samples
-    journal = Journal(out, config, device)
+    counted = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
+    journal = Journal(out, counted | {"n_samples": n_samples}, device)
     trained, images = load_networks(networks, device), images or PAPER.load()
     for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], n_samples, 32):
         key = {"kind": "sets", "method": method, "seed": seed}

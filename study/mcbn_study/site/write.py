@@ -4,17 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page import scores
-from mcbn.page.templates import Spec, axis, render, rounded, save, series
-from mcbn.plots import Z50, Z95
+from mcbn.page.templates import render, save
 from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.journal import Provenance, trace
-from mcbn_study.regression.figures import METHODS, TOY, first_split, load_arrays, read_predictions
+from mcbn_study.regression.figures import METHODS, first_split
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
@@ -27,7 +23,6 @@ STUDIES = ("regression", "sensitivity")  # their tables are laid out anew; other
 FOLDERS, PAGES = _WORDS["folders"], _WORDS["pages"]  # name -> title
 COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | _WORDS["commands"]
 WHOLE, PARTLY = "complete", "Not run yet: "
-COLORS = {"mcbn": "blue", "mnf": "violet", "mcdo": "red", "ensemble": "green"}  # as in Figure 2, which has these first
 ANCHORS = {"cifar10": "table:cifar_results"}  # of a folder's tables; the paper's own label where it has one
 Content = dict[str, Any]
 
@@ -35,15 +30,16 @@ Content = dict[str, Any]
 def report(results: Path = Path("results"), out: Path = Path("site")) -> Path:
     """Write the reproduction as a static site and return its way in, out/index.html.
 
-    The regression study is shown from its records and predictions. Every other folder with Markdown or PNG files
-    (cifar10, segmentation, ...) becomes a page as it is, and so do the speed tables of benchmarks/results beside them.
-    What is not there is listed as not run yet; a folder without any record is an error. Nothing is trained, and no page
-    loads anything from elsewhere.
+    Tables of the regression study are made from its records, its figures are those that lie there. Every other folder
+    with Markdown or PNG files (cifar10, segmentation, ...) becomes a page as it is, and so do the speed tables in
+    benchmarks/results beside them. What is not there is listed as not run yet; a folder without any record is an error.
+    Nothing is trained, and no page loads anything from elsewhere.
     """
     reproduction = _read(results)
     if not reproduction.folders and not any(p.records for p in reproduction.provenance.values()):
-        command = COMMANDS["regression"]
-        raise MCBNError(f"{results} holds no records; make them with `{command}`, or name another folder")
+        raise MCBNError(
+            f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder"
+        )
     pages = PAGES | {f"{name}.html": _title(name) for name in reproduction.folders}
     for page in tracked(pages, "writing pages", "page"):
         template, content = _content(page.removesuffix(".html"), reproduction)
@@ -56,7 +52,7 @@ def report(results: Path = Path("results"), out: Path = Path("site")) -> Path:
 class Reproduction(NamedTuple):
     """All that the site shows, read from a folder of results."""
 
-    predictions: Path  # what the networks of the regression study predict
+    regression: Path  # the folder of that study
     provenance: Mapping[str, Provenance]
     folders: Mapping[str, Path]  # shown as they are, by the names of their pages
     tables: RegressionReport
@@ -71,7 +67,7 @@ def _read(results: Path) -> Reproduction:
     records = {name: [record for path in paths for record in journal.read(path)] for name, paths in files.items()}
     commands = {name: f"mcbn reproduce {name}" for name in records} | COMMANDS
     provenance = {name: trace(name, rows, commands[name]) for name, rows in records.items()}
-    return Reproduction(results / "regression" / "predictions", provenance, folders, read_regression(results))
+    return Reproduction(results / "regression", provenance, folders, read_regression(results))
 
 
 def find_folders(results: Path) -> dict[str, Path]:
@@ -89,12 +85,12 @@ def _title(name: str) -> str:
 
 def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
     """Return the template of a page and what it shows."""
-    predictions, provenance, folders, tables = reproduction
+    regression, provenance, folders, tables = reproduction
     match page:
         case "index":
             return page, _index(reproduction)
         case "figures":
-            return page, {"provenance": provenance["regression"], **_figures(predictions)}
+            return page, {"provenance": provenance["regression"], **_figures(regression)}
         case "regression":
             sizes = [(d.title, f"{d.n:,}", str(d.q), d.target) for d in map(describe, NAMES)]
             shown = [*tables.paper, table(_WORDS["sizes"], sizes), *tables.further]
@@ -118,52 +114,34 @@ def _index(reproduction: Reproduction) -> Content:
 
 def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Provenance]:
     """Tell whether a table or figure of the paper was run, how far it is, and where it comes from."""
-    study, predictions = item["study"], reproduction.predictions
+    study, anchor = item["study"], item["anchor"]
     provenance = reproduction.provenance.get(study) or trace(study, [], COMMANDS.get(study, ""))
-    toy = study == "toy" and (predictions / "toy.npz").exists()
-    if not (toy or study == "data" or provenance.records or study in reproduction.folders):
+    run = study == "data" or bool(provenance.records) or study in reproduction.folders
+    if item["page"] == "figures.html":
+        run = _figure(reproduction.regression, anchor).exists()
+    if not run:
         return False, f"Not run yet. The paper: {item.get('printed', 'see there')}", provenance
     tables = {table.label: table for table in (*reproduction.tables.paper, *reproduction.tables.sensitivity)}
     missing = []
-    if item["anchor"] in tables:
-        ours = [row for row in tables[item["anchor"]].rows if row[1] == "ours"]
+    if anchor in tables:
+        ours = [row for row in tables[anchor].rows if row[1] == "ours"]
         missing = [row[0] for row in ours if all(cell == MISSING for cell in row[2:])]
     elif study == "regression":
-        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, item["anchor"])]
+        predictions = reproduction.regression / "predictions"
+        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, anchor)]
     return True, f"{PARTLY}{', '.join(missing)}" if missing else WHOLE, provenance
 
 
-def _figures(predictions: Path) -> Content:
-    """Show Figure 1, then the uncertainty-error plots of every method that has predictions, the paper's first."""
-    methods, toy = [], predictions / "toy.npz"
-    for method in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS)):
-        files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
-        absent = [describe(name).title for name in NAMES if name not in files]
-        if charts := {f"{method}-{name}": read_predictions(name, file) for name, file in files.items()}:
-            about = {"name": method, "title": METHODS[method], "color": COLORS.get(method, "blue")}
-            methods.append({**about, "absent": absent, "charts": charts})
-    drawn = {"toy": _toy_chart(toy) if toy.exists() else None, "methods": methods, "scores": scores}
-    return {**drawn, "toy_command": COMMANDS["toy"]}
+def _figure(regression: Path, name: str) -> Path:
+    return regression / "figures" / ("toy.png" if name == "toy" else f"uncertainty_error_{name}.png")
 
 
-def _toy_chart(file: Path) -> Spec:
-    x_train, y_train, x, mean, std, constant = load_arrays(file, TOY).values()
-    order = np.argsort(x_train)
-    bands = [
-        {**series("band", f"{level} interval", "blue", x, mean + z * std), "low": rounded(mean - z * std), "deep": deep}
-        for level, z, deep in (("95 %", Z95, False), ("50 %", Z50, True))
-    ]
-    edges = [
-        series("line", f"constant 95 %, {way}", "red", x, mean + z * float(constant), dash=True)
-        for way, z in (("above", Z95), ("below", -Z95))
-    ]
-    points = series("dots", "training points", "ink", x_train[order], y_train[order])
-    return {
-        "alt": "Toy problem: the MCBN bands are narrow on the points and widen in the gap and beyond both ends.",
-        "x": axis("x", float(x.max()), float(x.min())),
-        "y": axis("y", float((mean + Z95 * std).max()), float((mean - Z95 * std).min())),
-        "series": [*bands, series("line", "mean", "blue", x, mean), *edges, {**points, "quiet": True}],
-    }
+def _figures(regression: Path) -> Content:
+    """Show Figure 1, then the uncertainty-error plots of every method that has one, the paper's first."""
+    titles = {"toy": "MCBN and constant uncertainty"}
+    titles |= {name: METHODS[name] for name in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS))}
+    files = {name: file for name in titles if (file := _figure(regression, name)).exists()}
+    return {"images": {name: embed(file, titles[name]) for name, file in files.items()}, "toy_command": COMMANDS["toy"]}
 
 
 def _folder(folder: Path) -> Content:
