@@ -129,8 +129,6 @@ def escape_latex(text: str) -> str:
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], *, digits: int | None = None) -> str:
     """Lay out comma-separated values, floats to that many digits, all by default; None is empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow([f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row])
+    shown = [[f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([header, *shown])
     return text.getvalue()

@@ -69,11 +69,6 @@ def posteriors(profile: str, out: Path, cifar: bool, weights: Path, n_test: int,
     return _report("posteriors", out)
 
 
-def tables(results: Path) -> Lines:
-    """Write what the records say."""
-    return _report("regression", results)
-
-
 def cifar10(seeds: str, profile: str, out: Path, dropout: float, **options: Any) -> Lines:
     """Train and measure; networks with dropout are trained alone."""
     try:
@@ -142,12 +137,12 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__ = words["help"]
     reproduce.command(name, help=f"{words['help']}\n\n\b\nExample:\n  mcbn reproduce {words['example']}")(run)
 
 
-_WITH_MORE = (regression, sensitivity, coverage, posteriors, tables, cifar10, alternatives, segmentation, shift)
+_WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift)
 _EXPERIMENTS: dict[str, Callable[..., Lines | None]] = {function.__name__: function for function in _WITH_MORE}
+_EXPERIMENTS["tables"] = lambda results: _report("regression", results)
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _SHARED = _TABLE.pop("shared")
 for _name, _words in _TABLE.items():  # a module of that name whose `run` does all there is to do, unless said otherwise

@@ -128,12 +128,9 @@ class Playground(ThreadingHTTPServer):
         self.page = render("playground.html.j2", package=__package__, **shown).encode()
 
     def server_close(self) -> None:
-        """Close, wait for the call that trains, and let no other begin.
-
-        The lock is kept for good: a thread that is inside torch when the process ends would abort it.
-        """
+        """Close, wait for the call that trains, and let no other begin: inside torch, it would abort the process."""
         super().server_close()
-        self.lock.acquire()
+        self.lock.acquire()  # for good
 
     def answer(self, request: Any) -> dict[str, Any]:
         """Train the page's network a little on its points and return its bands."""

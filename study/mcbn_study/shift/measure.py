@@ -87,7 +87,7 @@ def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
             alarmed += int((p_values(watch, clean, rows) <= ALPHA).sum())
             facts = {"held_out": len(watch.null(size).held_out), **spread(watch, size)}
         yield {"what": f"M = {size}", "M": size, "alarms": alarmed, "n": tried, "unseen": unseen, **facts}
-    yield from _input_alarms(bayes, subject, inputs)
+    yield from _input_alarms(bayes, subject, inputs.test.x)
 
 
 def cost(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
@@ -115,17 +115,14 @@ def spread(watch: Watch, size: int) -> dict[str, float]:
     return {"spread_mean": float(scaled[of_means].median()), "spread_log_var": float(scaled[~of_means].median())}
 
 
-def _input_alarms(bayes: MCBN[Any], subject: Subject, inputs: Inputs) -> Iterator[Row]:
+def _input_alarms(bayes: MCBN[Any], subject: Subject, images: Tensor) -> Iterator[Row]:
     """Judge every test image once, with half of the others as reference."""
-    counts = {"inputs": 0, "inputs, with entropy": 0}
-    halves = cut(len(inputs.test.x), len(inputs.test.x) // 2, 0)
-    for reference, clean in (halves, halves[::-1]):
-        watch = bayes.watch(subject.prepare(inputs.test.x[reference]), batch_size=2)
-        novelty = watch.novelty(subject.prepare(inputs.test.x[clean]))
-        counts["inputs"] += int((novelty.p_value <= ALPHA).sum())
-        counts["inputs, with entropy"] += int((novelty.combined <= ALPHA).sum())
-    for what, count in counts.items():
-        yield {"what": what, "alarms": count, "n": len(inputs.test.x), "unseen": True}
+    first, second = (subject.prepare(images[rows]) for rows in cut(len(images), len(images) // 2, 0))
+    pairs = ((first, second), (second, first))
+    judged = [bayes.watch(reference, batch_size=2).novelty(clean) for reference, clean in pairs]
+    for what, field in (("inputs", "p_value"), ("inputs, with entropy", "combined")):
+        alarmed = sum(int((getattr(novelty, field) <= ALPHA).sum()) for novelty in judged)
+        yield {"what": what, "alarms": alarmed, "n": len(images), "unseen": True}
 
 
 def streams(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:

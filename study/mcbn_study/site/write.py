@@ -24,7 +24,6 @@ FOLDERS, PAGES = _WORDS["folders"], _WORDS["pages"]  # name -> title
 COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | _WORDS["commands"]
 WHOLE, PARTLY = "complete", "Not run yet: "
 ANCHORS = {"cifar10": "table:cifar_results"}  # of a folder's tables; the paper's own label where it has one
-Content = dict[str, Any]
 
 
 def report(results: Path = Path("results"), out: Path = Path("site")) -> Path:
@@ -83,7 +82,7 @@ def _title(name: str) -> str:
     return FOLDERS.get(name) or name.replace("_", " ").replace("-", " ").capitalize()
 
 
-def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
+def _content(page: str, reproduction: Reproduction) -> tuple[str, dict[str, Any]]:
     """Return the template of a page and what it shows."""
     regression, provenance, folders, tables = reproduction
     match page:
@@ -101,7 +100,7 @@ def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
     return "tables", {"provenance": provenance[page], "tables": shown}
 
 
-def _index(reproduction: Reproduction) -> Content:
+def _index(reproduction: Reproduction) -> dict[str, Any]:
     entries = [(item, *_progress(item, reproduction)) for item in ITEMS]
     states = [state for _, _, state, _ in entries]
     counts = {"total": len(states), "whole": states.count(WHOLE), "partly": sum(s.startswith(PARTLY) for s in states)}
@@ -136,7 +135,7 @@ def _figure(regression: Path, name: str) -> Path:
     return regression / "figures" / ("toy.png" if name == "toy" else f"uncertainty_error_{name}.png")
 
 
-def _figures(regression: Path) -> Content:
+def _figures(regression: Path) -> dict[str, Any]:
     """Show Figure 1, then the uncertainty-error plots of every method that has one, the paper's first."""
     titles = {"toy": "MCBN and constant uncertainty"}
     titles |= {name: METHODS[name] for name in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS))}
@@ -144,7 +143,7 @@ def _figures(regression: Path) -> Content:
     return {"images": {name: embed(file, titles[name]) for name, file in files.items()}, "toy_command": COMMANDS["toy"]}
 
 
-def _folder(folder: Path) -> Content:
+def _folder(folder: Path) -> dict[str, Any]:
     """Show the tables of a folder, then the pictures that they do not name."""
     files = sorted(folder.glob("*.md"), key=lambda path: (path.stem != "table", path.stem))
     texts = [file.read_text("utf-8") for file in files]
