@@ -21,7 +21,7 @@ import mcbn
 from mcbn import networks
 from mcbn.page import write_page
 from mcbn_study.playground.server import Playground
-from mcbn_study.site.write import site
+from mcbn_study.site import write as site
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'mcbn[test]'")
 pytestmark = pytest.mark.slow
@@ -179,7 +179,7 @@ def test_theme_button_turns_the_page_dark_and_print_is_light(report, watch):
 
 
 def test_site_opens_without_an_error_and_its_links_work(watch, tmp_path: Path):
-    index = site(RESULTS, tmp_path / "site")[0]
+    index = site.report(RESULTS, tmp_path / "site")
     seen = watch(index.as_uri(), 390)
     for name in seen.page.locator("nav a").all_inner_texts():
         seen.page.locator("nav a", has_text=name).click()

@@ -5,6 +5,7 @@ Tables: the networks of the regression study's folds, tuned on their held-out fo
 were trained on that fold too. So what is compared there is CRPS over that of a constant variance on the same network.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from mcbn.files import write_text
 from mcbn_study.alternatives.inputs import load_networks as load_classifiers
 from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.cifar10.train import Augmented
-from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import cell, difference, estimate
 from mcbn_study.journal import RECORDS, Journal, Record, read
 from mcbn_study.networks import standardize
@@ -48,34 +48,28 @@ def run(
         if not journal.has(dataset=dataset):
             journal.add(compare_values(Path(regression) / "networks" / f"{dataset}_folds.safetensors"))
     journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), images or PAPER.load()
+    parts = [DataLoader(TensorDataset(standardize(part.x), part.y), AT_ONCE) for part in (split.validation, split.test)]
     for seed, network in sorted(load_classifiers(networks).plain.items()):
         if not journal.has(seed=seed):
             bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **journal.config)
-            told = compare(bayes, _batches(split.validation), _batches(split.test))
-            journal.add([{"kind": "classes", "seed": seed, "n": len(split.test.y), **_kept(told)}])
+            journal.add([{"kind": "classes", "seed": seed, "n": len(split.test.y), **_compare(bayes, *parts)}])
     report(out, regression=regression)
 
 
-def compare_values(path: Path) -> list[Record]:
+def compare_values(path: Path) -> Iterator[Record]:
     """Compare on the networks of a data set's folds: tuned on the held-out fold, scored on the split's test rows."""
-    rows = []
     for network, info in load_networks(path):
         x, y = (values.float() for values in data.load(info["dataset"]))
         part = data.split(len(x), info["split"])
         held = sorted(set(part.train.tolist()) - set(info["train"].tolist()))
-        how = {"n_samples": 500, "batch_size": info["config"]["batch_size"]}
-        bayes = MCBN(network, "regression").fit(x[info["train"]], **how)
-        told = compare(bayes, (x[held], y[held]), (x[part.test], y[part.test]))
-        place = {name: info[name] for name in ("dataset", "split", "fold")}
-        rows.append({"kind": "values", **place, "n": len(part.test), **_kept(told)})
-    return rows
+        M, place = info["config"]["batch_size"], {name: info[name] for name in ("dataset", "split", "fold")}
+        bayes = MCBN(network, "regression").fit(x[info["train"]], n_samples=500, batch_size=M)
+        told = _compare(bayes, (x[held], y[held]), (x[part.test], y[part.test]))
+        yield {"kind": "values", **place, "n": len(part.test), **told}
 
 
-def _batches(images: Images) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(standardize(images.x), images.y), AT_ONCE)
-
-
-def _kept(told: Any) -> Record:
+def _compare(bayes: MCBN[Any], tuning: Any, test: Any) -> Record:
+    told = compare(bayes, tuning, test)
     return {"rows": [row._asdict() for row in told.rows], "advice": told.advice}
 
 
@@ -88,28 +82,24 @@ def report(out: str | Path = "results/comparison", *, regression: str | Path = "
     return write_text(Path(out) / "table.md", render(__package__, "comparison.md.j2", advice=advice, **content))
 
 
-def _classes(records: list[Record], scores: list[Record]) -> list[list[str]]:
+def _classes(records: list[Record], scores: list[Record]) -> Iterator[list[str]]:
     """Lay out the NLL of every method, mean over networks: told by `compare`, on record, and the difference."""
-    lines = []
     for method, (name, tempered) in STUDIED.items():
         told = {r["seed"]: _loss(r, method) for r in records if r["kind"] == "classes"}
         wanted = {"method": name, "tempered": tempered, "data": "test"}
         found = {r["seed"]: r["nll"] for r in scores if wanted.items() <= r.items() and r["seed"] in told}
         gaps = [told[seed] - found[seed] for seed in found]
-        lines.append([method, *(cell(estimate(v, decimals=4)) for v in (told.values(), found.values(), gaps))])
-    return lines
+        yield [method, *(cell(estimate(v, decimals=4)) for v in (told.values(), found.values(), gaps))]
 
 
-def _values(records: list[Record], tests: list[Record]) -> list[list[str]]:
+def _values(records: list[Record], tests: list[Record]) -> Iterator[list[str]]:
     """Lay out CRPS over that of a constant variance, mean over networks: told by `compare`, and on record."""
-    lines = []
     for dataset in DATASETS:
         ours = [r for r in records if r["kind"] == "values" and r["dataset"] == dataset]
         final = [r for r in tests if r["kind"] == "test" and (r["dataset"], r["method"]) == (dataset, "mcbn")]
         told = estimate([_loss(r, SAMPLED) / _loss(r, CONSTANT) for r in ours], decimals=3)
         found = estimate([r["crps"] / r["crps_constant"] for r in final], decimals=3)
-        lines.append([dataset, cell(told), cell(found), difference(told, found)])
-    return lines
+        yield [dataset, cell(told), cell(found), difference(told, found)]
 
 
 def _loss(record: Record, method: str) -> float:

@@ -30,9 +30,7 @@ from mcbn_study.tables import render
 SETTINGS: dict[str, Any] = {"first": 200, "asked": 40, "rounds": 5, "pool": 1_000, "n_test": 1_000, "steps": 300}
 SETTINGS |= {"batch_size": 32, "n_samples": 30, "seeds": [1, 2, 3]}
 CHOICES: dict[str, Callable[[Tensor, int, int], Tensor]] = {  # samples (T, N, K), k, seed -> indices (k,)
-    "random": lambda samples, k, seed: torch.randperm(samples.shape[1], generator=torch.Generator().manual_seed(seed))[
-        :k
-    ],
+    "random": lambda draws, k, seed: torch.randperm(draws.shape[1], generator=torch.Generator().manual_seed(seed))[:k],
     "BALD": lambda samples, k, _: bald(samples).topk(k).indices,
     "BatchBALD": lambda samples, k, seed: batch_bald(samples, k, n_configurations=1024, seed=seed).indices,
 }

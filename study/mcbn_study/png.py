@@ -23,9 +23,8 @@ def save_figure(
     full = Image.open(pixels).convert("RGB")
     image = full.quantize(colours - len(exact), dither=Image.Dither.NONE)
     if exact:
-        palette = np.zeros((256, 3), np.uint8)
         few = np.array(image.getpalette() or [], np.uint8).reshape(-1, 3)
-        palette[: len(few)] = few
+        palette = np.pad(few, ((0, 256 - len(few)), (0, 0)))
         index, rgb = np.array(image), np.asarray(full)
         for place, colour in enumerate(exact, colours - len(exact)):
             palette[place] = colour

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +53,6 @@ class Table:
         return [self.rows[start:end] for start, end in pairwise([*starts, len(self.rows)])]
 
 
-@cache
 def read_words(package: str) -> dict[str, Any]:
     """Read the report.toml of a package: what its tables are called, their columns and notes, and names of methods."""
     return tomllib.loads(resources.files(package).joinpath("report.toml").read_text("utf-8"))
@@ -131,8 +129,6 @@ def escape_latex(text: str) -> str:
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], *, digits: int | None = None) -> str:
     """Lay out comma-separated values, floats to that many digits, all by default; None is empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow([f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row])
+    shown = [[f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([header, *shown])
     return text.getvalue()

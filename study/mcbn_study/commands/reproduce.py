@@ -69,11 +69,6 @@ def posteriors(profile: str, out: Path, cifar: bool, weights: Path, n_test: int,
     return _report("posteriors", out)
 
 
-def tables(results: Path) -> Lines:
-    """Write what the records say."""
-    return _report("regression", results)
-
-
 def cifar10(seeds: str, profile: str, out: Path, dropout: float, **options: Any) -> Lines:
     """Train and measure; networks with dropout are trained alone."""
     try:
@@ -114,19 +109,12 @@ def _split(names: list[str] | None) -> list[str]:
     return [name.strip() for text in names or () for name in text.split(",") if name.strip()]
 
 
-def _choose_device(name: str) -> str:
-    """Turn auto into what there is."""
-    import torch
-
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
 def _parameter(name: str, option: Options) -> inspect.Parameter:
     """Describe an option as typer reads it from a function; one without a default may be left out."""
-    default, callback = option.get("default"), _choose_device if name == "device" else None
+    default = option.get("default")
     kind: Any = KINDS[option["kind"]] if "kind" in option else type(default)
     flags = [option.get("flag", f"--{name.replace('_', '-')}")] if default is False else []
-    told = typer.Option(*flags, help=option["help"], callback=_split if kind == list[str] else callback)
+    told = typer.Option(*flags, help=option["help"], callback=_split if kind == list[str] else None)
     default, kind = (None, kind | None) if default is None else (kind(default), kind)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, told])
 
@@ -135,6 +123,8 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     """Make a command of a function that gives lines to print; mistakes end it in one line."""
 
     def run(**options: Any) -> None:
+        if options.get("device") == "auto":
+            options["device"] = "cuda" if import_module("torch").cuda.is_available() else "cpu"
         threads = _load("machine").one_thread(options.get("device", "cpu")) if "one_thread" in words else nullcontext()
         with one_line_errors(), threads:
             require_choice("--engine", options.get("engine", ENGINES[0]), ENGINES)
@@ -147,12 +137,12 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__ = words["help"]
     reproduce.command(name, help=f"{words['help']}\n\n\b\nExample:\n  mcbn reproduce {words['example']}")(run)
 
 
-_WITH_MORE = (regression, sensitivity, coverage, posteriors, tables, cifar10, alternatives, segmentation, shift)
+_WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift)
 _EXPERIMENTS: dict[str, Callable[..., Lines | None]] = {function.__name__: function for function in _WITH_MORE}
+_EXPERIMENTS["tables"] = lambda results: _report("regression", results)
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _SHARED = _TABLE.pop("shared")
 for _name, _words in _TABLE.items():  # a module of that name whose `run` does all there is to do, unless said otherwise

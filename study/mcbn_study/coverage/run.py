@@ -22,6 +22,10 @@ from mcbn.baselines import DeepEnsemble, Temperature
 from mcbn.conformal import Calibration, set_scores
 from mcbn.files import write_text
 from mcbn.networks import Standardized
+from mcbn_study.alternatives import methods
+from mcbn_study.alternatives.inputs import load_networks
+from mcbn_study.alternatives.run import SCORES, probabilities, tasks, temperature
+from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.journal import RECORDS, Journal, Record, latest, read
 from mcbn_study.scores import class_scores
 from mcbn_study.tables import render
@@ -105,14 +109,8 @@ def train_networks(x: Tensor, y: Tensor, hidden: Sequence[int], settings: dict[s
 
 def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int = 32, images: Any = None) -> Path:
     """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
-    from mcbn_study.alternatives import methods
-    from mcbn_study.alternatives.inputs import load_networks
-    from mcbn_study.alternatives.run import SCORES, probabilities, tasks, temperature
-    from mcbn_study.cifar10.profile import PAPER
-
-    config = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
-    config["n_samples"] = n_samples
-    journal = Journal(out, config, device)
+    counted = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
+    journal = Journal(out, counted | {"n_samples": n_samples}, device)
     trained, images = load_networks(networks, device), images or PAPER.load()
     for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], n_samples, 32):
         key = {"kind": "sets", "method": method, "seed": seed}

@@ -118,26 +118,19 @@ class Playground(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
-            hint = "choose another port, or 0 for a free one"
-            raise MCBNError(f"cannot listen on {HOST}:{port} ({error}); {hint}") from error
+            told = f"cannot listen on {HOST}:{port} ({error}); choose another port, or 0 for a free one"
+            raise MCBNError(told) from error
+        self.address = f"http://{HOST}:{self.server_address[1]}/"  # of the page
         x, y = data.toy(40)
         points = [[round(value, 3) for value in pair] for pair in torch.stack([x[:, 0], y], 1).tolist()]
         first = {"points": points, "range": RANGE, "most": MOST_POINTS, **asdict(Settings())}
         shown: dict[str, Any] = {"scripts": ["playground.js"], "title": "MCBN playground", "first": first}
         self.page = render("playground.html.j2", package=__package__, **shown).encode()
 
-    @property
-    def address(self) -> str:
-        """Where the page is."""
-        return f"http://{HOST}:{self.server_address[1]}/"
-
     def server_close(self) -> None:
-        """Close, wait for the call that trains, and let no other begin.
-
-        The lock is kept for good: a thread that is inside torch when the process ends would abort it.
-        """
+        """Close, wait for the call that trains, and let no other begin: inside torch, it would abort the process."""
         super().server_close()
-        self.lock.acquire()
+        self.lock.acquire()  # for good
 
     def answer(self, request: Any) -> dict[str, Any]:
         """Train the page's network a little on its points and return its bands."""
@@ -188,13 +181,10 @@ class Handler(BaseHTTPRequestHandler):
     def _is_for(self, path: str) -> bool:
         """Refuse other paths, and other names for this address: a page elsewhere could point its name at it."""
         port = self.server.server_address[1]
-        if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
-            self.send_error(HTTPStatus.FORBIDDEN)
-        elif self.path != path:
-            self.send_error(HTTPStatus.NOT_FOUND)
-        else:
-            return True
-        return False
+        named = self.headers.get("Host") in (f"{HOST}:{port}", f"localhost:{port}")
+        if not named or self.path != path:
+            self.send_error(HTTPStatus.NOT_FOUND if named else HTTPStatus.FORBIDDEN)
+        return named and self.path == path
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         with suppress(ConnectionError):  # the page was closed meanwhile

@@ -15,37 +15,34 @@ NEIGHBOURS = 50  # k of KNN (Sun et al. 2022: 50 for CIFAR-10)
 TENT_RATE, TENT_BATCH = 1e-3, 200  # Adam; Wang et al. 2021, section 4
 
 
-class BatchTests:
-    """Tests of batches against reference inputs, each a number that is large where a batch is shifted."""
+def batch_tests(reference: Features) -> Callable[[Features], dict[str, Tensor]]:
+    """Make tests of batches (B, M, ...) against reference inputs: numbers (B,), large where a batch is shifted."""
+    home, hidden = reference.logits.softmax(-1), reference.hidden[:SAMPLE]
+    width = torch.cdist(hidden, hidden).median()  # the median heuristic
 
-    def __init__(self, reference: Features) -> None:
-        probs = reference.logits.softmax(-1)
-        self.ascending = probs.T.contiguous().sort().values  # (K, n)
-        self.mean_entropy = entropy(probs, 1).mean()
-        self.hidden = reference.hidden[:SAMPLE]
-        self.width = torch.cdist(self.hidden, self.hidden).median()  # the median heuristic
-
-    def __call__(self, batch: Features) -> dict[str, Tensor]:
-        """Test batches, logits (B, M, K) and hidden (B, M, F): one number each, (B,)."""
+    def test(batch: Features) -> dict[str, Tensor]:
         probs, (B, M, _) = batch.logits.softmax(-1), batch.hidden.shape
-        across = torch.cdist(batch.hidden, self.hidden.expand(B, -1, -1))  # (B, M, SAMPLE)
+        across = torch.cdist(batch.hidden, hidden.expand(B, -1, -1))  # (B, M, SAMPLE)
         within = torch.cdist(batch.hidden, batch.hidden)  # (B, M, M)
         pairs = max(1, M * (M - 1))
-        near = [torch.exp(-0.5 * (distance / self.width).square()) for distance in (within, across)]
+        near = [torch.exp(-0.5 * (distance / width).square()) for distance in (within, across)]
         return {
-            "bbsd": self.largest_ks(probs),
+            "bbsd": largest_ks(home, probs),
             "mmd": (near[0].sum((1, 2)) - M) / pairs - 2 * near[1].mean((1, 2)),
             "energy": 2 * across.mean((1, 2)) - within.sum((1, 2)) / pairs,
-            "entropy": (entropy(probs, 2).mean(1) - self.mean_entropy).abs(),
+            "entropy": (entropy(probs, 2).mean(1) - entropy(home, 1).mean()).abs(),
         }
 
-    def largest_ks(self, probs: Tensor) -> Tensor:
-        """BBSD (Rabanser et al. 2019): the largest Kolmogorov-Smirnov distance of any class's probabilities."""
-        (K, n), (B, M, _) = self.ascending.shape, probs.shape
-        ordered = probs.permute(2, 0, 1).contiguous().sort().values.reshape(K, -1)  # (K, B M)
-        below = torch.searchsorted(self.ascending, ordered).reshape(K, B, M)
-        share = below / n - torch.arange(M, device=probs.device) / M  # F(x_i) - (i - 1) / M
-        return torch.maximum(share, 1 / M - share).amax((0, 2))
+    return test
+
+
+def largest_ks(home: Tensor, probs: Tensor) -> Tensor:
+    """BBSD (Rabanser et al. 2019): the largest Kolmogorov-Smirnov distance of any class's probabilities."""
+    (n, K), (B, M, _) = home.shape, probs.shape
+    ordered = probs.permute(2, 0, 1).contiguous().sort().values.reshape(K, -1)  # (K, B M)
+    below = torch.searchsorted(home.T.contiguous().sort().values, ordered).reshape(K, B, M)
+    share = below / n - torch.arange(M, device=probs.device) / M  # F(x_i) - (i - 1) / M
+    return torch.maximum(share, 1 / M - share).amax((0, 2))
 
 
 def input_scores(train: Features, y: Tensor) -> Callable[[Features], dict[str, Tensor]]:
@@ -55,7 +52,6 @@ def input_scores(train: Features, y: Tensor) -> Callable[[Features], dict[str, T
     centred = train.hidden - means[torch.searchsorted(classes, y)]
     precision = torch.linalg.pinv(centred.T @ centred / len(y), hermitian=True)
     unit = torch.nn.functional.normalize(train.hidden, dim=1)
-
     k = min(NEIGHBOURS, len(unit))
 
     def score(seen: Features) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from torch import Generator, Tensor
 
 STRENGTHS: dict[str, list[Any]] = tomllib.loads(Path(__file__).with_name("corruptions.toml").read_text("utf-8"))
 KINDS, EXTRAS = tuple(STRENGTHS)[:15], tuple(STRENGTHS)[15:]
-Formula = Callable[[Tensor, Any, Generator], Tensor]  # images (N, 3, H, W) in 0..1, a strength
 
 
 def corrupt(images: Tensor, kind: str, severity: int, *, frost: Tensor | None = None) -> Tensor:
@@ -186,7 +185,7 @@ def _jpeg(image: Image.Image, quality: int) -> Image.Image:
 
 
 BY_PIL: dict[str, Callable[[Image.Image, Any], Image.Image]] = {"pixelate": _pixelate, "jpeg": _jpeg}
-FORMULAS: dict[str, Formula] = {
+FORMULAS: dict[str, Callable[[Tensor, Any, Generator], Tensor]] = {  # of images (N, 3, H, W) in 0..1 and a strength
     "gaussian_noise": lambda x, deviation, generator: x + deviation * _normal(x, generator),
     "speckle_noise": lambda x, deviation, generator: x + x * deviation * _normal(x, generator),
     "shot_noise": lambda x, n, generator: torch.poisson((x * n).cpu(), generator).to(x.device) / n,

@@ -19,7 +19,7 @@ from mcbn_study.alternatives.run import ood_auroc, probabilities, temperature
 from mcbn_study.data.cifar import Images
 from mcbn_study.machine import timed
 from mcbn_study.scores import class_scores
-from mcbn_study.shift.baselines import BatchTests, blended, input_scores, tent
+from mcbn_study.shift.baselines import batch_tests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import corrupt
 from mcbn_study.shift.profile import Inputs, ShiftProfile
 from mcbn_study.shift.train import Subject, is_novel, known
@@ -28,7 +28,6 @@ Row = dict[str, Any]
 ALPHA = 0.01
 PSEUDO = 128  # N of Schneider et al. 2020: running statistics count as so many inputs; of 0 to 128 best on the extras
 SENSOR_BATCH = 16
-DRIFTS = ("offset", "gain", "noise", "dead")
 
 
 def cut(n: int, first: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -88,7 +87,7 @@ def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
             alarmed += int((p_values(watch, clean, rows) <= ALPHA).sum())
             facts = {"held_out": len(watch.null(size).held_out), **spread(watch, size)}
         yield {"what": f"M = {size}", "M": size, "alarms": alarmed, "n": tried, "unseen": unseen, **facts}
-    yield from _input_alarms(bayes, subject, inputs)
+    yield from _input_alarms(bayes, subject, inputs.test.x)
 
 
 def cost(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
@@ -116,17 +115,14 @@ def spread(watch: Watch, size: int) -> dict[str, float]:
     return {"spread_mean": float(scaled[of_means].median()), "spread_log_var": float(scaled[~of_means].median())}
 
 
-def _input_alarms(bayes: MCBN[Any], subject: Subject, inputs: Inputs) -> Iterator[Row]:
+def _input_alarms(bayes: MCBN[Any], subject: Subject, images: Tensor) -> Iterator[Row]:
     """Judge every test image once, with half of the others as reference."""
-    counts = {"inputs": 0, "inputs, with entropy": 0}
-    halves = cut(len(inputs.test.x), len(inputs.test.x) // 2, 0)
-    for reference, clean in (halves, halves[::-1]):
-        watch = bayes.watch(subject.prepare(inputs.test.x[reference]), batch_size=2)
-        novelty = watch.novelty(subject.prepare(inputs.test.x[clean]))
-        counts["inputs"] += int((novelty.p_value <= ALPHA).sum())
-        counts["inputs, with entropy"] += int((novelty.combined <= ALPHA).sum())
-    for what, count in counts.items():
-        yield {"what": what, "alarms": count, "n": len(inputs.test.x), "unseen": True}
+    first, second = (subject.prepare(images[rows]) for rows in cut(len(images), len(images) // 2, 0))
+    pairs = ((first, second), (second, first))
+    judged = [bayes.watch(reference, batch_size=2).novelty(clean) for reference, clean in pairs]
+    for what, field in (("inputs", "p_value"), ("inputs, with entropy", "combined")):
+        alarmed = sum(int((getattr(novelty, field) <= ALPHA).sum()) for novelty in judged)
+        yield {"what": what, "alarms": alarmed, "n": len(images), "unseen": True}
 
 
 def streams(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
@@ -159,7 +155,7 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
     watch = subject.fit(profile).watch(subject.prepare(corrupted.home), batch_size=profile.power_sizes[0])
     assert watch.reference is not None
     seen = subject.look(corrupted.home)
-    tests = BatchTests(seen.take(torch.from_numpy(watch.reference.rows_to_fit(profile.n_reference))))
+    tests = batch_tests(seen.take(torch.from_numpy(watch.reference.rows_to_fit(profile.n_reference))))
     held_out = {}  # the watch's held-out batches, scored by the other tests
     for size in profile.power_sizes:
         runs, count = watch.reference.held_out, len(watch.null(size).held_out)
@@ -279,18 +275,16 @@ def sensor(dataset: str, split: int) -> Iterator[Row]:
     network = Standardized(RegressionMLP(x.shape[1], seed=split), x[train], y[train])
     train_regression(network, x[train], y[train], epochs=max(20, min(400, 200_000 // len(train))), seed=split)
     bayes = MCBN(network, "regression").fit(x[train], n_samples=50, batch_size=32, seed=split)
-    shuffled, columns = (
-        x[test][torch.randperm(len(test), generator=torch.Generator().manual_seed(0))],
-        torch.arange(x.shape[1]),
-    )
+    shuffled = x[test][torch.randperm(len(test), generator=torch.Generator().manual_seed(0))]
+    columns = torch.arange(x.shape[1])
     permuted = [bayes.predict(torch.where(columns == column, shuffled, x[test])).mean for column in columns]
     column = int(np.argmax([float(metrics.rmse(mean, y[test])) for mean in permuted]))  # the one that matters most
     rate = ALPHA if len(train) > 300 else 0.05
     size = max(2, min(SENSOR_BATCH, int(len(train) * rate / 1.5)))
     watch = bayes.watch(x[train], batch_size=size, false_alarms=rate)
     few, others = test[: len(test) // 2], test[len(test) // 2 :]
-    for drift in ("none", *DRIFTS):
-        drifted = drift_column(x, column, drift, x[train][:, column], split)
+    for drift, values in drifts(x[:, column], x[train][:, column], split).items():
+        drifted = torch.where(columns == column, values[:, None], x)
         readings = [watch(drifted[test[rows]]) for rows in batch_rows(len(test), size, 50, split)]
         adapted = bayes.adapt(drifted[few], reference=watch)
         errors = [float(metrics.rmse(b.predict(drifted[others]).mean, y[others])) for b in (bayes, adapted)]
@@ -298,15 +292,9 @@ def sensor(dataset: str, split: int) -> Iterator[Row]:
         yield row | {"rmse": errors[0], "adapted": errors[1], "moved": getattr(adapted.adaptation, "moved", False)}
 
 
-def drift_column(x: Tensor, column: int, drift: str, home: Tensor, seed: int) -> Tensor:
-    """Change one column (N,) by its own mean and deviation at home: +1 deviation, x 1.5, noise of 1 deviation, dead."""
-    mean, deviation, columns = home.mean(), home.std(), torch.arange(x.shape[1])
-    noise = torch.randn(len(x), generator=torch.Generator().manual_seed(seed)).to(x)
-    values = {
-        "none": x[:, column],
-        "offset": x[:, column] + deviation,
-        "gain": mean + 1.5 * (x[:, column] - mean),
-        "noise": x[:, column] + deviation * noise,
-        "dead": mean.expand(len(x)),
-    }
-    return torch.where(columns == column, values[drift][:, None], x)
+def drifts(values: Tensor, home: Tensor, seed: int) -> dict[str, Tensor]:
+    """Change a column (N,) by its mean and deviation at home: +1 deviation, x 1.5, noise of 1 deviation, dead."""
+    mean, deviation = home.mean(), home.std()
+    noise = torch.randn(len(values), generator=torch.Generator().manual_seed(seed)).to(values)
+    changed = {"offset": values + deviation, "gain": mean + 1.5 * (values - mean), "noise": values + deviation * noise}
+    return {"none": values, **changed, "dead": mean.expand(len(values))}

@@ -8,14 +8,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mcbn_study.alternatives.inputs import load_foreign
-from mcbn_study.cifar10.profile import PAPER as CIFAR
-from mcbn_study.cifar10.profile import QUICK as SMALL_CIFAR
-from mcbn_study.cifar10.profile import CifarProfile
+from mcbn_study.cifar10 import profile as cifar10
 from mcbn_study.data.cifar import Images
 from mcbn_study.profiles import read_profiles
 from mcbn_study.shift.corruptions import KINDS, load_frost
 
-NEAR = CifarProfile(name="near", batch_size=128, steps=3_000, rates=((0, 0.1), (1_500, 0.01), (2_400, 0.001)))
+NEAR = cifar10.CifarProfile(name="near", batch_size=128, steps=3_000, rates=((0, 0.1), (1_500, 0.01), (2_400, 0.001)))
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class ShiftProfile:
     power_batches: int = 100
     stream: tuple[int, int, int] = (200, 10_000, 8)  # streams, updates, M
     timed: int = 41  # readings, the first to warm up
-    near: CifarProfile = NEAR  # trains the networks of six classes
+    near: cifar10.CifarProfile = NEAR  # trains the networks of six classes
     novel: int = 600  # images of every foreign set
     tables: int = 5  # splits of each regression set
 
 
 PROFILES = read_profiles("shift", ShiftProfile, "name")
-QUICK = PROFILES["quick"] = replace(PROFILES["quick"], near=SMALL_CIFAR)
+QUICK = PROFILES["quick"] = replace(PROFILES["quick"], near=cifar10.QUICK)
 
 
 class Inputs(NamedTuple):
@@ -64,6 +62,6 @@ class Inputs(NamedTuple):
 
 def load_inputs(profile: ShiftProfile, foreign: Path | None, frost: Path | None, device: str) -> Inputs:
     """Read CIFAR-10, to a device, an npz of foreign images, and the folder of frost in the package imagecorruptions."""
-    train, validation, test = (Images(part.x.to(device), part.y.to(device)) for part in CIFAR.load())
+    train, validation, test = (Images(part.x.to(device), part.y.to(device)) for part in cifar10.PAPER.load())
     some, far = Images(*(part[: profile.n_train] for part in train)), load_foreign(foreign) if foreign else {}
     return Inputs(some, validation, test, far, load_frost(frost) if frost else None)

@@ -1,34 +1,41 @@
 """The Markdown that studies leave in folders, as blocks for templates: headings, tables, lists, pictures, text."""
 
 import base64
-import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
+from markupsafe import Markup, escape
 
-_PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)\s]+)\)")
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d")
-_INLINE = re.compile(
-    r"`(?P<code>[^`]+)`|\*\*(?P<strong>.+?)\*\*|\[(?P<link>[^\]]+)\]\([^)]*\)|(?P<plain>(?:\\.|[^\\`*\[])+|.)"
-)
 
 
 def read_blocks(text: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the blocks of Markdown; pictures it names are embedded from `folder`, links keep their words alone."""
-    for lines in (block.splitlines() for block in re.split(r"\n\s*\n", text.strip())):
-        while lines and (heading := re.match(r"\s*(#+)\s+(.*)", lines[0])):
-            yield {"kind": "heading", "level": "h2" if len(heading[1]) <= 2 else "h3", "text": _inline(heading[2])}
-            del lines[0]
-        if lines:
-            yield _read_block(lines, folder)
+    for node in SyntaxTreeNode(_PARSER.parse(text)).children:
+        if node.type == "heading":
+            yield {"kind": "heading", "level": "h2" if node.tag in ("h1", "h2") else "h3", "text": _inline(node)}
+        elif node.type == "bullet_list":
+            yield {"kind": "list", "points": [_inline(point) for point in node.children]}
+        elif node.type == "table":
+            header, *rows = [
+                [_inline(cell) for cell in row.children] for part in node.children for row in part.children
+            ]
+            words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in rows)]
+            yield {"kind": "table", "header": header, "rows": rows, "words": words}  # words: columns beside the first
+        elif (named := _pictures(node)) and (path := folder / str(named[0].attrs["src"])).is_file():
+            yield {"kind": "picture", **embed(path, named[0].content)}
+        else:
+            yield {"kind": "paragraph", "text": _inline(node)}
 
 
 def pictures_of(text: str) -> set[str]:
     """Return the files of the pictures that Markdown names."""
-    return {named["file"] for named in _PICTURE.finditer(text)}
+    return {str(picture.attrs["src"]) for picture in _pictures(SyntaxTreeNode(_PARSER.parse(text)))}
 
 
 def embed(path: Path, alt: str) -> dict[str, str]:
@@ -36,33 +43,17 @@ def embed(path: Path, alt: str) -> dict[str, str]:
     return {"address": "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), "alt": alt}
 
 
-def _read_block(lines: Sequence[str], folder: Path) -> dict[str, Any]:
-    first = lines[0].strip()
-    if first.startswith("|"):
-        return _read_table(lines)
-    if first.startswith(("- ", "* ")):
-        points = re.split(r"(?m)^[-*] ", "\n".join(lines))[1:]
-        return {"kind": "list", "points": [_inline(" ".join(point.split())) for point in points]}
-    if (named := _PICTURE.fullmatch(first)) and (folder / named["file"]).is_file():
-        return {"kind": "picture", **embed(folder / named["file"], _plain(named["alt"]))}
-    return {"kind": "paragraph", "text": _inline(" ".join(line.strip() for line in lines))}
+def _pictures(node: SyntaxTreeNode) -> list[SyntaxTreeNode]:
+    return [inner for inner in node.walk() if inner.type == "image"]
 
 
-def _read_table(lines: Sequence[str]) -> dict[str, Any]:
-    """Return header, rows of equal length, and the columns that hold words (beside the first, which always does)."""
-    inner = [line.strip().removeprefix("|").removesuffix("|") for line in lines if line.strip().startswith("|")]
-    header, _, *rows = [[_inline(cell.strip()) for cell in re.split(r"(?<!\\)\|", line)] for line in inner]
-    even = [[*row, *[""] * (len(header) - len(row))][: len(header)] for row in rows]
-    words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in even)]
-    return {"kind": "table", "header": header, "rows": even, "words": words}
-
-
-def _inline(text: str) -> Markup:
-    pieces = [(str(piece.lastgroup), piece[piece.lastgroup or 0]) for piece in _INLINE.finditer(text)]
-    shown = [(kind, words if kind == "code" else _plain(words)) for kind, words in pieces]
-    return Markup().join(Markup("<{0}>{1}</{0}>").format(*p) if p[0] in ("code", "strong") else p[1] for p in shown)
-
-
-def _plain(text: str) -> str:
-    """Take back the escapes of Markdown; the result is escaped as HTML where it enters a page."""
-    return html.unescape(re.sub(r"\\([\\`*_{}\[\]|~#$<>&])", r"\1", text))
+def _inline(node: SyntaxTreeNode) -> Markup:
+    """Show what a block holds, escaped, in one line, with code and strong words marked."""
+    if node.type in ("text", "softbreak", "code_inline"):
+        words = escape(node.content or " ")
+    else:
+        words = Markup().join(map(_inline, node.children))
+    if node.markup in ("_", "__"):  # of a name such as __init__
+        return Markup("{0}{1}{0}").format(node.markup, words)
+    tag = {"code_inline": "code", "strong": "strong"}.get(node.type)
+    return Markup("<{0}>{1}</{0}>").format(tag, words) if tag else words

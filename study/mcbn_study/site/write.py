@@ -4,17 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.page import scores
-from mcbn.page.templates import Spec, axis, render, rounded, save, series
-from mcbn.plots import Z50, Z95
+from mcbn.page.templates import render, save
 from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.journal import Provenance, trace
-from mcbn_study.regression.figures import METHODS, TOY, first_split, load_arrays, read_predictions
+from mcbn_study.regression.figures import METHODS, first_split
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
@@ -23,199 +19,140 @@ from mcbn_study.tables import MISSING, read_words, table
 _WORDS = read_words(__package__)
 Item = dict[str, str]  # where the paper has it, what, study, page, anchor, printed: report.toml says more
 ITEMS: list[Item] = _WORDS["items"]
-FURTHER = "Not in the paper"  # where the others are
-STUDIES = ("regression", "sensitivity", "statistics", "objective", "regularizer")  # each with a page of its own making
-FOLDERS, THEORY, SPEED, PAGES = (_WORDS[name] for name in ("folders", "theory", "speed", "pages"))  # name -> title
+STUDIES = ("regression", "sensitivity")  # their tables are laid out anew; other folders are shown as they are
+FOLDERS, PAGES = _WORDS["folders"], _WORDS["pages"]  # name -> title
 COMMANDS = {study: f"mcbn reproduce {study}" for study in ("toy", *STUDIES, *FOLDERS)} | _WORDS["commands"]
 WHOLE, PARTLY = "complete", "Not run yet: "
-COLORS = {"mcbn": "blue", "mnf": "violet", "mcdo": "red", "ensemble": "green"}  # as in Figure 2, which has these first
 ANCHORS = {"cifar10": "table:cifar_results"}  # of a folder's tables; the paper's own label where it has one
-Content = dict[str, Any]
 
 
-def report(results: Path = Path("results"), out: Path = Path("site"), benchmarks: Path | None = None) -> Path:
-    """Write the reproduction as a static site and return its way in, out/index.html."""
-    return site(results, out, benchmarks=benchmarks)[0]
+def report(results: Path = Path("results"), out: Path = Path("site")) -> Path:
+    """Write the reproduction as a static site and return its way in, out/index.html.
 
-
-def site(results: str | Path, out: str | Path, *, benchmarks: str | Path | None = None) -> list[Path]:
-    """Write the site into a folder and return its files; index.html is the way in.
-
-    Reads the records, predictions and tables under `results` (regression, sensitivity, statistics, objective,
-    regularizer) and the speed tables under `benchmarks`, by default benchmarks/results beside it. Every other folder
-    with Markdown or PNG files (cifar10, segmentation, ...) becomes a page as it is. What is not there is listed as not
-    run yet; a folder without any record is an error. Nothing is trained, and no page loads anything from elsewhere.
+    Tables of the regression study are made from its records, its figures are those that lie there. Every other folder
+    with Markdown or PNG files (cifar10, segmentation, ...) becomes a page as it is, and so do the speed tables in
+    benchmarks/results beside them. What is not there is listed as not run yet; a folder without any record is an error.
+    Nothing is trained, and no page loads anything from elsewhere.
     """
-    results = Path(results)
-    reproduction = _read(results, Path(benchmarks) if benchmarks else results.parent / "benchmarks" / "results")
+    reproduction = _read(results)
     if not reproduction.folders and not any(p.records for p in reproduction.provenance.values()):
-        command = COMMANDS["regression"]
-        raise MCBNError(f"{results} holds no records; make them with `{command}`, or name another folder")
-    pages = PAGES | {f"{name}.html": title for name, title in reproduction.folders.items()}
-    files = []
+        raise MCBNError(
+            f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder"
+        )
+    pages = PAGES | {f"{name}.html": _title(name) for name in reproduction.folders}
     for page in tracked(pages, "writing pages", "page"):
         template, content = _content(page.removesuffix(".html"), reproduction)
         title = "Monte Carlo batch normalisation, reproduced" if page == "index.html" else pages[page]
         text = render(f"{template}.html.j2", package=__package__, title=title, page=page, pages=pages, **content)
-        files.append(save(Path(out) / page, text))
-    return files
+        save(out / page, text)
+    return out / "index.html"
 
 
 class Reproduction(NamedTuple):
     """All that the site shows, read from a folder of results."""
 
-    folder: Path
-    predictions: Path  # what the networks of the regression study predict
-    benchmarks: Path
+    regression: Path  # the folder of that study
     provenance: Mapping[str, Provenance]
-    folders: Mapping[str, str]  # shown as they are, with their titles
+    folders: Mapping[str, Path]  # shown as they are, by the names of their pages
     tables: RegressionReport
 
 
-def _read(results: Path, benchmarks: Path) -> Reproduction:
-    records = {study: journal.read(results / study / journal.RECORDS) for study in STUDIES}
-    records["speed"] = [r for name in ("cpu", "cuda") for r in journal.read(benchmarks / f"{name}.jsonl")]
-    provenance = {study: trace(study, rows, COMMANDS[study]) for study, rows in records.items()}
+def _read(results: Path) -> Reproduction:
     folders = find_folders(results)
-    for name in folders:  # a command among the records counts more than ours
-        rows = [record for path in sorted((results / name).glob("*.jsonl")) for record in journal.read(path)]
-        told = [str(record["command"]) for record in rows if record.get("command")]
-        provenance[name] = trace(name, rows, told[-1] if told else COMMANDS.get(name, f"mcbn reproduce {name}"))
-    predictions = results / "regression" / "predictions"
-    return Reproduction(results, predictions, benchmarks, provenance, folders, read_regression(results))
+    files = {study: [results / study / journal.RECORDS] for study in STUDIES}
+    files |= {name: sorted(folder.glob("*.jsonl")) for name, folder in folders.items()}
+    if "speed" in folders:  # where other benchmarks have records too
+        files["speed"] = [folders["speed"] / f"{device}.jsonl" for device in ("cpu", "cuda")]
+    records = {name: [record for path in paths for record in journal.read(path)] for name, paths in files.items()}
+    commands = {name: f"mcbn reproduce {name}" for name in records} | COMMANDS
+    provenance = {name: trace(name, rows, commands[name]) for name, rows in records.items()}
+    return Reproduction(results / "regression", provenance, folders, read_regression(results))
 
 
-def find_folders(results: Path) -> dict[str, str]:
-    """Return the folders that have something to show, with their titles: the known ones first, then any other."""
-    present = sorted(path.name for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
-    titles = FOLDERS | {name: _words(name) for name in present if name not in (*FOLDERS, *STUDIES)}
-    shown = {path.parent.name for pattern in ("*/*.md", "*/*.png") for path in results.glob(pattern)}
-    return {name: title for name, title in titles.items() if name in shown}
+def find_folders(results: Path) -> dict[str, Path]:
+    """Return the folders that have something to show, by name: the known ones first, then any other."""
+    shown = {path.parent.name: path.parent for ending in ("md", "png") for path in results.glob(f"*/*.{ending}")}
+    if any((speed := results.parent / "benchmarks" / "results").glob("*.md")):
+        shown["speed"] = speed
+    return {name: shown[name] for name in (*FOLDERS, *sorted(shown.keys() - {*FOLDERS, *STUDIES})) if name in shown}
 
 
-def _words(name: str) -> str:
-    text = name.replace("_", " ").replace("-", " ")
-    return text[:1].upper() + text[1:]
+def _title(name: str) -> str:
+    """Name a folder or a picture in words."""
+    return FOLDERS.get(name) or name.replace("_", " ").replace("-", " ").capitalize()
 
 
-def _content(page: str, reproduction: Reproduction) -> tuple[str, Content]:
+def _content(page: str, reproduction: Reproduction) -> tuple[str, dict[str, Any]]:
     """Return the template of a page and what it shows."""
-    folder, provenance, tables = reproduction.folder, reproduction.provenance, reproduction.tables
+    regression, provenance, folders, tables = reproduction
     match page:
         case "index":
             return page, _index(reproduction)
+        case "figures":
+            return page, {"provenance": provenance["regression"], **_figures(regression)}
         case "regression":
             sizes = [(d.title, f"{d.n:,}", str(d.q), d.target) for d in map(describe, NAMES)]
             shown = [*tables.paper, table(_WORDS["sizes"], sizes), *tables.further]
-            return "tables", {"provenance": provenance[page], "tables": shown}
         case "sensitivity":
-            return "tables", {"provenance": provenance[page], "tables": tables.sensitivity}
-        case "figures":
-            return page, {"provenance": provenance["regression"], **_figures(reproduction.predictions)}
-        case "statistics":
-            return page, {"provenance": provenance[page], **_statistics(folder / page)}
-        case "theory":
-            tests = [(_document(folder / n / "table.md", t, n, n), provenance[n]) for n, t in THEORY.items()]
-            return "documents", {"documents": tests}
-        case "speed":
-            benchmarks = reproduction.benchmarks
-            timings = [(_document(benchmarks / f"{n}.md", t, n, page), None) for n, t in SPEED.items()]
-            return "documents", {"documents": timings}
-    return "folder", {"provenance": provenance[page], **_folder(folder / page)}
+            shown = list(tables.sensitivity)
+        case _:
+            return "folder", {"provenance": provenance[page], **_folder(folders[page])}
+    return "tables", {"provenance": provenance[page], "tables": shown}
 
 
-def _index(reproduction: Reproduction) -> Content:
-    printed = {item["study"] for item in ITEMS}
-    folders = {name: title for name, title in reproduction.folders.items() if name not in printed}
-    further: list[Item] = [
-        {"where": FURTHER, "what": title, "study": name, "page": f"{name}.html", "anchor": "top"}
-        for name, title in folders.items()
-    ]
-    entries = [(item, *_progress(item, reproduction)) for item in (*ITEMS, *further)]
-    states = [state for item, _, state, _ in entries if item["where"] != FURTHER]
+def _index(reproduction: Reproduction) -> dict[str, Any]:
+    entries = [(item, *_progress(item, reproduction)) for item in ITEMS]
+    states = [state for _, _, state, _ in entries]
     counts = {"total": len(states), "whole": states.count(WHOLE), "partly": sum(s.startswith(PARTLY) for s in states)}
+    printed = {item["study"] for item in ITEMS}
+    for name in (name for name in reproduction.folders if name not in printed):
+        further = {"where": "Not in the paper", "what": _title(name), "page": f"{name}.html", "anchor": "top"}
+        entries.append((further, True, WHOLE, reproduction.provenance[name]))
     return {**counts, "entries": entries, "fidelity": reproduction.tables.fidelity}
 
 
 def _progress(item: Item, reproduction: Reproduction) -> tuple[bool, str, Provenance]:
-    """Tell whether a table or figure was run, how far it is, and where it comes from."""
-    study = item["study"]
+    """Tell whether a table or figure of the paper was run, how far it is, and where it comes from."""
+    study, anchor = item["study"], item["anchor"]
     provenance = reproduction.provenance.get(study) or trace(study, [], COMMANDS.get(study, ""))
-    toy = study == "toy" and (reproduction.predictions / "toy.npz").exists()
-    run = toy or study == "data" or bool(provenance.records) or study in reproduction.folders
+    run = study == "data" or bool(provenance.records) or study in reproduction.folders
+    if item["page"] == "figures.html":
+        run = _figure(reproduction.regression, anchor).exists()
     if not run:
         return False, f"Not run yet. The paper: {item.get('printed', 'see there')}", provenance
     tables = {table.label: table for table in (*reproduction.tables.paper, *reproduction.tables.sensitivity)}
     missing = []
-    if item["anchor"] in tables:
-        ours = [row for row in tables[item["anchor"]].rows if row[1] == "ours"]
+    if anchor in tables:
+        ours = [row for row in tables[anchor].rows if row[1] == "ours"]
         missing = [row[0] for row in ours if all(cell == MISSING for cell in row[2:])]
     elif study == "regression":
-        predictions = reproduction.predictions
-        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, item["anchor"])]
+        predictions = reproduction.regression / "predictions"
+        missing = [describe(name).title for name in NAMES if not first_split(predictions, name, anchor)]
     return True, f"{PARTLY}{', '.join(missing)}" if missing else WHOLE, provenance
 
 
-def _figures(predictions: Path) -> Content:
-    """Show Figure 1, then the uncertainty-error plots of every method that has predictions, the paper's first."""
-    methods, toy = [], predictions / "toy.npz"
-    for method in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS)):
-        files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
-        absent = [describe(name).title for name in NAMES if name not in files]
-        if charts := {f"{method}-{name}": read_predictions(name, file) for name, file in files.items()}:
-            about = {"name": method, "title": METHODS[method], "color": COLORS.get(method, "blue")}
-            methods.append({**about, "absent": absent, "charts": charts})
-    drawn = {"toy": _toy_chart(toy) if toy.exists() else None, "methods": methods, "scores": scores}
-    return {**drawn, "toy_command": COMMANDS["toy"]}
+def _figure(regression: Path, name: str) -> Path:
+    return regression / "figures" / ("toy.png" if name == "toy" else f"uncertainty_error_{name}.png")
 
 
-def _toy_chart(file: Path) -> Spec:
-    x_train, y_train, x, mean, std, constant = load_arrays(file, TOY).values()
-    order = np.argsort(x_train)
-    bands = [
-        {**series("band", f"{level} interval", "blue", x, mean + z * std), "low": rounded(mean - z * std), "deep": deep}
-        for level, z, deep in (("95 %", Z95, False), ("50 %", Z50, True))
-    ]
-    edges = [
-        series("line", f"constant 95 %, {way}", "red", x, mean + z * float(constant), dash=True)
-        for way, z in (("above", Z95), ("below", -Z95))
-    ]
-    points = series("dots", "training points", "ink", x_train[order], y_train[order])
-    return {
-        "alt": "Toy problem: the MCBN bands are narrow on the points and widen in the gap and beyond both ends.",
-        "x": axis("x", float(x.max()), float(x.min())),
-        "y": axis("y", float((mean + Z95 * std).max()), float((mean - Z95 * std).min())),
-        "series": [*bands, series("line", "mean", "blue", x, mean), *edges, {**points, "quiet": True}],
-    }
+def _figures(regression: Path) -> dict[str, Any]:
+    """Show Figure 1, then the uncertainty-error plots of every method that has one, the paper's first."""
+    titles = {"toy": "MCBN and constant uncertainty"}
+    titles |= {name: METHODS[name] for name in dict.fromkeys(("mcbn", "mnf", "mcdo", *METHODS))}
+    files = {name: file for name in titles if (file := _figure(regression, name)).exists()}
+    return {"images": {name: embed(file, titles[name]) for name, file in files.items()}, "toy_command": COMMANDS["toy"]}
 
 
-def _statistics(folder: Path) -> Content:
-    histograms = []
-    for kind, title in (("mean", "means"), ("std", "standard deviations")):
-        files = {file.stem.partition("-")[2]: file for file in sorted(folder.glob(f"{kind}-layer*.png"))}
-        alt = f"Batch {title}, {{}}, by epoch and batch size"
-        histograms.append((kind, title, [embed(file, alt.format(layer)) for layer, file in files.items()]))
-    return {"histograms": histograms, "tests": _document(folder / "table.md", "Tests", "table", "statistics")}
-
-
-def _document(path: Path, title: str, anchor: str, study: str) -> Content:
-    """Read a Markdown file as the studies write them, to show under a heading of ours."""
-    blocks = list(read_blocks(path.read_text("utf-8"), path.parent)) if path.exists() else None
-    return {"title": title, "anchor": anchor, "command": COMMANDS[study], "blocks": blocks}
-
-
-def _folder(folder: Path) -> Content:
+def _folder(folder: Path) -> dict[str, Any]:
     """Show the tables of a folder, then the pictures that they do not name."""
     files = sorted(folder.glob("*.md"), key=lambda path: (path.stem != "table", path.stem))
     texts = [file.read_text("utf-8") for file in files]
     named = {file for text in texts for file in pictures_of(text)}
     pictures = [*sorted(folder.glob("*.png")), *sorted(folder.glob("figures/*.png"))]
-    summary = folder / "summary.csv"
-    lines = summary.read_text("utf-8").splitlines() if summary.is_file() else []
     return {
         "folder": folder.name,
         "anchor": ANCHORS.get(folder.name, "tables"),
         "blocks": [block for text in texts for block in read_blocks(text, folder)],
-        "images": [embed(p, _words(p.stem)) for p in pictures if p.relative_to(folder).as_posix() not in named],
-        "n_rows": sum(map(bool, lines)) - 1 if lines else None,
+        "images": [embed(p, _title(p.stem)) for p in pictures if p.relative_to(folder).as_posix() not in named],
+        "summary": (folder / "summary.csv").is_file(),
     }
