@@ -170,9 +170,8 @@ class _Run:
         update_bn(x[index].reshape(self.n_batches, self.batch_size, -1), network)  # running statistics of one epoch
         dtype = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no double precision
         bayes: MCBN[Any] = MCBN(self._standardized(network).eval().to(self.device, dtype), self.settings.task)
-        return bayes.fit(
-            rows.x[rows.repeated()], n_samples=self.settings.n_samples, batch_size=self.batch_size, seed=self.seed
-        )
+        x, T = rows.x[rows.repeated()], self.settings.n_samples
+        return bayes.fit(x, n_samples=T, batch_size=self.batch_size, seed=self.seed)
 
     def tau(self, fitted: Sequence[MCBN[Any]], held_out: Sequence[Rows]) -> Tensor:
         """Tune tau on the held-out rows of all folds; logits are never sharpened: rows all right would ask for it."""
