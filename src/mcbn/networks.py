@@ -138,7 +138,12 @@ def train_regression(
     >>> network(x).shape
     torch.Size([64])
     """
-    _check_training(network, x, y, batch_size=batch_size, epochs=epochs)
+    _check_data(x, y)
+    if batch_size < 2 or epochs < 1:
+        raise MCBNError(f"batch_size must be at least 2 and epochs 1; got {batch_size} and {epochs}")
+    dtype = next(network.parameters()).dtype
+    if not x.dtype == y.dtype == dtype:
+        raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}: convert with .to()")
     inner = network
     if isinstance(network, Standardized):
         inner = network.network
@@ -195,15 +200,6 @@ def _check_data(x: Tensor, y: Tensor) -> None:
         raise MCBNError(f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got {shapes}")
     if not (x.is_floating_point() and y.is_floating_point() and x.isfinite().all() and y.isfinite().all()):
         raise MCBNError(f"x and y must be finite floating-point tensors; got {x.dtype} and {y.dtype}")
-
-
-def _check_training(network: nn.Module, x: Tensor, y: Tensor, *, batch_size: int, epochs: int) -> None:
-    _check_data(x, y)
-    if batch_size < 2 or epochs < 1:
-        raise MCBNError(f"batch_size must be at least 2 and epochs 1; got {batch_size} and {epochs}")
-    dtype = next(network.parameters()).dtype
-    if not x.dtype == y.dtype == dtype:
-        raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}: convert with .to()")
 
 
 __getattr__ = moved_names(__name__, "CifarResNet", "standardize")

@@ -46,8 +46,8 @@ def show_inputs(
 ) -> Group:
     """Show inputs of x, each with its row."""
     if is_image(x):
-        tiles = [tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
-        return {"cards": [{"tiles": [picture], "row": row} for picture, row in zip(tiles, rows, strict=True)]}
+        pairs = zip(chosen, rows, strict=True)
+        return {"cards": [{"tiles": [tile(to_pixels(x[i]), alt=f"input {i}")], "row": row} for i, row in pairs]}
     if isinstance(x, Tensor) and x.ndim == 2:
         header = header + feature_names(x, names)[:MOST_COLUMNS]
         rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
