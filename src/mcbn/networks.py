@@ -5,7 +5,7 @@ follows the authors' published code.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -148,13 +148,14 @@ def train_regression(
     if isinstance(network, Standardized):
         inner = network.network
         x, y = network.standardize(x, y)
-    y = y.reshape(len(y), -1)  # (N, D)
+    y, M = y.reshape(len(y), -1), min(batch_size, len(x))  # (N, D)
     optimizer = adam(inner, weight_decay, learning_rate)
     generator = torch.Generator().manual_seed(seed)
     try:
         for epoch in range(1, epochs + 1):
             network.train()
-            for x_batch, y_batch in _batches(x, y, batch_size, generator):
+            order = torch.randperm(len(x), generator=generator, device="cpu")[: len(x) // M * M].to(x.device)
+            for x_batch, y_batch in zip(torch.split(x[order], M), torch.split(y[order], M), strict=True):
                 optimizer.zero_grad()
                 output = inner(x_batch)  # (M, D)
                 if output.shape != y_batch.shape:
@@ -184,14 +185,6 @@ def _linear(fan_in: int, fan_out: int, *, bias: bool, generator: torch.Generator
     for parameter in linear.parameters():
         nn.init.trunc_normal_(parameter, std=INITIAL_STD, a=-cut, b=cut, generator=generator)
     return linear
-
-
-def _batches(x: Tensor, y: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the full batches of one permutation of the rows: x (M, Q) and y (M, D)."""
-    N = len(x)
-    M = min(batch_size, N)
-    order = torch.randperm(N, generator=generator, device="cpu")[: N // M * M].to(x.device)
-    return zip(torch.split(x[order], M), torch.split(y[order], M), strict=True)
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:

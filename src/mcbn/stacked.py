@@ -1,8 +1,7 @@
 """S networks `RegressionMLP` of one shape as stacked tensors, trained side by side: hardly dearer than one.
 
-The layers and the loss of Teye et al. 2018, Section 4.3: Linear (no bias) -> BN -> ReLU, then Linear;
-1/2 mean squared error, or cross-entropy, + lambda sum_l 1/2 ||W_l||^2, weight matrices only.
-The one batched MLP: `mcbn.sklearn` trains its folds on it, and `mcbn_study.regression.stack` the paper's networks.
+The layers and the loss of Teye et al. 2018, Section 4.3: Linear (no bias) -> BN -> ReLU, then Linear; 1/2 mean squared
+error, or cross-entropy, + lambda sum_l 1/2 ||W_l||^2, weight matrices only.
 Symbols: S networks, M rows of a batch, Q inputs, H hidden units, D outputs, L hidden layers.
 
 Parameters by name, each (S, ...): `weights` holds all matrices in one row, as `matrices` views them;
