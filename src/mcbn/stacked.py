@@ -83,8 +83,8 @@ def gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Val
     torch.sum(d, 1, out=grads[f"bias{last + 1}"])
     for i in reversed(hidden):
         d = _relu_backward(_product(d, w[i + 1].transpose(1, 2)), inputs[i + 1], 0)
-        gamma, saved = values[f"gamma{i + 1}"], (None, None, *moments[i], True, BN_EPSILON, [True, True, True])
-        rows, d_gamma, d_beta = _norm_backward(_channels(d), _channels(products[i]), gamma.flatten(), *saved)
+        gamma, rest = values[f"gamma{i + 1}"], (None, None, *moments[i], True, BN_EPSILON, [True, True, True])
+        rows, d_gamma, d_beta = _norm_backward(_channels(d), _channels(products[i]), gamma.flatten(), *rest)
         grads[f"gamma{i + 1}"], grads[f"beta{i + 1}"] = d_gamma.view_as(gamma), d_beta.view_as(gamma)
         d = _networks(rows, len(x))
         torch.bmm(inputs[i].transpose(1, 2), d, out=g[i])
