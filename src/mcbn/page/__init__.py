@@ -37,9 +37,8 @@ def write_page(
 
     The page says in words and numbers how errors go with uncertainty; it draws errors against uncertainty (Teye et al.
     2018, Figure 2), reliability, coverage, risk-coverage and a histogram, shows the most and least certain inputs, and
-    a table against constant uncertainty (regression) or the plain network (classification). It loads nothing from
-    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all, of the
-    pixels of a segmentation a random two million.
+    a table against constant uncertainty (regression) or the plain network (classification). Beyond 10,000 points a
+    random 10,000 are drawn; scores count all, of the pixels of a segmentation a random two million.
 
     Args:
         path: the file to write, which is returned; its folder is made.

@@ -127,8 +127,7 @@ def set_coverage(mass_above: Vector) -> Curve:
 
 def reliability(confidence: Vector, right: Vector) -> Bins:
     """Mean confidence and accuracy in those of 15 bins (b / 15, (b + 1) / 15] that hold points (Guo et al. 2017)."""
-    edges = np.linspace(0, 1, 16)
-    return _average(np.searchsorted(edges[1:-1], confidence, side="left"), confidence, right)
+    return _average(np.searchsorted(np.linspace(0, 1, 16)[1:-1], confidence, side="left"), confidence, right)
 
 
 def spread_reliability(std: Vector, error: Vector) -> Bins:
