@@ -26,19 +26,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         source = ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md")
         if not source.exists():
             raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
-        files.append(File.generated(config, f"results/{study}.md", content=_table_page(study, source)))
+        pictured = re.sub(
+            r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text()
+        )  # beneath the page's own folder
+        content = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", pictured)  # without links that leave it
+        files.append(File.generated(config, f"results/{study}.md", content=content))
         for figure in source.parent.rglob("*.png"):
             place = f"results/{study}/{figure.relative_to(source.parent)}"
             files.append(File.generated(config, place, content=figure.read_bytes()))
     files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
     files.append(File.generated(config, "guide/errors.md", content=errors_page()))
     return files
-
-
-def _table_page(study: str, source: Path) -> str:
-    """Return a study's tables with figures beneath the page's own folder; other links lead to the repository."""
-    text = re.sub(r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text())
-    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", text)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
@@ -64,9 +62,6 @@ def _messages(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
         if name in ("MCBNError", "warn") and node.args and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
-            yield _text(node.args[0]).replace("<", "&lt;").replace("*", r"\*")
-
-
-def _text(node: ast.expr) -> str:
-    pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in pieces)
+            pieces = node.args[0].values if isinstance(node.args[0], ast.JoinedStr) else node.args[:1]
+            text = "".join(str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in pieces)
+            yield text.replace("<", "&lt;").replace("*", r"\*")

@@ -6,7 +6,7 @@ Short commands are functions of their modules, which `__main__` adds.
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -34,21 +34,25 @@ def main(debug: Debug = False) -> None:
 def command(function: Callable[..., Iterable[Any] | None], *, kept: bool = False) -> Callable[..., None]:
     """Make a command of a function that gives lines: mistakes end in one, its device is one that is here.
 
-    kept: the function gives records; the command has an option --out more, and adds them to the file it names.
+    kept: the function gives records; the command has an option --out more, and adds them, with where they were made, to
+    the file it names.
     """
 
     @wraps(function)
     def run(**options: Any) -> None:
         from mcbn.cli.session import session  # here: mcbn.cli imports this module, for its `bench`
         from mcbn.tables.specs import device
+        from mcbn_study.journal import extend
+        from mcbn_study.machine import environment
 
         with session(options.get("debug", False)):
             if "device" in options:
                 options["device"] = device(options["device"]).type
             out = options.pop("out") if kept else None
-            lines = function(**options) or ()
-            for line in _keep(lines, out, options.get("device", "cpu")) if kept else lines:
-                print(line, flush=True)
+            for line in function(**options) or ():
+                if out is not None:
+                    extend(out, [line | asdict(environment(options.get("device", "cpu")))])
+                print(json.dumps(line) if kept else line, flush=True)
 
     if kept:
         given = signature(function)
@@ -56,17 +60,6 @@ def command(function: Callable[..., Iterable[Any] | None], *, kept: bool = False
         run.__signature__ = given.replace(parameters=[*given.parameters.values(), more])  # type: ignore[attr-defined]
     app.command()(run)
     return run
-
-
-def _keep(records: Iterable[dict[str, Any]], out: Path | None, device: str = "cpu") -> Iterator[str]:
-    """Add records to the file, where one is named, with where they were made; give them as lines."""
-    from mcbn_study.journal import extend
-    from mcbn_study.machine import environment
-
-    for record in records:
-        if out is not None:
-            extend(out, [record | asdict(environment(device))])
-        yield json.dumps(record)
 
 
 @command
@@ -103,10 +96,9 @@ def zoo(
         raise SystemExit(f"not exact, or not left untouched: {', '.join(failed)}")
 
 
-@command
+@partial(command, kept=True)
 def trainer(
     device: Device = "cpu",
-    out: Out = None,
     seconds: Annotated[float, typer.Option(help="time to spend on each measurement")] = 3.0,
     share: Annotated[float, typer.Option(help="share of the paper's networks to train at once")] = 1.0,
     only: Only = "",
@@ -117,11 +109,11 @@ def trainer(
     from mcbn_study.machine import one_thread
 
     with one_thread(device):
-        yield from _keep(measure(device, only, seconds, share, fused=fused), out, device)
+        yield from measure(device, only, seconds, share, fused=fused)
 
 
-@command
-def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None, out: Out = None) -> Iterable[object]:
+@partial(command, kept=True)
+def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None) -> Iterable[object]:
     """Time fit and predict of the scikit-learn regressor, by its default parameters, in CPU and wall seconds."""
     import numpy as np
 
@@ -139,4 +131,4 @@ def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None,
             started = time.process_time()
             record[f"{name}_seconds"] = timed(work)[1]
             record[f"{name}_cpu_seconds"] = time.process_time() - started
-    return _keep([record | {"epochs": model.n_iter_, "load": os.getloadavg()[0]}], out)
+    return [record | {"epochs": model.n_iter_, "load": os.getloadavg()[0]}]

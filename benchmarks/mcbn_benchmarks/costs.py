@@ -22,7 +22,6 @@ PRICES = {"cuda": 3.50, "cpu": 0.09}  # assumptions: US dollars an hour, of one 
 DRAWS = (32, 100, 500)
 RESULTS = Path("benchmarks/results")
 Measured = Annotated[Path, typer.Option(help="folder of measured times")]
-MILLION = 1_000_000
 
 
 def read_costs(folder: Path) -> list[Record]:
@@ -45,7 +44,7 @@ def costs(records: Measured = RESULTS) -> list[str]:
     head = ["network", "hardware", "measured", "us an input and draw", *(f"T = {T}: hours, dollars" for T in DRAWS)]
     rows = []
     for r in read_costs(records):
-        hours = [MILLION * T * r["microseconds"] / 3.6e9 for T in DRAWS]
+        hours = [1_000_000 * T * r["microseconds"] / 3.6e9 for T in DRAWS]
         spent = [f"{each:.3g} h, ${each * PRICES[r['device']]:.3g}" for each in hours]
         measured = f"N = {r['n']:,}, T = {r['n_samples']}"
         rows.append([r["case"], r["hardware"], measured, f"{r['microseconds']:.3g}", *spent])

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import nn
@@ -78,18 +77,16 @@ def memory(only: Only = "") -> Iterator[Record]:
 def _peak(way: str, name: str, pixels: int, M: int, T: int) -> float:
     """Return the most memory this process ever had, in MB, after T batches of M pictures."""
     torch.set_num_threads(1)
-    network, x = _network(name), torch.randn(2 * M, 3, pixels, pixels, generator=torch.Generator().manual_seed(0))
+    with standing_in():
+        if name == "unet":
+            network = import_module("segmentation_models_pytorch").Unet("tu-resnet18", encoder_weights=None, classes=5)
+        else:
+            network = import_module("timm").create_model(name, num_classes=10)
+    network.eval()
+    x = torch.randn(2 * M, 3, pixels, pixels, generator=torch.Generator().manual_seed(0))
     if way == "fit":
         MCBN(network, "classification").fit(x, n_samples=T, batch_size=M)
     else:
         for _ in range(T):  # as Algorithm 1 does, and nothing is kept
             algorithm.record(network, x[torch.randperm(len(x))[:M]])
     return cases.peak_resident() / 2**20
-
-
-def _network(name: str) -> Any:
-    with standing_in():
-        if name == "unet":
-            unet = import_module("segmentation_models_pytorch").Unet
-            return unet("tu-resnet18", encoder_weights=None, classes=5).eval()
-        return import_module("timm").create_model(name, num_classes=10).eval()

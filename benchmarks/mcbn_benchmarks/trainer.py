@@ -33,7 +33,9 @@ def measure(device: str, only: str, seconds: float, share: float, *, fused: bool
         dataset, family, M = cell.split("-")
         single = one_at_a_time(describe(dataset), int(M), device, seconds)
         trainer = _trainer(describe(dataset), cast(Family, family), int(M), device, share, fused)
-        step, networks = batched(trainer, seconds), len(trainer.networks.stream)
+        trainer.advance(2)  # past the capture of graphs
+        steps, networks = int(trainer.problem.train.n[0]) // trainer.networks.batch_size, len(trainer.networks.stream)
+        step = _repeat(partial(trainer.advance, 1), seconds) / steps  # of all networks
         yield {
             "case": cell,
             "networks": networks,
@@ -48,20 +50,12 @@ def measure(device: str, only: str, seconds: float, share: float, *, fused: bool
         }
 
 
-def batched(trainer: Trainer, seconds: float) -> float:
-    """Return the seconds of one step of all networks, past the capture of graphs."""
-    steps = int(trainer.problem.train.n[0]) // trainer.networks.batch_size
-    trainer.advance(2)
-    return _repeat(lambda: trainer.advance(1), seconds) / steps
-
-
 def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) -> float:
     """Return the seconds of one step of `train_regression`; BN networks, as dropout ones cost as much."""
     data = _random(100 * batch_size, facts.q)
     x, y = data.x.float().to(device), data.y.float().to(device)
     network = RegressionMLP(facts.q, (facts.hidden_units,) * 2, seed=0).to(device)
     train_regression(network, x[: 2 * batch_size], y[: 2 * batch_size], batch_size=batch_size, epochs=5)
-
     epoch = partial(train_regression, network, x, y, batch_size=batch_size, epochs=1)
     return _repeat(epoch, min(seconds, 2.0)) / 100
 

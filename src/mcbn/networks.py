@@ -5,7 +5,7 @@ follows the authors' published code.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,18 +138,24 @@ def train_regression(
     >>> network(x).shape
     torch.Size([64])
     """
-    _check_training(network, x, y, batch_size=batch_size, epochs=epochs)
+    _check_data(x, y)
+    if batch_size < 2 or epochs < 1:
+        raise MCBNError(f"batch_size must be at least 2 and epochs 1; got {batch_size} and {epochs}")
+    dtype = next(network.parameters()).dtype
+    if not x.dtype == y.dtype == dtype:
+        raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}: convert with .to()")
     inner = network
     if isinstance(network, Standardized):
         inner = network.network
         x, y = network.standardize(x, y)
-    y = y.reshape(len(y), -1)  # (N, D)
+    y, M = y.reshape(len(y), -1), min(batch_size, len(x))  # (N, D)
     optimizer = adam(inner, weight_decay, learning_rate)
     generator = torch.Generator().manual_seed(seed)
     try:
         for epoch in range(1, epochs + 1):
             network.train()
-            for x_batch, y_batch in _batches(x, y, batch_size, generator):
+            order = torch.randperm(len(x), generator=generator, device="cpu")[: len(x) // M * M].to(x.device)
+            for x_batch, y_batch in zip(torch.split(x[order], M), torch.split(y[order], M), strict=True):
                 optimizer.zero_grad()
                 output = inner(x_batch)  # (M, D)
                 if output.shape != y_batch.shape:
@@ -181,29 +187,12 @@ def _linear(fan_in: int, fan_out: int, *, bias: bool, generator: torch.Generator
     return linear
 
 
-def _batches(x: Tensor, y: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the full batches of one permutation of the rows: x (M, Q) and y (M, D)."""
-    N = len(x)
-    M = min(batch_size, N)
-    order = torch.randperm(N, generator=generator, device="cpu")[: N // M * M].to(x.device)
-    return zip(torch.split(x[order], M), torch.split(y[order], M), strict=True)
-
-
 def _check_data(x: Tensor, y: Tensor) -> None:
     if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(x) < 2:
         shapes = f"x {tuple(x.shape)} and y {tuple(y.shape)}"
         raise MCBNError(f"x must be (N, Q) and y (N,) or (N, D), N at least 2; got {shapes}")
     if not (x.is_floating_point() and y.is_floating_point() and x.isfinite().all() and y.isfinite().all()):
         raise MCBNError(f"x and y must be finite floating-point tensors; got {x.dtype} and {y.dtype}")
-
-
-def _check_training(network: nn.Module, x: Tensor, y: Tensor, *, batch_size: int, epochs: int) -> None:
-    _check_data(x, y)
-    if batch_size < 2 or epochs < 1:
-        raise MCBNError(f"batch_size must be at least 2 and epochs 1; got {batch_size} and {epochs}")
-    dtype = next(network.parameters()).dtype
-    if not x.dtype == y.dtype == dtype:
-        raise MCBNError(f"network, x and y must have one dtype; got {dtype}, {x.dtype}, {y.dtype}: convert with .to()")
 
 
 __getattr__ = moved_names(__name__, "CifarResNet", "standardize")

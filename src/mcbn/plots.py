@@ -36,14 +36,12 @@ def uncertainty_error(
 ) -> "Axes":
     """Draw absolute errors |mean - y| in the order of predicted std, over the bands in which they should lie.
 
-    Dark band up to 0.674 std (half of the errors), light band up to 1.960 std (95 %); gray dots are errors, the
-    gray line their running mean; dashed, both bounds for one constant std. Bands that rise with the gray line
-    mean that the uncertainty knows where errors are large. Teye et al. 2018, Figure 2, left (there MCBN is blue,
-    MNF violet, MCDO red).
+    Dark band up to 0.674 std (half of the errors), light band up to 1.960 std (95 %); gray dots are errors, those above
+    the axis marked and counted, the gray line their running mean over N / 10 points, at least 10; dashed, both bounds
+    for one constant std. Bands that rise with the gray line mean that the uncertainty knows where errors are large.
+    Teye et al. 2018, Figure 2, left (there MCBN is blue, MNF violet, MCDO red).
 
-    mean, std, y (N,) in target units; std is that of the predictive distribution, noise included. A running mean takes
-    N / 10 points, at least 10; the ends average what there is. A few far errors do not set the scale: those above the
-    axis are marked and counted.
+    mean, std, y (N,) in target units; std is that of the predictive distribution, noise included.
     """
     mean, std, y = _vectors(mean=mean, std=std, y=y)
     order = np.argsort(std, kind="stable")
@@ -52,8 +50,7 @@ def uncertainty_error(
     rank, window = np.arange(1.0, N + 1), mean_window(N)
     ax = ax or new_figure().add_subplot()
     _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
-    size = 3 + 30 / np.sqrt(N)
-    alpha = min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
+    size, alpha = 3 + 30 / np.sqrt(N), min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
     ax.plot(rank, error, ".", color="0.4", markersize=size, markeredgewidth=0, alpha=alpha, label="absolute error")
     ax.plot(rank, running_mean(error, window), color="0.25", linewidth=1.6, label=f"running mean of {window}")
     _mark_above(ax, rank, error, bulk_height(error, std, constant_std))
@@ -112,9 +109,8 @@ def statistics(
     if not spread > 1e-9 * np.abs(values).max():
         raise MCBNError(f"all {len(values)} draws are {centre:.6g}: a unit that does not vary has no histogram")
     ax = ax or new_figure().add_subplot()
-    ax.hist(
-        values, int(np.clip(np.sqrt(len(values)), 8, 40)), density=True, color=color, alpha=0.45, label="drawn batches"
-    )
+    n_bins = int(np.clip(np.sqrt(len(values)), 8, 40))
+    ax.hist(values, n_bins, density=True, color=color, alpha=0.45, label="drawn batches")
     gaussians = [(centre, spread, "--", "0.25", 1.0, "Gaussian of their moments")]
     if mean is not None and std is not None:
         gaussians.append((mean, std, "-", "tab:red", 1.6, "analytic Gaussian"))
@@ -150,10 +146,9 @@ def _draw_bands(
         ax.fill_between(x, low, centre + z * std, color=tuple(tint), linewidth=0, label=label)
     if constant_std is None:
         return
-    bounds = [centre + side * z * constant_std for side in sides for z in (Z50, Z95)]
-    for i, height in enumerate(bounds):
+    for i, bound in enumerate(side * z * constant_std for side in sides for z in (Z50, Z95)):
         label = "_constant" if i else "constant std: 50 %, 95 %"
-        ax.plot(x, height, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
+        ax.plot(x, centre + bound, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
 
 
 def mean_window(N: int) -> int:

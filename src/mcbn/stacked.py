@@ -1,8 +1,7 @@
 """S networks `RegressionMLP` of one shape as stacked tensors, trained side by side: hardly dearer than one.
 
-The layers and the loss of Teye et al. 2018, Section 4.3: Linear (no bias) -> BN -> ReLU, then Linear;
-1/2 mean squared error, or cross-entropy, + lambda sum_l 1/2 ||W_l||^2, weight matrices only.
-The one batched MLP: `mcbn.sklearn` trains its folds on it, and `mcbn_study.regression.stack` the paper's networks.
+The layers and the loss of Teye et al. 2018, Section 4.3: Linear (no bias) -> BN -> ReLU, then Linear; 1/2 mean squared
+error, or cross-entropy, + lambda sum_l 1/2 ||W_l||^2, weight matrices only.
 Symbols: S networks, M rows of a batch, Q inputs, H hidden units, D outputs, L hidden layers.
 
 Parameters by name, each (S, ...): `weights` holds all matrices in one row, as `matrices` views them;
@@ -84,10 +83,8 @@ def gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Val
     torch.sum(d, 1, out=grads[f"bias{last + 1}"])
     for i in reversed(hidden):
         d = _relu_backward(_product(d, w[i + 1].transpose(1, 2)), inputs[i + 1], 0)
-        gamma, z = values[f"gamma{i + 1}"], _channels(products[i])
-        rows, d_gamma, d_beta = _norm_backward(
-            _channels(d), z, gamma.flatten(), None, None, *moments[i], True, BN_EPSILON, [True, True, True]
-        )
+        gamma, rest = values[f"gamma{i + 1}"], (None, None, *moments[i], True, BN_EPSILON, [True, True, True])
+        rows, d_gamma, d_beta = _norm_backward(_channels(d), _channels(products[i]), gamma.flatten(), *rest)
         grads[f"gamma{i + 1}"], grads[f"beta{i + 1}"] = d_gamma.view_as(gamma), d_beta.view_as(gamma)
         d = _networks(rows, len(x))
         torch.bmm(inputs[i].transpose(1, 2), d, out=g[i])

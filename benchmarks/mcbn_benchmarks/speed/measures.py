@@ -137,15 +137,14 @@ def precision(case: Case, options: Options) -> Iterator[Record]:
 
 def nearness(case: Case, query: Tensor, single: MCBN[Any], bayes: MCBN[Any]) -> Record:
     """Compare with single precision, TF32 off: root mean square error of ours over that of the network's own code."""
-    draws, engine = range(AGREEMENT_DRAWS), bayes.engine
+    T, engine = AGREEMENT_DRAWS, bayes.engine
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        exact = torch.stack([single.engine.replay(query, t) for t in draws])
+        exact = torch.stack([single.engine.replay(query, t) for t in range(T)])
     with torch.no_grad():
-        own = torch.stack([engine.replay(engine.network.prepare(query), t) for t in draws])
-        ours = bayes.sample(query, n_samples=len(draws))
-    errors = [(samples - exact).double().square().mean().sqrt().item() for samples in (ours, own)]
+        own = torch.stack([engine.replay(engine.network.prepare(query), t) for t in range(T)])
+    errors = [(s - exact).double().square().mean().sqrt().item() for s in (bayes.sample(query, n_samples=T), own)]
     ratio, how = errors[0] / errors[1], bayes.explain(query)
-    return Record(case.name, case.n, len(draws), "error over that of its own code", value=ratio, note=how)
+    return Record(case.name, case.n, T, "error over that of its own code", value=ratio, note=how)
 
 
 def _timed(

@@ -100,7 +100,12 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
         groups.setdefault((record.case, record.n), []).append(record)
     rows: list[Comparison] = []
     for (case, n), group in groups.items():
-        rows += (_compare_memory if case.startswith("memory") else _compare_times)(case, n, group)
+        peaks = {record.n_samples: record.peak_bytes for record in group if record.peak_bytes is not None}
+        if not case.startswith("memory"):
+            rows += _compare_times(case, n, group)
+        elif len(peaks) > 1:
+            few, many = peaks[min(peaks)], peaks[max(peaks)]
+            rows.append(Comparison(case, n, max(peaks), _size(many), LESS_DRAWS, _size(few), many / max(few, 1)))
     return rows
 
 
@@ -125,13 +130,6 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Compa
 def _mean_time(records: Sequence[Record]) -> float | None:
     times = [record.milliseconds for record in records if record.milliseconds is not None]
     return mean(times) if times else None
-
-
-def _compare_memory(case: str, n: int, group: Sequence[Record]) -> Iterator[Comparison]:
-    peaks = {record.n_samples: record.peak_bytes for record in group if record.peak_bytes is not None}
-    if len(peaks) > 1:
-        few, many = peaks[min(peaks)], peaks[max(peaks)]
-        yield Comparison(case, n, max(peaks), _size(many), LESS_DRAWS, _size(few), many / max(few, 1))
 
 
 def show_ratio(against: str, ratio: float) -> str:

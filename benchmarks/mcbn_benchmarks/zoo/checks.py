@@ -193,11 +193,8 @@ def relative(values: Tensor, expected: Tensor) -> float:
 
 def state(model: nn.Module) -> list[Any]:
     """Collect what must be bit-identical afterwards: tensors, modes, hooks, attributes."""
-    tensors = [
-        (n, t.data_ptr(), t.detach().cpu().numpy().tobytes()) for n, t in model.state_dict(keep_vars=True).items()
-    ]
-    modules = [
-        (name, module.training, len(module._forward_hooks), len(module._forward_pre_hooks), sorted(vars(module)))
-        for name, module in model.named_modules()
-    ]
-    return [tensors, modules]
+    held, modules = model.state_dict(keep_vars=True).items(), model.named_modules()
+    tensors = [(name, tensor.data_ptr(), tensor.detach().cpu().numpy().tobytes()) for name, tensor in held]
+    hooks = "_forward_hooks", "_forward_pre_hooks"
+    modes = [(name, m.training, sorted(vars(m)), [len(getattr(m, hook)) for hook in hooks]) for name, m in modules]
+    return [tensors, modes]

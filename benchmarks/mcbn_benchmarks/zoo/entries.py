@@ -52,15 +52,12 @@ def _called(name: str, source: dict[str, Any]) -> Specimen:
     call, options = source | special, source.get("options", {}) | special.get("options", {})
     build = getattr(import_module(call["module"].replace("NAME", name)), call.get("call", name))
     positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in call.get("arguments", [])]
-    model = build(*positional, **{name: _value(option) for name, option in options.items()})
+    tuples = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
+    absent = {key: None for key, value in options.items() if value == "None"}
+    model = build(*positional, **options | tuples | absent)
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
     return Specimen(model, torch.randn(call.get("rows", ROWS), *call["shape"]), call.get("batch_size", 4))
-
-
-def _value(option: Any) -> Any:
-    """Read an option as Python has it: a list is a tuple, "None" is None."""
-    return None if option == "None" else tuple(option) if isinstance(option, list) else option
 
 
 def _graphs(name: str, _source: dict[str, Any]) -> Specimen:
@@ -75,18 +72,12 @@ def _graphs(name: str, _source: dict[str, Any]) -> Specimen:
     return Specimen(package.Sequential("x, edge_index, batch", pooled), graphs, collate=_together)
 
 
-def _deep(package: Any) -> nn.Module:
+def _deep(package: Any) -> Any:
     """Stack residual graph convolutions with PyG's own batch norm module, res+ order."""
-    first = nn.Linear(5, 8)
-    layers = [
-        package.DeepGCNLayer(
-            package.GENConv(8, 8, norm="batch"), package.BatchNorm(8), nn.ReLU(), block="res+", dropout=0.1
-        )
-        for _ in range(3)
-    ]
+    first, residual = nn.Linear(5, 8), partial(package.DeepGCNLayer, block="res+", dropout=0.1)
+    layers = [residual(package.GENConv(8, 8, norm="batch"), package.BatchNorm(8), nn.ReLU()) for _ in range(3)]
     steps = [(first, "x -> x"), *((layer, "x, edge_index -> x") for layer in layers), (nn.Linear(8, 2), "x -> x")]
-    network: nn.Module = package.Sequential("x, edge_index", steps)
-    return network
+    return package.Sequential("x, edge_index", steps)
 
 
 def _together(graphs: list[Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -55,16 +55,6 @@ class _Finder(MetaPathFinder, Loader):
         module.__dict__["__getattr__"] = partial(_name, module)
 
 
-def _is_missing(name: str) -> bool:
-    """Tell whether a package is not here, or was built for another torch and cannot be imported."""
-    try:
-        importlib.import_module(name)
-    except Exception:  # ImportError where it is missing; OSError and RuntimeError where it does not fit torch
-        _forget([name])
-        return True
-    return False
-
-
 def _forget(names: Sequence[str]) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] in names]:
         del sys.modules[name]
@@ -73,7 +63,15 @@ def _forget(names: Sequence[str]) -> None:
 @contextmanager
 def standing_in() -> Iterator[list[str]]:
     """Let imports of what is missing succeed in this block, and say what that was; afterwards it is missing again."""
-    names = list(filter(_is_missing, NAMES))
+    names = []
+    for name in NAMES:
+        try:
+            importlib.import_module(name)
+        except (
+            Exception
+        ):  # ImportError where it is missing; OSError and RuntimeError where it was built for another torch
+            names.append(name)
+    _forget(names)
     finder = _Finder(names)
     sys.meta_path.insert(0, finder)
     try:

@@ -37,12 +37,11 @@ def write_page(
 
     The page says in words and numbers how errors go with uncertainty; it draws errors against uncertainty (Teye et al.
     2018, Figure 2), reliability, coverage, risk-coverage and a histogram, shows the most and least certain inputs, and
-    a table against constant uncertainty (regression) or the plain network (classification). It loads nothing from
-    anywhere, and appears whole or not at all. Beyond 10,000 points a random 10,000 are drawn; scores count all, of the
-    pixels of a segmentation a random two million.
+    a table against constant uncertainty (regression) or the plain network (classification). Beyond 10,000 points a
+    random 10,000 are drawn; scores count all, of the pixels of a segmentation a random two million.
 
     Args:
-        path: the file to write; its folder is made.
+        path: the file to write, which is returned; its folder is made.
         bayes: a fitted `mcbn.MCBN`, for regression tuned (without tau there is no likelihood, and the page says so).
         x: held-out inputs; a tensor is predicted block by block, anything else the model takes at once.
         y: their targets or labels, (N,), (N, 1) or maps (N, H, W); never used to tune anything of `bayes`.
@@ -55,9 +54,6 @@ def write_page(
         classes: one name a class.
         groups: one name an input: the page then counts the coverage of each group by itself.
         seed: of the training examples that the checks take.
-
-    Returns:
-        The path.
     """
     y = torch.as_tensor(y)
     if y.ndim == 0:

@@ -82,22 +82,20 @@ class Votes:
 
 def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, constant_std: float | None = None) -> Spread:
     """Predict held-out regression data block by block."""
-    return _with_twin([_regress(bayes, block, y[rows]) for rows, block in _blocks(x, len(y))], len(y), constant_std)
-
-
-def _regress(bayes: MCBN[Any], x: Any, y: Tensor) -> Block:
-    pred = bayes.predict(x)
-    if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
-        raise MCBNError(
-            f"the network has {pred.mean.shape[1]} outputs, each with units of its own; give MCBN an output= that"
-            " returns one of them and write a page for each"
-        )
-    y, std = match_shape(y, pred.mean), pred.variance.sqrt()
-    low, high = pred.interval(LEVEL) if _promises(pred) else central_interval(pred.mean, std, LEVEL)
-    tuned, inside = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all()), ((low <= y) & (y <= high)).to(y)
-    moments = {"mean": pred.mean, "std": pred.variance.double().sqrt(), "epistemic": pred.epistemic}
-    log_prob = pred.log_prob(y) if tuned else None
-    return moments | {"y": y, "log_prob": log_prob, "plain": bayes.plain_mean(x), "inside": inside}
+    tuned, points = bool(torch.isfinite(torch.as_tensor(bayes.tau)).all()), []
+    for rows, block in _blocks(x, len(y)):
+        pred = bayes.predict(block)
+        if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
+            n = pred.mean.shape[1]
+            raise MCBNError(
+                f"the network has {n} outputs; write a page for each, with an output= of MCBN that returns it"
+            )
+        target, std = match_shape(y[rows], pred.mean), pred.variance.sqrt()
+        low, high = pred.interval(LEVEL) if _promises(pred) else central_interval(pred.mean, std, LEVEL)
+        moments = {"mean": pred.mean, "std": pred.variance.double().sqrt(), "epistemic": pred.epistemic}
+        moments |= {"log_prob": pred.log_prob(target) if tuned else None, "plain": bayes.plain_mean(block)}
+        points.append(moments | {"y": target, "inside": ((low <= target) & (target <= high)).to(target)})
+    return _with_twin(points, len(y), constant_std)
 
 
 def _promises(pred: Any) -> bool:

@@ -35,7 +35,8 @@ def show_ends(
     groups: list[Group] = []
     for heading, chosen in (("Least certain", inputs[::-1][:COUNT]), ("Most certain", inputs[:COUNT])):
         points = [np.flatnonzero(shown.inputs == i) for i in chosen]
-        rows = [[str(i), *(_typical(c[p]) for c in columns.values())] for i, p in zip(chosen, points, strict=True)]
+        cells = [[str(c[p[0]]) if c.dtype == object else float(c[p].mean()) for c in columns.values()] for p in points]
+        rows = [[str(i), *row] for i, row in zip(chosen, cells, strict=True)]
         groups.append({"heading": heading, **show_inputs(x, chosen, ["input", *columns], rows, names)})
     return groups
 
@@ -45,16 +46,12 @@ def show_inputs(
 ) -> Group:
     """Show inputs of x, each with its row."""
     if is_image(x):
-        tiles = [tile(to_pixels(x[i]), alt=f"input {i}") for i in chosen]
-        return {"cards": [{"tiles": [picture], "row": row} for picture, row in zip(tiles, rows, strict=True)]}
+        pairs = zip(chosen, rows, strict=True)
+        return {"cards": [{"tiles": [tile(to_pixels(x[i]), alt=f"input {i}")], "row": row} for i, row in pairs]}
     if isinstance(x, Tensor) and x.ndim == 2:
         header = header + feature_names(x, names)[:MOST_COLUMNS]
         rows = [row + x[i, :MOST_COLUMNS].tolist() for row, i in zip(rows, chosen, strict=True)]
     return {"cards": [], "header": header, "rows": rows}
-
-
-def _typical(values: NDArray[Any]) -> str | float:
-    return str(values[0]) if values.dtype.kind == "O" else float(values.mean())
 
 
 def tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:

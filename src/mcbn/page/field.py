@@ -36,7 +36,7 @@ def write_watch_page(
     strangest inputs, and predictions before and after adaptation.
 
     Args:
-        path: the file to write; its folder is made.
+        path: the file to write, which is returned; its folder is made.
         watch: what judges the inputs.
         x: the inputs in their order, (N, ...); the strangest are shown. None: `rows` alone are.
         y: their targets or labels, where known: before and after adaptation are then scored.
@@ -44,9 +44,6 @@ def write_watch_page(
         bayes, adapted: an MCBN and what its `adapt` returned, or was loaded: shown before and after, on x.
         names: one name a column of x.
         title: heading of the page.
-
-    Returns:
-        The path.
 
     >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
     >>> write_watch_page(folder / "watch.html", watch, x).name

@@ -121,18 +121,13 @@ def interval_coverage(error: Vector, std: Vector | float) -> Curve:
 
 
 def set_coverage(mass_above: Vector) -> Curve:
-    """Share of points whose true class is in the smallest set of classes with probability `level` or more.
-
-    mass_above (N,): probability of the classes ranked above the true one, which is in the set while that is below the
-    level. Sets are whole classes, so a calibrated model covers the level or more.
-    """
+    """Share of points whose true class is in the smallest set of each level: where `mass_above` (N,) is below it."""
     return Curve(LEVELS, np.searchsorted(np.sort(mass_above), LEVELS, side="left") / len(mass_above))
 
 
 def reliability(confidence: Vector, right: Vector) -> Bins:
     """Mean confidence and accuracy in those of 15 bins (b / 15, (b + 1) / 15] that hold points (Guo et al. 2017)."""
-    edges = np.linspace(0, 1, 16)
-    return _average(np.searchsorted(edges[1:-1], confidence, side="left"), confidence, right)
+    return _average(np.searchsorted(np.linspace(0, 1, 16)[1:-1], confidence, side="left"), confidence, right)
 
 
 def spread_reliability(std: Vector, error: Vector) -> Bins:
@@ -185,20 +180,9 @@ def regression_scores(spread: Spread) -> list[Score]:
     return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
-def worse_mean(spread: Spread) -> str:
-    """Say that the mean over the draws is worse than the plain network's; empty where it is not, or not known."""
-    if spread.plain is None:
-        return ""
-    ours, plain = (torch.from_numpy((mean - spread.y) ** 2) for mean in (spread.mean, spread.plain))
-    return metrics.worse_mean(ours, plain, "RMSE")
-
-
-def worse_votes(ours: Votes, plain: Votes | None) -> str:
-    """Say that the labels of the draws, or else their likelihood, are worse than the plain network's."""
-    if plain is None:
-        return ""
-    wrong = metrics.worse_mean(torch.from_numpy(ours.error), torch.from_numpy(plain.error), "error rate")
-    return wrong or metrics.worse_mean(torch.from_numpy(-ours.log_prob), torch.from_numpy(-plain.log_prob), "NLL")
+def worse_mean(name: str, ours: Vector, plain: Vector) -> str:
+    """Say that the draws lose more than the plain network, by losses (N,) of this name; empty where they do not."""
+    return metrics.worse_mean(torch.from_numpy(ours), torch.from_numpy(plain), name)
 
 
 def crps(spread: Spread) -> tuple[Vector, Vector]:

@@ -30,7 +30,8 @@ def environment(package: str = "mcbn.page") -> Environment:
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.filters |= {"number": number, "percent": percent, "each": _each}
+    templates.filters |= {"number": number, "percent": percent}
+    templates.filters["each"] = lambda words, *columns: [words.format(*each) for each in zip(*columns, strict=True)]
     templates.filters["asset"] = lambda name: loader.get_source(templates, name)[0]
     templates.filters["sha256"] = lambda source: base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
     templates.globals |= {"axis": axis, "series": series, "plots": plots}
@@ -47,10 +48,6 @@ def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:
 def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> Spec:
     """Describe one series: a band, a line, dots or bars."""
     return {"name": name, "kind": kind, "color": color, "dash": dash, "x": rounded(x, 6), "y": rounded(y)}
-
-
-def _each(words: str, *columns: Iterable[Any]) -> list[str]:
-    return [words.format(*values) for values in zip(*columns, strict=True)]
 
 
 def number(value: float | None, digits: int = 4) -> str:

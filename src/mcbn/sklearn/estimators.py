@@ -218,12 +218,10 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         labels = column_or_1d(labels, warn=True)
         weights = _weights(sample_weight, x)
         self.classes_ = np.unique(labels[weights > 0])
-        K = len(self.classes_)
-        if K < 2:
-            only = self.classes_.tolist()[0]
-            raise MCBNError(f"classification needs at least 2 classes; the data holds one class: {only!r}")
+        if len(self.classes_) < 2:
+            raise MCBNError(f"classification needs 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}")
         rows = distinct(x, np.searchsorted(self.classes_, labels).astype(np.float64), weights)
-        return self._train(rows._replace(y=rows.y.long()), K)
+        return self._train(rows._replace(y=rows.y.long()), len(self.classes_))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Predict the most probable label, (N,)."""

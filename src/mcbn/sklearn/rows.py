@@ -34,8 +34,7 @@ class Rows(NamedTuple):
 
     def order(self, generator: torch.Generator) -> Tensor:
         """Draw the rows of one epoch, (W,), shuffled: row i about W w_i / sum w times, exactly so if that is whole."""
-        offset = torch.rand((), generator=generator, dtype=torch.float64)
-        chosen = systematic(self.weights, self.size, offset)
+        chosen = systematic(self.weights, self.size, torch.rand((), generator=generator, dtype=torch.float64))
         return chosen[torch.randperm(len(chosen), generator=generator)]
 
     def repeated(self) -> Tensor:

@@ -99,8 +99,9 @@ class _Run:
         self.settings, self.seed, self.classify = settings, seed, settings.task == "classification"
         self.device = torch.device(settings.device or "cpu")
         self.splits = folds(rows, settings.n_folds, seed)[: 1 if len(rows.x) >= ONE_PART else None]
-        self.rows = rows.take(rows.repeated())  # as often as their weights say, for the moments
-        self.scale = self._standardized(nn.Identity())
+        repeated = rows.take(rows.repeated())  # as often as their weights say, for the moments
+        self.units = repeated.x, None if self.classify else repeated.y  # of all networks, whatever they are trained on
+        self.scale = Standardized(nn.Identity(), *self.units)
         self.training = [*(training for training, _ in self.splits), rows]  # of each network
         # at most half the rows of each network, so that draws of batch statistics differ
         asked = settings.batch_size or max(M for least, M in BATCH_SIZES.items() if rows.size >= least)
@@ -159,20 +160,15 @@ class _Run:
         y = y if self.classify else y.reshape(len(y), -1).float()
         return x.to(self.device, torch.float32), y.to(self.device)
 
-    def _standardized(self, network: nn.Module) -> Standardized:
-        """Wrap a network to work in original units: those of all rows, whatever the network was trained on."""
-        return Standardized(network, self.rows.x, None if self.classify else self.rows.y)
-
     def bayes(self, s: int, rows: Rows, values: Values) -> MCBN[Any]:
         """Draw the batch statistics of network s, in original units and double precision, from its training rows."""
         network, (x, _) = stacked.network(values, s, rows.x.shape[1]).to(self.device), self._seen(rows)
         index = next(_row_numbers(rows, self.seed, self.n_batches * self.batch_size)).to(self.device)
         update_bn(x[index].reshape(self.n_batches, self.batch_size, -1), network)  # running statistics of one epoch
         dtype = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no double precision
-        bayes: MCBN[Any] = MCBN(self._standardized(network).eval().to(self.device, dtype), self.settings.task)
-        return bayes.fit(
-            rows.x[rows.repeated()], n_samples=self.settings.n_samples, batch_size=self.batch_size, seed=self.seed
-        )
+        bayes: MCBN[Any] = MCBN(Standardized(network, *self.units).eval().to(self.device, dtype), self.settings.task)
+        x, T = rows.x[rows.repeated()], self.settings.n_samples
+        return bayes.fit(x, n_samples=T, batch_size=self.batch_size, seed=self.seed)
 
     def tau(self, fitted: Sequence[MCBN[Any]], held_out: Sequence[Rows]) -> Tensor:
         """Tune tau on the held-out rows of all folds; logits are never sharpened: rows all right would ask for it."""
