@@ -1,6 +1,7 @@
 """Does `mcbn.compare` tell a user what the studies found? On their networks, beside what they have on record.
 
-CIFAR-10: the networks of `mcbn reproduce cifar10`, beside the likelihoods of results/alternatives, which has T = 128.
+CIFAR-10: the networks of `mcbn reproduce cifar10` on some of the images, beside results/alternatives, which has all and
+T = 128: so what is compared is the gain over the plain network.
 Tables: the networks of the regression study's folds, tuned on their held-out fold, beside its final networks, which
 were trained on that fold too. So what is compared there is CRPS over that of a constant variance on the same network.
 """
@@ -26,12 +27,12 @@ from mcbn_study.tables import render
 DATASETS = ("yacht", "boston", "concrete", "energy")
 SAMPLED, CONSTANT = "MCBN, sampled", "MCBN mean, constant variance"
 STUDIED = {  # methods of `compare`: what results/alternatives calls each, and whether it is tempered
-    "plain": ("plain", False),
     "temperature": ("plain", True),
     "MCBN, linear": ("mcbn_linear", True),
     SAMPLED: ("mcbn", True),
     "MCBN, tuned M": ("mcbn_joint", True),
 }
+CLASSES = {"n_samples": 16, "batch_size": 32, "n_validation": 500, "n_test": 2_000}
 AT_ONCE = 250  # images
 
 
@@ -47,12 +48,14 @@ def run(
     for dataset in DATASETS:
         if not journal.has(dataset=dataset):
             journal.add(compare_values(Path(regression) / "networks" / f"{dataset}_folds.safetensors"))
-    journal, split = Journal(out, {"n_samples": 32, "batch_size": 32}), images or PAPER.load()
-    parts = [DataLoader(TensorDataset(standardize(part.x), part.y), AT_ONCE) for part in (split.validation, split.test)]
+    journal, split = Journal(out, CLASSES), images or PAPER.load()
+    counts = (split.validation, CLASSES["n_validation"]), (split.test, CLASSES["n_test"])
+    parts = [DataLoader(TensorDataset(standardize(part.x[:n]), part.y[:n]), AT_ONCE) for part, n in counts]
+    how = {name: CLASSES[name] for name in ("n_samples", "batch_size")}
     for seed, network in sorted(load_classifiers(networks).plain.items()):
         if not journal.has(seed=seed):
-            bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **journal.config)
-            journal.add([{"kind": "classes", "seed": seed, "n": len(split.test.y), **_compare(bayes, *parts)}])
+            bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **how)
+            journal.add([{"kind": "classes", "seed": seed, **_compare(bayes, *parts)}])
     report(out, regression=regression)
 
 
@@ -83,13 +86,14 @@ def report(out: str | Path = "results/comparison", *, regression: str | Path = "
 
 
 def _classes(records: list[Record], scores: list[Record]) -> Iterator[list[str]]:
-    """Lay out the NLL of every method, mean over networks: told by `compare`, on record, and the difference."""
+    """Lay out NLL less that of the plain network, mean over networks: told by `compare`, on record, the difference."""
+    found = {(r["method"], r["tempered"], r["seed"]): r["nll"] for r in scores if r["data"] == "test"}
+    ours = [r for r in records if r["kind"] == "classes"]
     for method, (name, tempered) in STUDIED.items():
-        told = {r["seed"]: _loss(r, method) for r in records if r["kind"] == "classes"}
-        wanted = {"method": name, "tempered": tempered, "data": "test"}
-        found = {r["seed"]: r["nll"] for r in scores if wanted.items() <= r.items() and r["seed"] in told}
-        gaps = [told[seed] - found[seed] for seed in found]
-        yield [method, *(cell(estimate(v, decimals=4)) for v in (told.values(), found.values(), gaps))]
+        told = [_loss(r, method) - _loss(r, "plain") for r in ours]
+        there = [found[name, tempered, r["seed"]] - found["plain", False, r["seed"]] for r in ours]
+        gaps = [a - b for a, b in zip(told, there, strict=True)]
+        yield [method, *(cell(estimate(values, decimals=4), sign="+") for values in (told, there, gaps))]
 
 
 def _values(records: list[Record], tests: list[Record]) -> Iterator[list[str]]:
