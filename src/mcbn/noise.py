@@ -35,11 +35,11 @@ class Tuned(NamedTuple):
     at_bound: bool = False  # whether tau of an output would go beyond what is tried
 
 
-def drop_calibration(predictor: Any) -> None:
+def drop_calibration(predictor: Any, stacklevel: int = 3) -> None:
     """Forget the calibration of a predictor that gets other draws or another tau; say so if there was one."""
     if predictor.calibration is not None:
         message = "mcbn: what is predicted changes, so the calibration is dropped; call calibrate(held_out_data) again"
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=stacklevel)
     predictor.calibration = None
 
 
