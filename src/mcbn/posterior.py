@@ -209,10 +209,9 @@ class Posterior:
         return replace(self, mean=mean, var=var, gaussian=self.gaussian.to(device, dtype) if self.gaussian else None)
 
     def __repr__(self) -> str:
-        return (
-            f"Posterior({f'{self.family}, ' if self.gaussian else ''}n_samples={self.n_samples}, "
-            f"batch_size={self.batch_size}, {len(self.layers)} layers, {sum(self.channels.values())} channels)"
-        )
+        sizes = f"{len(self.layers)} layers, {sum(self.channels.values())} channels"
+        family = f"{self.family}, " if self.gaussian else ""
+        return f"Posterior({family}n_samples={self.n_samples}, batch_size={self.batch_size}, {sizes})"
 
 
 def _require_one_fit(shares: Sequence[Posterior]) -> None:
@@ -221,9 +220,7 @@ def _require_one_fit(shares: Sequence[Posterior]) -> None:
     first = shares[0]
     for share in shares:
         if share.gaussian is not None:
-            raise MCBNError(
-                f"a part is of family {share.family!r}; merge draws of training batches, then as_gaussian()"
-            )
+            raise MCBNError(f"a part is of family {share.family!r}; merge draws of batches, then as_gaussian()")
         if share.fitted_batch_size not in (None, share.batch_size):
             raise MCBNError("a part was rescaled by at_batch_size; merge the parts as they were drawn, then rescale")
         if list(first.channels.items()) != list(share.channels.items()):

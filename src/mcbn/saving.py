@@ -60,9 +60,7 @@ def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor]
     except FileNotFoundError as error:
         raise MCBNError(f"there is no file {path}{advice}") from error
     except Exception as error:  # of safetensors, of the system, and of torch about dtypes and sizes
-        raise MCBNError(
-            f"{path} is not a whole safetensors file ({error}): truncated or of another kind{advice}"
-        ) from error
+        raise MCBNError(f"{path} is not a whole safetensors file ({error}), or of another kind{advice}") from error
     checked = CHECKSUMS in text or text.get("format_version") == str(FORMAT_VERSION)
     with damage_told(path):
         written: dict[str, str] = dict(json.loads(text.pop(CHECKSUMS, "{}")))
@@ -208,9 +206,7 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
     if (version := metadata.get("format_version")) not in READABLE:
-        raise MCBNError(
-            f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} and earlier; fit again"
-        )
+        raise MCBNError(f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} or less; fit again")
     if version != str(FORMAT_VERSION):
         message = f"{path} has posterior format {version}, without checksums: damage may go unnoticed; save it again"
         warnings.warn(f"mcbn: {message}", stacklevel=4)
