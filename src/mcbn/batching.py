@@ -66,11 +66,10 @@ def _population(loader: DataLoader[Any]) -> Sequence[int]:
     return [int(i) for batch in islice(iterate(loader.batch_sampler or [], 0), 10 * N) for i in batch]
 
 
-class Take:
+class Take(NamedTuple):
     """Fetch rows of tensors."""
 
-    def __init__(self, data: Any) -> None:
-        self.data = data
+    data: Any
 
     def __call__(self, rows: Any) -> Any:
         """Return these rows of every tensor."""
@@ -85,11 +84,11 @@ def fetch(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[int]) ->
     return collate([dataset[row] for row in rows])
 
 
-class Stream:
+class Stream(NamedTuple):
     """Batches taken as they come: from an IterableDataset or any iterable that has no index."""
 
-    def __init__(self, source: Iterable[Any], batch_size: int | None = None) -> None:
-        self.source, self.batch_size = source, batch_size
+    source: Iterable[Any]
+    batch_size: int | None = None
 
     def batches(self, n_samples: int, batch_size: int | None, seed: int) -> tuple[Iterator[Any], int]:
         """Take the first T full batches, starting over where the stream ends early; return them with their size M."""
@@ -164,13 +163,14 @@ def draw_batches(
             raise MCBNError("a stream has no draw t to take by itself; give a Dataset or tensors, or fit it whole")
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
     N, M = len(source.population), _batch_size(batch_size, source, whole=once)
+    chosen: Callable[[int], Indices] = partial(rows_of_draw, N, M, seed)
     if once:
-        order, count = np.random.Generator(np.random.Philox(key=seed)).permutation(N), max(1, N // M)
-        pieces = [np.sort(order[t * N // count : (t + 1) * N // count]) for t in range(count)]
-        rows = _Rows(source, pieces.__getitem__, count, seed)
-    else:
-        rows = _Rows(source, partial(rows_of_draw, N, M, seed), n_samples, seed)
-    return TrainingBatches(_load(rows, source.loader, numbers), M, N, seed, numbers)
+        order, n_samples = np.random.Generator(np.random.Philox(key=seed)).permutation(N), max(1, N // M)
+        edges = [t * N // n_samples for t in range(n_samples + 1)]
+        chosen = [np.sort(order[start:stop]) for start, stop in pairwise(edges)].__getitem__
+    rows = _Rows(source, chosen, seed)
+    loaded = _load(rows, source.loader, range(n_samples) if numbers is None else numbers)
+    return TrainingBatches(loaded, M, N, seed, numbers)
 
 
 def _batch_size(asked: int | None, source: Source, *, whole: bool) -> int:
@@ -191,14 +191,11 @@ def _batch_size(asked: int | None, source: Source, *, whole: bool) -> int:
 
 
 class _Rows(Dataset[Any]):
-    """The T batches as a dataset: item t has the rows `chosen(t)`, and runs the transforms from (seed, t)."""
+    """Batches as a dataset: item t has the rows `chosen(t)`, and runs the transforms from (seed, t)."""
 
-    def __init__(self, source: Source, chosen: Callable[[int], Indices], T: int, seed: int) -> None:
+    def __init__(self, source: Source, chosen: Callable[[int], Indices], seed: int) -> None:
         self.fetch, self.population, self.chosen = source.fetch, source.population, chosen
-        self.n_samples, self.seed, self.undisturbed = T, seed, Undisturbed()
-
-    def __len__(self) -> int:
-        return self.n_samples
+        self.seed, self.undisturbed = seed, Undisturbed()
 
     def __getitem__(self, t: int) -> Any:
         chosen = self.chosen(t)
@@ -219,16 +216,15 @@ def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     return np.sort(generator.choice(n, batch_size, replace=False, shuffle=False))
 
 
-def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Numbers) -> Iterable[Any]:
-    """Load the batches of these t, or of all, with the workers of the user's own loader where there is one."""
-    chosen = range(len(rows)) if numbers is None else numbers
+def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int]) -> Iterable[Any]:
+    """Load the batches of these t, with the workers of the user's own loader where there is one."""
     if loader is None:
-        return map(rows.__getitem__, chosen)
+        return map(rows.__getitem__, numbers)
     kept = ["num_workers", "worker_init_fn", "timeout", "pin_memory"]
     kept += ["prefetch_factor", "multiprocessing_context"] if loader.num_workers else []
     options: dict[str, Any] = {name: getattr(loader, name) for name in kept}
     generator = torch.Generator().manual_seed(rows.seed)
-    return DataLoader(rows, batch_size=None, sampler=chosen, collate_fn=_same, generator=generator, **options)
+    return DataLoader(rows, batch_size=None, sampler=numbers, collate_fn=_same, generator=generator, **options)
 
 
 def _same(batch: Any) -> Any:

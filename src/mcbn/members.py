@@ -83,9 +83,8 @@ class Members(Predictor):
             return super().tune(data, **options)
         score, drawn = noise.require_score(self.task, options.pop("score", None), self.noise), self.posterior
         options["n_samples"] = self._count(options.get("n_samples"))
-        twins = {
-            M: self.at_batch_size(M) for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
-        }
+        sizes = noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
+        twins = {M: self.at_batch_size(M) for M in sizes}
         tuned = {M: noise.tune(twin, data, score=score, **options) for M, twin in twins.items()}
         M = noise.best(tuned, score)
         self.members, self.tau = twins[M].members, tuned[M].tau
