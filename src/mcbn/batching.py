@@ -66,10 +66,11 @@ def _population(loader: DataLoader[Any]) -> Sequence[int]:
     return [int(i) for batch in islice(iterate(loader.batch_sampler or [], 0), 10 * N) for i in batch]
 
 
-class Take(NamedTuple):
+class Take:
     """Fetch rows of tensors."""
 
-    data: Any
+    def __init__(self, data: Any) -> None:
+        self.data = data
 
     def __call__(self, rows: Any) -> Any:
         """Return these rows of every tensor."""
@@ -220,8 +221,7 @@ def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int]) -
     """Load the batches of these t, with the workers of the user's own loader where there is one."""
     if loader is None:
         return map(rows.__getitem__, numbers)
-    kept = ["num_workers", "worker_init_fn", "timeout", "pin_memory"]
-    kept += ["prefetch_factor", "multiprocessing_context"] if loader.num_workers else []
+    kept = ("num_workers", "worker_init_fn", "timeout", "pin_memory", "prefetch_factor", "multiprocessing_context")
     options: dict[str, Any] = {name: getattr(loader, name) for name in kept}
     generator = torch.Generator().manual_seed(rows.seed)
     return DataLoader(rows, batch_size=None, sampler=numbers, collate_fn=_same, generator=generator, **options)

@@ -114,8 +114,7 @@ def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]
         chosen = list(names[:layers])
     elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
         known = {bare_name(name): child for name, child in module.named_modules(remove_duplicate=False)}
-        bare = {name: bare_name(name) for name in layers}
-        wanted = {name: known.get(short, known.get(short.removeprefix("module."))) for name, short in bare.items()}
+        wanted = {n: known.get(bare_name(n), known.get(bare_name(n).removeprefix("module."))) for n in layers}
         missing = [name for name, child in wanted.items() if child not in [modules[norm] for norm in names]]
         if missing:
             raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
@@ -141,8 +140,7 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     with torch.no_grad(), survey:
         network.run_copy(x)
     norms = [name for name, child in network.module.named_modules() if isinstance(child, AnyBatchNorm)]
-    deaf = [name for name in norms if name in survey.entered and name not in survey.layers]  # arithmetic of their own
-    names = [*survey.layers, *deaf]
+    names = [*survey.layers, *(n for n in norms if n in survey.entered and n not in survey.layers)]  # own arithmetic
     if not names:
         unused = f"its layers {candidates(network.module)} are not used in eval mode"
         raise MCBNError(f"{type(network.module).__name__} ran without a single batch norm call; {unused}")

@@ -64,10 +64,8 @@ class Members(Predictor):
             return pool([member.predict(inputs, method=method, **options) for member in self.members])
 
         pred: Any = self.engine.network.over(x, predict_batch, prediction.join, self.inputs)
-        if self.calibration is None:
-            return pred
-        kept = self.calibration.for_prediction(method, pred.n_samples, options.get("mean", "drawn"))
-        return replace(pred, calibration=kept)
+        kept, mean = self.calibration, options.get("mean", "drawn")
+        return replace(pred, calibration=kept and kept.for_prediction(method, pred.n_samples, mean))
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the average of the members' own means (N, ...) or class probabilities (N, K, ...), without draws."""

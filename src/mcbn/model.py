@@ -176,7 +176,7 @@ class MCBN(Generic[P]):
             network = self.copy_network()
             if once:
                 model, recorded = diagonal.observe(network, drawn, self.layers, inputs)
-                fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
+                fitted = Posterior(*model.statistics(n_samples, seed), drawn.batch_size, model, seed)
             else:
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)

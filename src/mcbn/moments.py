@@ -27,9 +27,7 @@ class Moments:
 
     def __init__(self, *, covariance: bool = False) -> None:
         self.count = 0
-        self.pivot = torch.zeros(())  # the first draw, (N, ...)
-        self.sum = torch.zeros(())
-        self.squares = torch.zeros(())
+        self.pivot = self.sum = self.squares = torch.zeros(())  # pivot: the first draw, (N, ...)
         self.products: Tensor | None = torch.zeros(()) if covariance else None  # (N, D, D)
 
     def add(self, chunk: Tensor) -> None:

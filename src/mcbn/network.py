@@ -199,12 +199,10 @@ class Network:
 
     def runs(self, batch: Any, inputs: batches.Picker = None) -> bool:
         """Tell whether the network runs on a batch as it is: what comes in a list may be batches or examples."""
-        try:
-            with torch.no_grad(), isolated_random():
-                self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys)))
-        except Exception:  # whatever a foreign network says of what it does not take
-            return False
-        return True
+        with suppress(Exception), torch.no_grad(), isolated_random():  # whatever a foreign network says
+            self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys)))
+            return True
+        return False
 
     def run_copy(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs: the network may change them in place."""
@@ -294,11 +292,10 @@ class Network:
         return self.module(inputs)
 
     def _takes(self, *args: Any, **kwargs: Any) -> bool:
-        try:
+        with suppress(TypeError):
             inspect.signature(self.module.forward).bind(*args, **kwargs)
-        except TypeError:
-            return False
-        return True
+            return True
+        return False
 
     @cached_property
     def accepted_keys(self) -> tuple[list[str], list[str]]:
@@ -352,9 +349,8 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
 
 
 def _lookup(result: Any, key: str | int) -> Any:
-    try:
+    with suppress(KeyError, IndexError, AttributeError, TypeError):
         if isinstance(key, str) and not isinstance(result, Mapping):
             return getattr(result, key)
         return result[key]
-    except (KeyError, IndexError, AttributeError, TypeError):
-        return None
+    return None

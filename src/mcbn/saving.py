@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -90,10 +90,9 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
 
 def is_posterior(path: Path) -> bool:
     """Tell whether a file is one that `save` wrote."""
-    try:
+    with suppress(MCBNError):
         return read_tensors(path)[1].get("format") == FORMAT
-    except MCBNError:
-        return False
+    return False
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
@@ -188,7 +187,7 @@ def _posterior(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mappin
         location, diagonal = (_stored(path, tensors, f"gaussian.{name}", (P,)) for name in ("location", "diagonal"))
         factors = [_stored(path, tensors, f"gaussian.factor.{i}", (None, size)) for i, size in enumerate(blocks)]
         moments = Gaussian(family, channels, location, tuple(factors), diagonal)
-        posterior = Posterior.from_gaussian(moments, T, batch_size, seed=int(seed))
+        posterior = Posterior(*moments.statistics(T, int(seed)), batch_size, moments, int(seed))
     return replace(posterior, fitted_batch_size=int(metadata.get("fitted_batch_size", batch_size)))
 
 
