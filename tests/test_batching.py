@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -23,7 +24,6 @@ from torch.utils.data import (
 )
 
 import mcbn
-from mcbn import batching
 from mcbn.batching import draw_batches, rows_of_draw
 from untouched import generators
 
@@ -160,6 +160,12 @@ def test_ready_batches_are_drawn_whole_in_random_order() -> None:
         drawn(loader, batch_size=3)
 
 
+def test_ready_batches_of_a_sampler_are_those_it_names() -> None:
+    sampler = BatchSampler(RandomSampler(range(N)), 8, drop_last=True)
+    batches = drawn(DataLoader(ROWS, batch_size=None, sampler=sampler), n_samples=N // 8)
+    assert [len(set(batch.tolist())) for batch in batches] == [8] * (N // 8)
+
+
 class Stream(IterableDataset[Tensor]):
     def __init__(self, n: int) -> None:
         self.n = n
@@ -196,9 +202,7 @@ def test_data_without_a_batch_size_gets_one_and_a_warning() -> None:
         assert len(drawn(ROWS)[0]) == 32
 
 
-@pytest.mark.parametrize("values", [1, 3 * 7, 2**20])
-def test_rows_taken_together_are_those_of_each_draw(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "VALUES_TAKEN", values)
+def test_rows_of_tensors_are_those_of_each_draw() -> None:
     got = drawn((ROWS, ROWS + 1), batch_size=7, n_samples=70, seed=3)
     for t, (x, y) in enumerate(got):
         assert x.tolist() == rows_of_draw(N, 7, 3, t).tolist()

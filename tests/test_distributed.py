@@ -128,3 +128,18 @@ def test_one_rank_is_the_plain_fit(tmp_path, backend):
         dist.destroy_process_group()
     whole = mcbn.MCBN(network, "regression").fit(x, n_samples=40, batch_size=16).posterior
     assert all(torch.equal(merged.var[name], whole.var[name]) for name in whole.layers)
+
+
+def test_a_fit_forgets_what_was_found_for_the_draws_before(tmp_path):
+    network, x = small()
+    y, options = torch.randn(len(x), 6), {"n_samples": 8, "batch_size": 16}
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'alone'}", rank=0, world_size=1)
+    try:
+        bayes = mcbn.MCBN(network, "regression").fit(x, **options).calibrate((x, y), score="absolute")
+        bayes.adaptation, bayes.tau_at_bound = "of the draws before", True
+        with pytest.warns(UserWarning, match="calibration is dropped") as caught:
+            mcbn.distributed.fit(bayes, x, **options)
+    finally:
+        dist.destroy_process_group()
+    assert (bayes.calibration, bayes.adaptation, bayes.tau_at_bound) == (None, None, False)
+    assert caught[0].filename == __file__  # the user's own line

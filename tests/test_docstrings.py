@@ -63,4 +63,4 @@ def test_every_method_shows_an_example(kind: type) -> None:
             assert ">>> " in method.__doc__ or f".{name}(" in kind.__doc__.partition(">>> ")[2], name
 
 
-SEAM = {"adopt", "copy_network", "draws", "engine_for"}  # of MCBN: what other code builds on
+SEAM = {"adopt", "adopt_fit", "copy_network", "draws", "engine_for"}  # of MCBN: what other code builds on

@@ -160,6 +160,15 @@ def test_a_posterior_changed_in_place_is_used_whole() -> None:
     assert torch.equal(bayes.sample(x), bayes.with_posterior(copy.deepcopy(bayes.posterior)).sample(x))
 
 
+def test_a_posterior_changed_in_place_loses_its_calibration() -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8)
+    bayes.calibrate((x, bayes.plain(x) + 1), score="absolute")
+    bayes.posterior.mean["1"].mul_(2)
+    with pytest.warns(UserWarning, match="calibration is dropped"):
+        assert bayes.predict(x).calibration is None
+
+
 def test_a_gaussian_posterior_changed_in_place_is_refused() -> None:
     model, x = make("1d")
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=5, batch_size=8, posterior="gaussian")

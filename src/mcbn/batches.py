@@ -152,10 +152,8 @@ def require_finite(tree: Any) -> None:
     for tensor in tensors_of(tree):
         suspect = tensor.is_floating_point() and not math.isfinite(tensor.sum().item())  # which may also be too large
         if suspect and (count := int((~torch.isfinite(tensor)).sum())):
-            where = f"in a tensor of shape {tuple(tensor.shape)}"
-            raise MCBNError(
-                f"the inputs hold {count} non-finite values (NaN or infinity) {where}; clean or impute them"
-            )
+            what = f"{count} non-finite values (NaN or infinity) in a tensor of shape {tuple(tensor.shape)}"
+            raise MCBNError(f"the inputs hold {what}; clean or impute them")
 
 
 def size_of(tree: Any) -> int:
@@ -197,10 +195,8 @@ def pick_targets(batch: Any, targets: Picker) -> Tensor:
     try:
         return torch.as_tensor(picked)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise MCBNError(
-            f"give targets as numbers, such as sorted(set(y)).index of each label: targets={targets!r} picks "
-            f"{describe(picked)} from {describe(batch)}, not a tensor"
-        ) from error
+        what = f"targets={targets!r} picks {describe(picked)} from {describe(batch)}, not a tensor"
+        raise MCBNError(f"give targets as numbers, such as sorted(set(y)).index of each label: {what}") from error
 
 
 def pick(batch: Any, picker: Picker, argument: str) -> Any:

@@ -3,7 +3,6 @@
 Whatever the loader's order or whoever computes it. Data are examples fetched by index, or a stream of ready batches.
 """
 
-import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,6 @@ from mcbn.randomness import Undisturbed, iterate
 PLAIN_SAMPLERS = (loading.RandomSampler, loading.SequentialSampler, loading.DistributedSampler)  # visit every row
 DEFAULT_BATCH_SIZE = 32  # of the paper's CIFAR-10 network, where data comes without a loader
 GROUP = 32  # draws recorded in one pass (`mcbn.engine.record`): a group not cut has the same bits everywhere
-MOST_TAKEN, VALUES_TAKEN = 32, 2**20  # batches, and values, taken from tensors in memory at once
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Numbers = Sequence[int] | None  # t of each batch, ascending; None: 0, 1, 2, ...
 
@@ -41,8 +39,9 @@ def read_source(data: Any) -> "Source | Stream":
     if isinstance(data, DataLoader):  # its order is not trusted; all else is respected
         if isinstance(data.dataset, IterableDataset):
             return Stream(data, data.batch_size)
-        if data.batch_sampler is None:  # the dataset hands out ready batches
-            return Stream(_Shuffled(data))
+        if data.batch_sampler is None:  # the dataset hands out ready batches; a sampler of its own making orders them
+            dataset, collate, plain = data.dataset, data.collate_fn, isinstance(data.sampler, PLAIN_SAMPLERS)
+            return Stream(DataLoader(dataset, batch_size=None, shuffle=True, collate_fn=collate) if plain else data)
         size = getattr(data.batch_sampler, "batch_size", None)
         rows = partial(fetch, data.dataset, data.collate_fn)
         return Source(rows, _population(data), size if isinstance(size, int) else None, data)
@@ -62,11 +61,8 @@ def read_source(data: Any) -> "Source | Stream":
 def _population(loader: DataLoader[Any]) -> Sequence[int]:
     """Return the rows a loader visits: all, or for a sampler of its own making those of one epoch."""
     N = len(loader.dataset)  # type: ignore[arg-type]
-    single = type(loader.batch_sampler) is loading.BatchSampler  # batches what the sampler gives one by one
-    if single and isinstance(loader.sampler, PLAIN_SAMPLERS):
+    if type(loader.batch_sampler) is loading.BatchSampler and isinstance(loader.sampler, PLAIN_SAMPLERS):
         return range(N)
-    if single:
-        return [int(i) for i in islice(iterate(loader.sampler, 0), 10 * N)]
     return [int(i) for batch in islice(iterate(loader.batch_sampler or [], 0), 10 * N) for i in batch]
 
 
@@ -89,11 +85,11 @@ def fetch(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[int]) ->
     return collate([dataset[row] for row in rows])
 
 
-class Stream:
+class Stream(NamedTuple):
     """Batches taken as they come: from an IterableDataset or any iterable that has no index."""
 
-    def __init__(self, source: Iterable[Any], batch_size: int | None = None) -> None:
-        self.source, self.batch_size = source, batch_size
+    source: Iterable[Any]
+    batch_size: int | None = None
 
     def batches(self, n_samples: int, batch_size: int | None, seed: int) -> tuple[Iterator[Any], int]:
         """Take the first T full batches, starting over where the stream ends early; return them with their size M."""
@@ -125,18 +121,6 @@ def _full_batches(source: Iterable[Any], n_samples: int, M: int, seed: int) -> I
             count += 1
         if count == before:
             raise MCBNError(f"the stream ended after {count} full batches of {M}; n_samples={n_samples} need as many")
-
-
-class _Shuffled:
-    """The ready batches of a map-style dataset, in a random order that is new each time round."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        dataset: Any = self.loader.dataset
-        for i in np.random.permutation(len(dataset)).tolist():
-            yield self.loader.collate_fn(dataset[i])
 
 
 def warn(message: str) -> None:
@@ -177,18 +161,17 @@ def draw_batches(
     source = read_source(data)
     if isinstance(source, Stream):
         if numbers is not None:
-            raise MCBNError(
-                "a stream has no draw t to take by itself; give a Dataset, tensors or their DataLoader, or fit it whole"
-            )
+            raise MCBNError("a stream has no draw t to take by itself; give a Dataset or tensors, or fit it whole")
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
     N, M = len(source.population), _batch_size(batch_size, source, whole=once)
+    chosen: Callable[[int], Indices] = partial(rows_of_draw, N, M, seed)
     if once:
-        order, count = np.random.Generator(np.random.Philox(key=seed)).permutation(N), max(1, N // M)
-        pieces = [np.sort(order[t * N // count : (t + 1) * N // count]) for t in range(count)]
-        rows = _Rows(source, pieces.__getitem__, count, M, seed)
-    else:
-        rows = _Rows(source, partial(Generators(seed).rows, N, M), n_samples, M, seed)
-    return TrainingBatches(_load(rows, source.loader, numbers), M, N, seed, numbers)
+        order, n_samples = np.random.Generator(np.random.Philox(key=seed)).permutation(N), max(1, N // M)
+        edges = [t * N // n_samples for t in range(n_samples + 1)]
+        chosen = [np.sort(order[start:stop]) for start, stop in pairwise(edges)].__getitem__
+    rows = _Rows(source, chosen, seed)
+    loaded = _load(rows, source.loader, range(n_samples) if numbers is None else numbers)
+    return TrainingBatches(loaded, M, N, seed, numbers)
 
 
 def _batch_size(asked: int | None, source: Source, *, whole: bool) -> int:
@@ -203,22 +186,17 @@ def _batch_size(asked: int | None, source: Source, *, whole: bool) -> int:
     if M == 1:
         warn("batch_size is 1, as of a loader for evaluation; pass the training loader or batch_size=")
     if M >= N and not whole:
-        warn(
-            f"batch_size={M} takes in all {N} examples, so every draw is the same and the variance is zero; "
-            "pass a smaller batch_size, as in training"
-        )
+        why = f"batch_size={M} takes in all {N} examples, so every draw is the same and the variance is zero"
+        warn(f"{why}; pass a smaller batch_size, as in training")
     return min(M, N)
 
 
 class _Rows(Dataset[Any]):
-    """The T batches as a dataset: item t has the rows `chosen(t)`, and runs the transforms from (seed, t)."""
+    """Batches as a dataset: item t has the rows `chosen(t)`, and runs the transforms from (seed, t)."""
 
-    def __init__(self, source: Source, chosen: Callable[[int], Indices], T: int, batch_size: int, seed: int) -> None:
+    def __init__(self, source: Source, chosen: Callable[[int], Indices], seed: int) -> None:
         self.fetch, self.population, self.chosen = source.fetch, source.population, chosen
-        self.n_samples, self.batch_size, self.seed, self.undisturbed = T, batch_size, seed, Undisturbed()
-
-    def __len__(self) -> int:
-        return self.n_samples
+        self.seed, self.undisturbed = seed, Undisturbed()
 
     def __getitem__(self, t: int) -> Any:
         chosen = self.chosen(t)
@@ -229,60 +207,28 @@ class _Rows(Dataset[Any]):
         return self.undisturbed(partial(self.fetch, rows), seed, batches.same)
 
 
-class Generators:
-    """Generators of (seed, t), one object put to the start of stream t: making a new one costs as much as its use."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = np.random.Generator(np.random.Philox(key=[seed, 0]))  # counter-based: made for many streams
-        self.start: Any = self.generator.bit_generator.state
-
-    def rows(self, n: int, batch_size: int, t: int) -> Indices:
-        """Choose the M of N rows of draw t, sorted, in O(M)."""
-        self.start["state"]["key"][1] = t
-        self.generator.bit_generator.state = self.start
-        chosen = self.generator.choice(n, batch_size, replace=False, shuffle=False)
-        chosen.sort()
-        return chosen
-
-
 def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone.
 
     >>> rows_of_draw(100, batch_size=4, seed=0, t=7).shape
     (4,)
     """
-    return Generators(seed).rows(n, batch_size, t)
+    generator = np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
+    return np.sort(generator.choice(n, batch_size, replace=False, shuffle=False))
 
 
-def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Numbers) -> Iterable[Any]:
-    """Load the batches of these t, or of all, with the workers of the user's own loader where there is one."""
-    chosen = range(len(rows)) if numbers is None else numbers
+def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int]) -> Iterable[Any]:
+    """Load the batches of these t, with the workers of the user's own loader where there is one."""
     if loader is None:
-        return _in_turn(rows, chosen)
-    kept = ["num_workers", "worker_init_fn", "timeout", "pin_memory"]
-    kept += ["prefetch_factor", "multiprocessing_context"] if loader.num_workers else []
+        return map(rows.__getitem__, numbers)
+    kept = ("num_workers", "worker_init_fn", "timeout", "pin_memory", "prefetch_factor", "multiprocessing_context")
     options: dict[str, Any] = {name: getattr(loader, name) for name in kept}
     generator = torch.Generator().manual_seed(rows.seed)
-    return DataLoader(rows, batch_size=None, sampler=chosen, collate_fn=_same, generator=generator, **options)
+    return DataLoader(rows, batch_size=None, sampler=numbers, collate_fn=_same, generator=generator, **options)
 
 
 def _same(batch: Any) -> Any:
     return batch
-
-
-def _in_turn(rows: _Rows, numbers: Sequence[int]) -> Iterator[Any]:
-    """Yield the batches of these t; of tensors in memory several are taken at once and handed out as views."""
-    if not isinstance(rows.fetch, Take):
-        yield from (rows[t] for t in numbers)
-        return
-    values = sum(t[:1].numel() for t in batches.tensors_of(rows.fetch.data)) * rows.batch_size  # of one batch
-    step = max(1, min(MOST_TAKEN, VALUES_TAKEN // max(values, 1)))
-    for start in range(0, len(numbers), step):
-        chosen = [rows.chosen(t) for t in numbers[start : start + step]]
-        taken, end = rows.fetch(np.concatenate(chosen)), 0
-        for indices in chosen:
-            end += len(indices)
-            yield batches.map_tensors(operator.itemgetter(slice(end - len(indices), end)), taken)
 
 
 def require_share(draws: Iterable[int], n_samples: int, family: str = "sample") -> list[int]:

@@ -64,7 +64,6 @@ class Population:
         self.pivot = pivot  # c, (C,)
         self.count = 0
         self.sums = torch.zeros(5, len(pivot), dtype=torch.float64)  # of p, q, p^2, p q, q^2
-        self.zero_sums = torch.zeros(len(pivot), dtype=torch.float64)
 
     def add(self, h: Tensor) -> None:
         """Take in the values (G, K, C, ...) of G examples with K rows each."""
@@ -74,12 +73,6 @@ class Population:
         q = shifted.square().mean(axes).cpu().double()  # (G, C)
         self.count += len(h)
         self.sums += torch.stack([product.sum(0) for product in (p, q, p * p, p * q, q * q)])
-        self.zero_sums += (h == 0).float().mean(axes).sum(0).cpu()
-
-    @property
-    def zeros(self) -> Tensor:
-        """Share of values of each unit that are exactly 0, (C,)."""
-        return self.zero_sums / self.count
 
     def moments(self, batch_size: float) -> StatisticMoments:
         """Model the statistics of batches of M examples: `statistic_moments` of all that was added.
@@ -111,10 +104,8 @@ def observe(
             with network.undisturbed(drawn.seed + number), mode:
                 network.run_copy(x)
             if strange := mode.mean.keys() ^ populations.keys():
-                raise MCBNError(
-                    f"layer {min(strange)!r} was not called for every training batch; the network takes another path "
-                    "from batch to batch: choose the steady layers with layers="
-                )
+                what = f"layer {min(strange)!r} was not called for every training batch"
+                raise MCBNError(f"{what}: some take another path; choose the steady layers with layers=")
             if len(kept) < CHECKED_BATCHES:
                 kept.append(mode)
     mean, var = ({n: torch.stack([getattr(m, kind)[n] for m in kept]) for n in populations} for kind in ("mean", "var"))

@@ -16,7 +16,7 @@ from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError, require_choice
 from mcbn.field.adapt import centre_on_running, record_running
 from mcbn.model import CENTRES, MCBN
-from mcbn.network import Network, is_synchronised
+from mcbn.network import is_synchronised
 from mcbn.posterior import FAMILIES, Posterior
 from mcbn.saving import checksums
 
@@ -64,8 +64,7 @@ def fit(
     _require_agreement(everyone)
     network = twin.engine.network
     drawn = Posterior.merge(theirs["draws"] for theirs in everyone if theirs["draws"]).to(network.device)
-    bayes.inputs = twin.inputs
-    return adopt_draws(bayes, network, drawn, everyone[0].get("running"), posterior, seed)
+    return bayes.adopt_fit(network, in_family(drawn, everyone[0].get("running"), posterior, seed), twin.inputs)
 
 
 def require_draws(posterior: str, centre: str) -> None:
@@ -76,11 +75,11 @@ def require_draws(posterior: str, centre: str) -> None:
         raise MCBNError('posterior="diagonal" is one pass over the data, not T draws; fit it in one process')
 
 
-def adopt_draws(bayes: B, network: Network, drawn: Posterior, running: Recorded | None, posterior: str, seed: int) -> B:
-    """Give an MCBN the draws of all: moved to running statistics, where they are given, and in the family asked for."""
+def in_family(drawn: Posterior, running: Recorded | None, posterior: str, seed: int) -> Posterior:
+    """Move the draws of all to running statistics, where they are given, and model them by the family asked for."""
     if running is not None:
         drawn = centre_on_running(drawn, running._replace(posterior=drawn))
-    return bayes.adopt(network, drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed))
+    return drawn if posterior == "sample" else drawn.as_gaussian(posterior, seed=seed)
 
 
 def _share(twin: MCBN[Any], data: Any, options: dict[str, Any], rank: int, W: int) -> dict[str, Any]:

@@ -114,17 +114,12 @@ class Gaussian:
         deviations, location, variance = (split(t.detach().cpu().double(), self.channels) for t in moments)
         mean, var = {}, {}
         for name, (of_mean, of_std) in deviations.items():
-            std = _bend(location[name][1], variance[name][1], of_std)  # (n, C)
+            m, v = location[name][1], variance[name][1]  # (C,) each
+            w = torch.log1p(v / m.square()).where(v > 0, v.new_zeros(()))
+            z = (of_std / v.sqrt()).where(v > 0, v.new_zeros(()))  # (n, C)
             mean[name] = (location[name][0] + of_mean).to(self.location)
-            var[name] = std.square().to(self.location)
+            var[name] = (m * torch.exp(w.sqrt() * z - w / 2)).square().to(self.location)
         return mean, var
-
-
-def _bend(mean: Tensor, variance: Tensor, deviation: Tensor) -> Tensor:
-    """Turn Gaussian deviations (n, C) into log-normal values of this mean and variance, (C,) each."""
-    w = torch.log1p(variance / mean.square()).where(variance > 0, variance.new_zeros(()))
-    z = (deviation / variance.sqrt()).where(variance > 0, variance.new_zeros(()))
-    return mean * torch.exp(w.sqrt() * z - w / 2)
 
 
 def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: str) -> Gaussian:
@@ -134,10 +129,11 @@ def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: st
     `_log_moments` has them): variances stay, lambda (`shrinkage`) settles the directions that T < P draws leave empty.
     The family says whether C reaches across layers ("gaussian") or stays within each ("layerwise").
     """
-    T = len(next(iter(mean.values())))
-    if T < 2:
-        raise MCBNError(f"posterior={family!r} needs a covariance, so at least 2 draws; got {T}: raise n_samples")
     channels, like = {name: value.shape[1] for name, value in mean.items()}, next(iter(mean.values()))
+    if len(like) < 2:
+        raise MCBNError(
+            f"posterior={family!r} needs a covariance, so at least 2 draws; got {len(like)}: raise n_samples"
+        )
     fitted = [fit for name in mean for fit in (_moments(mean[name]), _log_moments(var[name].sqrt()))]
     location, deviations = torch.cat([m for m, _ in fitted]), torch.cat([d for _, d in fitted], 1)  # (P,), (T, P)
     blocks = [_block(columns) for columns in torch.split(deviations, block_sizes(family, channels), 1)]

@@ -41,10 +41,8 @@ def candidates(module: nn.Module) -> list[str]:
         hint = "; TorchScript hides its layers: pass the original module" if script else ""
         if any(name.startswith("Frozen") for name in norms):
             hint = "; put torch.nn.BatchNorm2d with the same weights and buffers in the place of frozen layers"
-        raise MCBNError(
-            f"{type(module).__name__} has no batch norm layer (it has: {seen}), so it has no batch statistics to draw; "
-            f"MCBN needs a network that was trained with batch normalisation{hint}"
-        )
+        what = f"{type(module).__name__} has no batch norm layer (it has: {seen}), so no batch statistics to draw"
+        raise MCBNError(f"{what}; MCBN needs a network that was trained with batch normalisation{hint}")
     return names
 
 
@@ -82,9 +80,7 @@ def settings_of(module: nn.Module) -> Any:
     """Return the plain values outside a network that its code names (globals, closures): plans hold while they stay."""
     if module not in _settings:
         children = list(module.modules())
-        spaces: list[tuple[Any, tuple[str, ...]]] = [
-            (vars(cls), tuple(vars(cls))) for child in children for cls in _classes(child)
-        ]
+        spaces: list[tuple[Any, Any]] = [(vars(cls), tuple(vars(cls))) for cls in _classes(*children)]
         for code, names in [pair for child in children for pair in _codes(child).items()]:
             objects = [vars(value) for value in map(names.get, code.co_names) if _holds(value)]
             spaces += [(space, code.co_names) for space in (names, *objects)]
@@ -118,8 +114,7 @@ def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]
         chosen = list(names[:layers])
     elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
         known = {bare_name(name): child for name, child in module.named_modules(remove_duplicate=False)}
-        bare = {name: bare_name(name) for name in layers}
-        wanted = {name: known.get(short, known.get(short.removeprefix("module."))) for name, short in bare.items()}
+        wanted = {n: known.get(bare_name(n), known.get(bare_name(n).removeprefix("module."))) for n in layers}
         missing = [name for name, child in wanted.items() if child not in [modules[norm] for norm in names]]
         if missing:
             raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
@@ -135,9 +130,7 @@ def refuse_scripted(module: nn.Module) -> None:
     """Refuse batch norm inside TorchScript: its calls cannot be seen, so it would stay deterministic in silence."""
     for name, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule) and "BatchNorm" in getattr(child, "original_name", ""):
-            raise MCBNError(
-                f"layer {name!r} is batch norm inside TorchScript, which hides it; pass the original module"
-            )
+            raise MCBNError(f"layer {name!r} is batch norm inside TorchScript, which hides it; pass the module itself")
 
 
 def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str]:
@@ -147,8 +140,7 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     with torch.no_grad(), survey:
         network.run_copy(x)
     norms = [name for name, child in network.module.named_modules() if isinstance(child, AnyBatchNorm)]
-    deaf = [name for name in norms if name in survey.entered and name not in survey.layers]  # arithmetic of their own
-    names = [*survey.layers, *deaf]
+    names = [*survey.layers, *(n for n in norms if n in survey.entered and n not in survey.layers)]  # own arithmetic
     if not names:
         unused = f"its layers {candidates(network.module)} are not used in eval mode"
         raise MCBNError(f"{type(network.module).__name__} ran without a single batch norm call; {unused}")
@@ -159,12 +151,9 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     with network.undisturbed():
         unseen = survey.unseen(network.run_copy, x) if watchable else {}
     for name, how in unseen.items():
-        warnings.warn(
-            f"mcbn: batch norm of {name or 'the network'!r} runs {how}, where it cannot be set, so it keeps its "
-            "running statistics and adds no uncertainty; call torch.nn.functional.batch_norm there, in the thread that "
-            "runs the network, or choose the layers you mean with layers=",
-            stacklevel=4,
-        )
+        kept = f"runs {how}, where it cannot be set, so it keeps its running statistics and adds no uncertainty"
+        cure = "call torch.nn.functional.batch_norm in the thread that runs the network, or choose layers with layers="
+        warnings.warn(f"mcbn: batch norm of {name or 'the network'!r} {kept}; {cure}", stacklevel=4)
     for name, has_running in survey.layers.items():
         if name not in chosen and not has_running:
             how = "has no running statistics, so it goes on using those of whatever batch it is given"
@@ -178,13 +167,10 @@ def _refuse_unusable(module: nn.Module, survey: Survey, chosen: Sequence[str]) -
     """Refuse chosen layers that do their own arithmetic, and a batch that is normalised in pieces."""
     for name in chosen:
         if name not in survey.layers:
-            raise MCBNError(
-                f"layer {name!r} ({type(module.get_submodule(name)).__name__}) does its own arithmetic instead "
-                "of calling torch.nn.functional.batch_norm, so its statistics cannot be set; leave it out with layers="
-            )
+            what = f"layer {name!r} ({type(module.get_submodule(name)).__name__}) does its own arithmetic"
+            cure = "call torch.nn.functional.batch_norm, whose statistics can be set, or leave it out with layers="
+            raise MCBNError(f"{what}; {cure}")
     for name, rows in survey.pieces.items():
         if name in chosen:
-            raise MCBNError(
-                f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm, as in "
-                f"TabNet): pass batch_size={rows} to fit, the virtual batch size of training; predict takes any number"
-            )
+            what = f"layer {name!r} normalises a batch of {survey.rows} in pieces of {rows} (ghost batch norm)"
+            raise MCBNError(f"{what}; pass batch_size={rows} to fit, as in training: predict takes any number")

@@ -64,10 +64,8 @@ class Members(Predictor):
             return pool([member.predict(inputs, method=method, **options) for member in self.members])
 
         pred: Any = self.engine.network.over(x, predict_batch, prediction.join, self.inputs)
-        if self.calibration is None:
-            return pred
-        kept = self.calibration.for_prediction(method, pred.n_samples, options.get("mean", "drawn"))
-        return replace(pred, calibration=kept)
+        kept, mean = self.calibration, options.get("mean", "drawn")
+        return replace(pred, calibration=kept and kept.for_prediction(method, pred.n_samples, mean))
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the average of the members' own means (N, ...) or class probabilities (N, K, ...), without draws."""
@@ -83,9 +81,8 @@ class Members(Predictor):
             return super().tune(data, **options)
         score, drawn = noise.require_score(self.task, options.pop("score", None), self.noise), self.posterior
         options["n_samples"] = self._count(options.get("n_samples"))
-        twins = {
-            M: self.at_batch_size(M) for M in noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
-        }
+        sizes = noise.candidates(batch_sizes, drawn.fitted_batch_size or drawn.batch_size)
+        twins = {M: self.at_batch_size(M) for M in sizes}
         tuned = {M: noise.tune(twin, data, score=score, **options) for M, twin in twins.items()}
         M = noise.best(tuned, score)
         self.members, self.tau = twins[M].members, tuned[M].tau

@@ -125,7 +125,12 @@ def normalized(score: TensorLike, constant: TensorLike, optimum: TensorLike) -> 
     >>> normalized(score=[1.5], constant=[2.0], optimum=[1.0])
     tensor(50.)
     """
-    s, c, o = _point_means(score=score, constant=constant, optimum=optimum)
+    scores = {"score": score, "constant": constant, "optimum": optimum}
+    values = [v if isinstance(v, float | int) else _tensor(v, name) for name, v in scores.items()]
+    shapes = {tuple(value.shape) for value in values if isinstance(value, Tensor) and value.ndim > 0}
+    if len(shapes) > 1:
+        raise MCBNError(f"score, constant, optimum must cover the same points; got shapes {sorted(shapes)}")
+    s, c, o = (_floating(value).mean() if isinstance(value, Tensor) else float(value) for value in values)
     if not math.isfinite(o - c) or o == c:
         cure = "leave out points that are predicted exactly, or report the raw score"
         raise MCBNError(f"constant {float(c)} and optimum {float(o)} must be finite and differ to scale by; {cure}")
@@ -256,10 +261,9 @@ def worse_mean(drawn: Tensor, plain: Tensor, name: str) -> str:
         return ""
     chance = len(difference) < 2 or bool(difference.mean() < 2 * difference.std() / math.sqrt(len(difference)))
     ours, its = (float(loss.double().mean()) ** (0.5 if name == "RMSE" else 1) for loss in (drawn, plain))
-    return (
-        f"the mean over the draws is worse than the plain network's: {name} {ours:.4g} against {its:.4g}"
-        f'{", which may be chance" if chance else ""}; predict(x, mean="plain") keeps that of the network'
-    )
+    figures = f"{name} {ours:.4g} against {its:.4g}{', which may be chance' if chance else ''}"
+    cure = 'predict(x, mean="plain") keeps that of the network'
+    return f"the mean over the draws is worse than the plain network's: {figures}; {cure}"
 
 
 def worse_probs(drawn: Tensor, plain: Tensor, y: Tensor) -> str:
@@ -292,15 +296,6 @@ def _residual(mean: TensorLike, y: TensorLike) -> Tensor:
     y = _tensor(y, "y", mean.device)
     _check_same_shape(mean, y, "mean", "y")
     return _floating(y - mean)
-
-
-def _point_means(**scores: TensorLike) -> list[Tensor | float]:
-    """Mean of each score; numbers stay numbers, so that they take the tensors' dtype and lose no digits."""
-    values = [v if isinstance(v, float | int) else _tensor(v, name) for name, v in scores.items()]
-    shapes = {tuple(value.shape) for value in values if isinstance(value, Tensor) and value.ndim > 0}
-    if len(shapes) > 1:
-        raise MCBNError(f"{', '.join(scores)} must cover the same points; got shapes {sorted(shapes)}")
-    return [_floating(value).mean() if isinstance(value, Tensor) else float(value) for value in values]
 
 
 def _probs_and_labels(probs: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]:

@@ -168,14 +168,15 @@ class MCBN(Generic[P]):
         if batch_size is None:
             warn_if_synchronised(self.model)
         inputs = self.inputs if inputs is None else inputs
-        data, batch_size = self._read_list(data, batch_size, inputs)
+        if isinstance(data, list) and data and self.copy_network().runs(data[0], inputs):  # batches, not examples
+            data, batch_size = batches.concatenate(data), batch_size or batches.size_of(data[0])
         once, wanted = posterior == "diagonal", None if numbers is None else with_deciding(numbers, n_samples)
         with torch.inference_mode(False):
             drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted, once=once)
             network = self.copy_network()
             if once:
                 model, recorded = diagonal.observe(network, drawn, self.layers, inputs)
-                fitted = Posterior.from_gaussian(model, n_samples, drawn.batch_size, seed=seed)
+                fitted = Posterior(*model.statistics(n_samples, seed), drawn.batch_size, model, seed)
             else:
                 recorded = record(network, drawn, self.layers, inputs)
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
@@ -187,15 +188,7 @@ class MCBN(Generic[P]):
                 fitted = centre_on_running(fitted, recorded)
             else:
                 drift.warn_if_far(network, recorded)
-        levels.drop_calibration(self)
-        self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
-        return self.adopt(network, fitted)
-
-    def _read_list(self, data: Any, batch_size: int | None, inputs: batches.Picker) -> tuple[Any, int | None]:
-        """Join a list of batches to the examples they hold, and note their size; a list of examples stays."""
-        if not isinstance(data, list) or not data or not self.copy_network().runs(data[0], inputs):
-            return data, batch_size
-        return batches.concatenate(data), batch_size or batches.size_of(data[0])
+        return self.adopt_fit(network, fitted, inputs)
 
     def predict(
         self,
@@ -584,7 +577,7 @@ class MCBN(Generic[P]):
         if changed.version() != self._engine.version:  # in place, by the user
             if changed.gaussian is not None:
                 raise MCBNError("a Gaussian posterior was changed in place, draws or moments alone; assign another")
-            self.adopt(self._engine.network, changed.require_valid("the posterior, changed in place,"))
+            self.posterior = changed
         return self._engine
 
     @property
@@ -633,6 +626,12 @@ class MCBN(Generic[P]):
         """Predict from now on with this copy of the network and these draws."""
         self._engine, self._linearizer, self._extended = Engine(network, posterior), None, None
         return self
+
+    def adopt_fit(self, network: Network, posterior: Posterior, inputs: batches.Picker) -> Self:
+        """Take over a new fit, for the verb that a user called: what was found for the draws before it goes."""
+        levels.drop_calibration(self, stacklevel=4)
+        self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
+        return self.adopt(network, posterior)
 
     def with_posterior(self, posterior: Posterior | None, *, model: nn.Module | None = None) -> Self:
         """Return another MCBN with these draws, of this network or of `model`; not fitted where there are none.

@@ -27,9 +27,7 @@ class Moments:
 
     def __init__(self, *, covariance: bool = False) -> None:
         self.count = 0
-        self.pivot = torch.zeros(())  # the first draw, (N, ...)
-        self.sum = torch.zeros(())
-        self.squares = torch.zeros(())
+        self.pivot = self.sum = self.squares = torch.zeros(())  # pivot: the first draw, (N, ...)
         self.products: Tensor | None = torch.zeros(()) if covariance else None  # (N, D, D)
 
     def add(self, chunk: Tensor) -> None:
@@ -133,13 +131,8 @@ def classification(
     moments = Probabilities(tau, several)
     samples = _feed(chunks, moments.add_outputs, moments, **options)
     mean, variance = (value[:, 1] if several else value for value in (moments.mean, moments.variance))
-    return (MultilabelPrediction if several else ClassificationPrediction)(
-        n_samples=moments.count,
-        probs=mean,
-        mutual_information=moments.mutual_information,
-        variance=variance,
-        samples=samples,
-    )
+    information, kind = moments.mutual_information, MultilabelPrediction if several else ClassificationPrediction
+    return kind(n_samples=moments.count, probs=mean, mutual_information=information, variance=variance, samples=samples)
 
 
 def finish(pred: Any, predictor: Any, network: "Network", inputs: Any, *, mean: str, method: str = "sample") -> Any:

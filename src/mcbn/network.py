@@ -22,6 +22,7 @@ from mcbn.randomness import Undisturbed, isolated_random, iterate
 
 OUTPUT_KEYS = ("out", "logits")
 BOXES = "of a detector, a function that gives as many numbers in every draw: boxes come and go"
+COPY = "and mcbn runs a private copy so that yours is never touched"
 SCALED = "turn whole numbers into floats scaled as in training, such as x / 255 for images,"
 CURES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("", lambda x: x),
@@ -62,11 +63,9 @@ def refuse_sharded(model: nn.Module) -> None:
     """Refuse a network whose weights FSDP has spread over processes: no copy of it can run alone."""
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
-        raise MCBNError(
-            "the network is sharded by FSDP, so no process holds its weights, and mcbn runs a whole private copy: "
-            "gather them with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
-            "options=StateDictOptions(full_state_dict=True)), load them into an unsharded network and pass that"
-        )
+        gather = "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+        cure = f"gather them with {gather} of torch.distributed.checkpoint.state_dict into an unsharded network"
+        raise MCBNError(f"the network is sharded by FSDP, so no process holds its weights; {cure}")
 
 
 def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
@@ -76,20 +75,18 @@ def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
     try:
         frozen = private_copy(model)
     except Exception as error:
-        raise MCBNError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); mcbn runs a private copy so "
-            "that yours is never touched: keep what cannot be copied (open files, locks, generators) out of it"
-        ) from error
+        what = f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error})"
+        raise MCBNError(f"{what}, {COPY}: keep open files, locks and generators out of it") from error
     common = shared(model, frozen)
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     names = {id(value): name or "network" for name, value in named}
     for label, value in common:
         if id(value) in names:
-            raise MCBNError(
-                f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'}), "
-                "and mcbn runs a private copy so that yours is never touched: reach it through self, not by a global "
-                "name, a weak reference, a cached method or a __deepcopy__ that returns the original"
+            what = (
+                f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'})"
             )
+            cure = "not by a global name, a weak reference, a cached method or a __deepcopy__ that returns the original"
+            raise MCBNError(f"{what}, {COPY}: reach it through self, {cure}")
     for parent in list(frozen.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, "_orig_mod"):
@@ -202,12 +199,10 @@ class Network:
 
     def runs(self, batch: Any, inputs: batches.Picker = None) -> bool:
         """Tell whether the network runs on a batch as it is: what comes in a list may be batches or examples."""
-        try:
-            with torch.no_grad(), isolated_random():
-                self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys)))
-        except Exception:  # whatever a foreign network says of what it does not take
-            return False
-        return True
+        with suppress(Exception), torch.no_grad(), isolated_random():  # whatever a foreign network says
+            self.call_module(self.prepare(batches.pick_inputs(batch, inputs, self.accepted_keys)))
+            return True
+        return False
 
     def run_copy(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs: the network may change them in place."""
@@ -266,11 +261,10 @@ class Network:
         except (MCBNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise NotRunError(
-                f"{self._cure(inputs)}{type(self.module).__name__} could not run on what it was given, "
-                f"{batches.describe(inputs)} ({type(error).__name__}: {error}); if that is not what it takes, pass "
-                "inputs= (a key, an index, a list of them, or a function of the batch)"
-            ) from error
+            what = f"{type(self.module).__name__} could not run on what it was given, {batches.describe(inputs)}"
+            cure = "if that is not what it takes, pass inputs= (a key, an index, a list of them, or a function)"
+            said = f"({type(error).__name__}: {error})"
+            raise NotRunError(f"{self._cure(inputs)}{what} {said}; {cure}") from error
 
     def _cure(self, inputs: Any) -> str:
         """Name the first of the usual cures that lets the network run; empty where none does."""
@@ -298,11 +292,10 @@ class Network:
         return self.module(inputs)
 
     def _takes(self, *args: Any, **kwargs: Any) -> bool:
-        try:
+        with suppress(TypeError):
             inspect.signature(self.module.forward).bind(*args, **kwargs)
-        except TypeError:
-            return False
-        return True
+            return True
+        return False
 
     @cached_property
     def accepted_keys(self) -> tuple[list[str], list[str]]:
@@ -356,9 +349,8 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
 
 
 def _lookup(result: Any, key: str | int) -> Any:
-    try:
+    with suppress(KeyError, IndexError, AttributeError, TypeError):
         if isinstance(key, str) and not isinstance(result, Mapping):
             return getattr(result, key)
         return result[key]
-    except (KeyError, IndexError, AttributeError, TypeError):
-        return None
+    return None

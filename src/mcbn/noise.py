@@ -35,11 +35,11 @@ class Tuned(NamedTuple):
     at_bound: bool = False  # whether tau of an output would go beyond what is tried
 
 
-def drop_calibration(predictor: Any) -> None:
+def drop_calibration(predictor: Any, stacklevel: int = 3) -> None:
     """Forget the calibration of a predictor that gets other draws or another tau; say so if there was one."""
     if predictor.calibration is not None:
         message = "mcbn: what is predicted changes, so the calibration is dropped; call calibrate(held_out_data) again"
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=stacklevel)
     predictor.calibration = None
 
 
@@ -84,12 +84,9 @@ def warn_if_bound(tuned: Tuned, batch_size: int | None = None) -> None:
 
 def explain_bound(batch_size: int | None = None) -> str:
     """Say what the tau of a regression at its bound means and what to do."""
-    now = "" if batch_size is None else f" (now {batch_size})"
-    return (
-        "tau stopped at its upper bound: the draws alone spread wider than the errors on the validation data, so no "
-        f"noise is left to add and intervals are too wide; fit with a larger batch_size{now}, or let "
-        'tune(data, batch_sizes="auto") choose one'
-    )
+    what = "the draws alone spread wider than the errors on the validation data, so intervals are too wide"
+    cure = f"fit with a larger batch_size{'' if batch_size is None else f' (now {batch_size})'}"
+    return f'tau stopped at its upper bound: {what}; {cure}, or let tune(data, batch_sizes="auto") choose one'
 
 
 def tune(
@@ -199,9 +196,7 @@ def _log_tau_bounds(residual: Tensor) -> tuple[Tensor, Tensor]:
     """
     square = residual.square().mean(0)  # (D,)
     if not bool((square > 0).all()):
-        raise MCBNError(
-            "the predictions equal every validation target exactly; tune on data the network was not made from"
-        )
+        raise MCBNError("the predictions equal every validation target exactly; tune on data it was not made from")
     typical = residual.abs().median(0).values.square()  # (D,)
     return -torch.log(100 * square), -torch.log(1e-3 * torch.where(typical > 0, typical, square))
 

@@ -83,18 +83,16 @@ def recognise(output: Tensor, ending: str | None, several: bool) -> str:
         raise MCBNError(f"{cure}: it ends in a {ending}, whose outputs {tuple(output.shape)} exclude each other")
     if several or single:
         if ending not in ("sigmoid", "log_sigmoid") and unit and some.numel() >= ENOUGH_UNITS:
-            raise MCBNError(
-                'pass outputs="probs" if the network gives probabilities, outputs="logits" if not: all '
-                f"{some.numel()} values of its output {tuple(output.shape)} lie in [0, 1], yet no sigmoid was seen"
-            )
+            what = f"values of its output {tuple(output.shape)} lie in [0, 1], yet no sigmoid was seen"
+            cure = 'pass outputs="probs" if the network gives probabilities, outputs="logits" if not'
+            raise MCBNError(f"{cure}: all {some.numel()} {what}")
         return {"sigmoid": "probs" if unit else "logits", "log_sigmoid": "log_probs"}.get(ending or "", "logits")
     if unit and bool(((some.sum(1) - 1).abs() < tolerance).all()):
         return "probs"
     if ending == "sigmoid" and unit:
-        raise MCBNError(
-            f'take task="multilabel": the network ends in a sigmoid of {output.shape[1]} units that do not sum to one; '
-            'for classes that exclude each other give logits, or outputs="probs" to scale them to one'
-        )
+        what = f"the network ends in a sigmoid of {output.shape[1]} units that do not sum to one"
+        cure = 'for classes that exclude each other give logits, or outputs="probs" to scale them to one'
+        raise MCBNError(f'take task="multilabel": {what}; {cure}')
     if ending == "softmax" and unit:
         raise MCBNError(f"put classes on axis 1: its softmax sums another axis of {tuple(output.shape)} to one")
     return "log_probs" if ending == "log_softmax" else "logits"

@@ -52,11 +52,6 @@ class Posterior:
     fitted_batch_size: int | None = None
     numbers: tuple[int, ...] | None = None
 
-    @classmethod
-    def from_gaussian(cls, gaussian: Gaussian, n_samples: int, batch_size: int, *, seed: int = 0) -> "Posterior":
-        """Draw T sets of statistics from a Gaussian over those of batches of M."""
-        return cls(*gaussian.statistics(n_samples, seed), batch_size, gaussian, seed)
-
     @property
     def family(self) -> str:
         """How draws are modelled: "sample" (training batches themselves), "gaussian", "layerwise" or "diagonal"."""
@@ -96,11 +91,11 @@ class Posterior:
 
     def draw(self, t: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the statistics of draw t: means and variances, each name -> (C,)."""
-        return _index(self.mean, t), _index(self.var, t)
+        return {name: v[t] for name, v in self.mean.items()}, {name: v[t] for name, v in self.var.items()}
 
     def rows(self, index: Any) -> "Posterior":
         """Keep the draws in these rows, a slice or a list, as a posterior of nothing but draws."""
-        return Posterior(_index(self.mean, index), _index(self.var, index), self.batch_size)
+        return Posterior(*self.draw(index), self.batch_size)
 
     def select(self, numbers: Sequence[int]) -> "Posterior":
         """Take the draws with these t, each of which is among the draws here."""
@@ -187,8 +182,7 @@ class Posterior:
         if self.gaussian is not None:
             return self._drawn_from(self.gaussian.scaled(ratio), batch_size=M, fitted_batch_size=fitted)
         mean = {name: stretch(value, ratio**0.5) for name, value in self.mean.items()}
-        std = {name: stretch_positive(value.sqrt(), ratio**0.5) for name, value in self.var.items()}
-        var = {name: value.square() for name, value in std.items()}
+        var = {name: stretch_positive(value.sqrt(), ratio**0.5).square() for name, value in self.var.items()}
         return replace(self, mean=mean, var=var, batch_size=M, fitted_batch_size=fitted)
 
     def moved(self, shift: Tensor, scale: Tensor) -> "Posterior":
@@ -209,10 +203,9 @@ class Posterior:
         return replace(self, mean=mean, var=var, gaussian=self.gaussian.to(device, dtype) if self.gaussian else None)
 
     def __repr__(self) -> str:
-        return (
-            f"Posterior({f'{self.family}, ' if self.gaussian else ''}n_samples={self.n_samples}, "
-            f"batch_size={self.batch_size}, {len(self.layers)} layers, {sum(self.channels.values())} channels)"
-        )
+        sizes = f"{len(self.layers)} layers, {sum(self.channels.values())} channels"
+        family = f"{self.family}, " if self.gaussian else ""
+        return f"Posterior({family}n_samples={self.n_samples}, batch_size={self.batch_size}, {sizes})"
 
 
 def _require_one_fit(shares: Sequence[Posterior]) -> None:
@@ -221,9 +214,7 @@ def _require_one_fit(shares: Sequence[Posterior]) -> None:
     first = shares[0]
     for share in shares:
         if share.gaussian is not None:
-            raise MCBNError(
-                f"a part is of family {share.family!r}; merge draws of training batches, then as_gaussian()"
-            )
+            raise MCBNError(f"a part is of family {share.family!r}; merge draws of batches, then as_gaussian()")
         if share.fitted_batch_size not in (None, share.batch_size):
             raise MCBNError("a part was rescaled by at_batch_size; merge the parts as they were drawn, then rescale")
         if list(first.channels.items()) != list(share.channels.items()):
@@ -232,7 +223,3 @@ def _require_one_fit(shares: Sequence[Posterior]) -> None:
             one, other = getattr(first, name), getattr(share, name)
             if one != other:
                 raise MCBNError(f"the parts were drawn with {name}={one} and {name}={other}; fit them alike")
-
-
-def _index(statistics: Mapping[str, Tensor], index: Any) -> dict[str, Tensor]:
-    return {name: value[index] for name, value in statistics.items()}

@@ -44,9 +44,8 @@ class _Prediction:
 
     def to(self, device: torch.device | str | None) -> Self:
         """Move every tensor to a device."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if hasattr(v, "to")}
-        return replace(self, **moved)
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in values.items() if hasattr(value, "to")})
 
     def reject(self, risk: float, *, delta: float = 0.1, tolerance: float | None = None) -> Tensor:
         """Tell which inputs to leave to a human, boolean (N,), so that errors among the others stay below `risk`.

@@ -22,7 +22,7 @@ import torch
 
 from mcbn import batches
 from mcbn.batching import shares
-from mcbn.distributed import adopt_draws, require_draws
+from mcbn.distributed import in_family, require_draws
 from mcbn.errors import MCBNError, MissingExtraError, one_line
 from mcbn.field.adapt import record_running
 from mcbn.model import MCBN
@@ -78,9 +78,9 @@ def fit(
             drawn = Posterior.merge(ray.get(pending)).to(network.device)
         except ray.exceptions.RayTaskError as error:
             raise MCBNError(f"a share could not be drawn: {error.cause}") from error
-    bayes.inputs = inputs
-    running = record_running(bayes.adopt(network, drawn), data, seed) if centre == "running" else None
-    return adopt_draws(bayes, network, drawn, running, posterior, seed)
+    bayes.adopt_fit(network, drawn, inputs)
+    running = record_running(bayes, data, seed) if centre == "running" else None
+    return bayes.adopt(network, in_family(drawn, running, posterior, seed))
 
 
 def _draw(payload: bytes, options: dict[str, Any], draws: list[int], threads: int) -> Posterior:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -60,9 +60,7 @@ def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor]
     except FileNotFoundError as error:
         raise MCBNError(f"there is no file {path}{advice}") from error
     except Exception as error:  # of safetensors, of the system, and of torch about dtypes and sizes
-        raise MCBNError(
-            f"{path} is not a whole safetensors file ({error}): truncated or of another kind{advice}"
-        ) from error
+        raise MCBNError(f"{path} is not a whole safetensors file ({error}), or of another kind{advice}") from error
     checked = CHECKSUMS in text or text.get("format_version") == str(FORMAT_VERSION)
     with damage_told(path):
         written: dict[str, str] = dict(json.loads(text.pop(CHECKSUMS, "{}")))
@@ -92,10 +90,9 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
 
 def is_posterior(path: Path) -> bool:
     """Tell whether a file is one that `save` wrote."""
-    try:
+    with suppress(MCBNError):
         return read_tensors(path)[1].get("format") == FORMAT
-    except MCBNError:
-        return False
+    return False
 
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
@@ -190,7 +187,7 @@ def _posterior(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mappin
         location, diagonal = (_stored(path, tensors, f"gaussian.{name}", (P,)) for name in ("location", "diagonal"))
         factors = [_stored(path, tensors, f"gaussian.factor.{i}", (None, size)) for i, size in enumerate(blocks)]
         moments = Gaussian(family, channels, location, tuple(factors), diagonal)
-        posterior = Posterior.from_gaussian(moments, T, batch_size, seed=int(seed))
+        posterior = Posterior(*moments.statistics(T, int(seed)), batch_size, moments, int(seed))
     return replace(posterior, fitted_batch_size=int(metadata.get("fitted_batch_size", batch_size)))
 
 
@@ -208,9 +205,7 @@ def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
     if (version := metadata.get("format_version")) not in READABLE:
-        raise MCBNError(
-            f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} and earlier; fit again"
-        )
+        raise MCBNError(f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} or less; fit again")
     if version != str(FORMAT_VERSION):
         message = f"{path} has posterior format {version}, without checksums: damage may go unnoticed; save it again"
         warnings.warn(f"mcbn: {message}", stacklevel=4)
