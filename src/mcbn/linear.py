@@ -151,12 +151,10 @@ class Linearizer:
         """Return what all inputs share, made on the first of them."""
         if T < 2 and self.posterior.gaussian is None:
             raise MCBNError(f"method='linear' needs a covariance, so at least 2 draws; got {T}: fit more of them")
-        expansion = self._expansions.get(T)
-        if expansion is None:
-            with self._lock:
-                expansion = Expansion(self.network, self.posterior, inputs, T)
-                keep(self._expansions, T, expansion, EXPANSIONS_KEPT)
-        return expansion
+        with self._lock:
+            if T not in self._expansions:
+                keep(self._expansions, T, Expansion(self.network, self.posterior, inputs, T), EXPANSIONS_KEPT)
+            return self._expansions[T]
 
 
 def representative(deviations: Tensor, count: int) -> list[int]:

@@ -49,6 +49,7 @@ from torch import fx, nn
 
 from mcbn.private_torch import forget_source
 
+Condition = Callable[[fx.Node], bool]
 KEY = "mcbn"  # of the facts in a node's meta, which are noted once
 _gone: list[str] = []  # sources of modules that were collected: not forgotten then, under whoever reads `linecache`
 
@@ -76,7 +77,7 @@ def matters(node: fx.Node) -> bool:
     return node.is_impure() or bool(facts(node).changes)
 
 
-def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
+def reached(graph: fx.Graph, starts: Condition) -> set[fx.Node]:
     """Find some nodes and all that is computed from them, the graph's output apart."""
     behind: set[fx.Node] = set()
     for node in graph.nodes:
@@ -86,11 +87,7 @@ def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
 
 
 def split(
-    graph: fx.Graph,
-    later: Collection[fx.Node],
-    *,
-    both: Collection[fx.Node] = (),
-    needed: Callable[[fx.Node], bool] = matters,
+    graph: fx.Graph, later: Collection[fx.Node], *, both: Collection[fx.Node] = (), needed: Condition = matters
 ) -> tuple[fx.Graph, fx.Graph, list[fx.Node]]:
     """Cut a graph into what runs first and what runs later; that such an order is safe is for the caller to know.
 

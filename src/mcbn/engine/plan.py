@@ -46,11 +46,6 @@ class Program:
         norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
         return replace(self, norms=norms, channels_last=channels_last)
 
-    @property
-    def kernels(self) -> int:
-        """How many convolutions are one kernel with what follows."""
-        return sum(str(node.target) == "mcbn.narrow.default" for node in self.each.graph.nodes)
-
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
         tensors = [t.clone() if self.clones_inputs else t for t in batches.tensors_of(inputs)]

@@ -124,11 +124,10 @@ def is_stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
 def split_by_draw(
     tracer: ReplayTracer, depends: set[fx.Node], folded: Mapping[fx.Node, Norm], *, stacked: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
-    """Cut a traced pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)` for every draw.
+    """Cut a pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)`; return its calls too.
 
-    Returns both, and the stochastic calls whose scale and shift `each` takes, in order.
-    folded: operations that take weight and bias of a draw instead.
-    stacked: several draws go through at once; `each(*shared, buffers, scale, ...)` writes into buffers, or None.
+    Operations that are folded take weight and bias of a draw instead. Stacked draws go through at once, and `each`
+    takes buffers, or None, before the scales.
     """
     names, parameters = _take_parameters(tracer.graph, folded)
     if stacked:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -269,6 +269,8 @@ class ReplayTracer(Tracer, Replay):
 class RecordTracer(Tracer, Record):
     """Record one training batch and write the pass down, its statistics as its results."""
 
+    forward: Callable[..., dict[str, tuple[Tensor, Tensor]]] | None = None  # the program, once it is proven
+
     def __init__(self, layers: frozenset[str]) -> None:
         super().__init__(layers)
         self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> its mean and variance
@@ -281,18 +283,11 @@ class RecordTracer(Tracer, Record):
         self._remember(output, normalized)
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
 
-    def program(self) -> "RecordProgram":
-        """Return the pass as a function of the input tensors."""
+    def program(self) -> Callable[..., dict[str, tuple[Tensor, Tensor]]]:
+        """Return the pass as a function: input tensors -> name of every stochastic call -> mean and variance, (C,)."""
         self.graph.output(self.results)
         self.graph.eliminate_dead_code(matters)
-        return RecordProgram(as_code(self.root, self.graph).forward, self.width)
-
-
-class RecordProgram(NamedTuple):
-    """A traced training pass: input tensors -> name of every stochastic call -> its mean and variance, (C,) each."""
-
-    forward: Callable[..., dict[str, tuple[Tensor, Tensor]]]
-    width: int
+        return as_code(self.root, self.graph).forward
 
 
 def tensors_in(values: Any) -> list[Tensor]:
