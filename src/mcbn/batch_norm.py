@@ -241,10 +241,8 @@ class Replay(BatchNormMode):
             return call.name
         if call.piece and f"{call.layer}#2" not in self.mean:
             return call.layer
-        raise MCBNError(
-            f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
-            "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
-        )
+        often = f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r})"
+        raise MCBNError(f"{often}, on another path for these inputs; fit and predict on inputs of one kind")
 
 
 def train_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:

@@ -87,8 +87,7 @@ class Recorder:
         on_gpu = self.network.device is not None and self.network.device.type == "cuda"
         most = constants.GPU_GROUP_WIDTH if on_gpu else constants.CPU_GROUP_WIDTH
         if tracer is None or tracer.forward is None or tracer.width > most:  # one by one is faster
-            yield from alone
-            yield from map(self, picked)
+            yield from chain(alone, map(self, picked))
             return
         numbered = zip(count() if numbers is None else numbers, chain(first, picked), strict=False)
         shape, proven = batches.key_of(first[-1]), None  # whether groups give what their batches give alone
@@ -157,10 +156,7 @@ class Recorder:
 
 
 def release_memory() -> None:
-    """Have the allocator give free memory back to the system.
-
-    glibc keeps the holes that passes leave between values they keep, more of them from batch to batch.
-    """
+    """Give free memory back to the system: glibc keeps the holes between values that passes keep, ever more of them."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
@@ -203,8 +199,7 @@ def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Ten
     for name, calls in counts.items():
         if calls != T:
             raise MCBNError(
-                f"layer {name!r} was called for {calls} of {T} training batches; the network takes another "
-                "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
+                f"layer {name!r} was called for {calls} of {T} training batches, not for all: leave it out by layers="
             )
         if not bool(torch.isfinite(buffers[name][:T]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")

@@ -68,9 +68,6 @@ class Tracer(BatchNormMode):
 
     chosen: Any  # layers whose calls are stochastic
     write_norm: Callable[[BatchNormCall, Tensor], None]  # writes down such a call, which gave an output
-    root: nn.Module  # holds the constants of the graph
-    width: int  # largest number of values of one intermediate result
-    changes_inputs: bool  # the network works on its inputs in place
     refusal: UntraceableError | None  # kept, since networks catch exceptions
     function: str | None = None  # the one that runs now
 
@@ -84,7 +81,7 @@ class Tracer(BatchNormMode):
         attributes = batches.tensors_of([attributes_of(child) for child in module.modules()])
         self.constants = {id(tensor) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
         self.graph, self.root, self.nodes = fx.Graph(), nn.Module(), WeakTensorKeyDictionary()
-        self.width, self.on_gpu, self.refusal = 0, any(t.is_cuda for t in tensors), None
+        self.width, self.on_gpu, self.refusal = 0, any(t.is_cuda for t in tensors), None  # width: of the largest result
         self.changes_inputs, self.changed, self.new = False, set[int](), set[int]()
         self.inputs = [f"x{number}" for number in range(len(tensors))]
         for tensor, name in zip(tensors, self.inputs, strict=True):
@@ -191,7 +188,8 @@ class Tracer(BatchNormMode):
         name = (memory or {}).get(storage_of(tensor), node.name)
         node.meta[KEY] = replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name)
         self.nodes[tensor] = node
-        self.width = max(self.width, tensor.numel())
+        if node.op != "get_attr":  # weights are not results
+            self.width = max(self.width, tensor.numel())
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor, a constant of the network where no operation made it."""
@@ -202,9 +200,7 @@ class Tracer(BatchNormMode):
             name = f"constant{len(self.graph.nodes)}"
             self.root.register_buffer(name, tensor)
             node = self.graph.get_attr(name)
-            width = self.width
             self._remember(tensor, node)
-            self.width = width  # weights are not results
         return node
 
     def _arguments(self, values: Any) -> Any:
@@ -235,24 +231,18 @@ class ReplayTracer(Tracer, Replay):
         self.norms: dict[str, Norm] = {}
 
     def trace(self, network: Network, inputs: Any) -> Tensor:
-        """Write the network's operations down and see that it takes the same steps again, on other values.
-
-        Steps that differ hold what was computed where nobody saw it. Returns the output for the inputs.
-        """
+        """Write the operations down, see that other values take the same steps, and return the output for these."""
         for _ in range(2):  # a network that fills a cache has a second chance
             output = self.trace_once(network, inputs)
-            if self._is_steady(network, inputs):
+            state, twin = state_of(network.module), ReplayTracer(self.mean, self.var)
+            try:
+                twin.trace_once(network, other_values(inputs), watched=False)
+            except MCBNError:  # the network takes no such values
+                twin.trace_once(network, inputs, watched=False)
+            if twin.steps() == self.steps() and state_of(network.module) == state:  # nothing was computed out of sight
                 self.graph.output(self._node(output))
                 return output
         raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
-
-    def _is_steady(self, network: Network, inputs: Any) -> bool:
-        state, twin = state_of(network.module), ReplayTracer(self.mean, self.var)
-        try:
-            twin.trace_once(network, other_values(inputs), watched=False)
-        except MCBNError:  # the network takes no such values
-            twin.trace_once(network, inputs, watched=False)
-        return twin.steps() == self.steps() and state_of(network.module) == state
 
     def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
         """Write down a node of its own."""
