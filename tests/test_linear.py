@@ -232,9 +232,9 @@ class Across(nn.Module):
     ("after", "message"),
     [
         (lambda y: y.T, r"gives \(2, 7\) for 7 inputs, not a row each"),
-        (lambda y: y - y.mean(0), "depends on the inputs beside it"),
-        (lambda y: torch.softmax(y @ y.T, 1) @ y, "depends on the inputs beside it"),
-        (lambda y: y.roll(1, 0), "depends on the inputs beside it"),
+        (lambda y: y - y.mean(0), "depends on inputs beside its own"),
+        (lambda y: torch.softmax(y @ y.T, 1) @ y, "depends on inputs beside its own"),
+        (lambda y: y.roll(1, 0), "depends on inputs beside its own"),
     ],
 )
 def test_outputs_without_a_gradient_per_input_are_refused(after: Callable[[Tensor], Tensor], message: str) -> None:

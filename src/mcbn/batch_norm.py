@@ -59,10 +59,7 @@ def layer_of(name: str) -> str:
 
 
 class BatchNormMode(ContextDecorator, TorchFunctionMode):
-    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`.
-
-    Under any mode attention takes no shortcut of PyTorch's, which pads otherwise.
-    """
+    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,8 +238,10 @@ class Replay(BatchNormMode):
             return call.name
         if call.piece and f"{call.layer}#2" not in self.mean:
             return call.layer
-        often = f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r})"
-        raise MCBNError(f"{often}, on another path for these inputs; fit and predict on inputs of one kind")
+        raise MCBNError(
+            f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
+            "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
+        )
 
 
 def train_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:

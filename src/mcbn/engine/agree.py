@@ -15,9 +15,8 @@ refused. Right plans of ResNet-50 and a UNet in half precision are typically 1.1
 differences 5, of 360,000 8 and growing; their own rounding is 0.1 (float16) to 1 (bfloat16) of the spread. So three
 typically and 24 at most neither refuse by chance nor take more than the network's own precision takes.
 
-In single precision the first term alone is enough, and rounding is measured only where it is not. So a plan that is
-wrong (another layer's statistics, a value overwritten too early: parts in ten of the spread) is refused in every
-precision whose rounding leaves the spread visible, and one as exact as the network itself is taken in all of them.
+In single precision the first term alone is enough, and rounding is measured only where it is not. A plan that is wrong
+(another layer's statistics, a value overwritten too early) is parts in ten of the spread away, so it is refused.
 """
 
 import math

@@ -1,8 +1,7 @@
 """A traced pass as an `fx` graph: what is known of each operation, and which changes to the graph that allows.
 
-A trace (`mcbn.engine.trace`) knows of every operation what its result was for the inputs traced, and notes it once as
-`Facts`. Every later step reads facts through `facts(node)` and asks nothing else of the tensors, which are gone by
-then. All of them rest on two words.
+A trace (`mcbn.engine.trace`) notes once, as `Facts`, what the result of every operation was for the inputs traced.
+Every later step reads `facts(node)` alone: the tensors are gone by then. All of them rest on two words.
 
 *Memory.* Two results share memory if one is a view of the other, or the other changed in place. The trace compares
 storages: a result in the storage of an operand carries the operand's memory, any other has memory of its own, named by

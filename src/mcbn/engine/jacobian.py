@@ -134,9 +134,7 @@ class Differentiator:
         sources = [leaf for pair in leaves.values() for leaf in pair]
         gradients = torch.autograd.grad(flat[: N // 2], sources, weights, retain_graph=True, materialize_grads=True)
         if any(bool((gradient[N // 2 :].abs() > 1e-6 * gradient.abs().max()).any()) for gradient in gradients):
-            raise MCBNError(
-                "an output depends on the inputs beside its own, so it has no gradient per input; use method='sample'"
-            )
+            raise MCBNError("an output depends on inputs beside its own: no gradient per input; use method='sample'")
         self._one_by_one = are_independent(self.network, self.draw, inputs)
 
     def _gradient(self, flat: Tensor, d: int, leaves: Leaves) -> Tensor:
@@ -176,8 +174,9 @@ class PerExample(BatchNormMode):
         if call.name not in self.centres:
             return call.unchanged()
         if call.x.shape[0] != self.N:
-            seen = f"layer {call.name!r} sees {call.x.shape[0]} rows for {self.N} inputs"
-            raise MCBNError(f"{seen}, so its statistics have no gradient per input; use method='sample'")
+            raise MCBNError(
+                f"layer {call.name!r} sees {len(call.x)} rows for {self.N} inputs, not one each; use method='sample'"
+            )
         self.points[call.name] = point = Point.of(call, *self.centres[call.name])
         each = (value.expand(self.N, -1).requires_grad_() for value in (point.scale, point.shift))
         self.leaves[call.name] = next(each), next(each)

@@ -166,8 +166,7 @@ class Plan:
                 from mcbn.engine.capture import capture_of
 
                 if len(rows) not in self.captured:
-                    together = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
-                    self.captured[len(rows)] = together
+                    self.captured[len(rows)] = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
                 samples = self.captured[len(rows)](*shared, rows)
             else:
                 samples = joined([self.program.run(shared, chunk) for chunk in torch.split(rows, self.chunk)])

@@ -198,9 +198,7 @@ def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Ten
             buffers[name] = held
     for name, calls in counts.items():
         if calls != T:
-            raise MCBNError(
-                f"layer {name!r} was called for {calls} of {T} training batches, not for all: leave it out by layers="
-            )
+            raise MCBNError(f"layer {name!r} was called for {calls} of {T} training batches: leave it out with layers=")
         if not bool(torch.isfinite(buffers[name][:T]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
     mean, var = ({name: held[:T, kind].clone() for name, held in buffers.items()} for kind in (0, 1))

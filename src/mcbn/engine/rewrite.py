@@ -51,9 +51,7 @@ def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
 def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, str]:
     """Let calls disappear into the Linear or convolution that they alone read; return operation -> call it took in."""
     folded: dict[fx.Node, str] = {}
-    for node in list(tracer.graph.nodes):
-        if node.target is not batch_norm:
-            continue
+    for node in tracer.graph.find_nodes(op="call_function", target=batch_norm):
         source, name = cast(fx.Node, node.args[0]), str(node.args[1])
         if source not in depends or len(source.users) > 1 or source.target not in FOLDABLE:
             continue

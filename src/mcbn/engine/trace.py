@@ -83,6 +83,8 @@ class Tracer(BatchNormMode):
         self.graph, self.root, self.nodes = fx.Graph(), nn.Module(), WeakTensorKeyDictionary()
         self.width, self.on_gpu, self.refusal = 0, any(t.is_cuda for t in tensors), None  # width: of the largest result
         self.changes_inputs, self.changed, self.new = False, set[int](), set[int]()
+        self.norms: dict[str, Norm] = {}  # by call name, of stochastic calls that are replayed
+        self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # of those that are recorded, mean and variance
         self.inputs = [f"x{number}" for number in range(len(tensors))]
         for tensor, name in zip(tensors, self.inputs, strict=True):
             self._remember(tensor, self.graph.placeholder(name))
@@ -224,11 +226,7 @@ class Tracer(BatchNormMode):
 
 
 class ReplayTracer(Tracer, Replay):
-    """Replay one draw and write it down; stochastic calls are nodes `batch_norm(x, name)`."""
-
-    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> None:
-        super().__init__(mean, var)
-        self.norms: dict[str, Norm] = {}
+    """Replay one draw and write it down; stochastic calls are nodes `batch_norm(x, name)`, constants in `norms`."""
 
     def trace(self, network: Network, inputs: Any) -> Tensor:
         """Write the operations down, see that other values take the same steps, and return the output for these."""
@@ -257,13 +255,9 @@ class ReplayTracer(Tracer, Replay):
 
 
 class RecordTracer(Tracer, Record):
-    """Record one training batch and write the pass down, its statistics as its results."""
+    """Record one training batch and write the pass down; `results` are the mean and variance of every call."""
 
     forward: Callable[..., dict[str, tuple[Tensor, Tensor]]] | None = None  # the program, once it is proven
-
-    def __init__(self, layers: frozenset[str]) -> None:
-        super().__init__(layers)
-        self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> its mean and variance
 
     def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
         """Write down what training does."""
