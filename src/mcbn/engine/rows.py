@@ -65,9 +65,7 @@ class Follower:
         self.follow, self.apart = follow, True
         self.steps: list[Any] = []  # operators with their settings, sizes apart
         rows = (tensor for tensor in batches.tensors_of(inputs) if tensor.ndim and len(tensor) == FEW)
-        self.places: Any = WeakTensorKeyDictionary(
-            dict.fromkeys(rows, Place(0))
-        )  # of values that inputs have a part in
+        self.places: Any = WeakTensorKeyDictionary(dict.fromkeys(rows, Place(0)))  # of values made of inputs
 
     def see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
         """Take a step; find out where the inputs lie in the results."""
