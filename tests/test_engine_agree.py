@@ -20,6 +20,7 @@ from mcbn.engine.agree import (
     Precision,
     agree,
     tolerance,
+    within,
 )
 
 NAMED = (GRADIENTS, EXPORTED, MEANS, VARIANCES)
@@ -58,7 +59,7 @@ def test_other_shapes_and_what_is_no_number_never_agree(values: Tensor) -> None:
 def test_nothing_agrees_with_nothing_and_zeros_agree_with_zeros() -> None:
     assert not agree(torch.zeros(0), torch.zeros(0))
     assert agree(torch.zeros(2), torch.zeros(2))
-    assert agree(torch.zeros(3, 2), torch.zeros(3, 2), tolerance=tolerance(torch.zeros(4, 3, 2)))
+    assert within(tolerance(torch.zeros(4, 3, 2)), torch.zeros(3, 2), torch.zeros(3, 2))
 
 
 # ---------------------------------------------------------------- the bound of samples
@@ -100,11 +101,11 @@ def test_plans_pass_up_to_a_few_roundings_and_no_further(shape: tuple[int, ...],
     bound, exact = tolerance(own, error), own[0].double()
     one, n = torch.zeros_like(exact), exact.numel()
     one.view(-1)[3] = TIMES * rounding
-    assert agree(exact + 0.9 * one, exact, tolerance=bound)
-    assert not agree(exact + 1.1 * one, exact, tolerance=bound)
+    assert within(bound, exact + 0.9 * one, exact)
+    assert not within(bound, exact + 1.1 * one, exact)
     typical = (TYPICAL + (1 - TYPICAL) / n**0.5) * TIMES * rounding
-    assert agree(exact + 0.9 * typical, exact, tolerance=bound)
-    assert not agree(exact + 1.1 * typical, exact, tolerance=bound)
+    assert within(bound, exact + 0.9 * typical, exact)
+    assert not within(bound, exact + 1.1 * typical, exact)
 
 
 def test_plans_pass_within_a_fraction_of_the_spread_and_no_further() -> None:
@@ -112,9 +113,9 @@ def test_plans_pass_within_a_fraction_of_the_spread_and_no_further() -> None:
     bound = tolerance(own)
     one = torch.zeros(2000, 1)
     one[7] = FRACTION * 0.3
-    assert agree(own[0] + 0.9 * one, own[0], tolerance=bound)
-    assert not agree(own[0] + 1.1 * one, own[0], tolerance=bound)
-    assert not agree(own[0] + 1.3 * TYPICAL * FRACTION * 0.3, own[0], tolerance=bound)
+    assert within(bound, own[0] + 0.9 * one, own[0])
+    assert not within(bound, own[0] + 1.1 * one, own[0])
+    assert not within(bound, own[0] + 1.3 * TYPICAL * FRACTION * 0.3, own[0])
 
 
 @pytest.mark.parametrize("factor", [1e-5, 1e6])
@@ -133,9 +134,9 @@ def test_a_wrong_1_beside_a_million_is_refused(shape: tuple[int, ...]) -> None:
     allowed = tolerance(own, 1e-7 * own[0])
     wrong = own[0].clone()
     wrong.select(axis, 1)[...] *= 1.2
-    assert agree(own[0] * (1 + 1e-7), own[0], tolerance=allowed)
-    assert not agree(wrong, own[0], tolerance=allowed)
-    assert not agree(torch.full_like(own[0], 500.0).where(sizes < 2, own[0]), own[0], tolerance=allowed)
+    assert within(allowed, own[0] * (1 + 1e-7), own[0])
+    assert not within(allowed, wrong, own[0])
+    assert not within(allowed, torch.full_like(own[0], 500.0).where(sizes < 2, own[0]), own[0])
 
 
 def test_without_spread_rounding_alone_counts_and_is_one_digit_at_least() -> None:
@@ -160,8 +161,8 @@ def test_another_result_in_double_precision_is_not_taken_for_rounding() -> None:
 
 def test_what_convolutions_may_round_to_is_no_error() -> None:
     own = samples(30, 5, spread=0.1)
-    assert not agree(own * (1 + 3e-4), own, tolerance=tolerance(own))
-    assert agree(own * (1 + 3e-4), own, tolerance=tolerance(own, digit=agreement.TF32_DIGIT))
+    assert not within(tolerance(own), own * (1 + 3e-4), own)
+    assert within(tolerance(own, digit=agreement.TF32_DIGIT), own * (1 + 3e-4), own)
 
 
 def test_no_other_module_of_the_library_compares_by_a_tolerance() -> None:

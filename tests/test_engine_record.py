@@ -84,7 +84,7 @@ def test_a_traced_pass_keeps_no_layers_output():
     tracer = RecordTracer(frozenset(bayes.posterior.layers))
     with torch.no_grad():
         tracer.trace_once(bayes.engine.network, x)
-    results = tracer.program().forward(x)
+    results = tracer.program()(x)
     assert [[len(part) for part in parts] for parts in results.values()] == [
         [8, 8],
         [6, 6],

@@ -156,7 +156,7 @@ def test_outputs_that_meet_on_later_inputs_have_no_gradient_each() -> None:
     bayes, x = fitted(MEET["clipped by norm behind"])
     for _ in range(3):
         bayes.predict(x, method="linear")  # not clipped
-    with pytest.raises(mcbn.MCBNError, match="depends on the inputs beside it"):
+    with pytest.raises(mcbn.MCBNError, match="depends on inputs beside its own"):
         bayes.predict(255 * x, method="linear")
 
 

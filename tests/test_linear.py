@@ -159,7 +159,7 @@ def test_single_draw_and_too_many_outputs_are_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(mcbn.MCBNError, match="at least 2 draws; got 1"):
         bayes.predict(x, method="linear", n_samples=1)
     monkeypatch.setattr(jacobian, "MOST_OUTPUTS", 1)
-    with pytest.raises(mcbn.MCBNError, match="has 2 for each input; use method='sample'"):
+    with pytest.raises(mcbn.MCBNError, match="2 outputs an input need as many backward passes; use method='sample'"):
         bayes.predict(x, method="linear")
 
 
@@ -231,10 +231,10 @@ class Across(nn.Module):
 @pytest.mark.parametrize(
     ("after", "message"),
     [
-        (lambda y: y.T, r"gives \(2, 7\) for 7 inputs, not one row an input"),
-        (lambda y: y - y.mean(0), "depends on the inputs beside it"),
-        (lambda y: torch.softmax(y @ y.T, 1) @ y, "depends on the inputs beside it"),
-        (lambda y: y.roll(1, 0), "depends on the inputs beside it"),
+        (lambda y: y.T, r"gives \(2, 7\) for 7 inputs, not a row each"),
+        (lambda y: y - y.mean(0), "depends on inputs beside its own"),
+        (lambda y: torch.softmax(y @ y.T, 1) @ y, "depends on inputs beside its own"),
+        (lambda y: y.roll(1, 0), "depends on inputs beside its own"),
     ],
 )
 def test_outputs_without_a_gradient_per_input_are_refused(after: Callable[[Tensor], Tensor], message: str) -> None:

@@ -29,6 +29,7 @@ BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls o
 }
 STATISTICS = ("running_mean", "running_var")
 DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
+_running = threading.local()  # its `mode`: the one active in this thread
 _unwatched: WeakSet[nn.Module] = WeakSet()  # modules that ran in a thread without a mode
 
 
@@ -58,10 +59,7 @@ def layer_of(name: str) -> str:
 
 
 class BatchNormMode(ContextDecorator, TorchFunctionMode):
-    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`.
-
-    Under any mode attention takes no shortcut of PyTorch's, which pads otherwise.
-    """
+    """Answer every batch-norm call made in this thread while active; a subclass says how in `answer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +75,7 @@ class BatchNormMode(ContextDecorator, TorchFunctionMode):
     def __enter__(self) -> Self:
         self.calls.clear()  # a new pass
         self.next_rows.clear()
-        self.outer, _running.mode = _running.mode, self
+        self.outer, _running.mode = getattr(_running, "mode", None), self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -119,24 +117,17 @@ def watch(module: nn.Module) -> None:
         child.register_forward_hook(_leave, always_call=True)
 
 
-class _Running(threading.local):
-    mode: BatchNormMode | None = None  # active in this thread
-
-
-_running = _Running()
-
-
 def _enter(name: str, module: nn.Module, args: Any) -> None:
-    if _running.mode is None:
+    if (mode := getattr(_running, "mode", None)) is None:
         _unwatched.add(module)
     else:
-        _running.mode.path.append(name)
-        _running.mode.entered.add(name)
+        mode.path.append(name)
+        mode.entered.add(name)
 
 
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
-    if _running.mode is not None:
-        _running.mode.path.pop()
+    if (mode := getattr(_running, "mode", None)) is not None:
+        mode.path.pop()
 
 
 class Survey(BatchNormMode):
@@ -253,9 +244,7 @@ class Replay(BatchNormMode):
         )
 
 
-def train_batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def train_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
     """Normalise x (N, C, ...) by its own statistics; return it with their mean and biased variance, (C,) each."""
     if x.dtype == statistics_dtype(x) and (weight is None or weight.dtype == x.dtype):
         output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)  # as in training

@@ -10,14 +10,10 @@ from K = 8 draws omega_k whose second moments about omega_0 are nearest to C (`r
 
     mean = 1/K sum_k [f_omega_k(x) - J (omega_k - omega_0)].
 
-Both are exact where the output is linear in omega: draws that differ in their means alone, and nothing but linear
-layers behind a batch norm. Batch norm divides by sigma_B, so elsewhere the variance is first order, good while draws
-differ little (large M), and the mean nearly second order; of K or fewer draws it is their own mean. It takes one
-forward pass, one backward pass for each output and K draws, whatever T. Class probabilities are averaged over the
-linearised logits of the draws, which have exactly this mean and covariance.
-
-A Gaussian posterior (`mcbn.gaussian`) gives its own moments instead: omega_0 is its location and C the modelled
-covariance, exactly, whatever the number of draws.
+Both are exact where the output is linear in omega. Elsewhere the variance is first order, good while draws differ
+little (large M), and the mean nearly second order; of K or fewer draws it is their own mean. Class probabilities are
+averaged over the linearised logits of the draws, which have exactly this mean and covariance. A Gaussian posterior
+(`mcbn.gaussian`) gives its own moments instead: omega_0 is its location and C the modelled covariance, exactly.
 """
 
 import functools
@@ -151,12 +147,10 @@ class Linearizer:
         """Return what all inputs share, made on the first of them."""
         if T < 2 and self.posterior.gaussian is None:
             raise MCBNError(f"method='linear' needs a covariance, so at least 2 draws; got {T}: fit more of them")
-        expansion = self._expansions.get(T)
-        if expansion is None:
-            with self._lock:
-                expansion = Expansion(self.network, self.posterior, inputs, T)
-                keep(self._expansions, T, expansion, EXPANSIONS_KEPT)
-        return expansion
+        with self._lock:
+            if T not in self._expansions:
+                keep(self._expansions, T, Expansion(self.network, self.posterior, inputs, T), EXPANSIONS_KEPT)
+            return self._expansions[T]
 
 
 def representative(deviations: Tensor, count: int) -> list[int]:

@@ -73,8 +73,7 @@ def iterate(source: Iterable[R], seed: int | None = None) -> Iterator[R]:
 class Undisturbed:
     """Calls functions that may draw from the global generators, from a seed once one did; these stay as they were."""
 
-    def __init__(self) -> None:
-        self.draws = False
+    draws = False  # whether one did
 
     def __call__(self, function: Callable[[], R], seed: int, same: Callable[[R, R], bool]) -> R:
         """Return what a function gives; `same` tells whether two of its results are alike."""

@@ -15,9 +15,8 @@ refused. Right plans of ResNet-50 and a UNet in half precision are typically 1.1
 differences 5, of 360,000 8 and growing; their own rounding is 0.1 (float16) to 1 (bfloat16) of the spread. So three
 typically and 24 at most neither refuse by chance nor take more than the network's own precision takes.
 
-In single precision the first term alone is enough, and rounding is measured only where it is not. So a plan that is
-wrong (another layer's statistics, a value overwritten too early: parts in ten of the spread) is refused in every
-precision whose rounding leaves the spread visible, and one as exact as the network itself is taken in all of them.
+In single precision the first term alone is enough, and rounding is measured only where it is not. A plan that is wrong
+(another layer's statistics, a value overwritten too early) is parts in ten of the spread away, so it is refused.
 """
 
 import math
@@ -87,26 +86,22 @@ def tolerance(own: Tensor, error: Tensor | None = None, *, digit: float = 0.0) -
     return reduce(torch.minimum, by_axis)
 
 
-def agree(
-    values: Tensor,
-    expected: Tensor,
-    precision: Precision = GRADIENTS,
-    *,
-    scale: Tensor | None = None,
-    tolerance: Tensor | None = None,
-) -> bool:
-    """Tell whether values hold the expected numbers: |values - expected| <= tolerance, everywhere.
+def within(tolerance: Tensor, values: Tensor, expected: Tensor) -> bool:
+    """Tell whether samples are as near to the expected ones as they may be, and typically much nearer."""
+    if values.shape != expected.shape or not expected.numel():
+        return False
+    shares = (_wide(values) - expected).abs_() / tolerance.clamp(min=TINY)
+    typical = TYPICAL + (1 - TYPICAL) / math.sqrt(shares.numel())
+    return bool((shares <= 1).all() & (shares.square().mean().sqrt() <= typical))
 
-    tolerance: that of samples, which typical differences must stay well below; else the precision times a scale: one
-    number or one a value, the largest expected value of each output (axis 1) where it is not given. Nothing agrees with
-    nothing: without values there is no evidence.
+
+def agree(values: Tensor, expected: Tensor, precision: Precision = GRADIENTS, scale: Tensor | None = None) -> bool:
+    """Tell whether values are the expected ones, |values - expected| <= precision times scale; none never are.
+
+    scale: one number or one a value; the largest expected value of each output (axis 1) where it is not given.
     """
     if values.shape != expected.shape or not expected.numel():
         return False
-    if tolerance is not None:
-        shares = (_wide(values) - expected).abs_() / tolerance.clamp(min=TINY)
-        typical = TYPICAL + (1 - TYPICAL) / math.sqrt(shares.numel())
-        return bool((shares <= 1).all() & (shares.square().mean().sqrt() <= typical))
     scale = _largest(expected.abs(), 1) if scale is None else scale
     difference = (values.to(expected.device, scale.dtype) - expected).abs()
     return bool((difference <= precision.at(expected) * scale.clamp(min=SMALLEST)).all())

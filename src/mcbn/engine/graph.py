@@ -1,8 +1,7 @@
 """A traced pass as an `fx` graph: what is known of each operation, and which changes to the graph that allows.
 
-A trace (`mcbn.engine.trace`) knows of every operation what its result was for the inputs traced, and notes it once as
-`Facts`. Every later step reads facts through `facts(node)` and asks nothing else of the tensors, which are gone by
-then. All of them rest on two words.
+A trace (`mcbn.engine.trace`) notes once, as `Facts`, what the result of every operation was for the inputs traced.
+Every later step reads `facts(node)` alone: the tensors are gone by then. All of them rest on two words.
 
 *Memory.* Two results share memory if one is a view of the other, or the other changed in place. The trace compares
 storages: a result in the storage of an operand carries the operand's memory, any other has memory of its own, named by
@@ -49,6 +48,7 @@ from torch import fx, nn
 
 from mcbn.private_torch import forget_source
 
+Condition = Callable[[fx.Node], bool]
 KEY = "mcbn"  # of the facts in a node's meta, which are noted once
 _gone: list[str] = []  # sources of modules that were collected: not forgotten then, under whoever reads `linecache`
 
@@ -76,7 +76,7 @@ def matters(node: fx.Node) -> bool:
     return node.is_impure() or bool(facts(node).changes)
 
 
-def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
+def reached(graph: fx.Graph, starts: Condition) -> set[fx.Node]:
     """Find some nodes and all that is computed from them, the graph's output apart."""
     behind: set[fx.Node] = set()
     for node in graph.nodes:
@@ -86,11 +86,7 @@ def reached(graph: fx.Graph, starts: Callable[[fx.Node], bool]) -> set[fx.Node]:
 
 
 def split(
-    graph: fx.Graph,
-    later: Collection[fx.Node],
-    *,
-    both: Collection[fx.Node] = (),
-    needed: Callable[[fx.Node], bool] = matters,
+    graph: fx.Graph, later: Collection[fx.Node], *, both: Collection[fx.Node] = (), needed: Condition = matters
 ) -> tuple[fx.Graph, fx.Graph, list[fx.Node]]:
     """Cut a graph into what runs first and what runs later; that such an order is safe is for the caller to know.
 

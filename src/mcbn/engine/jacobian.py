@@ -134,10 +134,7 @@ class Differentiator:
         sources = [leaf for pair in leaves.values() for leaf in pair]
         gradients = torch.autograd.grad(flat[: N // 2], sources, weights, retain_graph=True, materialize_grads=True)
         if any(bool((gradient[N // 2 :].abs() > 1e-6 * gradient.abs().max()).any()) for gradient in gradients):
-            raise MCBNError(
-                "the output of an input depends on the inputs beside it, so it has no gradient by its own statistics "
-                "alone; use method='sample'"
-            )
+            raise MCBNError("an output depends on inputs beside its own: no gradient per input; use method='sample'")
         self._one_by_one = are_independent(self.network, self.draw, inputs)
 
     def _gradient(self, flat: Tensor, d: int, leaves: Leaves) -> Tensor:
@@ -156,16 +153,10 @@ class Differentiator:
 def _outputs(output: Tensor, N: int) -> Tensor:
     """Lay the outputs of each input side by side, (N, D)."""
     if output.shape[:1] != (N,):
-        raise MCBNError(
-            f"the network gives {tuple(output.shape)} for {N} inputs, not one row an input, so outputs have no "
-            "gradient per input; use method='sample'"
-        )
+        raise MCBNError(f"the network gives {tuple(output.shape)} for {N} inputs, not a row each; use method='sample'")
     flat = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)
     if flat.shape[1] > MOST_OUTPUTS:
-        raise MCBNError(
-            f"method='linear' takes one backward pass an output and this network has {flat.shape[1]} for each input; "
-            "use method='sample'"
-        )
+        raise MCBNError(f"{flat.shape[1]} outputs an input need as many backward passes; use method='sample'")
     return flat
 
 
@@ -184,8 +175,7 @@ class PerExample(BatchNormMode):
             return call.unchanged()
         if call.x.shape[0] != self.N:
             raise MCBNError(
-                f"layer {call.name!r} sees {call.x.shape[0]} rows for {self.N} inputs, so its statistics have no "
-                "gradient per input; use method='sample'"
+                f"layer {call.name!r} sees {len(call.x)} rows for {self.N} inputs, not one each; use method='sample'"
             )
         self.points[call.name] = point = Point.of(call, *self.centres[call.name])
         each = (value.expand(self.N, -1).requires_grad_() for value in (point.scale, point.shift))

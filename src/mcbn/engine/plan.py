@@ -46,11 +46,6 @@ class Program:
         norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
         return replace(self, norms=norms, channels_last=channels_last)
 
-    @property
-    def kernels(self) -> int:
-        """How many convolutions are one kernel with what follows."""
-        return sum(str(node.target) == "mcbn.narrow.default" for node in self.each.graph.nodes)
-
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
         tensors = [t.clone() if self.clones_inputs else t for t in batches.tensors_of(inputs)]
@@ -77,11 +72,9 @@ class Program:
         lower = omega.to(next(weights, omega).dtype)  # of all at once: a kernel for each costs more than its work
         pieces = torch.split(omega, sizes, -1)
         lower_pieces = pieces if lower is omega else torch.split(lower, sizes, -1)
-        for place, norm in enumerate(self.norms):
-            scale, shift = pieces[2 * place : 2 * place + 2]  # (C,)
-            lower_scale, lower_shift = lower_pieces[2 * place : 2 * place + 2]
-            weight = norm.folded_weight
-            if weight is not None:
+        by_norm = zip(self.norms, pieces[::2], pieces[1::2], lower_pieces[::2], lower_pieces[1::2], strict=True)
+        for norm, scale, shift, lower_scale, lower_shift in by_norm:  # (C,) each
+            if (weight := norm.folded_weight) is not None:
                 if norm.folded_bias is not None:
                     lower_shift = torch.addcmul(shift, norm.folded_bias.to(scale.dtype), scale)
                 scale = weight * lower_scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
@@ -112,8 +105,7 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     rewrite.work_in_place(tracer.graph, depends)
     stackable = not folds and all(rewrite.is_stackable(node, depends) for node in depends)
     shared, each, names = rewrite.split_by_draw(tracer, depends, folded, stacked=stackable)
-    norms = tracer.norms | {norm.name: norm for norm in folded.values()}
-    calls = tuple(norms[name] for name in names)
+    calls = tuple(tracer.norms[name] for name in names)
     program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable)
     if fusing and folds:
         program = replace(program, each=fuse.fuse_activations(program.each))  # by cuDNN, which needs batch norm folded
@@ -174,8 +166,7 @@ class Plan:
                 from mcbn.engine.capture import capture_of
 
                 if len(rows) not in self.captured:
-                    together = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
-                    self.captured[len(rows)] = together
+                    self.captured[len(rows)] = capture_of(lambda *t: self.side_by_side(t[:-1], t[-1]), (*shared, rows))
                 samples = self.captured[len(rows)](*shared, rows)
             else:
                 samples = joined([self.program.run(shared, chunk) for chunk in torch.split(rows, self.chunk)])

@@ -10,7 +10,7 @@ import ctypes
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, groupby, islice
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from mcbn.batches import Picker, pick_inputs
 from mcbn.batching import GROUP, TrainingBatches
 from mcbn.engine import constants
 from mcbn.engine.agree import MEANS, VARIANCES, agree, is_tf32
-from mcbn.engine.trace import RecordProgram, RecordTracer, state_of
+from mcbn.engine.trace import RecordTracer, state_of
 from mcbn.errors import MCBNError
 from mcbn.layers import Layers, stochastic_layers
 from mcbn.network import Network
@@ -76,26 +76,25 @@ class Recorder:
         self.network, self.chosen = network, chosen
         self.running: Mapping[str, tuple[Tensor, Tensor]] = {}
         self.values: Mapping[str, int] = {}
-        # By shape: the trace of the first batch, then the program that the second proved; None: there is none
-        self._programs: dict[Any, RecordTracer | RecordProgram | None] = {}
+        # By shape: the trace of the first batch, whose program the second proves; None: there is none
+        self._traces: dict[Any, RecordTracer | None] = {}
 
     def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
         """Yield the statistics of one or more batches at a time, (t, C) each, in order; `numbers` are their t."""
         first = list(islice(picked, DECIDING))
         alone = [self(x) for x in first]
-        program = self._programs.get(batches.key_of(self.network.prepare(first[-1])))
+        tracer = self._traces.get(batches.key_of(self.network.prepare(first[-1])))
         on_gpu = self.network.device is not None and self.network.device.type == "cuda"
         most = constants.GPU_GROUP_WIDTH if on_gpu else constants.CPU_GROUP_WIDTH
-        if not isinstance(program, RecordProgram) or program.width > most:  # one by one is faster
-            yield from alone
-            yield from map(self, picked)
+        if tracer is None or tracer.forward is None or tracer.width > most:  # one by one is faster
+            yield from chain(alone, map(self, picked))
             return
         numbered = zip(count() if numbers is None else numbers, chain(first, picked), strict=False)
         shape, proven = batches.key_of(first[-1]), None  # whether groups give what their batches give alone
         for _, members in groupby(numbered, lambda pair: pair[0] // GROUP):
             group, together = [x for _, x in members], None
             if proven is not False and all(batches.key_of(x) == shape for x in group):
-                together = self._together(program, group)
+                together = self._together(tracer.forward, group)
                 proven = together is not None and (proven or statistics_agree(_first(together), self(group[0])))
             yield from [together] if together is not None and proven else map(self, group)
 
@@ -103,12 +102,12 @@ class Recorder:
         """Return the statistics of one batch, (1, C) each."""
         x = self.network.prepare(x)
         shape = batches.key_of(x)
-        program = self._programs.get(shape)
+        tracer = self._traces.get(shape)
         recorded: Statistics | None = None
-        if isinstance(program, RecordProgram):
+        if tracer is not None and tracer.forward is not None:
             with suppress(Exception):  # an operation that fails on this batch alone: the network may know what to do
-                recorded = program.forward(*batches.tensors_of(x))
-        elif program is not None or shape not in self._programs:
+                recorded = tracer.forward(*batches.tensors_of(x))
+        elif tracer is not None or shape not in self._traces:
             recorded = self._trace(x, shape)
         if recorded is None:
             with Record(self.chosen) as mode:
@@ -124,10 +123,10 @@ class Recorder:
 
     def _trace(self, x: Any, shape: Any) -> Statistics | None:
         """Record the first or second batch of a shape and trace it; the program of both takes the next ones."""
-        network, tracer, first = self.network, RecordTracer(self.chosen), self._programs.get(shape)
+        network, tracer, first = self.network, RecordTracer(self.chosen), self._traces.get(shape)
         state = state_of(network.module)
-        self._programs[shape] = None
-        if len(self._programs) > constants.PROGRAMS_KEPT:
+        self._traces[shape] = None
+        if len(self._traces) > constants.PROGRAMS_KEPT:
             return None
         try:
             tracer.trace_once(network, x, watched=first is None)
@@ -136,31 +135,28 @@ class Recorder:
         recorded = self._seen(tracer)
         most = math.inf if tracer.on_gpu else constants.CPU_TRACED_WIDTH
         if first is None and not tracer.changes_inputs and tracer.width <= most:
-            self._programs[shape] = tracer
-        elif isinstance(first, RecordTracer) and (first.steps(), state) == (tracer.steps(), state_of(network.module)):
+            self._traces[shape] = tracer
+        elif first is not None and (first.steps(), state) == (tracer.steps(), state_of(network.module)):
             program = first.program()
             with suppress(Exception):  # an operation that cannot be repeated outside the network
-                if statistics_agree(program.forward(*batches.tensors_of(x)), recorded):
-                    self._programs[shape] = program
+                if statistics_agree(program(*batches.tensors_of(x)), recorded):
+                    self._traces[shape], first.forward = first, program
         return recorded
 
-    def _together(self, program: RecordProgram, group: Sequence[Any]) -> Statistics | None:
+    def _together(self, program: Callable[..., Any], group: Sequence[Any]) -> Statistics | None:
         """Record up to a whole group in one pass of a whole group, (t, C) each; None where that cannot be done."""
         rows = [batches.tensors_of(x) for x in group]
         rows += rows[-1:] * (GROUP - len(rows))
         try:
             stacked = self.network.prepare([torch.stack(column) for column in zip(*rows, strict=True)])
-            of_group = torch.vmap(program.forward)(*stacked)
+            of_group = torch.vmap(program)(*stacked)
         except Exception:  # no memory, or an operation without a batching rule
             return None
         return _first(of_group, len(group))
 
 
 def release_memory() -> None:
-    """Have the allocator give free memory back to the system.
-
-    glibc keeps the holes that passes leave between values they keep, more of them from batch to batch.
-    """
+    """Give free memory back to the system: glibc keeps the holes between values that passes keep, ever more of them."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
@@ -202,10 +198,7 @@ def join(blocks: Iterable[Statistics]) -> tuple[dict[str, Tensor], dict[str, Ten
             buffers[name] = held
     for name, calls in counts.items():
         if calls != T:
-            raise MCBNError(
-                f"layer {name!r} was called for {calls} of {T} training batches; the network takes another "
-                "path from batch to batch, and a joint draw needs every layer: choose the steady ones with layers="
-            )
+            raise MCBNError(f"layer {name!r} was called for {calls} of {T} training batches: leave it out with layers=")
         if not bool(torch.isfinite(buffers[name][:T]).all()):
             raise MCBNError(f"layer {name!r} has non-finite statistics; the network overflows on its training data")
     mean, var = ({name: held[:T, kind].clone() for name, held in buffers.items()} for kind in (0, 1))

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from mcbn.batch_norm import normalize
 from mcbn.engine import constants
 from mcbn.engine.graph import UNKNOWN, as_code, facts, reached, split
-from mcbn.engine.trace import Norm, ReplayTracer, UntraceableError, batch_norm
+from mcbn.engine.trace import ReplayTracer, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
@@ -48,22 +48,18 @@ def depends_on_draw(graph: fx.Graph) -> set[fx.Node]:
     return depends
 
 
-def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, Norm]:
-    """Let a stochastic call disappear into the Linear or convolution before it, where nothing else reads between.
-
-    Returns the operations whose weights and bias are now those of a draw, and the calls they took in.
-    """
-    folded: dict[fx.Node, Norm] = {}
-    for node in list(tracer.graph.nodes):
-        if node.target is not batch_norm:
-            continue
+def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, str]:
+    """Let calls disappear into the Linear or convolution that they alone read; return operation -> call it took in."""
+    folded: dict[fx.Node, str] = {}
+    for node in tracer.graph.find_nodes(op="call_function", target=batch_norm):
         source, name = cast(fx.Node, node.args[0]), str(node.args[1])
         if source not in depends or len(source.users) > 1 or source.target not in FOLDABLE:
             continue
         weight, bias = weights_of(tracer.root, source)
         if weight is None or (source.target is F.linear and len(facts(source).shape) != 2):
             continue
-        folded[source] = replace(tracer.norms[name], folded_weight=weight, folded_bias=bias)
+        folded[source] = name
+        tracer.norms[name] = replace(tracer.norms[name], folded_weight=weight, folded_bias=bias)
         node.replace_all_uses_with(source)
         tracer.graph.erase_node(node)
     return folded
@@ -122,13 +118,12 @@ def is_stackable(node: fx.Node, depends: set[fx.Node]) -> bool:
 
 
 def split_by_draw(
-    tracer: ReplayTracer, depends: set[fx.Node], folded: Mapping[fx.Node, Norm], *, stacked: bool
+    tracer: ReplayTracer, depends: set[fx.Node], folded: Mapping[fx.Node, str], *, stacked: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule, list[str]]:
-    """Cut a traced pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)` for every draw.
+    """Cut a pass into `shared(*inputs)` for all draws and `each(*shared, scale, shift, ...)`; return its calls too.
 
-    Returns both, and the stochastic calls whose scale and shift `each` takes, in order.
-    folded: operations that take weight and bias of a draw instead.
-    stacked: several draws go through at once; `each(*shared, buffers, scale, ...)` writes into buffers, or None.
+    Operations that are folded take weight and bias of a draw instead. Stacked draws go through at once, and `each`
+    takes buffers, or None, before the scales.
     """
     names, parameters = _take_parameters(tracer.graph, folded)
     if stacked:
@@ -137,13 +132,9 @@ def split_by_draw(
     return as_code(tracer.root, shared), as_code(tracer.root, each), names
 
 
-def _take_parameters(graph: fx.Graph, folded: Mapping[fx.Node, Norm]) -> tuple[list[str], set[fx.Node]]:
+def _take_parameters(graph: fx.Graph, folded: Mapping[fx.Node, str]) -> tuple[list[str], set[fx.Node]]:
     """Give the graph a scale and a shift for every stochastic call as arguments; return the calls and those."""
-    calls = {
-        node: folded[node].name if node in folded else str(node.args[1])
-        for node in graph.nodes
-        if node in folded or node.target is batch_norm
-    }
+    calls = {**folded, **{node: str(node.args[1]) for node in graph.nodes if node.target is batch_norm}}
     names = list(dict.fromkeys(calls.values()))
     with graph.inserting_before(next(iter(graph.nodes))):
         pairs = {n: (graph.placeholder(f"scale{i}"), graph.placeholder(f"shift{i}")) for i, n in enumerate(names)}

@@ -64,10 +64,8 @@ class Follower:
     def __init__(self, inputs: Any, *, follow: bool) -> None:
         self.follow, self.apart = follow, True
         self.steps: list[Any] = []  # operators with their settings, sizes apart
-        self.places: Any = WeakTensorKeyDictionary()  # of values that inputs have a part in
-        for tensor in batches.tensors_of(inputs):
-            if tensor.ndim and len(tensor) == FEW:
-                self.places[tensor] = Place(0)
+        rows = (tensor for tensor in batches.tensors_of(inputs) if tensor.ndim and len(tensor) == FEW)
+        self.places: Any = WeakTensorKeyDictionary(dict.fromkeys(rows, Place(0)))  # of values made of inputs
 
     def see(self, operator: Any, arguments: dict[str, Any], result: Any) -> None:
         """Take a step; find out where the inputs lie in the results."""

@@ -24,7 +24,7 @@ from mcbn import batches
 from mcbn.batch_norm import Replay
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
-from mcbn.engine.agree import ROUNDING, TF32_DIGIT, agree, is_tf32, tolerance
+from mcbn.engine.agree import ROUNDING, TF32_DIGIT, is_tf32, tolerance, within
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
 from mcbn.engine.rows import are_independent
 from mcbn.engine.trace import ReplayTracer
@@ -91,9 +91,7 @@ class Engine:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.network, self.posterior)  # plans are found again
 
-    def outputs(
-        self, inputs: Any, n_samples: int, chunk_size: int | None = None, *, start: int = 0
-    ) -> Iterator[Tensor]:
+    def outputs(self, inputs: Any, n_samples: int, chunk_size: int | None = None, start: int = 0) -> Iterator[Tensor]:
         """Yield samples of draws start to T-1 in order, some at a time, (t, N, ...); all inputs meet the same draws."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
             return (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
@@ -121,7 +119,8 @@ class Engine:
         if not pays:
             history.own_draws += stop - start
             pays = history.own_draws >= constants.DRAWS_BEFORE_PLAN
-        blocks = self._blocks(inputs, chunk_size, self.plans.get(key)) if pays else [(inputs, self._own_code)]
+        plan = self.plans.get(key) or (self.plan(inputs, chunk_size) if pays else self._own_code)
+        blocks = self._blocks(inputs, chunk_size, plan)
         buffers = dict[int, Tensor]()  # one set for all blocks, which run in turn: it stays in the cache
         samplers = [plan.prepare(block, buffers) for block, plan in blocks]
         chunk = min(plan.at_once for _, plan in blocks)
@@ -172,7 +171,7 @@ class Engine:
 
     def explain(self, inputs: Any, n_samples: int, chunk_size: int | None = None) -> str:
         """Say in a sentence how draws would run for these inputs."""
-        blocks = self._blocks(inputs, chunk_size)
+        blocks = self._blocks(inputs, chunk_size, self.plan(inputs, chunk_size))
         plan = blocks[0][1]
         size = f"{batches.size_of(inputs)} inputs" + (f" in {len(blocks)} blocks" if len(blocks) > 1 else "")
         if isinstance(plan, OwnCode):
@@ -183,8 +182,8 @@ class Engine:
         if plan.chunk == 1:
             folded = sum(norm.folded_weight is not None for norm in program.norms)
             how = f"one draw a pass, {folded} of {len(program.norms)} batch norm calls folded into weights"
-        if program.kernels:
-            how += f", {program.kernels} convolutions in one kernel each with what follows"
+        if kernels := sum(str(node.target) == "mcbn.narrow.default" for node in program.each.graph.nodes):
+            how += f", {kernels} convolutions in one kernel each with what follows"
         if plan.group > 1:
             how += f", {plan.group} passes in one CUDA graph"
         return (
@@ -280,10 +279,10 @@ class Engine:
         if not samples or not draws.numel():
             return False
         values, expected = torch.stack([*samples.values()]), torch.stack([own[t] for t in samples])
-        if agree(values, expected, tolerance=tolerance(draws, digit=history.digit)):
+        if within(tolerance(draws, digit=history.digit), values, expected):
             return True
         error = self._rounding(inputs, history.width)
-        return agree(values, expected, tolerance=tolerance(draws, error, digit=history.digit))
+        return within(tolerance(draws, error, digit=history.digit), values, expected)
 
     def _rounding(self, inputs: Any, width: int) -> Tensor:
         """Measure how far the network's own pass is from double precision, (n, ...) for inputs: few if it is wide."""
@@ -311,11 +310,8 @@ class Engine:
             self._scaled = layers, program.norms, omega  # while these norms live, no other tensors have their ids
         return self._scaled[2]
 
-    def _blocks(
-        self, inputs: Any, chunk_size: int | None, plan: Plan | OwnCode | None = None
-    ) -> list[tuple[Any, Plan | OwnCode]]:
+    def _blocks(self, inputs: Any, chunk_size: int | None, plan: Plan | OwnCode) -> list[tuple[Any, Plan | OwnCode]]:
         """Cut many inputs into blocks whose values fit the cache, where that changes nothing but the speed."""
-        plan = plan or self.plan(inputs, chunk_size)
         tensors = batches.tensors_of(inputs)
         if isinstance(plan, OwnCode) or any(t.is_cuda for t in tensors):
             return [(inputs, plan)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -68,9 +68,6 @@ class Tracer(BatchNormMode):
 
     chosen: Any  # layers whose calls are stochastic
     write_norm: Callable[[BatchNormCall, Tensor], None]  # writes down such a call, which gave an output
-    root: nn.Module  # holds the constants of the graph
-    width: int  # largest number of values of one intermediate result
-    changes_inputs: bool  # the network works on its inputs in place
     refusal: UntraceableError | None  # kept, since networks catch exceptions
     function: str | None = None  # the one that runs now
 
@@ -84,8 +81,10 @@ class Tracer(BatchNormMode):
         attributes = batches.tensors_of([attributes_of(child) for child in module.modules()])
         self.constants = {id(tensor) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
         self.graph, self.root, self.nodes = fx.Graph(), nn.Module(), WeakTensorKeyDictionary()
-        self.width, self.on_gpu, self.refusal = 0, any(t.is_cuda for t in tensors), None
+        self.width, self.on_gpu, self.refusal = 0, any(t.is_cuda for t in tensors), None  # width: of the largest result
         self.changes_inputs, self.changed, self.new = False, set[int](), set[int]()
+        self.norms: dict[str, Norm] = {}  # by call name, of stochastic calls that are replayed
+        self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # of those that are recorded, mean and variance
         self.inputs = [f"x{number}" for number in range(len(tensors))]
         for tensor, name in zip(tensors, self.inputs, strict=True):
             self._remember(tensor, self.graph.placeholder(name))
@@ -191,7 +190,8 @@ class Tracer(BatchNormMode):
         name = (memory or {}).get(storage_of(tensor), node.name)
         node.meta[KEY] = replace(seen, shape=tensor.shape, dtype=tensor.dtype, memory=name)
         self.nodes[tensor] = node
-        self.width = max(self.width, tensor.numel())
+        if node.op != "get_attr":  # weights are not results
+            self.width = max(self.width, tensor.numel())
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor, a constant of the network where no operation made it."""
@@ -202,9 +202,7 @@ class Tracer(BatchNormMode):
             name = f"constant{len(self.graph.nodes)}"
             self.root.register_buffer(name, tensor)
             node = self.graph.get_attr(name)
-            width = self.width
             self._remember(tensor, node)
-            self.width = width  # weights are not results
         return node
 
     def _arguments(self, values: Any) -> Any:
@@ -228,31 +226,21 @@ class Tracer(BatchNormMode):
 
 
 class ReplayTracer(Tracer, Replay):
-    """Replay one draw and write it down; stochastic calls are nodes `batch_norm(x, name)`."""
-
-    def __init__(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> None:
-        super().__init__(mean, var)
-        self.norms: dict[str, Norm] = {}
+    """Replay one draw and write it down; stochastic calls are nodes `batch_norm(x, name)`, constants in `norms`."""
 
     def trace(self, network: Network, inputs: Any) -> Tensor:
-        """Write the network's operations down and see that it takes the same steps again, on other values.
-
-        Steps that differ hold what was computed where nobody saw it. Returns the output for the inputs.
-        """
+        """Write the operations down, see that other values take the same steps, and return the output for these."""
         for _ in range(2):  # a network that fills a cache has a second chance
             output = self.trace_once(network, inputs)
-            if self._is_steady(network, inputs):
+            state, twin = state_of(network.module), ReplayTracer(self.mean, self.var)
+            try:
+                twin.trace_once(network, other_values(inputs), watched=False)
+            except MCBNError:  # the network takes no such values
+                twin.trace_once(network, inputs, watched=False)
+            if twin.steps() == self.steps() and state_of(network.module) == state:  # nothing was computed out of sight
                 self.graph.output(self._node(output))
                 return output
         raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
-
-    def _is_steady(self, network: Network, inputs: Any) -> bool:
-        state, twin = state_of(network.module), ReplayTracer(self.mean, self.var)
-        try:
-            twin.trace_once(network, other_values(inputs), watched=False)
-        except MCBNError:  # the network takes no such values
-            twin.trace_once(network, inputs, watched=False)
-        return twin.steps() == self.steps() and state_of(network.module) == state
 
     def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
         """Write down a node of its own."""
@@ -267,11 +255,9 @@ class ReplayTracer(Tracer, Replay):
 
 
 class RecordTracer(Tracer, Record):
-    """Record one training batch and write the pass down, its statistics as its results."""
+    """Record one training batch and write the pass down; `results` are the mean and variance of every call."""
 
-    def __init__(self, layers: frozenset[str]) -> None:
-        super().__init__(layers)
-        self.results: dict[str, tuple[fx.Node, fx.Node]] = {}  # call name -> its mean and variance
+    forward: Callable[..., dict[str, tuple[Tensor, Tensor]]] | None = None  # the program, once it is proven
 
     def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
         """Write down what training does."""
@@ -281,18 +267,11 @@ class RecordTracer(Tracer, Record):
         self._remember(output, normalized)
         self.results[call.name] = mean, var  # not the node: it would keep every layer's output until the end
 
-    def program(self) -> "RecordProgram":
-        """Return the pass as a function of the input tensors."""
+    def program(self) -> Callable[..., dict[str, tuple[Tensor, Tensor]]]:
+        """Return the pass as a function: input tensors -> name of every stochastic call -> mean and variance, (C,)."""
         self.graph.output(self.results)
         self.graph.eliminate_dead_code(matters)
-        return RecordProgram(as_code(self.root, self.graph).forward, self.width)
-
-
-class RecordProgram(NamedTuple):
-    """A traced training pass: input tensors -> name of every stochastic call -> its mean and variance, (C,) each."""
-
-    forward: Callable[..., dict[str, tuple[Tensor, Tensor]]]
-    width: int
+        return as_code(self.root, self.graph).forward
 
 
 def tensors_in(values: Any) -> list[Tensor]:

@@ -1,13 +1,11 @@
-"""CUDA kernels of this package: compiled by PyTorch for their sizes when they are first needed, and kept.
+"""CUDA kernels, imported on a GPU alone: compiled by PyTorch for their sizes when they are first needed, and kept.
 
 narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rectifier. cuDNN's float32 convolutions of
 16 channels take five times what moving their values takes, and batch norm that differs from draw to draw is two passes
 over memory more. Products are TF32, as PyTorch's convolutions are by default.
 halved.cu: the largest of 2 x 2 pixels. PyTorch's pooling also writes where each was, which takes longer than the rest.
 probabilities.cu: class probabilities of many places, the pixels of a segmentation say: moments and divergences,
-which are a dozen passes over memory as operations of their own.
-
-Imported on a GPU alone; benchmarks/README.md has times.
+which are a dozen passes over memory as operations of their own. benchmarks/README.md has times.
 """
 
 import os
