@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +24,7 @@ from mcbn_study.segmentation.train import load_network, normalize, training_batc
 AT_ONCE = 8  # images of one prediction
 MEMORY_IMAGES = 2
 PAPER_LAYERS = 2  # "the first 2 blocks only": Teye et al. 2018, Section 4.5
-
-
-class Segmented(NamedTuple):
-    """Probabilities (N, K, H, W) and uncertainty maps (N, H, W) by name."""
-
-    probs: Tensor
-    maps: dict[str, Tensor]
-
-
+Segmented = tuple[Tensor, dict[str, Tensor]]  # probabilities (N, K, H, W) and uncertainty maps (N, H, W) by name
 Estimator = Callable[[Tensor], Segmented]  # of byte images (N, 3, H, W)
 
 
@@ -42,7 +34,7 @@ def plain(network: nn.Module) -> Estimator:
     @torch.no_grad()
     def predict(x: Tensor) -> Segmented:
         probs = torch.softmax(network(normalize(x)), 1)
-        return Segmented(probs, {"entropy": prediction.entropy(probs, 1)})
+        return probs, {"entropy": prediction.entropy(probs, 1)}
 
     return predict
 
@@ -95,7 +87,7 @@ class QueryInside(batch_norm.Record):
 def with_maps(pred: ClassificationPrediction) -> Segmented:
     """Add the maps: variance of the softmax averaged over classes (the paper's), mutual information, entropy."""
     maps = {"variance": pred.variance.mean(1), "mutual_information": pred.mutual_information, "entropy": pred.entropy}
-    return Segmented(pred.probs, maps)
+    return pred.probs, maps
 
 
 class SceneEvaluation:
