@@ -61,8 +61,7 @@ class CifarResNet(nn.Module):
         if x.shape[1:] != IMAGE:
             raise MCBNError(f"the network takes images (N, 3, 32, 32), made by `standardize`; got {tuple(x.shape)}")
         x = F.leaky_relu(self.norm(self.units(self.first(x))), SLOPE)  # (N, 64, 8, 8)
-        logits: Tensor = self.last(x.mean((2, 3)))
-        return logits
+        return cast(Tensor, self.last(x.mean((2, 3))))
 
 
 class Unit(nn.Module):
@@ -99,10 +98,8 @@ def standardize(images: Tensor) -> Tensor:
     which the authors' code calls. A constant image becomes 0.
     """
     if images.ndim != 4 or images.shape[1] != IMAGE[0] or images.is_floating_point():
-        raise MCBNError(
-            f"standardize takes bytes of colour images, (N, 3, H, W) in 0..255; got {tuple(images.shape)}, "
-            f"{str(images.dtype)[6:]}"
-        )
+        wanted = "bytes of colour images, (N, 3, H, W) in 0..255"
+        raise MCBNError(f"standardize takes {wanted}; got {tuple(images.shape)}, {str(images.dtype)[6:]}")
     x = images.float()
     std, mean = torch.std_mean(x, (1, 2, 3), correction=0, keepdim=True)  # (N, 1, 1, 1)
     return (x - mean) / std.clamp(min=1 / math.sqrt(x[0].numel() if len(x) else 1))
@@ -137,22 +134,14 @@ class SegNet(nn.Module):
     Args:
         n_classes: K.
         widths: channels of each stage, from full resolution down.
-        depths: convolutions of each stage.
         seed: draws the weights (He et al. 2015) and leaves the global generator alone.
     """
 
-    def __init__(
-        self,
-        n_classes: int,
-        *,
-        widths: Sequence[int] = SEGNET_WIDTHS,
-        depths: Sequence[int] = SEGNET_DEPTHS,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, n_classes: int, *, widths: Sequence[int] = SEGNET_WIDTHS, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         encoder, decoder = list[nn.Module](), list[nn.Module]()
-        for level, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        for level, (width, depth) in enumerate(zip(widths, SEGNET_DEPTHS[: len(widths)], strict=True)):
             above = list(widths[level - 1 : level])  # empty at full resolution
             encoder.append(_stage([*(above or [3]), *[width] * depth], generator))
             decoder.insert(0, _stage([*[width] * depth, *above], generator))
@@ -163,10 +152,8 @@ class SegNet(nn.Module):
         """Return logits (N, K, H, W)."""
         least = 2 ** len(self.encoder)
         if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[-2:]) < least or not x.is_floating_point():
-            raise MCBNError(
-                f"SegNet takes RGB images (N, 3, H, W) of floating point, H and W at least {least}; got "
-                f"{tuple(x.shape)}, {str(x.dtype)[6:]}"
-            )
+            wanted = f"RGB images (N, 3, H, W) of floating point, H and W at least {least}"
+            raise MCBNError(f"SegNet takes {wanted}; got {tuple(x.shape)}, {str(x.dtype)[6:]}")
         places, sizes = [], []
         for stage in self.encoder:
             x = stage(x)
@@ -175,8 +162,7 @@ class SegNet(nn.Module):
             places.append(place)
         for stage in self.decoder:
             x = stage(unpool(x, places.pop(), sizes.pop()))
-        logits: Tensor = self.classifier(x)
-        return logits
+        return cast(Tensor, self.classifier(x))
 
 
 def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
@@ -293,5 +279,4 @@ class UNet(nn.Module):
         skips.pop()
         for block in self.up:
             x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skips.pop()], 1))
-        scores: Tensor = self.last(x)
-        return scores
+        return cast(Tensor, self.last(x))

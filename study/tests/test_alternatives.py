@@ -279,7 +279,7 @@ def test_bad_input_is_named(networks, foreign, tmp_path):
             np.zeros((2, 28, 28), np.uint8),
             r"RGB bytes, uint8 of shape \(N, 3, 32, 32\); got uint8 of shape \(2, 28, 28\)",
         ),
-        (np.zeros((2, 3, 28, 28), np.uint8), r"takes images \(N, 3, 32, 32\); got uint8 of shape \(2, 3, 28, 28\)"),
+        (np.zeros((2, 3, 28, 28), np.uint8), r"of shape \(N, 3, 32, 32\); got uint8 of shape \(2, 3, 28, 28\)"),
         (np.zeros((2, 3, 32, 32), np.float32), r"RGB bytes.*got float32 of shape \(2, 3, 32, 32\)"),
     ],
 )

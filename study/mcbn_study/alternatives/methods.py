@@ -27,10 +27,8 @@ from mcbn_study.networks import standardize
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
 THINNED = {"thinned_plain": "plain", "thinned_mcbn": "mcbn", "thinned_joint": "mcbn_joint"}  # on MC dropout's network
-METHODS = (
-    *("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout"),
-    *(*THINNED, "laplace", "abnn", "ensemble"),
-)
+METHODS = ["plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout"]
+METHODS += [*THINNED, "laplace", "abnn", "ensemble"]
 AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
 LAPLACE_AT_ONCE, LAPLACE = 1000, "pip install 'mcbn[laplace]', or leave `laplace` out of the methods"
 ABNN_BATCH_SIZE = 128  # torch-uncertainty
@@ -83,10 +81,6 @@ def make(method: str, material: Material) -> Sampler:
     return partial(material.sample, _MAKERS[THINNED.get(method, method)](material))
 
 
-def _linear(material: Material, x: Tensor) -> Tensor:
-    return cast(Tensor, material.bayes.predict(x, method="linear", return_samples=True).samples)
-
-
 def _tuned(material: Material) -> Sampler:
     """Choose the M of least validation NLL at tau = 1: the posterior is rescaled, nothing is drawn anew."""
     drawn, count = material.bayes.posterior, max(1, material.n_samples // TUNING_SHARE)
@@ -129,7 +123,7 @@ def _usual_dropout(material: Material) -> Sampler:
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "plain": lambda m: lambda x: m.network(x).unsqueeze(0),
     "mcbn": lambda m: m.bayes.sample,
-    "mcbn_linear": lambda m: partial(_linear, m),
+    "mcbn_linear": lambda m: lambda x: cast(Tensor, m.bayes.predict(x, method="linear", return_samples=True).samples),
     "mcbn_gaussian": lambda m: m.at(m.bayes.posterior.as_gaussian(seed=m.seed)),
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,

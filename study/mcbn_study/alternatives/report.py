@@ -37,20 +37,16 @@ class Results:
         }
         self.costs = {r["method"]: r for r in rows if r["kind"] == "cost"}
         self.best: dict[tuple[Method, int | None], Method] = {}
-        for best, modes in MODES.items():
-            self._choose(best, modes)
+        for best, modes in MODES.items():  # of least NLL on the validation images; the test images have no say
+            judged = {(m, s): r["nll"] for (m, s, d), r in self.scores.items() if d == "validation" and m in modes}
+            for seed in dict.fromkeys(seed for _, seed in judged):
+                nll = {m: value for (m, s), value in judged.items() if s == seed}
+                chosen = self.best[best, seed] = min(nll, key=nll.__getitem__)
+                self.scores |= {(best, s, d): r for (m, s, d), r in self.scores.items() if (m, s) == (chosen, seed)}
         self.shown = [method for method in NAMES if self.seeds(method)]
         sets = [d for d in dict.fromkeys(d for _, _, d in self.scores) if d not in ("validation", "test")]
         self.corrupted = [data for data in sets if data.startswith(CORRUPTED)]
         self.foreign = [data for data in sets if data not in self.corrupted]
-
-    def _choose(self, best: Method, modes: Sequence[Method]) -> None:
-        """Find each seed's MCBN mode of least NLL on the validation images; the test images have no say."""
-        judged = {(m, s): r["nll"] for (m, s, d), r in self.scores.items() if d == "validation" and m in modes}
-        for seed in dict.fromkeys(seed for _, seed in judged):
-            nll = {m: value for (m, s), value in judged.items() if s == seed}
-            chosen = self.best[best, seed] = min(nll, key=nll.__getitem__)
-            self.scores |= {(best, s, d): r for (m, s, d), r in self.scores.items() if (m, s) == (chosen, seed)}
 
     def seeds(self, method: Method) -> list[int | None]:
         """List the seeds of a method."""

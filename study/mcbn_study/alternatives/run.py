@@ -79,9 +79,9 @@ def clock(journal: Journal, tasks: Iterable[Task], x: Tensor) -> None:
 
 def choose(methods: Sequence[str], trained: CifarNetworks) -> Sequence[str]:
     """Return the methods to measure: those asked for, which must be possible, or all that are."""
-    lacking = (
-        {} if trained.thinned else dict.fromkeys(ON_THINNED, "networks trained with dropout, of which there is none")
-    )
+    lacking = dict[str, str]()
+    if not trained.thinned:
+        lacking = dict.fromkeys(ON_THINNED, "networks trained with dropout, of which there is none")
     if len(trained.plain) < 2:
         lacking["ensemble"] = f"the networks of at least 2 seeds; there are {len(trained.plain)}"
     if find_spec("laplace") is None:
@@ -138,10 +138,7 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
 
 def probabilities(logits: Tensor, tau: float = 1.0) -> Tensor:
     """1/T sum_t softmax(tau * logits_t): (T, N, K) to (N, K), in double precision."""
-    total = torch.zeros(logits.shape[1:], dtype=torch.float64, device=logits.device)
-    for draw in logits:
-        total += torch.softmax(tau * draw.double(), 1)
-    return total / len(logits)
+    return torch.softmax(tau * logits.double(), 2).mean(0)
 
 
 def temperature(logits: Tensor, y: Tensor) -> float:

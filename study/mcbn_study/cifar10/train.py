@@ -43,17 +43,6 @@ class Choices(NamedTuple):
     flip: Tensor
 
 
-def crop(padded: Tensor, chosen: Choices) -> Tensor:
-    """Cut out image `rows` at (top, left) and mirror it where `flip`: (B, 3, 32, 32), without waiting for a GPU."""
-    place = torch.arange(SIZE, device=padded.device)
-    line = chosen.top[:, None] + place  # (B, 32)
-    column = chosen.left[:, None] + torch.where(chosen.flip[:, None], SIZE - 1 - place, place)
-    channel = torch.arange(padded.shape[1], device=padded.device)
-    return padded[
-        chosen.rows[:, None, None, None], channel[:, None, None], line[:, None, :, None], column[:, None, None]
-    ]
-
-
 def epoch_choices(n: int, batch_size: int, seed: int, epoch: int) -> Choices:
     """Choose the full batches of an epoch, (S, M), S = n // M, each image once at most, by (seed, epoch) alone."""
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
@@ -90,8 +79,13 @@ class Augmented(Dataset[Tensor]):
         return list(self.batch(chosen))
 
     def batch(self, chosen: Choices) -> Tensor:
-        """Return the chosen images, cropped, flipped and standardised, (B, 3, 32, 32)."""
-        return self.prepare(crop(self.padded, batches.move(chosen, self.padded.device, None)))
+        """Cut images out at (top, left), mirror and prepare them: (B, 3, 32, 32), without waiting for a GPU."""
+        rows, top, left, flip = (t[:, None] for t in batches.move(chosen, self.padded.device, None))  # (B, 1) each
+        place = torch.arange(SIZE, device=rows.device)
+        line = top + place  # (B, 32)
+        column = left + torch.where(flip, SIZE - 1 - place, place)
+        channel = torch.arange(3, device=rows.device)[:, None, None]
+        return self.prepare(self.padded[rows[..., None, None], channel, line[:, None, :, None], column[:, None, None]])
 
 
 class ResNetTrainer:

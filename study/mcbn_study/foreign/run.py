@@ -63,11 +63,8 @@ def cifar(
             seen = Subset(train, range(n_samples * batch_size)) if family == "diagonal" else train
             _, seconds = timed(bayes.fit, seen, posterior=family, **fit)
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
-        rows = [
-            {"kind": "posterior", "dataset": "cifar10", "family": name} | _score(bayes, name, x, y) | costs
-            for name in names
-        ]
-        journal.add(rows)
+        about = {"kind": "posterior", "dataset": "cifar10"}
+        journal.add([about | {"family": name} | _score(bayes, name, x, y) | costs for name in names])
     return journal.path
 
 
@@ -78,9 +75,8 @@ def _score(bayes: MCBN[ClassificationPrediction], family: str, x: Tensor, y: Ten
         return bayes.predict(images, method="linear" if family == "linear" else "sample").probs
 
     scores = predict_and_score(predict, x, y)
-    return {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")} | {
-        "predict_seconds": scores["seconds"]
-    }
+    kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}
+    return kept | {"predict_seconds": scores["seconds"]}
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
