@@ -353,6 +353,6 @@ def test_the_command_writes_the_tables_of_what_is_recorded(finished):
 
 
 def test_require_images_names_both_sizes():
-    with pytest.raises(MCBNError, match=r"takes images \(N, 3, 32, 32\); got uint8 of shape \(5, 3, 16, 16\)"):
+    with pytest.raises(MCBNError, match=r"of shape \(N, 3, 32, 32\); got uint8 of shape \(5, 3, 16, 16\)"):
         require_images(images(5).x[:, :, :16, :16], (3, 32, 32))
     assert SEVERITIES == (1, 2, 3, 4, 5)
