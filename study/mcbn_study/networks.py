@@ -1,8 +1,4 @@
-"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that nothing else is installed.
-
-The paper's is a residual network with pre-activation units and leaky ReLU. SegNet (Badrinarayanan et al. 2017) is a
-VGG-like encoder and its mirror image, which unpools by remembered indices.
-"""
+"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that no other package is needed."""
 
 import math
 from collections.abc import Sequence
@@ -123,7 +119,7 @@ def _initialize(network: CifarResNet, generator: torch.Generator) -> None:
 
 
 class SegNet(nn.Module):
-    """Label every pixel: x (N, 3, H, W) -> logits (N, K, H, W), for any H and W.
+    """Label every pixel (Badrinarayanan et al. 2017): x (N, 3, H, W) -> logits (N, K, H, W), for any H and W.
 
     Encoder: stages of 3x3 convolution -> batch norm -> ReLU, each followed by 2x2 max-pooling that remembers where the
     maxima were. Decoder: the stages mirrored, each after putting values back to those places (zeros elsewhere). The

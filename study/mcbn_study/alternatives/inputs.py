@@ -1,12 +1,8 @@
 """What the comparison is made of: trained networks, and the sets of images to ask about.
 
-Corrupted images have five severities: noise, blur, lost contrast, glare, coarse pixels. In the spirit of Hendrycks and
-Dietterich 2019, with formulas and strengths of our own, so that their numbers do not compare with published ones. Each
-kind is the identity at severity 0 and departs further at each severity; the noise is one seeded field that grows.
-
-Foreign images are of no CIFAR-10 class: background of photographs, street scenes without vehicles, handwritten digits.
-Photographs come from the VOC and CamVid archives of $MCBN_DATA_DIR. Their labels, one a pixel, pick squares that show
-no object: those of VOC would often be a cat, dog or horse, which the networks know.
+Corruptions are in the spirit of Hendrycks and Dietterich 2019, with formulas and strengths of our own: their numbers do
+not compare with published ones. Foreign images are of no CIFAR-10 class: handwritten digits, and squares of photographs
+in the VOC and CamVid archives of $MCBN_DATA_DIR whose labels, one a pixel, show no object that the networks know.
 """
 
 import zipfile

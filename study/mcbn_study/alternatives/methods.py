@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
 from mcbn import noise
 from mcbn.baselines import DeepEnsemble, MCDropout
-from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn.randomness import isolated_random
@@ -45,7 +44,6 @@ class Material:
     clean: Images  # the same images as they are
     validation: Images
     members: Sequence[nn.Module] = ()  # of the ensemble
-    thinned: nn.Module | None = None  # trained with dropout, for MC dropout
     n_samples: int = 128  # T
     batch_size: int = 32  # M
     seed: int = 0
@@ -114,7 +112,7 @@ def _abnn(material: Material) -> Sampler:
 
 def _usual_dropout(material: Material) -> Sampler:
     """Switch dropout on, as usual: new masks for every image and pass, made where the network is."""
-    network = copy.deepcopy(material.thinned or material.network)
+    network = copy.deepcopy(material.network)
     for module in network.modules():
         module.training = isinstance(module, nn.Dropout)
     return lambda x: torch.stack([network(x) for _ in range(material.n_samples)])
@@ -127,9 +125,7 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "mcbn_gaussian": lambda m: m.at(m.bayes.posterior.as_gaussian(seed=m.seed)),
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,
-    "dropout": lambda m: (
-        MCDropout(m.thinned or m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample
-    ),
+    "dropout": lambda m: MCDropout(m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample,
     "dropout_usual": _usual_dropout,  # to time beside "dropout", whose masks are made on the CPU and shared by images
     "abnn": _abnn,
     "laplace": lambda m: last_layer(m.network, m.prepare(m.clean.x), m.clean.y),
@@ -140,10 +136,9 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
 def last_layer(network: nn.Module, x: Iterable[Tensor], y: Tensor) -> Sampler:
     """Last-layer Laplace by laplace-torch (Daxberger et al. 2021): the last linear layer has a Gaussian posterior.
 
-    The layer's inputs are computed once and its posterior fitted on them, which is last-layer Laplace exactly: nothing
-    before the layer is random. Kronecker-factored curvature, prior precision by marginal likelihood, probit
-    approximation: laplace-torch's own defaults. x: prepared training images (N, ...), in parts, y (N,) their classes;
-    the network runs where it is, its last layer on the CPU. Gives log probabilities as if of one draw, (1, N, K).
+    It is fitted on the layer's inputs, computed once: nothing before the layer is random. Kronecker-factored curvature,
+    prior precision by marginal likelihood, probit approximation: laplace-torch's own defaults. x: prepared training
+    images (N, ...), in parts, y (N,) their classes. Gives log probabilities as if of one draw, (1, N, K).
     """
     loader = DataLoader(TensorDataset(look_inside(network, x)[1].cpu(), y.cpu()), batch_size=LAPLACE_AT_ONCE)
     head = copy.deepcopy(last_linear(network)).cpu()
@@ -164,10 +159,7 @@ def last_layer(network: nn.Module, x: Iterable[Tensor], y: Tensor) -> Sampler:
 
 def last_linear(network: nn.Module) -> nn.Linear:
     """Find the last linear layer of a network."""
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    if not layers:
-        raise MCBNError(f"{type(network).__name__} has no linear layer, so no last-layer Laplace")
-    return layers[-1]
+    return [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
 
 
 @torch.no_grad()

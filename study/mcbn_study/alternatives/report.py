@@ -90,16 +90,11 @@ def write(out: str | Path = "results/alternatives") -> list[Path]:
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce alternatives`")
     results = Results(recorded)
     text = render(__package__, "summary.csv.j2", results=results, metrics=METRICS, modes=MODES)
-    written = [write_text(out / "summary.csv", text), write_text(out / "table.md", page(results))]
-    return [*written, draw(results, out / "severity.png")]
-
-
-def page(results: Results) -> str:
-    """Lay out the verdict and all tables."""
-    n = next(r["n"] for (_, _, data), r in results.scores.items() if data == "test")
-    config = next(iter(results.scores.values()))["config"]
+    tested = next(r for (_, _, data), r in results.scores.items() if data == "test")
     words = {"names": NAMES, "metrics": METRICS, "verdict": verdict(results)}
-    return render(__package__, results=results, n=n, config=config, **words)
+    page = render(__package__, results=results, n=tested["n"], config=tested["config"], **words)
+    written = [write_text(out / "summary.csv", text), write_text(out / "table.md", page)]
+    return [*written, draw(results, out / "severity.png")]
 
 
 def verdict(results: Results) -> str:

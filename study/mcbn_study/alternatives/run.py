@@ -104,12 +104,11 @@ def tasks(
     train = Augmented(data.train.x.to(members[0].last.weight.device))
     base = Material(members[0], train, data.train, data.validation, n_samples=n_samples, batch_size=batch_size)
     for seed, network in sorted(trained.plain.items()):
-        thinned = trained.thinned.get(seed)
-        material = replace(base, network=network, thinned=thinned, seed=seed)
-        on_thinned = material if thinned is None else replace(material, network=thinned)
+        material, thinned = replace(base, network=network, seed=seed), trained.thinned.get(seed)
+        on_thinned = replace(base, network=thinned, seed=seed) if thinned else None
         for method in methods:
-            if method != "ensemble" and (method not in ON_THINNED or thinned is not None):
-                yield method, on_thinned if method in THINNED else material, seed
+            if method != "ensemble" and (used := on_thinned if method in ON_THINNED else material):
+                yield method, used, seed
     if "ensemble" in methods:
         yield "ensemble", replace(base, members=members), EVERY
 

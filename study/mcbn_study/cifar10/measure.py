@@ -92,6 +92,7 @@ class Evaluation:
         self.train = Augmented(train.x.to(device))
         parts = {"validation": validation, "test": test}
         self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items()}
+        self.queries = Images(*(tensor[: profile.query_images] for tensor in self.images["test"]))
 
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
@@ -118,12 +119,11 @@ class Evaluation:
 
     def _queries(self, logits: Tensor) -> Iterator[Row]:
         """Compare fresh batches for each image with shared draws of M - 1 images, and of M, of which logits are."""
-        M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
-        x, y = (tensor[:N] for tensor in self.images["test"])
+        M, T, (x, y) = self.profile.batch_size, self.profile.query_samples, self.queries
         options: Row = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, **options)
-        shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, :N])
+        shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, : len(y)])
         sizes = [size for size in self.profile.n_samples if size <= T]
         for scored in curve(fresh, y, sizes):
             gap, error = difference(fresh[: scored["n_samples"]], shared, y)
@@ -131,7 +131,7 @@ class Evaluation:
             yield self._row("mcbn_per_query", "query", M, scored, seconds)  # seconds of all T
         for scored in curve(shared, y, sizes):
             yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
-        for scored in curve(logits[:, :N], y, sizes):
+        for scored in curve(logits[:, : len(y)], y, sizes):
             yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
 
     def _fit(self, batch_size: int, n_samples: int) -> MCBN[Any]:
@@ -140,8 +140,8 @@ class Evaluation:
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
     def _row(self, method: str, part: str, batch_size: int | None, scored: Row, seconds: float | None) -> Row:
-        n_images = len(self.images["test"].y[: self.profile.query_images] if part == "query" else self.images[part].y)
-        row = {"method": method, "seed": self.seed, "part": part, "n_images": n_images, "batch_size": batch_size}
+        images = self.images.get(part, self.queries)
+        row = {"method": method, "seed": self.seed, "part": part, "n_images": len(images.y), "batch_size": batch_size}
         return row | scored | {"seconds": seconds and round(seconds, 3)}
 
 

@@ -1,8 +1,4 @@
-"""Training of ResNet, and its networks as files.
-
-The network sees images cropped from a black frame, flipped and standardised. One step goes from raw bytes to new
-weights; on a GPU it is one CUDA graph.
-"""
+"""Training of ResNet, and its networks as files."""
 
 import json
 import time
@@ -69,7 +65,6 @@ class Augmented(Dataset[Tensor]):
         return len(self.padded)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return an image (3, 32, 32)."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, rows: list[int]) -> list[Tensor]:
