@@ -1,4 +1,4 @@
-"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that no other package is needed."""
+"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that no package is needed."""
 
 import math
 from collections.abc import Sequence
