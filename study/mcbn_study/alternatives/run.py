@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mcbn import metrics, noise
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.prediction import entropy
 from mcbn_study.alternatives import methods as catalogue
 from mcbn_study.alternatives.inputs import CifarNetworks, Queries, load_networks, questions
@@ -87,8 +87,7 @@ def choose(methods: Sequence[str], trained: CifarNetworks) -> Sequence[str]:
     if find_spec("laplace") is None:
         lacking["laplace"] = f"laplace-torch; {LAPLACE}"
     for method in methods:
-        if method not in METHODS:
-            raise MCBNError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
+        require_choice("method", method, METHODS)
         if method in lacking:
             raise MCBNError(f"{method} needs {lacking[method]}")
     for method in (method for method in METHODS if method in lacking and not methods):

@@ -162,12 +162,9 @@ def per_query(
     """The authors' estimator: logits (T, N, K) of x (N, 3, 32, 32), each image and pass with a batch of its own.
 
     `MCBN` shares T draws among all images (Algorithm 1). Here image n has T draws of its own, each of M - 1 augmented
-    training images: the place of the image itself is left free, it does not enter the statistics (authors' code). Both
-    estimate the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M
-    of the passes. Each row of a pass over x, standardised, has its own scale and shift.
-
-    pool: draw only so many times, and give each image T different ones of these draws, at random. An image alone
-    cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
+    training images: the place of the image itself is left free, it does not enter the statistics (authors' code).
+    x is standardised. pool: draw only so many times, and give each image T different ones of these draws, at random.
+    An image alone cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
     """
     chosen = torch.arange(len(x) * n_samples)  # (N T,): draws
     if pool is not None:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mcbn.data.download import disagreement, download
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.progress import bar, tracked
 from mcbn_study.data.files import SETS, require, unpack
 
@@ -41,8 +41,7 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
         part: "train" or "test".
         folder: holds `cifar-10-batches-bin`; by default $MCBN_DATA_DIR, then the cache that `mcbn data cifar10` fills.
     """
-    if part not in ("train", "test"):
-        raise MCBNError(f"CIFAR-10 has the parts 'train' and 'test', not {part!r}")
+    require_choice("part", part, ("train", "test"))
     files = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
     root = require("cifar10", files, folder) / CIFAR10_FOLDER
     names = [name for name in CIFAR10_MD5 if name.startswith("test" if part == "test" else "data")]

@@ -1,8 +1,6 @@
 """Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights.
 
-Images are made on the device: random zoom, crop, flip and brightness, reflected beyond the image's edge. The last
-network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way. Its file has
-convolutions in half precision, so that it stays small.
+The last network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way.
 """
 
 import math
@@ -56,7 +54,7 @@ def draw_views(rows: Tensor, generator: torch.Generator) -> Views:
 
 
 def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
-    """Return the views as inputs of the network (M, 3, H, W) and their labels (M, H, W); labels stay whole."""
+    """Return views, reflected beyond the edge, as inputs (M, 3, H, W) and their labels (M, H, W), which stay whole."""
     views = batches.move(views, scenes.x.device, None)
     x, y = scenes.x[views.rows], scenes.y[views.rows]
     grid = F.affine_grid(views.window, list(x.shape), align_corners=False)
@@ -173,7 +171,7 @@ def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, sce
 
 
 def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
-    """Write the weights with the digest of the settings that made them."""
+    """Write the weights, convolutions in half precision, with the digest of the settings that made them."""
     state = {name: value.half() if value.ndim == 4 else value for name, value in network.state_dict().items()}
     write_tensors(path, state, _metadata(profile))
 
