@@ -126,11 +126,7 @@ class SegNet(nn.Module):
     last convolution gives the logits; all others have batch norm. 13 + 13 convolutions by default, as in Kendall et
     al. 2015 (Bayesian SegNet), whose weights Teye et al. 2018 used.
     Differs: narrower (2.9 instead of 29.5 million weights), no dropout, trained from scratch.
-
-    Args:
-        n_classes: K.
-        widths: channels of each stage, from full resolution down.
-        seed: draws the weights (He et al. 2015) and leaves the global generator alone.
+    widths: channels of each stage, from full resolution down; seed: of the initial weights (He et al. 2015).
     """
 
     def __init__(self, n_classes: int, *, widths: Sequence[int] = SEGNET_WIDTHS, seed: int = 0) -> None:

@@ -48,7 +48,7 @@ def test_query_inside_has_no_spread_where_the_batch_is_always_the_same() -> None
 
 def test_plain_is_the_softmax_of_the_network() -> None:
     network, x = SegNet(11, widths=(4, 4, 4, 4, 4)).eval(), scenes(2).x
-    found, maps = estimators.plain(network)(x)
+    found, maps = estimators.plain(network, x)
     with torch.no_grad():
         probs = torch.softmax(network(training.normalize(x)), 1)
     torch.testing.assert_close(found, probs)

@@ -64,10 +64,6 @@ class Material:
         bayes = MCBN(self.network, "classification")
         return bayes.fit(self.train, n_samples=self.n_samples, batch_size=self.batch_size, seed=self.seed)
 
-    def at(self, posterior: Any) -> Callable[..., Tensor]:
-        """Return what MCBN samples with another posterior of the same network."""
-        return self.bayes.with_posterior(posterior).sample
-
     def sample(self, run: Sampler, x: Tensor) -> Tensor:
         """Run standardised images a few at a time, (T, N, K)."""
         with torch.no_grad():
@@ -84,11 +80,11 @@ def _tuned(material: Material) -> Sampler:
     drawn, count = material.bayes.posterior, max(1, material.n_samples // TUNING_SHARE)
     y, losses = material.validation.y.to(material.device), {}
     for M in noise.candidates("auto", drawn.batch_size):
-        run = partial(material.at(drawn.at_batch_size(M)), n_samples=count)
+        run = partial(material.bayes.with_posterior(drawn.at_batch_size(M)).sample, n_samples=count)
         log_p = torch.log_softmax(material.sample(run, material.validation.x).double(), 2)  # (T, N, K)
         losses[M] = -torch.logsumexp(log_p, 0).gather(1, y[:, None]).mean().item()
     best = material.chosen["mcbn_tuned"] = min(losses, key=losses.__getitem__)
-    return material.at(drawn.at_batch_size(best))
+    return material.bayes.with_posterior(drawn.at_batch_size(best)).sample
 
 
 def _joint(material: Material) -> Sampler:
@@ -122,7 +118,7 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "plain": lambda m: lambda x: m.network(x).unsqueeze(0),
     "mcbn": lambda m: m.bayes.sample,
     "mcbn_linear": lambda m: lambda x: cast(Tensor, m.bayes.predict(x, method="linear", return_samples=True).samples),
-    "mcbn_gaussian": lambda m: m.at(m.bayes.posterior.as_gaussian(seed=m.seed)),
+    "mcbn_gaussian": lambda m: m.bayes.with_posterior(m.bayes.posterior.as_gaussian(seed=m.seed)).sample,
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,
     "dropout": lambda m: MCDropout(m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample,

@@ -26,6 +26,7 @@ class Measurements(NamedTuple):
     """The last record of every measurement of one network."""
 
     network: str
+    batch_size: int  # of the training
     rows: list[Record]
 
     def values(self, name: str, method: str, part: str = "test", T: int | None = None, M: int | None = None) -> Values:
@@ -37,11 +38,6 @@ class Measurements(NamedTuple):
     def over(self, name: str, method: str, part: str) -> list[int]:
         """List the n_samples or batch_size that a method was measured at."""
         return sorted({r[name] for r in self.rows if (r["method"], r["part"]) == (method, part)})
-
-    @property
-    def batch_size(self) -> int:
-        """M of the training."""
-        return int(self.rows[0]["config"]["batch_size"])
 
     @property
     def where(self) -> list[str]:
@@ -76,7 +72,8 @@ def collect(recorded: Iterable[Record]) -> list[Measurements]:
     rows = latest([r for r in recorded if r["kind"] == KIND], KEYS)
     if not rows:
         raise MCBNError("there are no CIFAR-10 records; make them with `mcbn reproduce cifar10`")
-    return [Measurements(n, [r for r in rows if r["network"] == n]) for n in sorted({r["network"] for r in rows})]
+    sizes = {r["network"]: r["config"]["batch_size"] for r in reversed(rows)}
+    return [Measurements(name, M, [r for r in rows if r["network"] == name]) for name, M in sorted(sizes.items())]
 
 
 def gains_by_network(results: Path) -> list[tuple[str, ...]]:

@@ -182,7 +182,6 @@ class RandomCrops(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return another part each time."""
         image = self.images[index]
         area, ratio = np.random.uniform(0.08, 1), np.exp(np.random.uniform(-0.29, 0.29))
         width = min(image.width, round((area * image.width * image.height * ratio) ** 0.5))

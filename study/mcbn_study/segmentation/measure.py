@@ -28,15 +28,11 @@ Segmented = tuple[Tensor, dict[str, Tensor]]  # probabilities (N, K, H, W) and u
 Estimator = Callable[[Tensor], Segmented]  # of byte images (N, 3, H, W)
 
 
-def plain(network: nn.Module) -> Estimator:
+@torch.no_grad()
+def plain(network: nn.Module, x: Tensor) -> Segmented:
     """The network in eval mode; its map is the entropy of the softmax."""
-
-    @torch.no_grad()
-    def predict(x: Tensor) -> Segmented:
-        probs = torch.softmax(network(normalize(x)), 1)
-        return probs, {"entropy": prediction.entropy(probs, 1)}
-
-    return predict
+    probs = torch.softmax(network(normalize(x)), 1)
+    return probs, {"entropy": prediction.entropy(probs, 1)}
 
 
 def shared_draws(bayes: MCBN[ClassificationPrediction], n_samples: int) -> Estimator:
@@ -113,7 +109,7 @@ class SceneEvaluation:
     def _prepare(self, method: str) -> tuple[Estimator, dict[str, float]]:
         M, T = self.profile.batch_size, self.profile.n_samples
         if method == "plain":
-            return plain(self.network), {}
+            return partial(plain, self.network), {}
         if method == "paper":
             inside = query_inside(self.network, self.train.x, batch_size=M, n_samples=T, seed=self.profile.seed)
             return inside, {"batch_size": M}
