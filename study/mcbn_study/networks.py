@@ -163,10 +163,8 @@ def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
     What `F.max_unpool2d` does, by an operation that `torch.vmap` knows, so that several draws can share a pass. The
     size is given, as 45 rows pool to 22, which alone would come back as 44.
     """
-    N, C = x.shape[:2]
-    H, W = size
-    empty = x.new_zeros(N, C, H * W)
-    return empty.scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
+    (N, C), (H, W) = x.shape[:2], size
+    return x.new_zeros(N, C, H * W).scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
 
 
 def _stage(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
@@ -225,7 +223,6 @@ class Bottleneck(nn.Module):
 
 class _Pool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        """Average over the image."""
         return x.mean((2, 3))
 
 
@@ -238,12 +235,8 @@ def cifar_resnet(units: int) -> nn.Module:
 
 def resnet50() -> nn.Module:
     """Build ResNet-50 for 224x224 images, 1000 classes: 53 batch norm layers."""
-    blocks: list[nn.Module] = []
-    inputs = 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for number in range(count):
-            blocks.append(Bottleneck(inputs, width, stride if number == 0 else 1))
-            inputs = 4 * width
+    widths = [64] * 3 + [128] * 4 + [256] * 6 + [512] * 3
+    blocks = [Bottleneck(64, 64, 1), *(Bottleneck(4 * a, b, 1 + (b > a)) for a, b in pairwise(widths))]
     stem = [_normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     return nn.Sequential(*stem, *blocks, _Pool(), nn.Linear(2048, 1000))
 

@@ -27,8 +27,7 @@ Row = dict[str, Any]
 SCORES = ("nll", "accuracy", "ece", "brier", "error_auroc")
 TIMED = {"cuda": 1250, "cpu": 50}  # images
 ON_THINNED = {"dropout", *THINNED}  # methods of the networks trained with dropout
-Task = tuple[str, Material, int | None]  # a method, what it is made of, the seed
-EVERY = None  # in place of a seed: of the ensemble
+Task = tuple[str, Material, int | None]  # a method, what it is made of, the seed; None: of the ensemble
 
 
 def run(
@@ -60,7 +59,7 @@ def run(
         if not journal.has(**key):
             journal.add(key | row for row in measure(method, material, sets))
     x, (first, *_) = data.test.x[: TIMED[torch.device(device).type]], sorted(trained.plain)
-    timed_tasks = (task for task in tasks(trained, data, chosen, **draws) if task[2] in (first, EVERY))
+    timed_tasks = (task for task in tasks(trained, data, chosen, **draws) if task[2] in (first, None))
     clock(Journal(out, draws | {"n": len(x)}, device), timed_tasks, x)
     return journal.path
 
@@ -109,7 +108,7 @@ def tasks(
             if method != "ensemble" and (used := on_thinned if method in ON_THINNED else material):
                 yield method, used, seed
     if "ensemble" in methods:
-        yield "ensemble", replace(base, members=members), EVERY
+        yield "ensemble", replace(base, members=members), None
 
 
 def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Iterator[Row]:

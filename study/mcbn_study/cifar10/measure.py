@@ -1,6 +1,7 @@
 """What is measured on a trained network: Table 2, a sweep over M, and fresh batches beside shared draws."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL
 ROWS = 1024  # (image, draw) pairs in one pass
 Row = dict[str, Any]
+# Statistics are recorded in full single precision: torch's default for convolutions on a GPU is TF32
+exact = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=False)
 
 
 def score(probs: Tensor, y: Tensor) -> dict[str, float]:
@@ -148,11 +151,6 @@ class Evaluation:
 def _in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Run many images a few at a time: logits (..., N, K)."""
     return torch.cat([run(images) for images in torch.split(x, AT_ONCE)], -2)
-
-
-def exact() -> Any:
-    """Record statistics in full single precision: torch's default for convolutions on a GPU is TF32."""
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 @torch.no_grad()

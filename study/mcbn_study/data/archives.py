@@ -35,9 +35,8 @@ def describe(name: str, source: str) -> str:
 def obtain(name: str, *, source: str | None = None, folder: Path | None = None) -> Path:
     """Return the folder that holds an image set, its files checked; fetch the set where it is missing.
 
-    Looks in $MCBN_DATA_DIR and in the cache; a damaged file in the first is refused, one in the cache replaced.
-    source: the only one to use, from scratch; by default each in turn, where no copy is found. folder: look and put the
-    files there; by default $MCBN_DATA_DIR and the cache, and the cache.
+    A damaged file in $MCBN_DATA_DIR is refused, one in the cache replaced. source: the only one to use, from scratch;
+    by default each in turn, where no copy is found. folder: look and put the files there, nowhere else.
     """
     target = cache_folder() if folder is None else folder
     present = find(tuple(FILES[name]), folder) if source is None else None

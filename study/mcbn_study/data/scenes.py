@@ -1,9 +1,8 @@
 """Segmentation sets as tensors: CamVid and a subset of PASCAL-VOC 2012; and how their zip files are made.
 
 Each part is one zip: `names.txt` (the order), `images/NAME.jpg` (RGB) and `labels/NAME.png` (8 bits, a class a pixel).
-CamVid comes as PNG from the SegNet tutorial; its images are kept as JPEG of quality 93 without chroma subsampling. The
-publishers give no checksum of the CamVid files, and GitHub's archives do not keep theirs; so the labels, which decide
-every score, are compared pixel by pixel with those our results were computed on, and the images by number and size.
+The publishers give no checksum of the CamVid files, and GitHub's archives do not keep theirs; so the labels, which
+decide every score, are compared pixel by pixel with those of our results, and the images by number and size.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ from mcbn.progress import tracked
 from mcbn_study.data.files import SETS, require, unpack
 
 CAMVID_URL, VOC_URL, VOC_MD5 = SETS["camvid"]["url"], SETS["voc"]["url"], SETS["voc"]["digest"]
-JPEG = {"quality": 93, "subsampling": 0}
+JPEG = {"quality": 93, "subsampling": 0}  # of CamVid's images, which come as PNG
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # height, width
 
