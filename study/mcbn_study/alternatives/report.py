@@ -21,9 +21,7 @@ MODES, RIVALS = (
     for role in ("modes", "rivals")
 )
 METRICS = {name: Score(**words) for name, words in _WORDS["scores"].items()}
-SCORES = [metric for metric in METRICS if metric != "ood_auroc"]  # of the test images alone
 LOWER_IS_BETTER = ("nll", "ece", "brier")
-CORRUPTED = "corrupted "
 DRAWN: dict[Method, str] = {(name, tempered): color for name, tempered, color in _WORDS["severity"]["drawn"]}
 
 
@@ -45,7 +43,7 @@ class Results:
                 self.scores |= {(best, s, d): r for (m, s, d), r in self.scores.items() if (m, s) == (chosen, seed)}
         self.shown = [method for method in NAMES if self.seeds(method)]
         sets = [d for d in dict.fromkeys(d for _, _, d in self.scores) if d not in ("validation", "test")]
-        self.corrupted = [data for data in sets if data.startswith(CORRUPTED)]
+        self.corrupted = [data for data in sets if data.startswith("corrupted ")]
         self.foreign = [data for data in sets if data not in self.corrupted]
 
     def seeds(self, method: Method) -> list[int | None]:
@@ -104,7 +102,7 @@ def verdict(results: Results) -> str:
 
 
 def _compared(results: Results, best: Method) -> Iterator[str]:
-    asked = [(METRICS[m].title, m, ["test"]) for m in SCORES]
+    asked = [(score.title, m, ["test"]) for m, score in METRICS.items() if m != "ood_auroc"]
     asked += [(f"{METRICS[m].title.split()[0]} on corrupted images", m, results.corrupted) for m in ("nll", "ece")]
     images = {"corrupted": results.corrupted, "foreign": results.foreign}
     asked += [(f"OOD AUROC, {name}", "ood_auroc", sets) for name, sets in images.items()]

@@ -129,7 +129,7 @@ class SceneEvaluation:
         val, T = self.profile.load("val").to(self.device), self.profile.n_samples
         drawn = {M: self.bayes.posterior.at_batch_size(M) for M in self.profile.tuned_batch_sizes}
         by_size = {M: shared_draws(self.bayes.with_posterior(draws), T) for M, draws in drawn.items()}
-        losses = {M: measure(estimator, val, [])[0].nll() for M, estimator in by_size.items()}
+        losses = {M: measure(estimator, val, [])[0].result()["nll"] for M, estimator in by_size.items()}
         best = min(losses, key=lambda M: losses[M])
         return by_size[best], {"batch_size": float(best)} | {f"val_nll_at_{M}": loss for M, loss in losses.items()}
 

@@ -92,17 +92,13 @@ class PixelScores:
             by_place = [torch.stack([(values * where).double().sum(), where.sum().double()]) for where in places]
             self.sums[name] = self.sums.get(name, 0) + torch.stack(by_place).cpu()
 
-    def nll(self) -> float:
-        """Mean negative log probability of the true class."""
-        return self.log_loss / int(self.counts.sum())
-
     def result(self) -> dict[str, float]:
         """Return every score: shares of pixels and IoU in percent, the others as they are; NaN where undefined."""
         n = int(self.counts.sum())
         values = {
             "miou": iou(self.counts).nanmean().item(),  # over the classes that occur
             "pixel_accuracy": 100 * int(self.counts.diagonal().sum()) / n,
-            "nll": self.nll(),
+            "nll": self.log_loss / n,
             "ece": (self.gap.abs().sum() / n).item(),
         }
         for name, histogram in self.histograms.items():
