@@ -261,7 +261,7 @@ def test_tables_hold_the_records_and_say_who_wins(finished):
 
 def test_bad_input_is_named(networks, foreign, tmp_path):
     options = {"data": DATA, **SETTINGS}
-    with pytest.raises(MCBNError, match=r"method must be one of plain, mcbn.*got 'swag'"):
+    with pytest.raises(MCBNError, match=r"method must be one of \['plain', 'mcbn'.*got 'swag'"):
         study.run(networks, tmp_path, methods=["swag"], **options)
     with pytest.raises(MCBNError, match="holds no network without dropout; train them"):
         study.run(tmp_path, tmp_path, **options)

@@ -154,10 +154,7 @@ def learning_rate(profile: CifarProfile, step: int) -> float:
 def train(
     profile: CifarProfile, images: Images, *, seed: int, dropout: float = 0.0, device: str = "cpu"
 ) -> tuple[CifarResNet, dict[str, Any]]:
-    """Train a network; return it in eval mode, and the facts to keep: settings, last loss and accuracy, and seconds.
-
-    The seed decides on initial weights, order, crops, flips and dropout.
-    """
+    """Train a network, all that is random by its seed; return it in eval mode, and the facts to keep."""
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
     started, loss, accuracy = time.perf_counter(), 0.0, 0.0
