@@ -1,8 +1,4 @@
-"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that nothing else is installed.
-
-The paper's is a residual network with pre-activation units and leaky ReLU. SegNet (Badrinarayanan et al. 2017) is a
-VGG-like encoder and its mirror image, which unpools by remembered indices.
-"""
+"""Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that no package is needed."""
 
 import math
 from collections.abc import Sequence
@@ -61,8 +57,7 @@ class CifarResNet(nn.Module):
         if x.shape[1:] != IMAGE:
             raise MCBNError(f"the network takes images (N, 3, 32, 32), made by `standardize`; got {tuple(x.shape)}")
         x = F.leaky_relu(self.norm(self.units(self.first(x))), SLOPE)  # (N, 64, 8, 8)
-        logits: Tensor = self.last(x.mean((2, 3)))
-        return logits
+        return cast(Tensor, self.last(x.mean((2, 3))))
 
 
 class Unit(nn.Module):
@@ -99,10 +94,8 @@ def standardize(images: Tensor) -> Tensor:
     which the authors' code calls. A constant image becomes 0.
     """
     if images.ndim != 4 or images.shape[1] != IMAGE[0] or images.is_floating_point():
-        raise MCBNError(
-            f"standardize takes bytes of colour images, (N, 3, H, W) in 0..255; got {tuple(images.shape)}, "
-            f"{str(images.dtype)[6:]}"
-        )
+        wanted = "bytes of colour images, (N, 3, H, W) in 0..255"
+        raise MCBNError(f"standardize takes {wanted}; got {tuple(images.shape)}, {str(images.dtype)[6:]}")
     x = images.float()
     std, mean = torch.std_mean(x, (1, 2, 3), correction=0, keepdim=True)  # (N, 1, 1, 1)
     return (x - mean) / std.clamp(min=1 / math.sqrt(x[0].numel() if len(x) else 1))
@@ -126,33 +119,21 @@ def _initialize(network: CifarResNet, generator: torch.Generator) -> None:
 
 
 class SegNet(nn.Module):
-    """Label every pixel: x (N, 3, H, W) -> logits (N, K, H, W), for any H and W.
+    """Label every pixel (Badrinarayanan et al. 2017): x (N, 3, H, W) -> logits (N, K, H, W), for any H and W.
 
     Encoder: stages of 3x3 convolution -> batch norm -> ReLU, each followed by 2x2 max-pooling that remembers where the
     maxima were. Decoder: the stages mirrored, each after putting values back to those places (zeros elsewhere). The
     last convolution gives the logits; all others have batch norm. 13 + 13 convolutions by default, as in Kendall et
     al. 2015 (Bayesian SegNet), whose weights Teye et al. 2018 used.
     Differs: narrower (2.9 instead of 29.5 million weights), no dropout, trained from scratch.
-
-    Args:
-        n_classes: K.
-        widths: channels of each stage, from full resolution down.
-        depths: convolutions of each stage.
-        seed: draws the weights (He et al. 2015) and leaves the global generator alone.
+    widths: channels of each stage, from full resolution down; seed: of the initial weights (He et al. 2015).
     """
 
-    def __init__(
-        self,
-        n_classes: int,
-        *,
-        widths: Sequence[int] = SEGNET_WIDTHS,
-        depths: Sequence[int] = SEGNET_DEPTHS,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, n_classes: int, *, widths: Sequence[int] = SEGNET_WIDTHS, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         encoder, decoder = list[nn.Module](), list[nn.Module]()
-        for level, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        for level, (width, depth) in enumerate(zip(widths, SEGNET_DEPTHS[: len(widths)], strict=True)):
             above = list(widths[level - 1 : level])  # empty at full resolution
             encoder.append(_stage([*(above or [3]), *[width] * depth], generator))
             decoder.insert(0, _stage([*[width] * depth, *above], generator))
@@ -163,10 +144,8 @@ class SegNet(nn.Module):
         """Return logits (N, K, H, W)."""
         least = 2 ** len(self.encoder)
         if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[-2:]) < least or not x.is_floating_point():
-            raise MCBNError(
-                f"SegNet takes RGB images (N, 3, H, W) of floating point, H and W at least {least}; got "
-                f"{tuple(x.shape)}, {str(x.dtype)[6:]}"
-            )
+            wanted = f"RGB images (N, 3, H, W) of floating point, H and W at least {least}"
+            raise MCBNError(f"SegNet takes {wanted}; got {tuple(x.shape)}, {str(x.dtype)[6:]}")
         places, sizes = [], []
         for stage in self.encoder:
             x = stage(x)
@@ -175,8 +154,7 @@ class SegNet(nn.Module):
             places.append(place)
         for stage in self.decoder:
             x = stage(unpool(x, places.pop(), sizes.pop()))
-        logits: Tensor = self.classifier(x)
-        return logits
+        return cast(Tensor, self.classifier(x))
 
 
 def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
@@ -185,10 +163,8 @@ def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
     What `F.max_unpool2d` does, by an operation that `torch.vmap` knows, so that several draws can share a pass. The
     size is given, as 45 rows pool to 22, which alone would come back as 44.
     """
-    N, C = x.shape[:2]
-    H, W = size
-    empty = x.new_zeros(N, C, H * W)
-    return empty.scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
+    (N, C), (H, W) = x.shape[:2], size
+    return x.new_zeros(N, C, H * W).scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
 
 
 def _stage(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
@@ -247,7 +223,6 @@ class Bottleneck(nn.Module):
 
 class _Pool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        """Average over the image."""
         return x.mean((2, 3))
 
 
@@ -260,12 +235,8 @@ def cifar_resnet(units: int) -> nn.Module:
 
 def resnet50() -> nn.Module:
     """Build ResNet-50 for 224x224 images, 1000 classes: 53 batch norm layers."""
-    blocks: list[nn.Module] = []
-    inputs = 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for number in range(count):
-            blocks.append(Bottleneck(inputs, width, stride if number == 0 else 1))
-            inputs = 4 * width
+    widths = [64] * 3 + [128] * 4 + [256] * 6 + [512] * 3
+    blocks = [Bottleneck(64, 64, 1), *(Bottleneck(4 * a, b, 1 + (b > a)) for a, b in pairwise(widths))]
     stem = [_normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     return nn.Sequential(*stem, *blocks, _Pool(), nn.Linear(2048, 1000))
 
@@ -293,5 +264,4 @@ class UNet(nn.Module):
         skips.pop()
         for block in self.up:
             x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skips.pop()], 1))
-        scores: Tensor = self.last(x)
-        return scores
+        return cast(Tensor, self.last(x))

@@ -14,7 +14,6 @@ from mcbn_study.cifar10.train import (
     PADDING,
     Augmented,
     Choices,
-    crop,
     epoch_choices,
 )
 from mcbn_study.networks import standardize
@@ -23,6 +22,10 @@ from mcbn_study.networks import standardize
 def choices(rows: list[int], top: int, left: int, flip: bool) -> Choices:
     n = len(rows)
     return Choices(torch.tensor(rows), torch.full((n,), top), torch.full((n,), left), torch.full((n,), flip))
+
+
+def crop(x: torch.Tensor, chosen: Choices) -> torch.Tensor:
+    return Augmented(x, prepare=lambda images: images).batch(chosen)
 
 
 def test_held_out_images_are_fixed_disjoint_and_all_there_are() -> None:
@@ -34,7 +37,7 @@ def test_held_out_images_are_fixed_disjoint_and_all_there_are() -> None:
 
 def test_crop_in_the_middle_without_flip_is_the_image() -> None:
     x = images().x
-    assert torch.equal(crop(Augmented(x).padded, choices([3, 0], PADDING, PADDING, False)), x[[3, 0]])
+    assert torch.equal(crop(x, choices([3, 0], PADDING, PADDING, False)), x[[3, 0]])
 
 
 @pytest.mark.parametrize(("top", "left", "flip"), [(0, 4, False), (4, 1, True), (2, 2, True), (0, 0, True)])
@@ -44,13 +47,13 @@ def test_crop_is_the_naive_one(top: int, left: int, flip: bool) -> None:
     framed[:, 2:34, 2:34] = x[5].numpy()
     expected = framed[:, top : top + 32, left : left + 32]
     expected = expected[:, :, ::-1] if flip else expected
-    assert np.array_equal(crop(Augmented(x).padded, choices([5], top, left, flip))[0].numpy(), expected)
+    assert np.array_equal(crop(x, choices([5], top, left, flip))[0].numpy(), expected)
 
 
 def test_each_image_of_a_batch_has_its_own_crop() -> None:
-    padded, chosen = Augmented(images().x).padded, epoch_choices(40, 12, 0, 0)
-    together = crop(padded, Choices(*(part[0] for part in chosen)))
-    alone = [crop(padded, Choices(*(part[0, i : i + 1] for part in chosen))) for i in range(12)]
+    x, chosen = images().x, epoch_choices(40, 12, 0, 0)
+    together = crop(x, Choices(*(part[0] for part in chosen)))
+    alone = [crop(x, Choices(*(part[0, i : i + 1] for part in chosen))) for i in range(12)]
     assert torch.equal(together, torch.cat(alone))
 
 
@@ -77,7 +80,7 @@ def test_augmented_items_are_standardised_crops_of_their_image() -> None:
     x = images().x
     data = Augmented(x)
     crops = [
-        standardize(crop(Augmented(x).padded, choices([7], top, left, flip)))[0]
+        standardize(crop(x, choices([7], top, left, flip)))[0]
         for top in range(OFFSETS)
         for left in range(OFFSETS)
         for flip in (False, True)

@@ -68,7 +68,7 @@ def test_training_batches_hold_different_images() -> None:
 
 
 def test_learning_rate_rises_then_falls_to_nothing() -> None:
-    rates = [training.learning_rate(step, 100, peak=2.0, warm_up=0.1) for step in range(101)]
+    rates = [training.learning_rate(replace(TINY, learning_rate=2.0, warm_up=0.1), step, 100) for step in range(101)]
     assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
     assert all(a >= b for a, b in itertools.pairwise(rates[9:]))
     assert rates[55] == pytest.approx(1.0)

@@ -28,12 +28,8 @@ class ABNN(Predictor):
 
     One is the trained network itself; the others were trained on with that noise, each with sqrt(K) random classes
     that weigh more in its loss, so that they differ (Franchi et al. 2024). Draw t is of network t mod n. What the paper
-    leaves open follows torch-uncertainty, by the same authors, but for what is marked above.
-
-    Args:
-        model: a trained classifier with batch norm; it is copied, never modified.
-        task: "classification".
-        output, inputs, outputs: as for `mcbn.MCBN`.
+    leaves open follows torch-uncertainty, by the same authors, but for what is marked above. Arguments are those of
+    `mcbn.MCBN`; the model is a trained classifier with batch norm, which is copied, never modified.
     """
 
     def __init__(self, model: nn.Module, task: str, *, output: Output = None, **options: Any) -> None:
@@ -43,14 +39,9 @@ class ABNN(Predictor):
         self.model, self.output = model, output
 
     def fit(self, data: Pairs, *, n_samples: int = 100, seed: int = 0, n_networks: int = 3, epochs: int = 5) -> Self:
-        """Train n_networks copies on, each with noise.
+        """Train n_networks copies on, each with noise, for some epochs over batches of inputs and classes (M,).
 
-        Args:
-            data: batches of inputs and classes (M,), such as a DataLoader; gone through once an epoch.
-            n_samples: T of the predictions.
-            seed: of the noise, the favoured classes and the order of `data`.
-            n_networks: copies to train, beside the network as it is.
-            epochs: over `data`, of each copy.
+        The seed decides on the noise, the favoured classes and the order of `data`; n_samples: T of the predictions.
         """
         self.n_samples = batches.require_int("n_samples", n_samples, 1)
         self.seed, self.calibration = batches.require_int("seed", seed, 0), None

@@ -1,12 +1,8 @@
 """What the comparison is made of: trained networks, and the sets of images to ask about.
 
-Corrupted images have five severities: noise, blur, lost contrast, glare, coarse pixels. In the spirit of Hendrycks and
-Dietterich 2019, with formulas and strengths of our own, so that their numbers do not compare with published ones. Each
-kind is the identity at severity 0 and departs further at each severity; the noise is one seeded field that grows.
-
-Foreign images are of no CIFAR-10 class: background of photographs, street scenes without vehicles, handwritten digits.
-Photographs come from the VOC and CamVid archives of $MCBN_DATA_DIR. Their labels, one a pixel, pick squares that show
-no object: those of VOC would often be a cat, dog or horse, which the networks know.
+Corruptions are in the spirit of Hendrycks and Dietterich 2019, with formulas and strengths of our own: their numbers do
+not compare with published ones. Foreign images are of no CIFAR-10 class: handwritten digits, and squares of photographs
+in the VOC and CamVid archives of $MCBN_DATA_DIR whose labels, one a pixel, show no object that the networks know.
 """
 
 import zipfile
@@ -22,20 +18,14 @@ from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mcbn.errors import MCBNError, MissingExtraError
-from mcbn.files import local_folder, replacing
+from mcbn.files import replacing
 from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
+from mcbn_study.data.files import require
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.networks import CifarResNet
 
 SEVERITIES = (1, 2, 3, 4, 5)
-STRENGTHS = {  # by severity, from 0
-    "noise": (0.0, 0.03, 0.06, 0.09, 0.13, 0.18),  # standard deviation, of 1 = white
-    "blur": (0.0, 0.5, 0.7, 0.9, 1.2, 1.6),  # standard deviation in pixels
-    "contrast": (1.0, 0.7, 0.5, 0.35, 0.22, 0.12),  # factor on the distance from the image's mean
-    "brightness": (0.0, 0.08, 0.16, 0.24, 0.32, 0.42),  # added, of 1 = white
-    "pixelate": (1.0, 0.875, 0.75, 0.5, 0.375, 0.25),  # pixels a side that are left, as a share
-}
 SIDE = CIFAR10_SHAPE[-1]
 CROP = 96  # pixels a side before shrinking
 TRIES = 20  # squares looked at in one photograph
@@ -108,10 +98,7 @@ def digits(*, n: int, seed: int) -> Bytes:
 
 def photographs(archive: str, allowed: tuple[int, ...], *, n: int, seed: int) -> Bytes:
     """Cut squares whose every pixel has an allowed label from the photographs in turn; (n, 3, 32, 32)."""
-    folder = local_folder()
-    path = (folder or Path()) / archive
-    if not folder or not path.is_file():
-        raise MCBNError(f"no {archive} in MCBN_DATA_DIR ({folder or 'not set'}); set it to the folder that holds it")
+    path = require(Path(archive).parent.name, (archive,)) / archive
     generator, squares = np.random.default_rng(seed), list[Bytes]()
     with zipfile.ZipFile(path) as file:
         names = list_pairs(file)
@@ -155,18 +142,25 @@ def pixelate(x: Tensor, share: float) -> Tensor:
     return F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, coarse), (height, width))
 
 
-KINDS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "noise": noise,
-    "blur": blur,
-    "contrast": lambda x, factor: (mean := x.mean((1, 2, 3), keepdim=True)) + factor * (x - mean),
-    "brightness": lambda x, added: x + added,
-    "pixelate": pixelate,
+def contrast(x: Tensor, factor: float) -> Tensor:
+    """Bring every value nearer to the image's mean."""
+    mean = x.mean((1, 2, 3), keepdim=True)
+    return mean + factor * (x - mean)
+
+
+KINDS: dict[str, tuple[Callable[[Tensor, float], Tensor], tuple[float, ...]]] = {  # strength by severity, from 0
+    "noise": (noise, (0.0, 0.03, 0.06, 0.09, 0.13, 0.18)),  # standard deviation, of 1 = white
+    "blur": (blur, (0.0, 0.5, 0.7, 0.9, 1.2, 1.6)),  # standard deviation in pixels
+    "contrast": (contrast, (1.0, 0.7, 0.5, 0.35, 0.22, 0.12)),
+    "brightness": (torch.add, (0.0, 0.08, 0.16, 0.24, 0.32, 0.42)),  # of 1 = white
+    "pixelate": (pixelate, (1.0, 0.875, 0.75, 0.5, 0.375, 0.25)),  # pixels a side that are left, as a share
 }
 
 
 def corrupt(images: Tensor, kind: str, severity: int) -> Tensor:
     """Corrupt bytes (N, 3, H, W) in one of the `KINDS`; severity 0 to 5. A row's noise depends on its number alone."""
-    changed = KINDS[kind](require_images(images).float() / 255, STRENGTHS[kind][severity])
+    change, strengths = KINDS[kind]
+    changed = change(require_images(images).float() / 255, strengths[severity])
     return (changed * 255).round().clamp(0, 255).to(torch.uint8)
 
 

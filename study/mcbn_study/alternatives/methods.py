@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
 from mcbn import noise
 from mcbn.baselines import DeepEnsemble, MCDropout
-from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import ClassificationPrediction
 from mcbn.randomness import isolated_random
@@ -27,10 +26,8 @@ from mcbn_study.networks import standardize
 
 Sampler = Callable[[Tensor], Tensor]  # bytes (N, 3, H, W) to logits (T, N, K)
 THINNED = {"thinned_plain": "plain", "thinned_mcbn": "mcbn", "thinned_joint": "mcbn_joint"}  # on MC dropout's network
-METHODS = (
-    *("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout"),
-    *(*THINNED, "laplace", "abnn", "ensemble"),
-)
+METHODS = ["plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout"]
+METHODS += [*THINNED, "laplace", "abnn", "ensemble"]
 AT_ONCE = {"cuda": 1250, "cpu": 100}  # images; on a GPU as many as let batch norm be folded into the weights
 LAPLACE_AT_ONCE, LAPLACE = 1000, "pip install 'mcbn[laplace]', or leave `laplace` out of the methods"
 ABNN_BATCH_SIZE = 128  # torch-uncertainty
@@ -47,7 +44,6 @@ class Material:
     clean: Images  # the same images as they are
     validation: Images
     members: Sequence[nn.Module] = ()  # of the ensemble
-    thinned: nn.Module | None = None  # trained with dropout, for MC dropout
     n_samples: int = 128  # T
     batch_size: int = 32  # M
     seed: int = 0
@@ -68,10 +64,6 @@ class Material:
         bayes = MCBN(self.network, "classification")
         return bayes.fit(self.train, n_samples=self.n_samples, batch_size=self.batch_size, seed=self.seed)
 
-    def at(self, posterior: Any) -> Callable[..., Tensor]:
-        """Return what MCBN samples with another posterior of the same network."""
-        return self.bayes.with_posterior(posterior).sample
-
     def sample(self, run: Sampler, x: Tensor) -> Tensor:
         """Run standardised images a few at a time, (T, N, K)."""
         with torch.no_grad():
@@ -83,20 +75,16 @@ def make(method: str, material: Material) -> Sampler:
     return partial(material.sample, _MAKERS[THINNED.get(method, method)](material))
 
 
-def _linear(material: Material, x: Tensor) -> Tensor:
-    return cast(Tensor, material.bayes.predict(x, method="linear", return_samples=True).samples)
-
-
 def _tuned(material: Material) -> Sampler:
     """Choose the M of least validation NLL at tau = 1: the posterior is rescaled, nothing is drawn anew."""
     drawn, count = material.bayes.posterior, max(1, material.n_samples // TUNING_SHARE)
     y, losses = material.validation.y.to(material.device), {}
     for M in noise.candidates("auto", drawn.batch_size):
-        run = partial(material.at(drawn.at_batch_size(M)), n_samples=count)
+        run = partial(material.bayes.with_posterior(drawn.at_batch_size(M)).sample, n_samples=count)
         log_p = torch.log_softmax(material.sample(run, material.validation.x).double(), 2)  # (T, N, K)
         losses[M] = -torch.logsumexp(log_p, 0).gather(1, y[:, None]).mean().item()
     best = material.chosen["mcbn_tuned"] = min(losses, key=losses.__getitem__)
-    return material.at(drawn.at_batch_size(best))
+    return material.bayes.with_posterior(drawn.at_batch_size(best)).sample
 
 
 def _joint(material: Material) -> Sampler:
@@ -120,7 +108,7 @@ def _abnn(material: Material) -> Sampler:
 
 def _usual_dropout(material: Material) -> Sampler:
     """Switch dropout on, as usual: new masks for every image and pass, made where the network is."""
-    network = copy.deepcopy(material.thinned or material.network)
+    network = copy.deepcopy(material.network)
     for module in network.modules():
         module.training = isinstance(module, nn.Dropout)
     return lambda x: torch.stack([network(x) for _ in range(material.n_samples)])
@@ -129,13 +117,11 @@ def _usual_dropout(material: Material) -> Sampler:
 _MAKERS: dict[str, Callable[[Material], Sampler]] = {
     "plain": lambda m: lambda x: m.network(x).unsqueeze(0),
     "mcbn": lambda m: m.bayes.sample,
-    "mcbn_linear": lambda m: partial(_linear, m),
-    "mcbn_gaussian": lambda m: m.at(m.bayes.posterior.as_gaussian(seed=m.seed)),
+    "mcbn_linear": lambda m: lambda x: cast(Tensor, m.bayes.predict(x, method="linear", return_samples=True).samples),
+    "mcbn_gaussian": lambda m: m.bayes.with_posterior(m.bayes.posterior.as_gaussian(seed=m.seed)).sample,
     "mcbn_tuned": _tuned,
     "mcbn_joint": _joint,
-    "dropout": lambda m: (
-        MCDropout(m.thinned or m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample
-    ),
+    "dropout": lambda m: MCDropout(m.network, "classification").fit(n_samples=m.n_samples, seed=m.seed).sample,
     "dropout_usual": _usual_dropout,  # to time beside "dropout", whose masks are made on the CPU and shared by images
     "abnn": _abnn,
     "laplace": lambda m: last_layer(m.network, m.prepare(m.clean.x), m.clean.y),
@@ -146,10 +132,9 @@ _MAKERS: dict[str, Callable[[Material], Sampler]] = {
 def last_layer(network: nn.Module, x: Iterable[Tensor], y: Tensor) -> Sampler:
     """Last-layer Laplace by laplace-torch (Daxberger et al. 2021): the last linear layer has a Gaussian posterior.
 
-    The layer's inputs are computed once and its posterior fitted on them, which is last-layer Laplace exactly: nothing
-    before the layer is random. Kronecker-factored curvature, prior precision by marginal likelihood, probit
-    approximation: laplace-torch's own defaults. x: prepared training images (N, ...), in parts, y (N,) their classes;
-    the network runs where it is, its last layer on the CPU. Gives log probabilities as if of one draw, (1, N, K).
+    It is fitted on the layer's inputs, computed once: nothing before the layer is random. Kronecker-factored curvature,
+    prior precision by marginal likelihood, probit approximation: laplace-torch's own defaults. x: prepared training
+    images (N, ...), in parts, y (N,) their classes. Gives log probabilities as if of one draw, (1, N, K).
     """
     loader = DataLoader(TensorDataset(look_inside(network, x)[1].cpu(), y.cpu()), batch_size=LAPLACE_AT_ONCE)
     head = copy.deepcopy(last_linear(network)).cpu()
@@ -170,10 +155,7 @@ def last_layer(network: nn.Module, x: Iterable[Tensor], y: Tensor) -> Sampler:
 
 def last_linear(network: nn.Module) -> nn.Linear:
     """Find the last linear layer of a network."""
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    if not layers:
-        raise MCBNError(f"{type(network).__name__} has no linear layer, so no last-layer Laplace")
-    return layers[-1]
+    return [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
 
 
 @torch.no_grad()

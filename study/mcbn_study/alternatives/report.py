@@ -21,9 +21,7 @@ MODES, RIVALS = (
     for role in ("modes", "rivals")
 )
 METRICS = {name: Score(**words) for name, words in _WORDS["scores"].items()}
-SCORES = [metric for metric in METRICS if metric != "ood_auroc"]  # of the test images alone
 LOWER_IS_BETTER = ("nll", "ece", "brier")
-CORRUPTED = "corrupted "
 DRAWN: dict[Method, str] = {(name, tempered): color for name, tempered, color in _WORDS["severity"]["drawn"]}
 
 
@@ -37,20 +35,16 @@ class Results:
         }
         self.costs = {r["method"]: r for r in rows if r["kind"] == "cost"}
         self.best: dict[tuple[Method, int | None], Method] = {}
-        for best, modes in MODES.items():
-            self._choose(best, modes)
+        for best, modes in MODES.items():  # of least NLL on the validation images; the test images have no say
+            judged = {(m, s): r["nll"] for (m, s, d), r in self.scores.items() if d == "validation" and m in modes}
+            for seed in dict.fromkeys(seed for _, seed in judged):
+                nll = {m: value for (m, s), value in judged.items() if s == seed}
+                chosen = self.best[best, seed] = min(nll, key=nll.__getitem__)
+                self.scores |= {(best, s, d): r for (m, s, d), r in self.scores.items() if (m, s) == (chosen, seed)}
         self.shown = [method for method in NAMES if self.seeds(method)]
         sets = [d for d in dict.fromkeys(d for _, _, d in self.scores) if d not in ("validation", "test")]
-        self.corrupted = [data for data in sets if data.startswith(CORRUPTED)]
+        self.corrupted = [data for data in sets if data.startswith("corrupted ")]
         self.foreign = [data for data in sets if data not in self.corrupted]
-
-    def _choose(self, best: Method, modes: Sequence[Method]) -> None:
-        """Find each seed's MCBN mode of least NLL on the validation images; the test images have no say."""
-        judged = {(m, s): r["nll"] for (m, s, d), r in self.scores.items() if d == "validation" and m in modes}
-        for seed in dict.fromkeys(seed for _, seed in judged):
-            nll = {m: value for (m, s), value in judged.items() if s == seed}
-            chosen = self.best[best, seed] = min(nll, key=nll.__getitem__)
-            self.scores |= {(best, s, d): r for (m, s, d), r in self.scores.items() if (m, s) == (chosen, seed)}
 
     def seeds(self, method: Method) -> list[int | None]:
         """List the seeds of a method."""
@@ -94,16 +88,11 @@ def write(out: str | Path = "results/alternatives") -> list[Path]:
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce alternatives`")
     results = Results(recorded)
     text = render(__package__, "summary.csv.j2", results=results, metrics=METRICS, modes=MODES)
-    written = [write_text(out / "summary.csv", text), write_text(out / "table.md", page(results))]
-    return [*written, draw(results, out / "severity.png")]
-
-
-def page(results: Results) -> str:
-    """Lay out the verdict and all tables."""
-    n = next(r["n"] for (_, _, data), r in results.scores.items() if data == "test")
-    config = next(iter(results.scores.values()))["config"]
+    tested = next(r for (_, _, data), r in results.scores.items() if data == "test")
     words = {"names": NAMES, "metrics": METRICS, "verdict": verdict(results)}
-    return render(__package__, results=results, n=n, config=config, **words)
+    page = render(__package__, results=results, n=tested["n"], config=tested["config"], **words)
+    written = [write_text(out / "summary.csv", text), write_text(out / "table.md", page)]
+    return [*written, draw(results, out / "severity.png")]
 
 
 def verdict(results: Results) -> str:
@@ -113,7 +102,7 @@ def verdict(results: Results) -> str:
 
 
 def _compared(results: Results, best: Method) -> Iterator[str]:
-    asked = [(METRICS[m].title, m, ["test"]) for m in SCORES]
+    asked = [(score.title, m, ["test"]) for m, score in METRICS.items() if m != "ood_auroc"]
     asked += [(f"{METRICS[m].title.split()[0]} on corrupted images", m, results.corrupted) for m in ("nll", "ece")]
     images = {"corrupted": results.corrupted, "foreign": results.foreign}
     asked += [(f"OOD AUROC, {name}", "ood_auroc", sets) for name, sets in images.items()]

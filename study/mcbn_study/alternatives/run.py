@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mcbn import metrics, noise
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.prediction import entropy
 from mcbn_study.alternatives import methods as catalogue
 from mcbn_study.alternatives.inputs import CifarNetworks, Queries, load_networks, questions
@@ -27,8 +27,7 @@ Row = dict[str, Any]
 SCORES = ("nll", "accuracy", "ece", "brier", "error_auroc")
 TIMED = {"cuda": 1250, "cpu": 50}  # images
 ON_THINNED = {"dropout", *THINNED}  # methods of the networks trained with dropout
-Task = tuple[str, Material, int | None]  # a method, what it is made of, the seed
-EVERY = None  # in place of a seed: of the ensemble
+Task = tuple[str, Material, int | None]  # a method, what it is made of, the seed; None: of the ensemble
 
 
 def run(
@@ -60,7 +59,7 @@ def run(
         if not journal.has(**key):
             journal.add(key | row for row in measure(method, material, sets))
     x, (first, *_) = data.test.x[: TIMED[torch.device(device).type]], sorted(trained.plain)
-    timed_tasks = (task for task in tasks(trained, data, chosen, **draws) if task[2] in (first, EVERY))
+    timed_tasks = (task for task in tasks(trained, data, chosen, **draws) if task[2] in (first, None))
     clock(Journal(out, draws | {"n": len(x)}, device), timed_tasks, x)
     return journal.path
 
@@ -79,16 +78,15 @@ def clock(journal: Journal, tasks: Iterable[Task], x: Tensor) -> None:
 
 def choose(methods: Sequence[str], trained: CifarNetworks) -> Sequence[str]:
     """Return the methods to measure: those asked for, which must be possible, or all that are."""
-    lacking = (
-        {} if trained.thinned else dict.fromkeys(ON_THINNED, "networks trained with dropout, of which there is none")
-    )
+    lacking = dict[str, str]()
+    if not trained.thinned:
+        lacking = dict.fromkeys(ON_THINNED, "networks trained with dropout, of which there is none")
     if len(trained.plain) < 2:
         lacking["ensemble"] = f"the networks of at least 2 seeds; there are {len(trained.plain)}"
     if find_spec("laplace") is None:
         lacking["laplace"] = f"laplace-torch; {LAPLACE}"
     for method in methods:
-        if method not in METHODS:
-            raise MCBNError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
+        require_choice("method", method, METHODS)
         if method in lacking:
             raise MCBNError(f"{method} needs {lacking[method]}")
     for method in (method for method in METHODS if method in lacking and not methods):
@@ -104,14 +102,13 @@ def tasks(
     train = Augmented(data.train.x.to(members[0].last.weight.device))
     base = Material(members[0], train, data.train, data.validation, n_samples=n_samples, batch_size=batch_size)
     for seed, network in sorted(trained.plain.items()):
-        thinned = trained.thinned.get(seed)
-        material = replace(base, network=network, thinned=thinned, seed=seed)
-        on_thinned = material if thinned is None else replace(material, network=thinned)
+        material, thinned = replace(base, network=network, seed=seed), trained.thinned.get(seed)
+        on_thinned = replace(base, network=thinned, seed=seed) if thinned else None
         for method in methods:
-            if method != "ensemble" and (method not in ON_THINNED or thinned is not None):
-                yield method, on_thinned if method in THINNED else material, seed
+            if method != "ensemble" and (used := on_thinned if method in ON_THINNED else material):
+                yield method, used, seed
     if "ensemble" in methods:
-        yield "ensemble", replace(base, members=members), EVERY
+        yield "ensemble", replace(base, members=members), None
 
 
 def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Iterator[Row]:
@@ -138,10 +135,7 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
 
 def probabilities(logits: Tensor, tau: float = 1.0) -> Tensor:
     """1/T sum_t softmax(tau * logits_t): (T, N, K) to (N, K), in double precision."""
-    total = torch.zeros(logits.shape[1:], dtype=torch.float64, device=logits.device)
-    for draw in logits:
-        total += torch.softmax(tau * draw.double(), 1)
-    return total / len(logits)
+    return torch.softmax(tau * logits.double(), 2).mean(0)
 
 
 def temperature(logits: Tensor, y: Tensor) -> float:

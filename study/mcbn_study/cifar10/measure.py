@@ -1,6 +1,7 @@
 """What is measured on a trained network: Table 2, a sweep over M, and fresh batches beside shared draws."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL
 ROWS = 1024  # (image, draw) pairs in one pass
 Row = dict[str, Any]
+# Statistics are recorded in full single precision: torch's default for convolutions on a GPU is TF32
+exact = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=False)
 
 
 def score(probs: Tensor, y: Tensor) -> dict[str, float]:
@@ -92,6 +95,7 @@ class Evaluation:
         self.train = Augmented(train.x.to(device))
         parts = {"validation": validation, "test": test}
         self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items()}
+        self.queries = Images(*(tensor[: profile.query_images] for tensor in self.images["test"]))
 
     def rows(self) -> Iterator[Row]:
         """Measure everything, one row a method, part of the images, T and M."""
@@ -118,12 +122,11 @@ class Evaluation:
 
     def _queries(self, logits: Tensor) -> Iterator[Row]:
         """Compare fresh batches for each image with shared draws of M - 1 images, and of M, of which logits are."""
-        M, T, N = self.profile.batch_size, self.profile.query_samples, self.profile.query_images
-        x, y = (tensor[:N] for tensor in self.images["test"])
+        M, T, (x, y) = self.profile.batch_size, self.profile.query_samples, self.queries
         options: Row = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, **options)
-        shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, :N])
+        shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, : len(y)])
         sizes = [size for size in self.profile.n_samples if size <= T]
         for scored in curve(fresh, y, sizes):
             gap, error = difference(fresh[: scored["n_samples"]], shared, y)
@@ -131,7 +134,7 @@ class Evaluation:
             yield self._row("mcbn_per_query", "query", M, scored, seconds)  # seconds of all T
         for scored in curve(shared, y, sizes):
             yield self._row("mcbn_shared", "query", M - 1, scored, shared_seconds)
-        for scored in curve(logits[:, :N], y, sizes):
+        for scored in curve(logits[:, : len(y)], y, sizes):
             yield self._row("mcbn_shared", "query", M, scored, None)  # draws of the curve
 
     def _fit(self, batch_size: int, n_samples: int) -> MCBN[Any]:
@@ -140,19 +143,14 @@ class Evaluation:
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
     def _row(self, method: str, part: str, batch_size: int | None, scored: Row, seconds: float | None) -> Row:
-        n_images = len(self.images["test"].y[: self.profile.query_images] if part == "query" else self.images[part].y)
-        row = {"method": method, "seed": self.seed, "part": part, "n_images": n_images, "batch_size": batch_size}
+        images = self.images.get(part, self.queries)
+        row = {"method": method, "seed": self.seed, "part": part, "n_images": len(images.y), "batch_size": batch_size}
         return row | scored | {"seconds": seconds and round(seconds, 3)}
 
 
 def _in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Run many images a few at a time: logits (..., N, K)."""
     return torch.cat([run(images) for images in torch.split(x, AT_ONCE)], -2)
-
-
-def exact() -> Any:
-    """Record statistics in full single precision: torch's default for convolutions on a GPU is TF32."""
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 @torch.no_grad()
@@ -162,12 +160,9 @@ def per_query(
     """The authors' estimator: logits (T, N, K) of x (N, 3, 32, 32), each image and pass with a batch of its own.
 
     `MCBN` shares T draws among all images (Algorithm 1). Here image n has T draws of its own, each of M - 1 augmented
-    training images: the place of the image itself is left free, it does not enter the statistics (authors' code). Both
-    estimate the same predictive distribution; sharing makes the errors of images depend on each other, and costs 1 / M
-    of the passes. Each row of a pass over x, standardised, has its own scale and shift.
-
-    pool: draw only so many times, and give each image T different ones of these draws, at random. An image alone
-    cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
+    training images: the place of the image itself is left free, it does not enter the statistics (authors' code).
+    x is standardised. pool: draw only so many times, and give each image T different ones of these draws, at random.
+    An image alone cannot tell; two images have T^2 / pool draws in common on average, none where there is no pool.
     """
     chosen = torch.arange(len(x) * n_samples)  # (N T,): draws
     if pool is not None:

@@ -67,5 +67,4 @@ def held_out() -> tuple[Tensor, Tensor]:
     One fixed random choice for all seeds. Differs: the paper trains on all 50,000 and keeps none to choose by.
     """
     order = np.random.Generator(np.random.Philox(key=SPLIT_SEED)).permutation(N_IMAGES)
-    validation, train = np.sort(order[:N_VALIDATION]), np.sort(order[N_VALIDATION:])
-    return torch.from_numpy(train), torch.from_numpy(validation)
+    return torch.from_numpy(np.sort(order[N_VALIDATION:])), torch.from_numpy(np.sort(order[:N_VALIDATION]))

@@ -1,8 +1,4 @@
-"""Training of ResNet, and its networks as files.
-
-The network sees images cropped from a black frame, flipped and standardised. One step goes from raw bytes to new
-weights; on a GPU it is one CUDA graph.
-"""
+"""Training of ResNet, and its networks as files."""
 
 import json
 import time
@@ -43,17 +39,6 @@ class Choices(NamedTuple):
     flip: Tensor
 
 
-def crop(padded: Tensor, chosen: Choices) -> Tensor:
-    """Cut out image `rows` at (top, left) and mirror it where `flip`: (B, 3, 32, 32), without waiting for a GPU."""
-    place = torch.arange(SIZE, device=padded.device)
-    line = chosen.top[:, None] + place  # (B, 32)
-    column = chosen.left[:, None] + torch.where(chosen.flip[:, None], SIZE - 1 - place, place)
-    channel = torch.arange(padded.shape[1], device=padded.device)
-    return padded[
-        chosen.rows[:, None, None, None], channel[:, None, None], line[:, None, :, None], column[:, None, None]
-    ]
-
-
 def epoch_choices(n: int, batch_size: int, seed: int, epoch: int) -> Choices:
     """Choose the full batches of an epoch, (S, M), S = n // M, each image once at most, by (seed, epoch) alone."""
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
@@ -80,7 +65,6 @@ class Augmented(Dataset[Tensor]):
         return len(self.padded)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return an image (3, 32, 32)."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, rows: list[int]) -> list[Tensor]:
@@ -90,8 +74,13 @@ class Augmented(Dataset[Tensor]):
         return list(self.batch(chosen))
 
     def batch(self, chosen: Choices) -> Tensor:
-        """Return the chosen images, cropped, flipped and standardised, (B, 3, 32, 32)."""
-        return self.prepare(crop(self.padded, batches.move(chosen, self.padded.device, None)))
+        """Cut images out at (top, left), mirror and prepare them: (B, 3, 32, 32), without waiting for a GPU."""
+        rows, top, left, flip = (t[:, None] for t in batches.move(chosen, self.padded.device, None))  # (B, 1) each
+        place = torch.arange(SIZE, device=rows.device)
+        line = top + place  # (B, 32)
+        column = left + torch.where(flip, SIZE - 1 - place, place)
+        channel = torch.arange(3, device=rows.device)[:, None, None]
+        return self.prepare(self.padded[rows[..., None, None], channel, line[:, None, :, None], column[:, None, None]])
 
 
 class ResNetTrainer:
@@ -165,10 +154,7 @@ def learning_rate(profile: CifarProfile, step: int) -> float:
 def train(
     profile: CifarProfile, images: Images, *, seed: int, dropout: float = 0.0, device: str = "cpu"
 ) -> tuple[CifarResNet, dict[str, Any]]:
-    """Train a network; return it in eval mode, and the facts to keep: settings, last loss and accuracy, and seconds.
-
-    The seed decides on initial weights, order, crops, flips and dropout.
-    """
+    """Train a network, all that is random by its seed; return it in eval mode, and the facts to keep."""
     if len(images.x) < profile.batch_size:
         raise MCBNError(f"{len(images.x)} images make no batch of {profile.batch_size}")
     started, loss, accuracy = time.perf_counter(), 0.0, 0.0

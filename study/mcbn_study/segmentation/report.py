@@ -22,7 +22,6 @@ _WORDS = read_words(__package__)
 SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))
 COLUMNS = _WORDS["columns"]["maps"]  # of a picture: method, map, title
 LINES = _WORDS["refusal"]["lines"]  # of the refusal curve: method, map, name, colour
-Bytes = NDArray[np.uint8]
 VOID_COLOUR = (235, 235, 235)
 
 
@@ -93,32 +92,36 @@ def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Fi
     shown = {method: load_shown(path) for method, path in files.items()}
     kind, labels = SCENE_SETS[dataset], shown["mcbn"]["label"]
     scenes = _find(kind, config, shown["mcbn"]["names"].tolist())
-    figure, axes, bars = _frame(*scenes.y.shape)
     x, y = scenes.x.permute(0, 2, 3, 1).numpy(), scenes.y.numpy()
-    for panels, image, truth, label in zip(axes, x, y, labels, strict=True):
-        for ax, picture in zip(panels, (image, paint(truth, kind), paint(label, kind)), strict=False):
-            ax.imshow(picture, interpolation="nearest")
-    for column, (method, name, _) in enumerate(COLUMNS, 3):
-        _draw_maps(axes[:, column].tolist(), bars[column], shown[method][name])
+    palette = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)
+    palette[: len(kind.colours)] = kind.colours
+    figure = _draw([x, palette[y], palette[labels], *(shown[method][name] for method, name, _ in COLUMNS)])
     _add_classes(figure, kind, np.unique(np.concatenate([y.ravel(), labels.ravel()])).tolist())
     return figure
 
 
-def _frame(rows: int, H: int, W: int) -> "tuple[plots.Figure, NDArray[Any], NDArray[Any]]":
-    """Make a figure with its panels (rows, columns) under their titles, and the places of colour bars below."""
-    titles = [*_WORDS["columns"]["images"], *(title for _, _, title in COLUMNS)]
+def _draw(columns: Sequence[NDArray[Any]]) -> "plots.Figure":
+    """Draw columns of pictures (n, H, W, 3) and of maps (n, H, W), these on one scale, the largest values cut off."""
+    from matplotlib.ticker import MaxNLocator
+
+    titles, (rows, H, W, _) = [*_WORDS["columns"]["images"], *(title for _, _, title in COLUMNS)], columns[0].shape
     width = 2.1 if W > H else 1.75
     height = width * H / W
     figure = plots.new_figure(width * len(titles), rows * (height + 0.06) + 1.5, dpi=100)
     grid = figure.subplots(rows + 1, len(titles), squeeze=False, height_ratios=[height] * rows + [0.1])
-    axes, bars = grid[:-1], grid[-1]
-    for ax, title in zip(axes[0], titles, strict=True):
-        ax.set_title(title, fontsize="small")
-    for ax in axes.flat:
-        ax.set(xticks=[], yticks=[])
-    for ax in bars[:3]:
-        ax.set_axis_off()
-    return figure, axes, bars
+    for title, images, (*axes, bar) in zip(titles, columns, grid.T, strict=True):
+        is_map = images.ndim == 3
+        scale = {"cmap": "inferno", "vmin": 0, "vmax": float(np.quantile(images, 0.998)) or 1.0} if is_map else {}
+        for ax, image in zip(axes, images, strict=True):
+            drawn = ax.imshow(image, interpolation="nearest", **scale)
+            ax.set(xticks=[], yticks=[])
+        axes[0].set_title(title, fontsize="small")
+        if is_map:
+            figure.colorbar(drawn, cax=bar, orientation="horizontal", ticks=MaxNLocator(3), extend="max")
+            bar.tick_params(labelsize="x-small")
+        else:
+            bar.set_axis_off()
+    return figure
 
 
 def _find(kind: SceneSet, config: Mapping[str, Any], names: Sequence[str]) -> Scenes:
@@ -129,24 +132,6 @@ def _find(kind: SceneSet, config: Mapping[str, Any], names: Sequence[str]) -> Sc
     rows = [scenes.names.index(name) for name in names]
     chosen = replace(scenes, x=scenes.x[rows], y=scenes.y[rows], names=tuple(names))
     return chosen if config["size"] is None else chosen.shrink(tuple(config["size"]))
-
-
-def paint(label: Bytes, kind: SceneSet) -> Bytes:
-    """Give every class (H, W) its colour, (H, W, 3)."""
-    palette = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)
-    palette[: len(kind.colours)] = kind.colours
-    return palette[label]
-
-
-def _draw_maps(axes: Sequence["plots.Axes"], bar: "plots.Axes", maps: NDArray[np.float32]) -> None:
-    """Draw one map a row on a common scale, with a colour bar below; the few largest values are cut off."""
-    from matplotlib.ticker import MaxNLocator
-
-    top = float(np.quantile(maps, 0.998)) or 1.0
-    for ax, values in zip(axes, maps, strict=True):
-        drawn = ax.imshow(values, cmap="inferno", vmin=0, vmax=top, interpolation="nearest")
-    colours = axes[0].figure.colorbar(drawn, cax=bar, orientation="horizontal", ticks=MaxNLocator(3), extend="max")
-    colours.ax.tick_params(labelsize="x-small")
 
 
 def _add_classes(figure: "plots.Figure", kind: SceneSet, labels: Sequence[int]) -> None:

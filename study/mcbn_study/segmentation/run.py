@@ -1,7 +1,6 @@
 """Train, predict in every way, score, record; what is there is not done again."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ from mcbn_study.journal import Journal
 from mcbn_study.machine import fastest_convolutions
 from mcbn_study.segmentation.measure import SceneEvaluation
 from mcbn_study.segmentation.profile import SceneProfile
-from mcbn_study.segmentation.train import save_network, train
+from mcbn_study.segmentation.train import Echo, save_network, train
 
 METHODS = ("plain", "paper", "mcbn", "mcbn_tuned")
-Echo = Callable[[str], None]
 
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:

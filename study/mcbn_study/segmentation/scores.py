@@ -31,17 +31,10 @@ def iou(counts: Tensor) -> Tensor:
     return 100 * hits / (counts.sum(0) + counts.sum(1) - hits)
 
 
-def mean_iou(counts: Tensor) -> float:
-    """Mean of the IoU over the classes that occur, in percent; higher is better."""
-    return iou(counts).nanmean().item()
-
-
-def boundary(y: Tensor, distance: int = BOUNDARY) -> Tensor:
-    """Mark pixels (N, H, W) with another label within so many rows and columns; void counts as a label here."""
+def boundary(y: Tensor) -> Tensor:
+    """Mark pixels (N, H, W) with another label within two rows and columns; void counts as a label here."""
     label = y.unsqueeze(1).float()
-    side = 2 * distance + 1
-    most = F.max_pool2d(label, side, 1, distance)
-    least = -F.max_pool2d(-label, side, 1, distance)
+    most, least = (sign * F.max_pool2d(sign * label, 2 * BOUNDARY + 1, 1, BOUNDARY) for sign in (1, -1))
     return (most != least).squeeze(1)
 
 
@@ -88,31 +81,24 @@ class PixelScores:
         self.gap += torch.bincount(bins.flatten(), gap.flatten(), N_BINS).cpu()
         near = boundary(y)
         for name, values in maps.items():
-            self._add_map(name, values, right, valid, near)
-
-    def _add_map(self, name: str, values: Tensor, right: Tensor, valid: Tensor, near: Tensor) -> None:
-        if not bool(torch.isfinite(values).all()):
-            raise MCBNError(f"the uncertainty map {name!r} is not finite; the network overflows on these images")
-        values = values.float().clamp(min=0).abs()  # abs: -0.0 has a sign bit
-        level = values.contiguous().view(torch.int32) >> DROPPED  # order of the bits is that of the numbers
-        index = torch.where(valid, level + LEVELS * (~right), 2 * LEVELS)
-        histogram = torch.bincount(index.flatten(), minlength=2 * LEVELS + 1)[:-1].view(2, LEVELS)
-        self.histograms[name] = self.histograms.get(name, 0) + histogram
-        places = valid & ~near, valid & near
-        by_place = [torch.stack([(values * where).double().sum(), where.sum().double()]) for where in places]
-        self.sums[name] = self.sums.get(name, 0) + torch.stack(by_place).cpu()
-
-    def nll(self) -> float:
-        """Mean negative log probability of the true class."""
-        return self.log_loss / int(self.counts.sum())
+            if not bool(torch.isfinite(values).all()):
+                raise MCBNError(f"the uncertainty map {name!r} is not finite; the network overflows on these images")
+            values = values.float().clamp(min=0).abs()  # abs: -0.0 has a sign bit
+            level = values.contiguous().view(torch.int32) >> DROPPED  # order of the bits is that of the numbers
+            index = torch.where(valid, level + LEVELS * (~right), 2 * LEVELS)
+            histogram = torch.bincount(index.flatten(), minlength=2 * LEVELS + 1)[:-1].view(2, LEVELS)
+            self.histograms[name] = self.histograms.get(name, 0) + histogram
+            places = valid & ~near, valid & near
+            by_place = [torch.stack([(values * where).double().sum(), where.sum().double()]) for where in places]
+            self.sums[name] = self.sums.get(name, 0) + torch.stack(by_place).cpu()
 
     def result(self) -> dict[str, float]:
         """Return every score: shares of pixels and IoU in percent, the others as they are; NaN where undefined."""
         n = int(self.counts.sum())
         values = {
-            "miou": mean_iou(self.counts),
+            "miou": iou(self.counts).nanmean().item(),  # over the classes that occur
             "pixel_accuracy": 100 * int(self.counts.diagonal().sum()) / n,
-            "nll": self.nll(),
+            "nll": self.log_loss / n,
             "ece": (self.gap.abs().sum() / n).item(),
         }
         for name, histogram in self.histograms.items():

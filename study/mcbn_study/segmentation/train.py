@@ -1,8 +1,6 @@
 """Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights.
 
-Images are made on the device: random zoom, crop, flip and brightness, reflected beyond the image's edge. The last
-network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way. Its file has
-convolutions in half precision, so that it stays small.
+The last network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way.
 """
 
 import math
@@ -23,13 +21,14 @@ from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
 from mcbn_study.networks import SegNet
 from mcbn_study.segmentation.profile import SceneProfile
-from mcbn_study.segmentation.scores import confusion, mean_iou
+from mcbn_study.segmentation.scores import confusion, iou
 
 ZOOM = (0.75, 1.75)
 BRIGHTNESS = 0.35  # of the logarithm, of a whole image
 TINT = 0.1  # of the logarithm, of each channel
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of natural images, as usual
 AT_ONCE = 8  # images of one pass without gradients
+Echo = Callable[[str], object]
 
 
 class Views(NamedTuple):
@@ -55,7 +54,7 @@ def draw_views(rows: Tensor, generator: torch.Generator) -> Views:
 
 
 def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
-    """Return the views as inputs of the network (M, 3, H, W) and their labels (M, H, W); labels stay whole."""
+    """Return views, reflected beyond the edge, as inputs (M, 3, H, W) and their labels (M, H, W), which stay whole."""
     views = batches.move(views, scenes.x.device, None)
     x, y = scenes.x[views.rows], scenes.y[views.rows]
     grid = F.affine_grid(views.window, list(x.shape), align_corners=False)
@@ -88,12 +87,7 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
 
 
 def train(
-    profile: SceneProfile,
-    scenes: Scenes,
-    val: Scenes | None,
-    *,
-    device: str = "cpu",
-    echo: Callable[[str], object] = lambda line: None,
+    profile: SceneProfile, scenes: Scenes, val: Scenes | None, *, device: str = "cpu", echo: Echo = lambda line: None
 ) -> tuple[SegNet, dict[str, Any]]:
     """Train for the epochs of the profile; on a GPU in bfloat16. Return the network in eval mode, and what to record.
 
@@ -109,13 +103,12 @@ def train(
     weight = class_weights(profile, scenes).to(device)
     scenes, val = scenes.to(device), val if val is None else val.to(device)
     N, M, steps = len(scenes), profile.batch_size, len(scenes) // profile.batch_size
-    how = {"peak": profile.learning_rate, "warm_up": profile.warm_up}
     for epoch in range(1, profile.epochs + 1):
         network.train()
         total = torch.zeros((), device=device)
         views = epoch_views(N, M, seed=profile.seed, epoch=epoch - 1)
         for step, view in enumerate(views, (epoch - 1) * steps):
-            optimizer.param_groups[0]["lr"] = learning_rate(step, profile.epochs * steps, **how)
+            optimizer.param_groups[0]["lr"] = learning_rate(profile, step, profile.epochs * steps)
             total += _step(network, optimizer, weight, scenes, view)
         losses.append(total.item() / steps)
         if not math.isfinite(losses[-1]):
@@ -130,9 +123,9 @@ def train(
     return network.eval(), facts | {"val_miou": checks}
 
 
-def learning_rate(step: int, steps: int, *, peak: float, warm_up: float) -> float:
+def learning_rate(profile: SceneProfile, step: int, steps: int) -> float:
     """Rise linearly over the first share of the steps, then fall along half a cosine to 0 after the last."""
-    rising = max(1, round(warm_up * steps))
+    peak, rising = profile.learning_rate, max(1, round(profile.warm_up * steps))
     if step < rising:
         return peak * (step + 1) / rising
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
@@ -162,7 +155,7 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     few, classes = zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True), scenes.kind.classes
     with torch.autocast(device := scenes.x.device.type, torch.bfloat16, enabled=device == "cuda"):
         counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
-    return mean_iou(torch.stack(counts).sum(0))
+    return iou(torch.stack(counts).sum(0)).nanmean().item()
 
 
 def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, scenes: Scenes, views: Views) -> Tensor:
@@ -178,7 +171,7 @@ def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, sce
 
 
 def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
-    """Write the weights with the digest of the settings that made them."""
+    """Write the weights, convolutions in half precision, with the digest of the settings that made them."""
     state = {name: value.half() if value.ndim == 4 else value for name, value in network.state_dict().items()}
     write_tensors(path, state, _metadata(profile))
 
