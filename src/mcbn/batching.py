@@ -164,7 +164,7 @@ def draw_batches(
             raise MCBNError("a stream has no draw t to take by itself; give a Dataset or tensors, or fit it whole")
         return TrainingBatches(*source.batches(n_samples, batch_size, seed), None, seed)
     N, M = len(source.population), _batch_size(batch_size, source, whole=once)
-    chosen: Callable[[int], Indices] = partial(rows_of_draw, N, M, seed)
+    chosen: Callable[[int], Indices] = partial(Generators(seed).rows, N, M)
     if once:
         order, n_samples = np.random.Generator(np.random.Philox(key=seed)).permutation(N), max(1, N // M)
         edges = [t * N // n_samples for t in range(n_samples + 1)]
@@ -207,14 +207,27 @@ class _Rows(Dataset[Any]):
         return self.undisturbed(partial(self.fetch, rows), seed, batches.same)
 
 
+class Generators:
+    """Generators of (seed, t), one object put to the start of stream t: making a new one costs as much as its use."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = np.random.Generator(np.random.Philox(key=[seed, 0]))  # counter-based: made for many streams
+        self.start: Any = self.generator.bit_generator.state
+
+    def rows(self, n: int, batch_size: int, t: int) -> Indices:
+        """Choose the M of N rows of draw t, sorted, in O(M)."""
+        self.start["state"]["key"][1] = t
+        self.generator.bit_generator.state = self.start
+        return np.sort(self.generator.choice(n, batch_size, replace=False, shuffle=False))
+
+
 def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
     """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone.
 
     >>> rows_of_draw(100, batch_size=4, seed=0, t=7).shape
     (4,)
     """
-    generator = np.random.Generator(np.random.Philox(key=[seed, t]))  # counter-based: made for many streams
-    return np.sort(generator.choice(n, batch_size, replace=False, shuffle=False))
+    return Generators(seed).rows(n, batch_size, t)
 
 
 def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int]) -> Iterable[Any]:
