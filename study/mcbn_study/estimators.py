@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 from sklearn import datasets as bundled  # type: ignore[import-untyped]
-from sklearn import ensemble
-from sklearn.gaussian_process import (  # type: ignore[import-untyped]
-    GaussianProcessClassifier,
-    GaussianProcessRegressor,
-    kernels,
-)
+from sklearn import ensemble, gaussian_process
 from sklearn.model_selection import cross_val_predict  # type: ignore[import-untyped]
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
@@ -40,7 +35,7 @@ METHODS = {
     "mcbn": (MCBNRegressor, MCBNClassifier),
     "gradient boosting": (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier),
     "random forest": (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier),
-    "gaussian process": (GaussianProcessRegressor, GaussianProcessClassifier),
+    "gaussian process": (gaussian_process.GaussianProcessRegressor, gaussian_process.GaussianProcessClassifier),
 }
 GP_ROWS = 700  # its training takes their cube
 LEAST = 1e-6  # of a probability: a forest gives 0, and would lose by an infinite likelihood
@@ -130,6 +125,7 @@ def _estimator(method: str, n_inputs: int, classify: bool, **options: Any) -> An
     kind = METHODS[method][classify]
     if method != "gaussian process":
         return kind(**options)
+    kernels = gaussian_process.kernels
     kernel = kernels.ConstantKernel() * kernels.RBF(np.ones(n_inputs))
     if not classify:
         kernel, options = kernel + kernels.WhiteKernel(), {"normalize_y": True, **options}

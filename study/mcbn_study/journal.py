@@ -84,8 +84,18 @@ class CellJournal(Journal):
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
-        self._require_same_settings(Path(folder), config)
         super().__init__(folder, config)
+        path = self.folder / "settings.json"
+        if not path.exists():
+            if self.path.exists():
+                raise MCBNError(f"{folder} holds records but no settings.json; use another folder with --out")
+            write_text(path, json.dumps(self.config, indent=1) + "\n")
+        before = json.loads(path.read_text())
+        for name in ["name", *sorted(before.keys() | self.config.keys())]:
+            old, new = before.get(name), self.config.get(name)
+            if old != new:
+                change = f"{name} is {old!r} there, {new!r} now; use the same, or another folder with --out"
+                raise MCBNError(f"{folder} was made with another configuration: {change}")
 
     def append(self, records: Iterable[Row]) -> None:
         """Add the records that are not there yet, whichever run adds them."""
@@ -115,22 +125,6 @@ class CellJournal(Journal):
 
     def _cell(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.safetensors"
-
-    @staticmethod
-    def _require_same_settings(folder: Path, config: Mapping[str, Any]) -> None:
-        path = folder / "settings.json"
-        if not path.exists():
-            if (folder / RECORDS).exists():
-                raise MCBNError(f"{folder} holds records but no settings.json; use another folder with --out")
-            write_text(path, json.dumps(config, indent=1) + "\n")
-            return
-        before = json.loads(path.read_text())
-        for name in ["name", *sorted(before.keys() | config.keys())]:
-            if before.get(name) != config.get(name):
-                raise MCBNError(
-                    f"{folder} was made with another configuration: {name} is {before.get(name)!r} there, "
-                    f"{config.get(name)!r} now; use the same, or another folder with --out"
-                )
 
 
 def record_key(record: Row) -> tuple[object, ...]:

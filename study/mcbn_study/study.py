@@ -58,12 +58,7 @@ class Study:
 
 
 def run_study(
-    name: str,
-    profile: Profile,
-    out: str | Path,
-    list_tasks: Callable[[Study], Sequence[Task]],
-    datasets: Sequence[str],
-    setup: Setup,
+    name: str, profile: Profile, out: str | Path, list_tasks: Callable[[Study], Sequence[Task]], setup: Setup
 ) -> CellJournal:
     """Do the cells of a study that have no file yet, one after the other here or as tasks of a Ray cluster."""
     if setup.engine == "ray":
@@ -71,9 +66,10 @@ def run_study(
 
         study = Study(name, profile, out, replace(setup, device="cpu"))
         return ray.run(study, list_tasks(study), setup)
-    sets = {dataset: load(dataset) for dataset in datasets}
     study = Study(name, profile, out, setup)
-    for task in tracked(list_tasks(study), name, "cell"):
+    tasks = list_tasks(study)
+    sets = {name: load(name) for name in {task.dataset for task in tasks}}
+    for task in tracked(tasks, name, "cell"):
         if study.journal.load(task.cell) is None:
             study.do(task, sets[task.dataset])
     return study.journal

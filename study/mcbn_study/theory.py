@@ -7,6 +7,7 @@ batch norm, KL(q || p) of its statistics, and how far training is from it.
 import copy
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -301,19 +302,15 @@ def objective_gap(
     with torch.enable_grad():
         predicted, divergence = _run_and_penalize(network, prior, x, batch_size)
         if predicted.shape != y.shape:
-            raise MCBNError(
-                f"the network gives {tuple(predicted.shape)} for targets {tuple(y.shape)}; shape these alike"
-            )
+            shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
+            raise MCBNError(f"the network gives {shapes}; shape these alike")
         data = 0.5 * (predicted - y.to(predicted)).square().sum() / len(y)  # Gaussian noise of precision tau, over tau
         kl = divergence / (n * tau)
         squares = [p.square().sum() for p in parameters if p.ndim > 1]
         decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
-        of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))
+        gradient = partial(torch.autograd.grad, inputs=parameters, retain_graph=True, materialize_grads=True)
+        slopes = [[slope.double().flatten() for slope in gradient(value)] for value in (data, kl, decay)]
+    of_data, of_kl, of_decay = map(torch.cat, slopes)
     gradients = (of_kl - of_decay, of_kl, of_decay, of_data, of_data + of_decay)
     difference, *norms, whole = (float(torch.linalg.vector_norm(gradient)) for gradient in gradients)
     return ObjectiveGap(difference / whole if whole else math.inf, difference, *norms)
-
-
-def _gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    slopes = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
-    return torch.cat([slope.double().flatten() for slope in slopes])

@@ -35,9 +35,13 @@ def run(
 ) -> CellJournal:
     """Compare the families on the networks in `regression`, of all sets by default; append to both folders' records."""
     check_request(datasets, ("mcbn",), Setup())
-    folder = Path(regression)
-    saved = [name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists()]
-    files = _network_files(folder, datasets or saved or NAMES[:1])
+    folder = Path(regression) / "networks"
+    saved = [name for name in profile.datasets if (folder / f"{name}.safetensors").exists()]
+    files = {n: [folder / f"{n}{end}.safetensors" for end in ("", "_folds")] for n in datasets or saved or NAMES[:1]}
+    for name, path in ((name, path) for name, paths in files.items() for path in paths):
+        if not path.exists():
+            command = f"mcbn reproduce regression --datasets {name} --methods mcbn --out {regression}"
+            raise MCBNError(f"there is no {path}; make it with `{command}`")
     regression_study, study = Study("regression", profile, regression), Study(STUDY, profile, out)
     for name in tracked(files, STUDY, "set"):
         compared = _has_runs(study, kind="posterior", dataset=name, family=FAMILIES)
@@ -82,14 +86,3 @@ def _record(study: Study, kind: str, info: dict[str, Any], one: FamilyScores, **
     place |= {"n_train": len(info["train"]), "n_test": len(one.mean)}
     seconds = one.costs["fit_seconds"] + one.costs["predict_seconds"]
     return study.record(kind, seconds, **place, **one.scores, **one.costs)
-
-
-def _network_files(folder: Path, datasets: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the files of the tested networks and of the fold networks of each set."""
-    ends = ("", "_folds")
-    files = {name: [folder / "networks" / f"{name}{end}.safetensors" for end in ends] for name in datasets}
-    for dataset, path in ((dataset, path) for dataset, paths in files.items() for path in paths):
-        if not path.exists():
-            command = f"mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}"
-            raise MCBNError(f"there is no {path}; make it with `{command}`")
-    return files

@@ -25,11 +25,9 @@ from mcbn_study.regression.search import Choice
 
 HIDDEN = (50, 50)
 BATCH_SIZE = 100
-LEARNING_RATE = 1e-3
 VALIDATION_PASSES = 10
 PUBLISHED_APART = 20  # epochs between new bests in the published script
 SEARCH, TEST = 0, 1  # streams of the network that is searched with, and of those that are tested
-Keys = Sequence[tuple[int, ...]]
 
 
 def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -> list[Choice]:
@@ -64,15 +62,14 @@ def train_and_draw(
     return _samples(training.network, problem, keys, n_samples)
 
 
-def _stack(problem: Problem, keys: Keys, epochs: int) -> stack.Stack:
+def _stack(problem: Problem, keys: stack.Keys, epochs: int) -> stack.Stack:
     x, y = problem.train.x, problem.train.y.unsqueeze(2)
     generators = [stack.generator(*key, stack.INITIAL) for key in keys]
     network = MNFNetwork([x.shape[2], *HIDDEN, 1], generators=generators).to(x)
-    steps = epochs * (x.shape[1] // BATCH_SIZE)
-    return stack.Stack(network, x, y, keys, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE, max_steps=steps)
+    return stack.Stack(network, x, y, keys, batch_size=BATCH_SIZE, max_steps=epochs * (x.shape[1] // BATCH_SIZE))
 
 
-def _samples(network: MNFNetwork, problem: Problem, keys: Keys, n_samples: int) -> Tensor:
+def _samples(network: MNFNetwork, problem: Problem, keys: stack.Keys, n_samples: int) -> Tensor:
     """Draw T networks of each and run them on the new rows: (S, T, n), original units."""
     x = problem.query.x
     mean, std = (value.to(x).view(-1, 1, 1) for value in (problem.y_mean, problem.y_std))

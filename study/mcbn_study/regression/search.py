@@ -37,24 +37,16 @@ WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack s
 
 
 class CrossValidation:
-    """Trains B F C networks on streams ordered by split, then fold; `winner`: each split's configuration, if known."""
+    """Trains networks as (B, F, C); `winner`: each split's configuration, if known."""
 
     def __init__(
-        self,
-        problem: Problem,
-        profile: Profile,
-        configurations: Sequence[Configuration],
-        *,
-        hidden: int,
-        family: Family,
-        fused: bool = False,
-        winner: Sequence[int] | None = None,
+        self, problem: Problem, profile: Profile, networks: Networks, *, fused: bool = False, winner: Sequence[int] = ()
     ) -> None:
-        self.problem, self.profile, self._winner = problem, profile, winner
-        self.F, self.B, self.C = profile.n_folds, len(problem.streams) // profile.n_folds, len(configurations)
-        self.networks = grid_networks(problem, configurations, family, hidden)  # as (B, F, C)
-        self._place = ascending(problem, self.networks)  # of each network in the trainer: where it is in (B, F, C)
-        self.trainer = Trainer(problem, self.networks[self._place], fused=fused)
+        self.problem, self.profile, self.networks, self._winner = problem, profile, networks, winner
+        R = len(problem.streams)  # ordered by split, then fold
+        self.F, self.B, self.C = profile.n_folds, R // profile.n_folds, len(networks.stream) // R
+        self._place = ascending(problem, networks)  # of each network in the trainer: where it is in (B, F, C)
+        self.trainer = Trainer(problem, networks[self._place], fused=fused)
         # The best evaluation of each criterion, split and configuration, and the parameters it had: none yet
         self.rmse = torch.full((2, self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
         self.epoch, self.waited = (torch.zeros_like(self.rmse, dtype=torch.int64) for _ in range(2))
@@ -105,7 +97,7 @@ class CrossValidation:
     def _result(self) -> Search:
         """Gather the scores, and evaluate the best networks of each split and criterion with all T draws."""
         winner = self.rmse.argmin(2)  # (2, B)
-        if self._winner is not None:
+        if self._winner:
             winner = torch.tensor([self._winner] * len(CRITERIA), device=self.problem.device)
         folds = torch.arange(0, self.B * self.F * self.C, self.C, device=winner.device)
         at = [folds + row.repeat_interleave(self.F) for row in winner]  # (B F,) each
@@ -192,27 +184,22 @@ def search_cell(study: Study, family: Family, cell: Cell) -> Search:
     search = study.journal.load(cell.name)
     if search is None:
         started = time.perf_counter()
-        search = cross_validate(study, fold_problem(study), cell.configurations, family)
+        problem = fold_problem(study)
+        networks = grid_networks(problem, cell.configurations, family, describe(study.dataset).hidden_units)
+        search = cross_validate(study, problem, networks)
         records = _records(study, family, cell, search, time.perf_counter() - started)
         study.journal.finish(cell.name, search, records)
     return search
 
 
 def cross_validate(
-    study: Study,
-    problem: Problem,
-    configurations: Sequence[Configuration],
-    family: Family,
-    *,
-    winner: Sequence[int] | None = None,
-    **samples: Any,
+    study: Study, problem: Problem, networks: Networks, *, winner: Sequence[int] = (), **samples: Any
 ) -> Search:
     """Run a cross-validation by the profile; samples: its selection_samples and n_samples, where others are wanted."""
-    p, facts = study.profile, describe(study.dataset)
-    searched = p.selection_samples_large if facts.n > p.large else p.selection_samples
+    p = study.profile
+    searched = p.selection_samples_large if describe(study.dataset).n > p.large else p.selection_samples
     rules = replace(p, **({"selection_samples": searched} | samples))
-    how: dict[str, Any] = {"hidden": facts.hidden_units, "family": family, "fused": study.fused, "winner": winner}
-    return CrossValidation(problem, rules, configurations, **how).run()
+    return CrossValidation(problem, rules, networks, fused=study.fused, winner=winner).run()
 
 
 def _records(study: Study, family: Family, cell: Cell, search: Search, seconds: float) -> list[Record]:
