@@ -39,7 +39,7 @@ def run(
         for name in datasets
         for M in batch_sizes(profile, name)
     ]
-    return run_study(STUDY, profile, out, lambda _: tasks, setup)
+    return run_study(STUDY, profile, out, lambda _: tasks, datasets, setup)
 
 
 def batch_sizes(profile: Profile, dataset: str) -> list[int]:

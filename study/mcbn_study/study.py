@@ -57,8 +57,11 @@ class Study:
         return start | fields | {"seconds": round(seconds, 3)} | where
 
 
+TaskList = Callable[[Study], Sequence[Task]]  # the cells of a study that are still to do
+
+
 def run_study(
-    name: str, profile: Profile, out: str | Path, list_tasks: Callable[[Study], Sequence[Task]], setup: Setup
+    name: str, profile: Profile, out: str | Path, list_tasks: TaskList, datasets: Sequence[str], setup: Setup
 ) -> CellJournal:
     """Do the cells of a study that have no file yet, one after the other here or as tasks of a Ray cluster."""
     if setup.engine == "ray":
@@ -66,10 +69,9 @@ def run_study(
 
         study = Study(name, profile, out, replace(setup, device="cpu"))
         return ray.run(study, list_tasks(study), setup)
+    sets = {dataset: load(dataset) for dataset in datasets}
     study = Study(name, profile, out, setup)
-    tasks = list_tasks(study)
-    sets = {name: load(name) for name in {task.dataset for task in tasks}}
-    for task in tracked(tasks, name, "cell"):
+    for task in tracked(list_tasks(study), name, "cell"):
         if study.journal.load(task.cell) is None:
             study.do(task, sets[task.dataset])
     return study.journal

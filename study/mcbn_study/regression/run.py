@@ -49,7 +49,7 @@ def run(
     """Run the study for the given data sets (all of the profile's by default) and methods; how: fields of `Setup`."""
     datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
     check_request(datasets, methods, setup)
-    return run_study(STUDY, profile, out, partial(list_tasks, datasets=datasets, methods=methods), setup)
+    return run_study(STUDY, profile, out, partial(list_tasks, datasets=datasets, methods=methods), datasets, setup)
 
 
 def check_request(datasets: Names, methods: Names, setup: Setup) -> None:
