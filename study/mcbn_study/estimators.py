@@ -5,7 +5,7 @@ size searched on each; one a data set, split and method on sets that served no c
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,17 @@ from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import Journal, Record, latest
 from mcbn_study.tables import render
 
-DATASETS = ("boston", "concrete")
-SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
-SPLITS = (1, 2, 3, 4, 5)
-STATES = (0, 1)  # random_state
 METHODS = {
     "mcbn": (MCBNRegressor, MCBNClassifier),
     "gradient boosting": (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier),
     "random forest": (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier),
     "gaussian process": (gaussian_process.GaussianProcessRegressor, gaussian_process.GaussianProcessClassifier),
 }
+RUNS = [
+    {"dataset": d, "split": s, "random_state": r} for d, s, r in product(("boston", "concrete"), range(1, 6), (0, 1))
+]
+SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
+PEER_RUNS = [{"dataset": d, "split": s, "method": m} for d, s, m in product(SHOWN, range(1, 6), METHODS)]
 GP_ROWS = 700  # its training takes their cube
 LEAST = 1e-6  # of a probability: a forest gives 0, and would lose by an infinite likelihood
 
@@ -46,30 +47,15 @@ def run(out: str | Path) -> list[Path]:
     return [*repeat(out), *compare(out)]
 
 
-def repeat(
-    out: str | Path,
-    *,
-    datasets: Sequence[str] = DATASETS,
-    splits: Sequence[int] = SPLITS,
-    states: Sequence[int] = STATES,
-    **options: Any,
-) -> list[Path]:
+def repeat(out: str | Path, runs: Sequence[Record] = RUNS, **options: Any) -> list[Path]:
     """Fit and score on the embedded sets; options go to `MCBNRegressor`."""
-    runs = [{"dataset": d, "split": s, "random_state": state} for d, s, state in product(datasets, splits, states)]
     records = _measure(Journal(out, {"options": options}), "estimator", runs, options)
     page = render(__package__, "estimators.md.j2", records=records, find=paper.find, mean=mean_cell)
     return [write_text(Path(out) / "table.md", page)]
 
 
-def compare(
-    out: str | Path,
-    *,
-    datasets: Sequence[str] = SHOWN,
-    splits: Sequence[int] = SPLITS,
-    methods: Iterable[str] = METHODS,
-) -> list[Path]:
+def compare(out: str | Path, runs: Sequence[Record] = PEER_RUNS) -> list[Path]:
     """Fit and score all methods on sets that they were not tuned on."""
-    runs = [{"dataset": d, "split": s, "method": m} for d, s, m in product(datasets, splits, methods)]
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in _measure(Journal(out, {"gaussian process rows": GP_ROWS}, name="peers.jsonl"), "peer", runs, {}):
         groups.setdefault((record["dataset"], record["method"]), []).append(record)

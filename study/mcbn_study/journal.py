@@ -163,10 +163,8 @@ def read(path: str | Path) -> list[Record]:
     records, last = [], _parse(tail)
     for number, line in ((number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()):
         if (record := _parse(line)) is None:
-            raise MCBNError(
-                f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r};"
-                " restore the file or remove that line and run again what it held"
-            )
+            cure = "restore the file or remove that line and run again what it held"
+            raise MCBNError(f"{path}, line {number} is damaged: {line[:60]!r} is not one JSON object; {cure}")
         records.append(record)
     if tail and last is None:
         warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
@@ -186,10 +184,8 @@ def _line(record: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(dict(record), allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
-        raise MCBNError(
-            f"cannot write this record as JSON: {error}; use plain numbers, strings, lists and dicts, and None for NaN"
-            f" or infinity; got {dict(record)!r}"
-        ) from error
+        cure = "use plain numbers, strings, lists and dicts, and None for NaN or infinity"
+        raise MCBNError(f"cannot write this record as JSON: {error}; {cure}; got {dict(record)!r}") from error
 
 
 def _parse(line: bytes) -> Record | None:

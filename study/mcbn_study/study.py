@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,11 @@ class Study:
         study = copy(self)
         study.dataset, study.data = task.dataset, data
         task.step(study, **task.options)
+
+    def has_runs(self, seeds: Sequence[int] = (), **fields: object) -> bool:
+        """Tell whether a run with these fields is on record for every split and seed."""
+        runs = product(self.profile.splits, seeds or self.profile.seeds)
+        return all(self.journal.has(**fields, split=s, seed=seed) for s, seed in runs)
 
     def record(self, kind: str, seconds: float, **fields: Any) -> Record:
         """Make a record with what all have in common: where and by what configuration it was made."""

@@ -18,7 +18,7 @@ from mcbn.batch_norm import BatchNormCall, BatchNormMode, normalize, scale_and_s
 from mcbn.check.diagnosis import ks_distance
 from mcbn.check.diagnosis import lilliefors as lilliefors
 from mcbn.diagonal import StatisticMoments, statistic_moments
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.network import Network, Output, unwrap
 
 Numbers = Tensor | float
@@ -29,8 +29,7 @@ def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size:
 
     mu_B ~ N(mu, sigma^2 / M), sigma_B ~ N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)).
     Teye et al. 2018, appendix 1.3. A unit that never varies (sigma = 0) has no spread.
-
-    mean, variance and fourth central moment of the population, each (C,).
+    mean, variance and fourth central moment of the population are (C,) each.
     """
     return statistic_moments(mean, variance, variance, (fourth - variance.square()).clamp(min=0), batch_size)
 
@@ -175,10 +174,8 @@ class LiveNetwork(Network):
         try:
             self.module: nn.Module = copy.deepcopy(model, shared)
         except Exception as error:
-            raise MCBNError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); its modules are, so that "
-                "yours stay as they are: keep what cannot be copied (open files, locks, generators) out of it"
-            ) from error
+            cure = "keep what cannot be copied (open files, locks, generators) out of its modules"
+            raise MCBNError(f"{type(model).__name__} cannot be copied ({one_line(error)}); {cure}") from error
         for parent in list(self.module.modules()):
             for name, child in list(parent.named_children()):
                 setattr(parent, name, unwrap(child))
@@ -190,10 +187,7 @@ class LiveNetwork(Network):
 
 
 class StatisticsModel(BatchNormMode):
-    """Normalise every layer by the batch's own statistics, as training does, and model those of batches of M.
-
-    Everything is made of differentiable operations, so the moments carry gradients to the weights.
-    """
+    """Normalise every layer by the batch's own statistics, as training does, and model those of batches of M."""
 
     def __init__(self, batch_size: int, n_examples: int) -> None:
         super().__init__()

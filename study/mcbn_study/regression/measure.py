@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import relu_
 
 from mcbn import metrics
-from mcbn.errors import MCBNError
 from mcbn.noise import minimize_bounded
 from mcbn.stacked import Values
 from mcbn_study.regression.problem import Problem, batch_draws, row_orders, uniforms
@@ -237,14 +236,9 @@ def with_bounds(scores: Mapping[str, float | None], bounds: Mapping[str, float |
     """Normalise scores between the constant and the optimum of a prediction, their own or another's."""
     names = [f"{name}_{bound}" for bound in ("constant", "optimum") for name in ("crps", "pll")]
     bounded = {**scores, **{name: bounds[name] for name in names}}
-    return bounded | {f"{name}_normalized": _normalized(bounded, name) for name in ("crps", "pll")}
-
-
-def _normalized(scores: Mapping[str, float | None], name: str) -> float | None:
-    score, constant, optimum = (scores[key] for key in (name, f"{name}_constant", f"{name}_optimum"))
-    if score is None or constant is None or optimum is None:
-        return None
-    try:
-        return float(metrics.normalized(score, constant, optimum))
-    except MCBNError:  # the bounds coincide
-        return None
+    for name in ("crps", "pll"):
+        ends = [end for key in (f"{name}_constant", f"{name}_optimum") if (end := bounded[key]) is not None]
+        score, possible = bounded[name], len(set(ends)) == 2  # bounds that coincide leave nothing between
+        normalized = float(metrics.normalized(score, *ends)) if score is not None and possible else None
+        bounded[f"{name}_normalized"] = normalized
+    return bounded

@@ -227,10 +227,7 @@ class Gap(NamedTuple):
         return self.ours.mean - self.printed.mean
 
     def beyond(self, excess: float, *, rounding: bool = False, searched: bool = True) -> bool:
-        """Whether an excess is above 2 sqrt(e^2 + e_paper^2), e of runs and search or of runs alone.
-
-        rounding: half a unit of the last printed digit is granted.
-        """
+        """Whether it is above 2 sqrt(e^2 + e_paper^2), e of runs and search or runs alone; rounding may be granted."""
         ours, printed = self.ours.apart if searched else self.ours.standard_error, self.printed.standard_error
         return excess - (self.printed.half_unit if rounding else 0.0) > 2 * math.hypot(ours or 0.0, printed or 0.0)
 
@@ -272,18 +269,12 @@ def _differences(summary: Summary, published_mnf: Summary) -> Table:
         better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
         shown = cell(gap.ours), cell(gap.printed), difference(gap.ours, gap.printed)
         names = METRICS[metric], METHODS[method], describe(dataset).title
-        rows.append((*names, *shown, better, _finding(gap, published_mnf)))
+        stopped = f"; MNF stopped as published: {cell(published_mnf[gap.key])}" if gap.key in published_mnf else ""
+        finding = f"not explained{stopped}" if gap.beyond(abs(gap.excess), rounding=True) else "rounding"
+        rows.append((*names, *shown, better, finding))
     runs_alone = sum(gap.beyond(abs(gap.excess), searched=False) for gap in compared)
     counts: dict[str, Any] = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
     return table(_WORDS["differences"], rows or [("none", *[""] * 7)], chance=0.05 * len(compared), **counts)
-
-
-def _finding(gap: Gap, published_mnf: Summary) -> str:
-    """Say what an experiment found about a difference, or that none explains it."""
-    if not gap.beyond(abs(gap.excess), rounding=True):
-        return "rounding"
-    stopped = published_mnf.get(gap.key)
-    return f"not explained; MNF stopped as published: {cell(stopped)}" if stopped else "not explained"
 
 
 def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] = ()) -> list[Record]:
@@ -296,10 +287,8 @@ def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] =
     for record in (r for r in records if r.get("kind") == kind):
         run = ", ".join(f"{name} {_field(record, name)}" for name in (*_IDENTITY, *also))
         if newest.setdefault(run, record).get("config_hash") != record.get("config_hash"):
-            raise MCBNError(
-                f"recorded more than once, with different configurations: {run}; move the records of one of them to "
-                "another folder"
-            )
+            cure = "move the records of one of them to another folder"
+            raise MCBNError(f"recorded more than once, with different configurations: {run}; {cure}")
         newest[run] = record
     return list(newest.values())
 
@@ -351,10 +340,9 @@ def summary_csv(summary: Summary) -> str:
 def check_names(record: Record) -> None:
     """Refuse a record whose data set or method no table would show."""
     if record["dataset"] not in NAMES or record["method"] not in METHODS:
-        raise MCBNError(
-            f"a record has data set {record['dataset']!r} and method {record['method']!r}; known are"
-            f" {', '.join(NAMES)} and {', '.join(METHODS)}; remove it or run it under a known name"
-        )
+        names = f"data set {record['dataset']!r} and method {record['method']!r}"
+        known = f"{', '.join(NAMES)} and {', '.join(METHODS)}"
+        raise MCBNError(f"a record has {names}; known are {known}; remove it or run it under a known name")
 
 
 def score(record: Record, name: str) -> float | None:

@@ -32,6 +32,7 @@ from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
 Names = Sequence[str]
+Predicted = tuple[Tensor, Tensor, float, float]  # mean and epistemic variance (n,), tau, tau of constant uncertainty
 Trained = Sequence[tuple[Networks, Values]]  # networks of one stream each
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
 TESTED: dict[str, tuple[Family, Criterion]] = {
@@ -67,7 +68,9 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
     tasks: dict[str, Task] = {}
     for dataset, method in product(datasets, methods):
         name, needed = f"{dataset}-test-{method}", []
-        if on_record(study, dataset, method) or study.journal.load(name) is not None:
+        seeds = study.profile.seeds[: 1 if method == "ensemble" else None]
+        recorded = study.has_runs(seeds, kind="test", dataset=dataset, method=method)
+        if recorded or study.journal.load(name) is not None:
             continue
         if method in TESTED:
             family, _ = TESTED[method]
@@ -77,13 +80,6 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
         tasks[name] = Task(name, dataset, step, {"method": method}, needed)
     return list(tasks.values())
-
-
-def on_record(study: Study, dataset: str, method: str) -> bool:
-    """Tell whether every run of a method is on record."""
-    seeds = study.profile.seeds[:1] if method == "ensemble" else study.profile.seeds
-    run = {"kind": "test", "dataset": dataset, "method": method}
-    return all(study.journal.has(**run, split=s, seed=seed) for s, seed in product(study.profile.splits, seeds))
 
 
 def score_networks(study: Study, method: str) -> None:
@@ -210,19 +206,19 @@ def _score_splits(
     seconds = (time.perf_counter() - started) / sum(map(len, runs))  # shared alike
     records = []
     for s, choice, samples in zip(study.profile.splits, choices, runs, strict=True):
-        error = torch.stack([final_targets(study, s) - drawn.mean(0) for drawn in samples])
-        std = torch.stack([(drawn.var(0, correction=0) + 1 / choice.tau).sqrt() for drawn in samples])
-        save_predictions(study, study.dataset, method, s, error, std, [choice.tau_constant**-0.5] * len(samples))
+        moments = [(drawn.mean(0), drawn.var(0, correction=0)) for drawn in samples]
+        predicted = [(*moment, choice.tau, choice.tau_constant) for moment in moments]
+        save_predictions(study, study.dataset, method, s, final_targets(study, s), predicted)
         records += score_runs(study, "test", method, s, samples, choice, seconds)
     return records
 
 
-def save_predictions(
-    study: Study, dataset: str, method: str, s: int, error: Tensor, std: Tensor, constant_std: Sequence[float]
-) -> None:
-    """Write error and std (seeds, n) of one method and split."""
+def save_predictions(study: Study, dataset: str, method: str, s: int, y: Tensor, runs: Sequence[Predicted]) -> None:
+    """Write error and std (seeds, n) of one method and split, whose targets are y (n,)."""
+    error = torch.stack([y - mean for mean, *_ in runs])
+    std = torch.stack([(variance + 1 / tau).sqrt() for _, variance, tau, _ in runs])
     arrays: dict[str, Any] = {"error": error.half().cpu().numpy(), "std": std.half().cpu().numpy()}
-    arrays["constant_std"] = np.array(constant_std, dtype=np.float32)
+    arrays["constant_std"] = np.array([tau_constant**-0.5 for *_, tau_constant in runs], dtype=np.float32)
     with replacing(study.journal.folder / "predictions" / f"{dataset}-{method}-{s}.npz") as temporary:
         np.savez_compressed(temporary, **arrays)
 

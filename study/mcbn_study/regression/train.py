@@ -159,10 +159,8 @@ def _groups(steps: Tensor) -> list[_Group]:
     """Cut the networks, (S,) batches an epoch, into groups of equal number."""
     numbers, counts = (each.tolist() for each in torch.unique_consecutive(steps, return_counts=True))
     if numbers != sorted(set(numbers)) or numbers[0] < 1:
-        raise MCBNError(
-            f"networks must come in ascending order of batches an epoch, at least 1; got {numbers}: sort them by the "
-            "size of their training part and leave out batch sizes above it"
-        )
+        cure = "sort them by the size of their training part and leave out batch sizes above it"
+        raise MCBNError(f"networks must come in ascending order of batches an epoch, from 1 on; got {numbers}: {cure}")
     groups, start = [], 0
     for number, count in zip(numbers, counts, strict=True):
         groups.append(_Group(slice(start, start + count), number))
