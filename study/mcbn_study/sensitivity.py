@@ -69,17 +69,17 @@ def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:
 
 def measure(study: Study, M: int, decays: Sequence[float]) -> None:
     """Select epochs at this batch size, train the final networks once, tune and score for each T."""
-    splits, started, name = study.profile.sensitivity_splits, time.perf_counter(), f"{study.dataset}-sensitivity-{M}"
+    p, started, name = study.profile, time.perf_counter(), f"{study.dataset}-sensitivity-{M}"
+    splits, samples, counts = p.sensitivity_splits, p.sensitivity_samples, pass_counts(p, M)
     problem = fold_problem(study, splits=splits)
     configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
     winner = [sorted(set(decays)).index(decay) for decay in decays]
-    samples = {"selection_samples": study.profile.sensitivity_samples, "n_samples": 2}
     networks = grid_networks(problem, configurations, "bn", describe(study.dataset).hidden_units)
-    selected = cross_validate(study, problem, networks, winner=winner, **samples)
+    selected = cross_validate(study, problem, networks, winner=winner, selection_samples=samples, n_samples=2)
     chosen = [Choice(configurations[c], int(selected["epoch"][0, b, c])) for b, c in enumerate(winner)]
     final = final_problem(study, splits)
     trained = train_chosen(study, final, chosen, "bn")
-    records, counts = [], pass_counts(study.profile, M)
+    records = []
     for T in counts:
         tuned = _tune(study, problem, selected, chosen, T)
         drawn = outputs(study, trained, final, "mc", T)

@@ -274,10 +274,8 @@ def objective_gap(
     L_VA = -N/M sum_i ln p(y_i | x_i, omega) + KL(q || p)                 Teye et al. 2018, Eq. (1)
     L_RR = -1/(M tau) sum_i ln p(y_i | x_i, omega) + lambda sum_l ||W_l||^2                 Eq. (2)
 
-    are one objective if grad KL = N tau grad Omega (section 3.3). The data terms agree exactly once divided by N tau:
-    one batch gives one omega in both. What is left is |grad KL / (N tau) - grad Omega|. For a prior that does not
-    depend on N and no weight decay it is exactly proportional to 1 / N. For the implied prior a share of the decay
-    remains however large N is, unless inputs of every layer are independent with variance 1 and M is large too.
+    are one objective if grad KL = N tau grad Omega (section 3.3): the data terms agree exactly once divided by N tau.
+    docs/theory.md says what remains.
 
     Args:
         model: the network, read in training mode's arithmetic and not changed.

@@ -32,7 +32,7 @@ def naive_search(given, family, configuration, rules):
         if rules.fresh_draws:
             evaluator.draw_anew(epoch)
         found = {
-            "mc": evaluator.moments(trainer.values, wanted).mean,
+            "mc": evaluator.moments(trainer.values, wanted)[0],
             "plain": evaluator.plain(trainer.values, wanted),
         }
         for name, prediction in found.items():

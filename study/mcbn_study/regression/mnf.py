@@ -50,16 +50,14 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     return [choice.tuned(mean[i], variance[i], targets[i], dataset) for i, choice in enumerate(choices)]
 
 
-def train_and_draw(
-    dataset: str, splits: Sequence[int], seeds: Sequence[int], epochs: Sequence[int], n_samples: int, device: str
-) -> Tensor:
+def train_and_draw(dataset: str, splits: Sequence[int], epochs: Sequence[int], profile: Profile, device: str) -> Tensor:
     """Train on train+CV for each split's epochs; draw for the test rows, (splits x seeds, T, n) in original units."""
-    runs = [(s, seed) for s in splits for seed in seeds]
+    runs = [(s, seed) for s in splits for seed in profile.seeds]
     problem = _problem(dataset, [data.split(data.describe(dataset).n, s) for s, _ in runs], device)
     keys = [(data.NAMES.index(dataset), s, TEST, seed) for s, seed in runs]
     training = _stack(problem, keys, max(epochs))
-    stack.train_for(training, [count for count in epochs for _ in seeds])
-    return _samples(training.network, problem, keys, n_samples)
+    stack.train_for(training, [count for count in epochs for _ in profile.seeds])
+    return _samples(training.network, problem, keys, profile.n_samples)
 
 
 def _stack(problem: Problem, keys: stack.Keys, epochs: int) -> stack.Stack:

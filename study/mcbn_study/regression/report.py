@@ -49,11 +49,7 @@ class RegressionReport(NamedTuple):
 
 
 def write(results: str | Path = "results") -> list[Path]:
-    """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from the records there.
-
-    Reads what `read` reads and predictions/. What has not been run yet is a dash; no run at all is an error. The same
-    records give the same files.
-    """
+    """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from records and predictions."""
     out, report = Path(results) / "regression", read(results)
     if not report.profiles:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
@@ -75,14 +71,12 @@ def read(results: str | Path) -> RegressionReport:
     summary = over_searches(list(searches.values()))
     repeated = [row for name in NAMES for row in _repeat_rows(name, searches)]
     published_mnf = summarise(runs(journal.read(results / "mnf_published" / RECORDS)))
-    boston = _boston_rows(results / "boston", searches)
     repeats = [table(_WORDS["repeats"], repeated)] if repeated else []
-    repeats += [table(_WORDS["boston"], boston, **_standing(boston))] if boston else []
     return RegressionReport(
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
         fidelity=fidelity_tables(summary, published_mnf),
-        repeats=repeats,
+        repeats=repeats + _boston_tables(results / "boston", searches),
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
         further=[*further_tables(searches[1]), coverage_table(summary)],
@@ -189,7 +183,7 @@ def _repeat_rows(dataset: str, searches: Mapping[int, Summary]) -> list[tuple[st
     return [*rows, ("", "paper", *(cell(paper.find(*key)) for key in keys))]
 
 
-def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[str, ...]]:
+def _boston_tables(folder: Path, searches: Mapping[int, Summary]) -> list[Table]:
     """Lay out Boston's RMSE over searches by what was done as in the published code; nothing without records."""
     key = ("boston", "mcbn", "rmse")
     means = {"ours": [summary[key].mean for summary in searches.values() if key in summary]}
@@ -204,14 +198,9 @@ def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[st
         below = f"{(mean(m) - printed.mean) / stdev(m):.1f}" if m[1:] and printed else MISSING
         numbers = (f"{mean(m):.3f}", f"{stdev(m):.3f}" if m[1:] else MISSING, f"{min(m):.3f}", below)
         rows.append((name, str(len(m)), *numbers, str(sum(printed is not None and rmse <= printed.mean for rmse in m))))
-    return rows
-
-
-def _standing(boston: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Count the searches that reach the paper's RMSE, and how far any row's mean is from ours, the first."""
-    searches, reached = (sum(int(row[column]) for row in boston) for column in (1, -1))
-    moved = max(abs(float(row[2]) - float(boston[0][2])) for row in boston)
-    return {"searches": searches, "reached": reached or "none", "moved": f"{moved:.3f}"}
+    searched, reached = (sum(int(row[column]) for row in rows) for column in (1, -1))
+    moved = max(abs(float(row[2]) - float(rows[0][2])) for row in rows)  # from ours, the first
+    return [table(_WORDS["boston"], rows, searches=searched, reached=reached or "none", moved=f"{moved:.3f}")]
 
 
 class Gap(NamedTuple):
@@ -280,8 +269,7 @@ def _differences(summary: Summary, published_mnf: Summary) -> Table:
 def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] = ()) -> list[Record]:
     """Return the records of a kind, one per run; `also` names what tells runs apart besides set, method, split, seed.
 
-    Of a run recorded again with the same configuration the last counts; with another configuration it is an error, as
-    no one can say which was meant.
+    Of a run recorded again with the same configuration the last counts; with another configuration it is an error.
     """
     newest: dict[str, Record] = {}
     for record in (r for r in records if r.get("kind") == kind):

@@ -32,6 +32,7 @@ from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
 Names = Sequence[str]
+Choices = Sequence[Choice]  # of each split
 Predicted = tuple[Tensor, Tensor, float, float]  # mean and epistemic variance (n,), tau, tau of constant uncertainty
 Trained = Sequence[tuple[Networks, Values]]  # networks of one stream each
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
@@ -74,9 +75,10 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
             continue
         if method in TESTED:
             family, _ = TESTED[method]
-            for cell in cells(study.profile, dataset, family):
-                tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, {"family": family, "cell": cell}))
-                needed.append(cell.name)
+            for cell, grid in cells(study.profile, dataset, family).items():
+                searched = {"family": family, "cell": cell, "grid": grid}
+                tasks.setdefault(cell, Task(cell, dataset, search_cell, searched))
+                needed.append(cell)
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
         tasks[name] = Task(name, dataset, step, {"method": method}, needed)
     return list(tasks.values())
@@ -111,7 +113,7 @@ def score_ensemble(study: Study, method: str) -> None:
     study.journal.finish(f"{study.dataset}-test-{method}", {"tau": taus}, records)
 
 
-def _tune_ensemble(study: Study, choices: Sequence[Choice]) -> list[Choice]:
+def _tune_ensemble(study: Study, choices: Choices) -> list[Choice]:
     """Train an ensemble on every fold and tune tau on its validation rows."""
     F, K = study.profile.n_folds, len(study.profile.seeds)
     problem = fold_problem(study, seeds=study.profile.seeds)
@@ -127,7 +129,7 @@ def _tune_ensemble(study: Study, choices: Sequence[Choice]) -> list[Choice]:
     return tuned
 
 
-def _members(study: Study, choices: Sequence[Choice]) -> Tensor:
+def _members(study: Study, choices: Choices) -> Tensor:
     """Return the test outputs of the plain BN networks, (B K, n): those of method "bn" if tested, else made anew."""
     finished = study.journal.load(f"{study.dataset}-test-bn")
     if finished is not None:
@@ -140,8 +142,7 @@ def score_mnf(study: Study, method: str) -> None:
     """Search, train and test MNF; `seconds` are shared by all runs."""
     p, dataset, device, started = study.profile, study.dataset, study.device, time.perf_counter()
     choices = mnf.search(dataset, p.splits, p, device)
-    epochs = [choice.epochs for choice in choices]
-    samples = mnf.train_and_draw(dataset, p.splits, p.seeds, epochs, p.n_samples, device).double()
+    samples = mnf.train_and_draw(dataset, p.splits, [choice.epochs for choice in choices], p, device).double()
     study.journal.append(_score_splits(study, method, choices, by_split(study, samples), started))
 
 
@@ -160,7 +161,7 @@ def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
     return make_problem(study.data, parts, study.device)
 
 
-def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], family: Family) -> Trained:
+def train_chosen(study: Study, problem: Problem, choices: Choices, family: Family) -> Trained:
     """Train a network for every stream with the choice of its split."""
     each = len(problem.streams) // len(choices)
     chosen = [(choice.configuration, choice.epochs) for choice in choices for _ in range(each)]
@@ -199,9 +200,7 @@ def final_targets(study: Study, s: int) -> Tensor:
     return study.data.y[split(len(study.data.y), s).test].to(study.device)
 
 
-def _score_splits(
-    study: Study, method: str, choices: Sequence[Choice], runs: Sequence[Any], started: float
-) -> list[Record]:
+def _score_splits(study: Study, method: str, choices: Choices, runs: Sequence[Any], started: float) -> list[Record]:
     """Make the records of a test, from draws (T, n) of the runs of each split, and write the predictions."""
     seconds = (time.perf_counter() - started) / sum(map(len, runs))  # shared alike
     records = []
@@ -223,7 +222,7 @@ def save_predictions(study: Study, dataset: str, method: str, s: int, y: Tensor,
         np.savez_compressed(temporary, **arrays)
 
 
-def _save_networks(study: Study, problem: Problem, trained: Trained, choices: Sequence[Choice]) -> None:
+def _save_networks(study: Study, problem: Problem, trained: Trained, choices: Choices) -> None:
     """Write the networks of the test, by split, seed, and the fold networks of the winning configurations."""
     states = [state for networks, values in trained for state in network_states(values, networks, problem)]
     folds, F = fold_problem(study), study.profile.n_folds

@@ -18,7 +18,7 @@ from mcbn.data import describe, folds, split
 from mcbn.stacked import Values
 from mcbn_study.journal import Record
 from mcbn_study.profiles import TAU_RANGES
-from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_tau
+from mcbn_study.regression.measure import Evaluator, original_units, rmse, tune_tau
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.stack import Family, Networks, take
@@ -32,6 +32,7 @@ CRITERIA: tuple[Criterion, ...] = ("mc", "plain")
 # parameters of the winners' fold networks; mean, variance, y (2, B, F, n) of their validation rows in original units,
 # NaN beyond a fold's own.
 Search = dict[str, Tensor]
+Grid = tuple[Configuration, ...]  # of one cell: all share a batch size
 SHRINK = 0.75  # the stack is rebuilt once so small a part of it is still in training
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
 
@@ -79,7 +80,7 @@ class CrossValidation:
         places = self._place[local]
         at = places // (self.F * self.C), places % self.C
         networks, values = self.trainer.networks[local], take(self.trainer.values, local)
-        predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
+        predictions = evaluator.moments(values, networks)[0], evaluator.plain(values, networks)
         for i, prediction in enumerate(predictions):
             scores = rmse(prediction, self.problem, networks.stream)
             mean = scores.new_zeros(self.B, self.C).index_put_(at, scores, accumulate=True) / self.F
@@ -117,7 +118,7 @@ class CrossValidation:
             moments = evaluator.moments(values, networks)
         else:
             mean = evaluator.plain(values, networks).double()
-            moments = Moments(mean, torch.zeros_like(mean))
+            moments = mean, torch.zeros_like(mean)
         return *original_units(moments, self.problem, networks.stream), self.problem.targets[networks.stream]
 
 
@@ -125,13 +126,6 @@ def grid_networks(problem: Problem, configurations: Sequence[Configuration], fam
     """List every configuration for every stream, stream first. All share one batch size."""
     streams = [stream for stream in range(len(problem.streams)) for _ in configurations]
     return networks_of(problem, family, streams, [*configurations] * len(problem.streams), hidden)
-
-
-class Cell(NamedTuple):
-    """One stacked cross-validation: configurations that share a batch size."""
-
-    name: str
-    configurations: tuple[Configuration, ...]
 
 
 class Choice(NamedTuple):
@@ -155,17 +149,17 @@ class Choice(NamedTuple):
         return {"weight_decay": weight_decay, "batch_size": batch_size, "dropout": rate, "epochs": self.epochs}
 
 
-def cells(profile: Profile, dataset: str, family: Family) -> list[Cell]:
-    """List the stacked programs of a data set's search."""
+def cells(profile: Profile, dataset: str, family: Family) -> dict[str, Grid]:
+    """Return the stacked programs of a data set's search by name: the configurations of each."""
     decays = profile.weight_decays
     if family == "bn":
         sizes = profile.batch_sizes_of(dataset)
-        return [Cell(f"{dataset}-bn-{M}", tuple(Configuration(decay, M) for decay in decays)) for M in sizes]
+        return {f"{dataset}-bn-{M}": tuple(Configuration(decay, M) for decay in decays) for M in sizes}
     M = profile.dropout_batch_size
     grid = [tuple(Configuration(decay, M, rate) for decay in decays) for rate in profile.rates]
     if describe(dataset).hidden_units <= WIDE:
-        return [Cell(f"{dataset}-dropout", sum(grid, ()))]
-    return [Cell(f"{dataset}-dropout-{row[0].rate}", row) for row in grid]
+        return {f"{dataset}-dropout": sum(grid, ())}
+    return {f"{dataset}-dropout-{row[0].rate}": row for row in grid}
 
 
 def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[int] = ()) -> Problem:
@@ -179,16 +173,16 @@ def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[in
     return make_problem(study.data, parts, study.device)
 
 
-def search_cell(study: Study, family: Family, cell: Cell) -> Search:
+def search_cell(study: Study, family: Family, cell: str, grid: Grid) -> Search:
     """Return what one cell of the cross-validation found; one that has no file yet is run and written."""
-    search = study.journal.load(cell.name)
+    search = study.journal.load(cell)
     if search is None:
         started = time.perf_counter()
         problem = fold_problem(study)
-        networks = grid_networks(problem, cell.configurations, family, describe(study.dataset).hidden_units)
+        networks = grid_networks(problem, grid, family, describe(study.dataset).hidden_units)
         search = cross_validate(study, problem, networks)
-        records = _records(study, family, cell, search, time.perf_counter() - started)
-        study.journal.finish(cell.name, search, records)
+        records = _records(study, family, grid, search, {"cell": cell, "seconds": time.perf_counter() - started})
+        study.journal.finish(cell, search, records)
     return search
 
 
@@ -202,20 +196,20 @@ def cross_validate(
     return CrossValidation(problem, rules, networks, fused=study.fused, winner=winner).run()
 
 
-def _records(study: Study, family: Family, cell: Cell, search: Search, seconds: float) -> list[Record]:
+def _records(study: Study, family: Family, grid: Grid, search: Search, whole: Record) -> list[Record]:
     """Make one record a split and batch size or dropout rate: RMSE and epoch of every lambda."""
     C, records = len(study.profile.weight_decays), []
-    for (b, s), first in product(enumerate(study.profile.splits), range(0, len(cell.configurations), C)):
+    for (b, s), first in product(enumerate(study.profile.splits), range(0, len(grid), C)):
         row = slice(first, first + C)
-        configurations = cell.configurations[row]
+        configurations = grid[row]
         place = {"dataset": study.dataset, "split": s, "family": family}
         place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
         scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
         for i, name in enumerate(CRITERIA):
             scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in search["rmse"][i, b, row].tolist()]
             scores[f"epoch_{name}"] = search["epoch"][i, b, row].tolist()
-        scores |= {"stopped": search["stopped"][b, row].tolist(), "cell": cell.name}
-        records.append(study.record("selection", seconds, **place, **scores))
+        scores |= {"stopped": search["stopped"][b, row].tolist()}
+        records.append(study.record("selection", **place, **scores, **whole))
     return records
 
 
@@ -226,11 +220,12 @@ def winners(search: Search, *at: int) -> Values:
 
 def choose(study: Study, family: Family, criterion: Criterion) -> list[Choice]:
     """Choose the configuration and tau of each split."""
-    searches = [(cell, search_cell(study, family, cell)) for cell in cells(study.profile, study.dataset, family)]
+    grids = cells(study.profile, study.dataset, family)
+    searches = [(grid, search_cell(study, family, cell, grid)) for cell, grid in grids.items()]
     choices, i = [], CRITERIA.index(criterion)
     for b in range(len(study.profile.splits)):
-        cell, best = min(searches, key=lambda pair: float(pair[1]["rmse"][i, b].min()))
+        grid, best = min(searches, key=lambda pair: float(pair[1]["rmse"][i, b].min()))
         c = int(best["winner"][i, b])
-        choice = Choice(cell.configurations[c], int(best["epoch"][i, b, c]), values=winners(best, i, b))
+        choice = Choice(grid[c], int(best["epoch"][i, b, c]), values=winners(best, i, b))
         choices.append(choice.tuned(best["mean"][i, b], best["variance"][i, b], best["y"][i, b], study.dataset))
     return choices
