@@ -38,6 +38,7 @@ RUNS = [
 ]
 SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
 PEER_RUNS = [{"dataset": d, "split": s, "method": m} for d, s, m in product(SHOWN, range(1, 6), METHODS)]
+LOADERS = {"diabetes": bundled.load_diabetes, "breast cancer": bundled.load_breast_cancer}
 GP_ROWS = 700  # its training takes their cube
 LEAST = 1e-6  # of a probability: a forest gives 0, and would lose by an infinite likelihood
 
@@ -73,7 +74,7 @@ def _measure(journal: Journal, kind: str, runs: Sequence[Record], options: Recor
 
 def score(dataset: str, split: int, method: str = "mcbn", *, random_state: int = 0, **options: Any) -> Record:
     """Fit a method on the training rows of a split and score its test rows."""
-    x, y = _load(dataset)
+    x, y = LOADERS[dataset](return_X_y=True) if dataset in LOADERS else [array.numpy() for array in data.load(dataset)]
     train, test = (index.numpy() for index in data.split(len(x), split))
     if method == "gaussian process":
         train = np.random.default_rng(split).permutation(train)[:GP_ROWS]
@@ -98,13 +99,6 @@ def _predict(model: Any, x: Array, y: Array, new: Array, *, gives_std: bool) -> 
         return mean, std
     mean, residual = fitted.predict(new), cross_val_predict(model, x, y) - y
     return mean, np.full(len(mean), np.sqrt((residual**2).mean()))
-
-
-def _load(dataset: str) -> tuple[Array, Array]:
-    loaders = {"diabetes": bundled.load_diabetes, "breast cancer": bundled.load_breast_cancer}
-    known = dataset in loaders
-    x, y = loaders[dataset](return_X_y=True) if known else (array.numpy() for array in data.load(dataset))
-    return x, y
 
 
 def _estimator(method: str, n_inputs: int, classify: bool, **options: Any) -> Any:

@@ -47,8 +47,9 @@ class Journal:
         self, folder: str | Path, config: Mapping[str, Any] | None = None, device: str = "cpu", *, name: str = RECORDS
     ) -> None:
         self.folder, self.config, self.device = Path(folder), dict(config or {}), device
-        self.path = self.folder / name
-        self.records, self.size = read(self.path), _size(self.path)
+        self.path, self.size = self.folder / name, 0
+        self.records: list[Record] = []
+        self._refresh()
 
     def find(self, **fields: object) -> list[Record]:
         """Return the records with these fields."""
@@ -61,8 +62,9 @@ class Journal:
 
     def _refresh(self) -> None:
         """Read again where another run has added to the file."""
-        if _size(self.path) != self.size:
-            self.records, self.size = read(self.path), _size(self.path)
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self.size:
+            self.records, self.size = read(self.path), size
 
     def append(self, records: Iterable[Row]) -> None:
         """Add records as they are, each a whole line."""
@@ -174,10 +176,6 @@ def read(path: str | Path) -> list[Record]:
 def digest(config: Mapping[str, Any]) -> str:
     """Name a configuration by 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -57,7 +57,7 @@ def run(
     seconds = round(time.perf_counter() - start, 2)
     Journal(out, config).add(row | {"seconds": seconds} for row in rows)
     report(out)
-    for name, figure in figures(curves, batch_sizes, epochs, dataset).items():
+    for name, figure in figures(curves, dataset).items():
         save_figure(figure, out / name)
 
 
@@ -116,10 +116,9 @@ def report(out: Path) -> None:
     write_tables(out, __package__, "statistics", records=records, layers=LAYERS)
 
 
-def figures(
-    curves: Curves, batch_sizes: Sequence[int], epochs: Sequence[int], dataset: str = "yacht"
-) -> "dict[str, plots.Figure]":
+def figures(curves: Curves, dataset: str) -> "dict[str, plots.Figure]":
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
+    batch_sizes, epochs = sorted({M for _, _, M, _ in curves}), sorted({epoch for *_, epoch in curves})
     drawn = {}
     for (layer, name), (statistic, title) in product(LAYERS.items(), STATISTICS.items()):
         figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=110)

@@ -73,13 +73,13 @@ def test_run_alone_equals_the_run_in_a_stack():
 
 
 def test_search_validates_on_the_last_fifth_and_the_test_trains_on_all(monkeypatch):
-    asked, problem_of = [], mnf._problem
+    asked, problem_of = [], mnf.make_problem
 
-    def noted(dataset, rows, device):
-        asked.append(list(rows))
-        return problem_of(dataset, rows, device)
+    def noted(rows, parts, device):
+        asked.append([part[:2] for part in parts])
+        return problem_of(rows, parts, device)
 
-    monkeypatch.setattr(mnf, "_problem", noted)
+    monkeypatch.setattr(mnf, "make_problem", noted)
     mnf.search("yacht", [3], replace(BRIEF, max_epochs=1, n_samples=2), "cpu")
     mnf.train_and_draw("yacht", [3], [1], replace(BRIEF, seeds=(1,), n_samples=2), "cpu")
     train, test = data.split(308, 3)  # 246 and 62 rows

@@ -93,8 +93,8 @@ def choose_batch_size(networks: Networks, data: Regression, T: int) -> tuple[int
             moments.setdefault(candidate, []).append((pred.mean.flatten(), pred.epistemic.flatten()))
     bounds = TAU_RANGES[networks[0][1]["dataset"]]
     tuned = {M: _tune(pairs, _pad(targets), bounds) for M, pairs in moments.items()}
-    M = min(tuned, key=lambda M: tuned[M][1])
-    return M, tuned[M][0]
+    best = min(tuned, key=lambda candidate: tuned[candidate][1])
+    return best, tuned[best][0]
 
 
 def _tune(pairs: Sequence[tuple[Tensor, Tensor]], y: Tensor, bounds: tuple[float, float]) -> tuple[float, float]:

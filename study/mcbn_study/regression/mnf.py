@@ -34,7 +34,7 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     """Find epochs, tau and the constant tau of every split on the last fifth of its train+CV rows."""
     rows = [data.split(data.describe(dataset).n, s).train for s in splits]
     cut = len(rows[0]) * 8 // 10
-    problem = _problem(dataset, [(train[:cut], train[cut:]) for train in rows], device)
+    problem = make_problem(data.load(dataset), [Part(train[:cut], train[cut:], 0) for train in rows], device)
     keys = [(data.NAMES.index(dataset), s, SEARCH, 0) for s in splits]
     training = _stack(problem, keys, profile.max_epochs)
     judged = [(*key, stack.VALIDATION) for key in keys]
@@ -53,7 +53,8 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
 def train_and_draw(dataset: str, splits: Sequence[int], epochs: Sequence[int], profile: Profile, device: str) -> Tensor:
     """Train on train+CV for each split's epochs; draw for the test rows, (splits x seeds, T, n) in original units."""
     runs = [(s, seed) for s in splits for seed in profile.seeds]
-    problem = _problem(dataset, [data.split(data.describe(dataset).n, s) for s, _ in runs], device)
+    parts = [Part(*data.split(data.describe(dataset).n, s), 0) for s, _ in runs]
+    problem = make_problem(data.load(dataset), parts, device)
     keys = [(data.NAMES.index(dataset), s, TEST, seed) for s, seed in runs]
     training = _stack(problem, keys, max(epochs))
     stack.train_for(training, [count for count in epochs for _ in profile.seeds])
@@ -72,8 +73,3 @@ def _samples(network: MNFNetwork, problem: Problem, keys: stack.Keys, n_samples:
     x = problem.query.x
     mean, std = (value.to(x).view(-1, 1, 1) for value in (problem.y_mean, problem.y_std))
     return torch.cat([some.squeeze(3) * std + mean for some in stack.drawn(network, x, keys, n_samples)], 1)
-
-
-def _problem(dataset: str, rows: Sequence[tuple[Tensor, Tensor]], device: str) -> Problem:
-    """Standardise by each network's own training rows; rows (training, new) of each."""
-    return make_problem(data.load(dataset), [Part(*each, 0) for each in rows], device)

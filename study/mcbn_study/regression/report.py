@@ -210,13 +210,9 @@ class Gap(NamedTuple):
     ours: Estimate
     printed: Estimate
 
-    @property
-    def excess(self) -> float:
-        """Ours minus the paper's."""
-        return self.ours.mean - self.printed.mean
-
-    def beyond(self, excess: float, *, rounding: bool = False, searched: bool = True) -> bool:
-        """Whether it is above 2 sqrt(e^2 + e_paper^2), e of runs and search or runs alone; rounding may be granted."""
+    def beyond(self, *, above: bool = False, rounding: bool = False, searched: bool = True) -> bool:
+        """Whether the means are over 2 sqrt(e^2 + e_paper^2) apart, or ours above; e of runs and search, or of runs."""
+        excess = self.ours.mean - self.printed.mean if above else abs(self.ours.mean - self.printed.mean)
         ours, printed = self.ours.apart if searched else self.ours.standard_error, self.printed.standard_error
         return excess - (self.printed.half_unit if rounding else 0.0) > 2 * math.hypot(ours or 0.0, printed or 0.0)
 
@@ -233,7 +229,7 @@ def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> l
     rows = []
     for metric, method in product(("rmse", "crps"), ("mcbn", "mcdo")):  # where lower is better
         compared = gaps(summary, method, metric)
-        strict, lenient = (sum(not gap.beyond(gap.excess, rounding=r) for gap in compared) for r in (False, True))
+        strict, lenient = (sum(not gap.beyond(above=True, rounding=r) for gap in compared) for r in (False, True))
         claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
     normalised = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
@@ -251,17 +247,17 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
 
 def _differences(summary: Summary, published_mnf: Summary) -> Table:
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
-    apart = [gap for gap in compared if gap.beyond(abs(gap.excess))]
+    apart = [gap for gap in compared if gap.beyond()]
     rows: list[tuple[str, ...]] = []
     for gap in apart:
         dataset, method, metric = gap.key
-        better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
+        better = "better" if (gap.ours.mean > gap.printed.mean) == (metric not in ("rmse", "crps")) else "worse"
         shown = cell(gap.ours), cell(gap.printed), difference(gap.ours, gap.printed)
         names = METRICS[metric], METHODS[method], describe(dataset).title
         stopped = f"; MNF stopped as published: {cell(published_mnf[gap.key])}" if gap.key in published_mnf else ""
-        finding = f"not explained{stopped}" if gap.beyond(abs(gap.excess), rounding=True) else "rounding"
+        finding = f"not explained{stopped}" if gap.beyond(rounding=True) else "rounding"
         rows.append((*names, *shown, better, finding))
-    runs_alone = sum(gap.beyond(abs(gap.excess), searched=False) for gap in compared)
+    runs_alone = sum(gap.beyond(searched=False) for gap in compared)
     counts: dict[str, Any] = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
     return table(_WORDS["differences"], rows or [("none", *[""] * 7)], chance=0.05 * len(compared), **counts)
 

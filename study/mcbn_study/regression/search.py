@@ -202,7 +202,7 @@ def _records(study: Study, family: Family, grid: Grid, search: Search, whole: Re
     for (b, s), first in product(enumerate(study.profile.splits), range(0, len(grid), C)):
         row = slice(first, first + C)
         configurations = grid[row]
-        place = {"dataset": study.dataset, "split": s, "family": family}
+        place: Record = {"dataset": study.dataset, "split": s, "family": family}
         place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
         scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
         for i, name in enumerate(CRITERIA):

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from mcbn import stacked
-from mcbn.data import folds, split
-from mcbn.data import load as load_data
+from mcbn import data, stacked
 from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
@@ -213,12 +211,12 @@ def load_networks(path: str | Path) -> list[tuple[Standardized, dict[str, Any]]]
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} holds no networks of a study; they are written by `mcbn reproduce regression`")
     infos = json.loads(metadata["networks"])
-    sets, networks = {name: load_data(name) for name in {info["dataset"] for info in infos}}, []
+    sets, networks = {name: data.load(name) for name in {info["dataset"] for info in infos}}, []
     for i, info in enumerate(infos):
         x, y = sets[info["dataset"]]
         state = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith(f"{i}.")}
-        train = split(len(y), info["split"]).train
-        info["train"] = folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
+        train = data.split(len(y), info["split"]).train
+        info["train"] = data.folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
         hidden, n_inputs = state["0.weight"].shape
         network = RegressionMLP(n_inputs, (hidden, hidden), seed=0)
         network.load_state_dict(state, strict=False)  # counters of batches are not saved
