@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from mcbn.errors import MCBNError
 
 N = TypeVar("N", bound=nn.Module)
-State = Mapping[str, Tensor]
 
 
 @torch.no_grad()
@@ -32,7 +31,7 @@ def unchanged(tensors: Iterable[Tensor]) -> Iterator[None]:
         put_back(tensors, before)
 
 
-def load_weights(network: N, tensors: State, path: Path) -> N:
+def load_weights(network: N, tensors: Mapping[str, Tensor], path: Path) -> N:
     """Load the weights that a file holds, which must fit; return the network in eval mode."""
     try:
         network.load_state_dict(dict(tensors))

@@ -5,19 +5,14 @@ size searched on each; one a data set, split and method on sets that served no c
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn import datasets as bundled  # type: ignore[import-untyped]
-from sklearn import ensemble
-from sklearn.gaussian_process import (  # type: ignore[import-untyped]
-    GaussianProcessClassifier,
-    GaussianProcessRegressor,
-    kernels,
-)
+from sklearn import ensemble, gaussian_process
 from sklearn.model_selection import cross_val_predict  # type: ignore[import-untyped]
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
@@ -32,16 +27,18 @@ from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import Journal, Record, latest
 from mcbn_study.tables import render
 
-DATASETS = ("boston", "concrete")
-SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
-SPLITS = (1, 2, 3, 4, 5)
-STATES = (0, 1)  # random_state
 METHODS = {
     "mcbn": (MCBNRegressor, MCBNClassifier),
     "gradient boosting": (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier),
     "random forest": (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier),
-    "gaussian process": (GaussianProcessRegressor, GaussianProcessClassifier),
+    "gaussian process": (gaussian_process.GaussianProcessRegressor, gaussian_process.GaussianProcessClassifier),
 }
+RUNS = [
+    {"dataset": d, "split": s, "random_state": r} for d, s, r in product(("boston", "concrete"), range(1, 6), (0, 1))
+]
+SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
+PEER_RUNS = [{"dataset": d, "split": s, "method": m} for d, s, m in product(SHOWN, range(1, 6), METHODS)]
+LOADERS = {"diabetes": bundled.load_diabetes, "breast cancer": bundled.load_breast_cancer}
 GP_ROWS = 700  # its training takes their cube
 LEAST = 1e-6  # of a probability: a forest gives 0, and would lose by an infinite likelihood
 
@@ -51,30 +48,15 @@ def run(out: str | Path) -> list[Path]:
     return [*repeat(out), *compare(out)]
 
 
-def repeat(
-    out: str | Path,
-    *,
-    datasets: Sequence[str] = DATASETS,
-    splits: Sequence[int] = SPLITS,
-    states: Sequence[int] = STATES,
-    **options: Any,
-) -> list[Path]:
+def repeat(out: str | Path, runs: Sequence[Record] = RUNS, **options: Any) -> list[Path]:
     """Fit and score on the embedded sets; options go to `MCBNRegressor`."""
-    runs = [{"dataset": d, "split": s, "random_state": state} for d, s, state in product(datasets, splits, states)]
     records = _measure(Journal(out, {"options": options}), "estimator", runs, options)
     page = render(__package__, "estimators.md.j2", records=records, find=paper.find, mean=mean_cell)
     return [write_text(Path(out) / "table.md", page)]
 
 
-def compare(
-    out: str | Path,
-    *,
-    datasets: Sequence[str] = SHOWN,
-    splits: Sequence[int] = SPLITS,
-    methods: Iterable[str] = METHODS,
-) -> list[Path]:
+def compare(out: str | Path, runs: Sequence[Record] = PEER_RUNS) -> list[Path]:
     """Fit and score all methods on sets that they were not tuned on."""
-    runs = [{"dataset": d, "split": s, "method": m} for d, s, m in product(datasets, splits, methods)]
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in _measure(Journal(out, {"gaussian process rows": GP_ROWS}, name="peers.jsonl"), "peer", runs, {}):
         groups.setdefault((record["dataset"], record["method"]), []).append(record)
@@ -92,7 +74,7 @@ def _measure(journal: Journal, kind: str, runs: Sequence[Record], options: Recor
 
 def score(dataset: str, split: int, method: str = "mcbn", *, random_state: int = 0, **options: Any) -> Record:
     """Fit a method on the training rows of a split and score its test rows."""
-    x, y = _load(dataset)
+    x, y = LOADERS[dataset](return_X_y=True) if dataset in LOADERS else [array.numpy() for array in data.load(dataset)]
     train, test = (index.numpy() for index in data.split(len(x), split))
     if method == "gaussian process":
         train = np.random.default_rng(split).permutation(train)[:GP_ROWS]
@@ -119,17 +101,11 @@ def _predict(model: Any, x: Array, y: Array, new: Array, *, gives_std: bool) -> 
     return mean, np.full(len(mean), np.sqrt((residual**2).mean()))
 
 
-def _load(dataset: str) -> tuple[Array, Array]:
-    loaders = {"diabetes": bundled.load_diabetes, "breast cancer": bundled.load_breast_cancer}
-    known = dataset in loaders
-    x, y = loaders[dataset](return_X_y=True) if known else (array.numpy() for array in data.load(dataset))
-    return x, y
-
-
 def _estimator(method: str, n_inputs: int, classify: bool, **options: Any) -> Any:
     kind = METHODS[method][classify]
     if method != "gaussian process":
         return kind(**options)
+    kernels = gaussian_process.kernels
     kernel = kernels.ConstantKernel() * kernels.RBF(np.ones(n_inputs))
     if not classify:
         kernel, options = kernel + kernels.WhiteKernel(), {"normalize_y": True, **options}

@@ -47,8 +47,9 @@ class Journal:
         self, folder: str | Path, config: Mapping[str, Any] | None = None, device: str = "cpu", *, name: str = RECORDS
     ) -> None:
         self.folder, self.config, self.device = Path(folder), dict(config or {}), device
-        self.path = self.folder / name
-        self.records, self.size = read(self.path), _size(self.path)
+        self.path, self.size = self.folder / name, 0
+        self.records: list[Record] = []
+        self._refresh()
 
     def find(self, **fields: object) -> list[Record]:
         """Return the records with these fields."""
@@ -61,8 +62,9 @@ class Journal:
 
     def _refresh(self) -> None:
         """Read again where another run has added to the file."""
-        if _size(self.path) != self.size:
-            self.records, self.size = read(self.path), _size(self.path)
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self.size:
+            self.records, self.size = read(self.path), size
 
     def append(self, records: Iterable[Row]) -> None:
         """Add records as they are, each a whole line."""
@@ -84,8 +86,18 @@ class CellJournal(Journal):
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
-        self._require_same_settings(Path(folder), config)
         super().__init__(folder, config)
+        path = self.folder / "settings.json"
+        if not path.exists():
+            if self.path.exists():
+                raise MCBNError(f"{folder} holds records but no settings.json; use another folder with --out")
+            write_text(path, json.dumps(self.config, indent=1) + "\n")
+        before = json.loads(path.read_text())
+        for name in ["name", *sorted(before.keys() | self.config.keys())]:
+            old, new = before.get(name), self.config.get(name)
+            if old != new:
+                change = f"{name} is {old!r} there, {new!r} now; use the same, or another folder with --out"
+                raise MCBNError(f"{folder} was made with another configuration: {change}")
 
     def append(self, records: Iterable[Row]) -> None:
         """Add the records that are not there yet, whichever run adds them."""
@@ -115,22 +127,6 @@ class CellJournal(Journal):
 
     def _cell(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.safetensors"
-
-    @staticmethod
-    def _require_same_settings(folder: Path, config: Mapping[str, Any]) -> None:
-        path = folder / "settings.json"
-        if not path.exists():
-            if (folder / RECORDS).exists():
-                raise MCBNError(f"{folder} holds records but no settings.json; use another folder with --out")
-            write_text(path, json.dumps(config, indent=1) + "\n")
-            return
-        before = json.loads(path.read_text())
-        for name in ["name", *sorted(before.keys() | config.keys())]:
-            if before.get(name) != config.get(name):
-                raise MCBNError(
-                    f"{folder} was made with another configuration: {name} is {before.get(name)!r} there, "
-                    f"{config.get(name)!r} now; use the same, or another folder with --out"
-                )
 
 
 def record_key(record: Row) -> tuple[object, ...]:
@@ -169,10 +165,8 @@ def read(path: str | Path) -> list[Record]:
     records, last = [], _parse(tail)
     for number, line in ((number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()):
         if (record := _parse(line)) is None:
-            raise MCBNError(
-                f"{path}, line {number} is damaged: it should be one JSON object, but is {line[:60]!r};"
-                " restore the file or remove that line and run again what it held"
-            )
+            cure = "restore the file or remove that line and run again what it held"
+            raise MCBNError(f"{path}, line {number} is damaged: {line[:60]!r} is not one JSON object; {cure}")
         records.append(record)
     if tail and last is None:
         warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
@@ -184,18 +178,12 @@ def digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _line(record: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(dict(record), allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
-        raise MCBNError(
-            f"cannot write this record as JSON: {error}; use plain numbers, strings, lists and dicts, and None for NaN"
-            f" or infinity; got {dict(record)!r}"
-        ) from error
+        cure = "use plain numbers, strings, lists and dicts, and None for NaN or infinity"
+        raise MCBNError(f"cannot write this record as JSON: {error}; {cure}; got {dict(record)!r}") from error
 
 
 def _parse(line: bytes) -> Record | None:

@@ -34,17 +34,13 @@ class Environment:
 
 def environment(device: str) -> Environment:
     """Describe this machine and checkout."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Environment(device, _hardware(device), torch.__version__, _commit(), now)
-
-
-def _hardware(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*:(.*)", info.read_text() if info.exists() else "", re.MULTILINE)
     name = names[0].strip() if names else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    cpu = f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    hardware = torch.cuda.get_device_name() if device == "cuda" else cpu
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Environment(device, hardware, torch.__version__, _commit(), now)
 
 
 def _commit() -> str:

@@ -13,50 +13,36 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from torch import Tensor
-
 from mcbn import data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.tables import write_tables
-from mcbn_study.theory import ObjectiveGap, Prior, objective_gap
+from mcbn_study.theory import Prior, objective_gap
 
 SIZES = (100, 400, 1600, 6400)
 STEPS = 200
+SEEDS = (0, 1, 2)
 M, DECAY, TAU = 32, 1e-2, 10.0
 FIXED = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)
 
 
-def run(
-    out: str | Path,
-    *,
-    dataset: str = "kin8nm",
-    sizes: Sequence[int] = SIZES,
-    steps: int = STEPS,
-    seeds: Sequence[int] = (0, 1, 2),
-) -> None:
+def run(out: str | Path, *, dataset: str = "kin8nm", sizes: Sequence[int] = SIZES, steps: int = STEPS) -> None:
     """Train on N rows, compare gradients, append a record for each N and seed, write the table."""
     x, y = data.load(dataset)
     train, rows = data.split(len(y), 1).train, []
-    for n, seed in tracked(product(sizes, seeds), "objective", "network"):
-        start = time.perf_counter()
-        fixed, implied = _gaps(x[train[:n]], y[train[:n]], steps, seed)
-        row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed._asdict(), "implied": implied._asdict()}
+    for n, seed in tracked(product(sizes, SEEDS), "objective", "network"):
+        start, first = time.perf_counter(), (x[train[:n]], y[train[:n]])  # (n, Q), (n,)
+        network = Standardized(RegressionMLP(x.shape[1], seed=seed).double(), *first)
+        epochs = max(1, round(steps / (n // M)))
+        train_regression(network, *first, batch_size=M, epochs=epochs, weight_decay=DECAY, seed=seed)
+        inputs, targets = network.standardize(*first)
+        compare = partial(objective_gap, network.network, inputs, targets[:, None], n=n, tau=TAU, batch_size=M)
+        fixed, implied = compare(prior=FIXED)._asdict(), compare(weight_decay=DECAY)._asdict()
+        row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed, "implied": implied}
         rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
     Journal(out, {"steps": steps, "batch_size": M, "weight_decay": DECAY, "tau": TAU, "split": 1}).add(rows)
     report(Path(out))
-
-
-def _gaps(x: Tensor, y: Tensor, steps: int, seed: int) -> tuple[ObjectiveGap, ObjectiveGap]:
-    """Train on x (N, Q) and y (N,); compare the objectives there, with a fixed prior and with the implied one."""
-    n = len(x)
-    network = Standardized(RegressionMLP(x.shape[1], seed=seed).double(), x, y)
-    epochs = max(1, round(steps / (n // M)))
-    train_regression(network, x, y, batch_size=M, epochs=epochs, weight_decay=DECAY, seed=seed)
-    x, y = network.standardize(x, y)
-    compare = partial(objective_gap, network.network, x, y[:, None], n=n, tau=TAU, batch_size=M)
-    return compare(prior=FIXED), compare(weight_decay=DECAY)
 
 
 def report(out: Path) -> None:

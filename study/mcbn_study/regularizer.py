@@ -31,6 +31,7 @@ UNIT_PRIOR = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)  # standardised
 KEYS = ("dataset", "method", "split", "seed")
 SCORES = ("rmse", "crps", "pll")
 Setting = Mapping[str, float]
+Trained = list[tuple[int, MCBN[Any]]]  # epochs of training, and the network then
 GRID: Mapping[str, Sequence[Setting]] = {
     "none": ({},),
     "weight decay": tuple({"weight_decay": decay} for decay in (1e-1, 1e-2, 1e-4)),
@@ -98,22 +99,20 @@ class Experiment(NamedTuple):
         bayes.tau = choice["tau"]
         return {"stage": "test", "seed": seed, **choice, **scores(bayes, rows.x_score, rows.y_score)}
 
-    def _trained(
-        self, rows: Partition, method: str, setting: Setting, seed: int, checkpoints: Sequence[int]
-    ) -> list[tuple[int, MCBN[Any]]]:
+    def _trained(self, rows: Partition, method: str, setting: Setting, seed: int, at: Sequence[int]) -> Trained:
         network = Standardized(RegressionMLP(rows.x.shape[1], seed=seed), rows.x, rows.y)
         options: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size}
-        trained: list[tuple[int, MCBN[Any]]] = []
+        trained: Trained = []
 
         def look(epoch: int) -> None:
-            if epoch in checkpoints:
+            if epoch in at:
                 with warnings.catch_warnings():  # running statistics lag in short training; MCBN does not use them
                     warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
                     bayes = MCBN(network, "regression").fit(rows.x, n_samples=self.n_samples, **options)
                 trained.append((epoch, bayes))
 
         more = training_options(method, setting, network.network, len(rows.x))
-        train_regression(network, rows.x, rows.y, epochs=max(checkpoints), on_epoch=look, **options, **more)
+        train_regression(network, rows.x, rows.y, epochs=max(at), on_epoch=look, **options, **more)
         return trained
 
 

@@ -33,18 +33,13 @@ def run(
     """Run the study; `regression` is the folder whose choice of lambda is kept; how: fields of `Setup`."""
     datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
     check_request(datasets, ("mcbn",), setup)
-    tasks = list_tasks(profile, datasets, Path(regression))
+    decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
+    tasks = [
+        Task(f"{name}-sensitivity-{M}", name, measure, {"M": M, "decays": decays[name]})
+        for name in datasets
+        for M in batch_sizes(profile, name)
+    ]
     return run_study(STUDY, profile, out, lambda _: tasks, datasets, setup)
-
-
-def list_tasks(profile: Profile, datasets: Sequence[str], regression: Path) -> list[Task]:
-    """List the cells, one a data set and batch size."""
-    tasks = []
-    for dataset in datasets:
-        decays = chosen_decays(regression, profile, dataset)
-        for M in batch_sizes(profile, dataset):
-            tasks.append(Task(f"{dataset}-sensitivity-{M}", dataset, measure, {"M": M, "decays": decays}))
-    return tasks
 
 
 def batch_sizes(profile: Profile, dataset: str) -> list[int]:
@@ -66,26 +61,25 @@ def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:
     decays = {r["split"]: float(r["config"]["weight_decay"]) for r in records}
     missing = [s for s in profile.sensitivity_splits if s not in decays]
     if missing:
-        raise MCBNError(
-            f"{folder} has no MCBN runs of {dataset} on split {missing[0]}, whose weight decay is needed here; first "
-            f"run `mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}`, or name another "
-            "folder with --regression"
-        )
+        command = f"mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}"
+        lacking = f"{folder} has no MCBN runs of {dataset} on split {missing[0]}, whose weight decay is needed here"
+        raise MCBNError(f"{lacking}; first run `{command}`, or name another folder with --regression")
     return [decays[s] for s in profile.sensitivity_splits]
 
 
 def measure(study: Study, M: int, decays: Sequence[float]) -> None:
     """Select epochs at this batch size, train the final networks once, tune and score for each T."""
-    splits, started, name = study.profile.sensitivity_splits, time.perf_counter(), f"{study.dataset}-sensitivity-{M}"
+    p, started, name = study.profile, time.perf_counter(), f"{study.dataset}-sensitivity-{M}"
+    splits, samples, counts = p.sensitivity_splits, p.sensitivity_samples, pass_counts(p, M)
     problem = fold_problem(study, splits=splits)
     configurations = [Configuration(decay, M) for decay in sorted(set(decays))]
     winner = [sorted(set(decays)).index(decay) for decay in decays]
-    samples = {"selection_samples": study.profile.sensitivity_samples, "n_samples": 2}
-    selected = cross_validate(study, problem, configurations, "bn", winner=winner, **samples)
+    networks = grid_networks(problem, configurations, "bn", describe(study.dataset).hidden_units)
+    selected = cross_validate(study, problem, networks, winner=winner, selection_samples=samples, n_samples=2)
     chosen = [Choice(configurations[c], int(selected["epoch"][0, b, c])) for b, c in enumerate(winner)]
     final = final_problem(study, splits)
     trained = train_chosen(study, final, chosen, "bn")
-    records, counts = [], pass_counts(study.profile, M)
+    records = []
     for T in counts:
         tuned = _tune(study, problem, selected, chosen, T)
         drawn = outputs(study, trained, final, "mc", T)

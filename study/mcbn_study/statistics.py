@@ -29,7 +29,7 @@ BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
 LAYERS = {"network.1": "layer 1", "network.4": "layer 2"}
 STATISTICS = {"mean": "batch mean", "std": "batch standard deviation"}
-SPLIT, DECAY = 1, 1e-4
+SPLIT, DECAY, SEED = 1, 1e-4, 0
 UNIT = 0  # the unit drawn in the figures, the first of each layer; the table counts all
 KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
 Curve = tuple[Tensor, float, float]  # the drawn values (T,) of one unit, mean and std of its Gaussian by Eq. (6)
@@ -43,49 +43,46 @@ def run(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     epochs: Sequence[int] = EPOCHS,
     n_samples: int = 500,
-    seed: int = 0,
 ) -> None:
     """Train, draw, test; append records and write tables and figures into the folder `out`."""
     out, start = Path(out), time.perf_counter()
-    config = {"n_samples": n_samples, "split": SPLIT, "weight_decay": DECAY, "seed": seed, "hidden": [50, 50]}
+    config = {"n_samples": n_samples, "split": SPLIT, "weight_decay": DECAY, "seed": SEED, "hidden": [50, 50]}
     rows: list[dict[str, Any]] = []
     curves: Curves = {}
     for M in tracked(batch_sizes, "statistics", "batch size"):
-        for epoch, network, x in _trained(dataset, M, epochs, seed):
-            for row, curve in _test(network, x, M, n_samples, seed):
+        for epoch, network, x in _trained(dataset, M, epochs):
+            for row, curve in _test(network, x, M, n_samples):
                 rows.append({"dataset": dataset, "epoch": epoch, **row})
                 curves[row["layer"], row["statistic"], M, epoch] = curve
     seconds = round(time.perf_counter() - start, 2)
     Journal(out, config).add(row | {"seconds": seconds} for row in rows)
     report(out)
-    for name, figure in figures(curves, batch_sizes, epochs, dataset).items():
+    for name, figure in figures(curves, dataset).items():
         save_figure(figure, out / name)
 
 
-def _trained(dataset: str, M: int, epochs: Sequence[int], seed: int) -> list[tuple[int, Standardized, Tensor]]:
+def _trained(dataset: str, M: int, epochs: Sequence[int]) -> list[tuple[int, Standardized, Tensor]]:
     """Train one network with batches of M; return a copy at each epoch, with the training inputs (N, Q)."""
     x, y = data.load(dataset)
     train = data.split(len(y), SPLIT).train
     x, y = x[train].float(), y[train].float()
-    network = Standardized(RegressionMLP(x.shape[1], seed=seed), x, y)
+    network = Standardized(RegressionMLP(x.shape[1], seed=SEED), x, y)
     copies: list[tuple[int, Standardized, Tensor]] = []
 
     def keep(epoch: int) -> None:
         if epoch in epochs:
             copies.append((epoch, copy.deepcopy(network).eval(), x))
 
-    train_regression(network, x, y, batch_size=M, epochs=max(epochs), weight_decay=DECAY, seed=seed, on_epoch=keep)
+    train_regression(network, x, y, batch_size=M, epochs=max(epochs), weight_decay=DECAY, seed=SEED, on_epoch=keep)
     return copies
 
 
-def _test(
-    network: Standardized, x: Tensor, M: int, n_samples: int, seed: int
-) -> Iterator[tuple[dict[str, Any], Curve]]:
+def _test(network: Standardized, x: Tensor, M: int, n_samples: int) -> Iterator[tuple[dict[str, Any], Curve]]:
     """Draw batches of M and compare their statistics, unit by unit, with the law of Eq. (6)."""
     N = len(x)
     with warnings.catch_warnings():  # early in training the running statistics lag behind; they are not used here
         warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
-        posterior = MCBN(network, "regression").fit(x, n_samples=n_samples, batch_size=M, seed=seed).posterior
+        posterior = MCBN(network, "regression").fit(x, n_samples=n_samples, batch_size=M, seed=SEED).posterior
     with torch.no_grad(), StatisticsModel(M, N) as mode:  # the whole training set as the population
         LiveNetwork(network)(x)
     for layer in LAYERS:
@@ -119,10 +116,9 @@ def report(out: Path) -> None:
     write_tables(out, __package__, "statistics", records=records, layers=LAYERS)
 
 
-def figures(
-    curves: Curves, batch_sizes: Sequence[int], epochs: Sequence[int], dataset: str = "yacht"
-) -> "dict[str, plots.Figure]":
+def figures(curves: Curves, dataset: str) -> "dict[str, plots.Figure]":
     """Draw the appendix figures: batch sizes down, epochs across, one figure a layer and statistic."""
+    batch_sizes, epochs = sorted({M for _, _, M, _ in curves}), sorted({epoch for *_, epoch in curves})
     drawn = {}
     for (layer, name), (statistic, title) in product(LAYERS.items(), STATISTICS.items()):
         figure = plots.new_figure(2.7 * len(epochs) + 0.4, 2.0 * len(batch_sizes) + 0.9, dpi=110)

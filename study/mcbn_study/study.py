@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,11 @@ class Study:
         study.dataset, study.data = task.dataset, data
         task.step(study, **task.options)
 
+    def has_runs(self, seeds: Sequence[int] = (), **fields: object) -> bool:
+        """Tell whether a run with these fields is on record for every split and seed."""
+        runs = product(self.profile.splits, seeds or self.profile.seeds)
+        return all(self.journal.has(**fields, split=s, seed=seed) for s, seed in runs)
+
     def record(self, kind: str, seconds: float, **fields: Any) -> Record:
         """Make a record with what all have in common: where and by what configuration it was made."""
         start: Record = {"kind": kind, "study": self.name, "profile": self.profile.name}
@@ -57,13 +63,11 @@ class Study:
         return start | fields | {"seconds": round(seconds, 3)} | where
 
 
+TaskList = Callable[[Study], Sequence[Task]]  # the cells of a study that are still to do
+
+
 def run_study(
-    name: str,
-    profile: Profile,
-    out: str | Path,
-    list_tasks: Callable[[Study], Sequence[Task]],
-    datasets: Sequence[str],
-    setup: Setup,
+    name: str, profile: Profile, out: str | Path, list_tasks: TaskList, datasets: Sequence[str], setup: Setup
 ) -> CellJournal:
     """Do the cells of a study that have no file yet, one after the other here or as tasks of a Ray cluster."""
     if setup.engine == "ray":

@@ -7,6 +7,7 @@ batch norm, KL(q || p) of its statistics, and how far training is from it.
 import copy
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from mcbn.batch_norm import BatchNormCall, BatchNormMode, normalize, scale_and_s
 from mcbn.check.diagnosis import ks_distance
 from mcbn.check.diagnosis import lilliefors as lilliefors
 from mcbn.diagonal import StatisticMoments, statistic_moments
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, one_line
 from mcbn.network import Network, Output, unwrap
 
 Numbers = Tensor | float
@@ -28,8 +29,7 @@ def analytic_moments(mean: Tensor, variance: Tensor, fourth: Tensor, batch_size:
 
     mu_B ~ N(mu, sigma^2 / M), sigma_B ~ N(sigma, (E[(h - mu)^4] - sigma^4) / (4 sigma^2 M)).
     Teye et al. 2018, appendix 1.3. A unit that never varies (sigma = 0) has no spread.
-
-    mean, variance and fourth central moment of the population, each (C,).
+    mean, variance and fourth central moment of the population are (C,) each.
     """
     return statistic_moments(mean, variance, variance, (fourth - variance.square()).clamp(min=0), batch_size)
 
@@ -174,10 +174,8 @@ class LiveNetwork(Network):
         try:
             self.module: nn.Module = copy.deepcopy(model, shared)
         except Exception as error:
-            raise MCBNError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); its modules are, so that "
-                "yours stay as they are: keep what cannot be copied (open files, locks, generators) out of it"
-            ) from error
+            cure = "keep what cannot be copied (open files, locks, generators) out of its modules"
+            raise MCBNError(f"{type(model).__name__} cannot be copied ({one_line(error)}); {cure}") from error
         for parent in list(self.module.modules()):
             for name, child in list(parent.named_children()):
                 setattr(parent, name, unwrap(child))
@@ -189,10 +187,7 @@ class LiveNetwork(Network):
 
 
 class StatisticsModel(BatchNormMode):
-    """Normalise every layer by the batch's own statistics, as training does, and model those of batches of M.
-
-    Everything is made of differentiable operations, so the moments carry gradients to the weights.
-    """
+    """Normalise every layer by the batch's own statistics, as training does, and model those of batches of M."""
 
     def __init__(self, batch_size: int, n_examples: int) -> None:
         super().__init__()
@@ -279,10 +274,8 @@ def objective_gap(
     L_VA = -N/M sum_i ln p(y_i | x_i, omega) + KL(q || p)                 Teye et al. 2018, Eq. (1)
     L_RR = -1/(M tau) sum_i ln p(y_i | x_i, omega) + lambda sum_l ||W_l||^2                 Eq. (2)
 
-    are one objective if grad KL = N tau grad Omega (section 3.3). The data terms agree exactly once divided by N tau:
-    one batch gives one omega in both. What is left is |grad KL / (N tau) - grad Omega|. For a prior that does not
-    depend on N and no weight decay it is exactly proportional to 1 / N. For the implied prior a share of the decay
-    remains however large N is, unless inputs of every layer are independent with variance 1 and M is large too.
+    are one objective if grad KL = N tau grad Omega (section 3.3): the data terms agree exactly once divided by N tau.
+    docs/theory.md says what remains.
 
     Args:
         model: the network, read in training mode's arithmetic and not changed.
@@ -301,19 +294,15 @@ def objective_gap(
     with torch.enable_grad():
         predicted, divergence = _run_and_penalize(network, prior, x, batch_size)
         if predicted.shape != y.shape:
-            raise MCBNError(
-                f"the network gives {tuple(predicted.shape)} for targets {tuple(y.shape)}; shape these alike"
-            )
+            shapes = f"{tuple(predicted.shape)} for targets {tuple(y.shape)}"
+            raise MCBNError(f"the network gives {shapes}; shape these alike")
         data = 0.5 * (predicted - y.to(predicted)).square().sum() / len(y)  # Gaussian noise of precision tau, over tau
         kl = divergence / (n * tau)
         squares = [p.square().sum() for p in parameters if p.ndim > 1]
         decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
-        of_data, of_kl, of_decay = (_gradient(value, parameters) for value in (data, kl, decay))
+        gradient = partial(torch.autograd.grad, inputs=parameters, retain_graph=True, materialize_grads=True)
+        slopes = [[slope.double().flatten() for slope in gradient(value)] for value in (data, kl, decay)]
+    of_data, of_kl, of_decay = map(torch.cat, slopes)
     gradients = (of_kl - of_decay, of_kl, of_decay, of_data, of_data + of_decay)
     difference, *norms, whole = (float(torch.linalg.vector_norm(gradient)) for gradient in gradients)
     return ObjectiveGap(difference / whole if whole else math.inf, difference, *norms)
-
-
-def _gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    slopes = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
-    return torch.cat([slope.double().flatten() for slope in slopes])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import mcbn
 from kinds import normal
 from mcbn_study.mnf import stack
-from mcbn_study.mnf.layers import FlowStep, MNFLinear, MNFNetwork, follow, masked_flow
+from mcbn_study.mnf.layers import STEPS, FlowStep, MNFLinear, MNFNetwork, follow
 
 DOUBLE = torch.float64
 
@@ -65,8 +65,12 @@ def test_flow_step_and_its_gradient_equal_the_naive_equation() -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+def steps(generators: list[torch.Generator]) -> nn.ModuleList:
+    return nn.ModuleList(FlowStep(5, 6, generators) for _ in range(STEPS)).double()
+
+
 def test_flow_log_determinant_equals_that_of_the_jacobian() -> None:
-    flow = masked_flow(5, 6, sources(3)).double()
+    flow = steps(sources(3))
     z, m = normal(3, 1, 5), masks(3, 2, 1, 5, seed=2)
     _, log_det = follow(flow, z, m)
     jacobian = torch.autograd.functional.jacobian(lambda v: follow(flow, v, m)[0], z)  # (3, 1, 5, 3, 1, 5)
@@ -76,7 +80,7 @@ def test_flow_log_determinant_equals_that_of_the_jacobian() -> None:
 
 
 def test_flow_starts_near_the_identity_and_a_mask_of_ones_is_the_identity() -> None:
-    flow = masked_flow(5, 6, sources(1)).double()
+    flow = steps(sources(1))
     z = normal(1, 4, 5)
     moved, log_det = follow(flow, z, torch.ones(1, 2, 4, 5, dtype=DOUBLE))
     assert torch.equal(moved, z)

@@ -109,5 +109,3 @@ def test_mistakes_are_told() -> None:
 def test_counts_below_one_are_refused(option: str) -> None:
     with pytest.raises(mcbn.MCBNError, match=f"{option} must be a whole number"):
         MNF("regression").fit(*toy(), **{option: 0})
-    with pytest.raises(mcbn.MCBNError, match="learning_rate"):
-        MNF("regression").fit(*toy(), learning_rate=0.0)

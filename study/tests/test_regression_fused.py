@@ -37,7 +37,7 @@ def launch_on_host(folder, constants, n_networks, tensors, k):
     run(n_networks, ctypes.c_longlong(fused.shared_bytes(constants)), *pointers(tensors), ctypes.c_longlong(k))
 
 
-def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), fused=False, **options):
+def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), fused=False):
     """Four networks on three streams of equally many batches."""
     n, generator = batch_size * steps, torch.Generator().manual_seed(0)
     x = torch.randn(n + 9, Q, generator=generator, dtype=torch.float64) + 2
@@ -46,7 +46,9 @@ def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None),
     decay, rate = torch.tensor([0.3, 1e-3] * 2), torch.tensor([0.1, 0.3] * 2)
     networks = Networks(family, torch.tensor([0, 1, 1, 2]), decay, rate, batch_size, hidden)
     given = make_problem(data, parts, DEVICE)
-    return Trainer(given, networks[torch.arange(4)[chosen]], fused=fused, **options)
+    trainer = Trainer(given, networks[torch.arange(4)[chosen]], fused=fused)
+    trainer._graphs = False
+    return trainer
 
 
 def assert_equal_networks(found, expected):
@@ -59,7 +61,7 @@ def assert_equal_networks(found, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bn", "dropout"])
 def test_fused_steps_equal_stacked_steps(family):
-    stacked, fused = trainers(family, graphs=False), trainers(family, fused=True)
+    stacked, fused = trainers(family), trainers(family, fused=True)
     for trainer in (stacked, fused):
         trainer.advance(2)
         trainer.keep(torch.tensor([1, 3], device=DEVICE))
@@ -81,7 +83,7 @@ SIZES = [  # Q, H, M: padded units, more products of inputs than threads, few ro
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.slow
 def test_sizes_change_no_number(sizes):
-    stacked = trainers(*sizes, chosen=slice(1, 3), graphs=False)
+    stacked = trainers(*sizes, chosen=slice(1, 3))
     fused = trainers(*sizes, chosen=slice(1, 3), fused=True)
     for trainer in (stacked, fused):
         trainer.advance(1)
@@ -93,7 +95,7 @@ def test_fused_and_stacked_steps_take_turns():
     whole, mixed = trainers("bn", fused=True), trainers("bn", fused=True)
     whole.advance(2)
     mixed.advance(1)
-    later = trainers("bn", graphs=False)
+    later = trainers("bn")
     later.epoch = mixed.epoch
     later._start(*({name: value.clone() for name, value in t.items()} for t in (mixed.values, *mixed.moments)))
     later.advance(1)

@@ -67,21 +67,21 @@ def test_run_alone_equals_the_run_in_a_stack():
     assert alone.epochs == choices[1].epochs
     assert alone[2:4] == pytest.approx(choices[1][2:4], rel=1e-3)
     epochs = [choice.epochs for choice in choices]
-    drawn = mnf.train_and_draw("boston", [1, 2], [1, 2], epochs, 20, "cpu")
-    own = mnf.train_and_draw("boston", [2], [2], epochs[1:], 20, "cpu")
+    drawn = mnf.train_and_draw("boston", [1, 2], epochs, replace(BRIEF, seeds=(1, 2), n_samples=20), "cpu")
+    own = mnf.train_and_draw("boston", [2], epochs[1:], replace(BRIEF, seeds=(2,), n_samples=20), "cpu")
     torch.testing.assert_close(own[0], drawn[3], rtol=1e-3, atol=1e-3)
 
 
 def test_search_validates_on_the_last_fifth_and_the_test_trains_on_all(monkeypatch):
-    asked, problem_of = [], mnf._problem
+    asked, problem_of = [], mnf.make_problem
 
-    def noted(dataset, rows, device):
-        asked.append(list(rows))
-        return problem_of(dataset, rows, device)
+    def noted(rows, parts, device):
+        asked.append([part[:2] for part in parts])
+        return problem_of(rows, parts, device)
 
-    monkeypatch.setattr(mnf, "_problem", noted)
+    monkeypatch.setattr(mnf, "make_problem", noted)
     mnf.search("yacht", [3], replace(BRIEF, max_epochs=1, n_samples=2), "cpu")
-    mnf.train_and_draw("yacht", [3], [1], [1], 2, "cpu")
+    mnf.train_and_draw("yacht", [3], [1], replace(BRIEF, seeds=(1,), n_samples=2), "cpu")
     train, test = data.split(308, 3)  # 246 and 62 rows
     (searched,), (tested,) = asked
     assert torch.equal(torch.cat(searched), train)

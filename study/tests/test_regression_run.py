@@ -88,9 +88,10 @@ def test_each_criterion_and_split_chooses_among_all_cells(monkeypatch):
         epoch = torch.arange(8).view(2, 2, 2) + M
         parts = {"mean": torch.zeros_like(y), "variance": torch.zeros_like(y), "y": y}
         result = dict(rmse=scores, epoch=epoch, stopped=epoch[0], winner=scores.argmin(2), **parts)
-        found[search.Cell(str(M), (Configuration(0.1, M), Configuration(0.2, M)))] = result
-    monkeypatch.setattr(search, "cells", lambda *_: list(found))
-    monkeypatch.setattr(search, "search_cell", lambda study, family, cell: found[cell])
+        found[str(M)] = result
+    grids = {str(M): (Configuration(0.1, M), Configuration(0.2, M)) for M in rmse}
+    monkeypatch.setattr(search, "cells", lambda *_: grids)
+    monkeypatch.setattr(search, "search_cell", lambda study, family, cell, grid: found[cell])
     study = types.SimpleNamespace(profile=TINY, dataset="boston")
     chosen = {
         criterion: [
@@ -288,9 +289,10 @@ def test_mnf_runs_are_recorded_split_by_split(tmp_path, monkeypatch):
         calls.append((dataset, list(splits), profile.patience_epochs))
         return [Choice(Configuration(None, 100), 7, 2.0, 1 / 9) for _ in splits]
 
-    def draw(dataset, splits, seeds, epochs, n_samples, device):
+    def draw(dataset, splits, epochs, profile, device):
         assert epochs == [7] * len(splits)
-        return torch.arange(len(splits) * len(seeds) * n_samples * 101).view(-1, n_samples, 101).float()
+        T = profile.n_samples
+        return torch.arange(len(splits) * len(profile.seeds) * T * 101).view(-1, T, 101).float()
 
     monkeypatch.setattr(regression.mnf, "search", search_mnf)
     monkeypatch.setattr(regression.mnf, "train_and_draw", draw)

@@ -32,7 +32,7 @@ def naive_search(given, family, configuration, rules):
         if rules.fresh_draws:
             evaluator.draw_anew(epoch)
         found = {
-            "mc": evaluator.moments(trainer.values, wanted).mean,
+            "mc": evaluator.moments(trainer.values, wanted)[0],
             "plain": evaluator.plain(trainer.values, wanted),
         }
         for name, prediction in found.items():
@@ -53,7 +53,7 @@ def test_search_follows_the_protocol(family, fresh, monkeypatch):
     rules = replace(RULES, fresh_draws=fresh)
     given = problem()  # one split of three folds, whose epochs have 3, 3 and 4 batches
     configurations = [Configuration(decay, M, None if family == "bn" else 0.1) for decay in DECAYS]
-    search = CrossValidation(given, rules, configurations, hidden=H, family=family)
+    search = CrossValidation(given, rules, grid_networks(given, configurations, family, H))
     found = search.run()
     naive = [naive_search(given, family, configuration, rules) for configuration in configurations]
     for i, name in enumerate(("mc", "plain")):
@@ -71,7 +71,7 @@ def test_search_follows_the_protocol(family, fresh, monkeypatch):
 
 def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
     given = problem()
-    search = CrossValidation(given, RULES, [Configuration(0.1, M)], hidden=H, family="bn")
+    search = CrossValidation(given, RULES, grid_networks(given, [Configuration(0.1, M)], "bn", H))
     found = search.run()
     wanted = grid_networks(given, [Configuration(0.1, M)], "bn", H)
     values = winners(found, 0, 0)
@@ -86,7 +86,7 @@ def test_validation_moments_are_those_of_the_kept_networks_in_original_units():
 
 def test_winner_can_be_given():
     configurations = [Configuration(decay, M) for decay in DECAYS]
-    search = CrossValidation(problem(), RULES, configurations, hidden=H, family="bn", winner=[0])
+    search = CrossValidation(problem(), RULES, grid_networks(problem(), configurations, "bn", H), winner=[0])
     assert search.run()["winner"].tolist() == [[0], [0]]
 
 

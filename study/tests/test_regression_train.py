@@ -198,7 +198,8 @@ def test_unordered_networks_and_too_large_batches_are_refused():
 def test_graphs_equal_eager_steps_on_a_gpu(family):
     parts = [Part(torch.arange(SIZES[i]), torch.arange(SIZES[i], 40), STREAMS[i]) for i in range(3)]
     given = make_problem(toy(), parts, "cuda")
-    eager, captured = Trainer(given, networks(family), graphs=False), Trainer(given, networks(family), graphs=True)
+    eager, captured = Trainer(given, networks(family)), Trainer(given, networks(family))
+    eager._graphs = False
     on_cpu = Trainer(problem(dtype=torch.float32), networks(family))
     for trainer in (eager, captured, on_cpu):
         trainer.advance(6)

@@ -57,11 +57,6 @@ class FlowStep(nn.Module):
         return torch.lerp(moved, z, mask), ((1 - mask) * logsigmoid(logit)).sum(2)
 
 
-def masked_flow(width: int, hidden: int, generators: Streams) -> nn.ModuleList:
-    """Make the steps of a flow, each with parameters of its own."""
-    return nn.ModuleList(FlowStep(width, hidden, generators) for _ in range(STEPS))
-
-
 def follow(steps: nn.ModuleList, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
     """Send z (S, R, I) through a flow with masks (S, F, R, I), new ones for every row: z and log-determinant (S, R)."""
     log_det = torch.zeros((), dtype=z.dtype, device=z.device)
@@ -93,7 +88,8 @@ class MNFLinear(nn.Module):
         self.z_mean = _row(generators, n_inputs)
         self.z_log_var = _row(generators, n_inputs, mean=INITIAL_Z_LOG_VAR, scale=JITTER)
         self.c, self.b_mean, self.b_log_precision = (_row(generators, n_inputs) for _ in range(3))
-        self.q, self.r = (masked_flow(n_inputs, hidden, generators) for hidden in (hidden_q, hidden_r))
+        self.q = nn.ModuleList(FlowStep(n_inputs, hidden_q, generators) for _ in range(STEPS))
+        self.r = nn.ModuleList(FlowStep(n_inputs, hidden_r, generators) for _ in range(STEPS))
 
     def pass_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of the normal numbers that `forward` takes: z_0, masks of q and of r, c^T W, outputs."""

@@ -32,37 +32,26 @@ class MNF(Predictor):
         self._network: Network | None = None
 
     def fit(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        epochs: int = 200,
-        batch_size: int = 100,
-        learning_rate: float = 1e-3,
-        n_samples: int = 100,
-        seed: int = 0,
+        self, x: Tensor, y: Tensor, *, epochs: int = 200, batch_size: int = 100, n_samples: int = 100, seed: int = 0
     ) -> Self:
-        """Train with Adam on 1/2 MSE + KL / N; batch size and learning rate are the published ones.
+        """Train with Adam on 1/2 MSE + KL / N; batch size and learning rate, 1e-3, are the published ones.
 
         Args:
             x: training inputs, (N, Q).
             y: targets, (N,) or (N, D).
             epochs: passes over the rows.
             batch_size: rows of a step, drawn with replacement.
-            learning_rate: of Adam.
             n_samples: T where a later call names none.
             seed: of initial weights, batches and noise; the global generators are left as they were.
         """
         for name, value in (("epochs", epochs), ("batch_size", batch_size), ("n_samples", n_samples)):
             batches.require_int(name, value, 1)
-        if not learning_rate > 0:
-            raise MCBNError(f"learning_rate must be positive, got {learning_rate!r}")
         sizes, y = [x.shape[1], *self.hidden, y[0].numel()], y.to(x)
         network = MNFNetwork(sizes, generators=[stack.generator(seed, stack.INITIAL)]).to(x)
         model = MNFModel(network, x, y)
         inputs, targets = model.standardize(x, y)
-        rates: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate}
-        stack.train_for(stack.Stack(network, inputs[None], targets.reshape(1, len(y), -1), [[seed]], **rates), [epochs])
+        targets = targets.reshape(1, len(y), -1)
+        stack.train_for(stack.Stack(network, inputs[None], targets, [[seed]], batch_size=batch_size), [epochs])
         self._network, self.n_samples, self.seed = self.copy_network(model, None), n_samples, seed
         return self
 

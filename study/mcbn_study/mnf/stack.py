@@ -21,7 +21,9 @@ BLOCK_STEPS = 64
 COMPILE_FROM = 50_000  # steps from which fusing kernels pays for the time to compile
 WATCH_EVERY = 20  # epochs between looks at whether all networks have stopped: each look waits for the GPU
 CHUNK = {"cpu": 2**21, "cuda": 2**26}  # numbers of the widest layer in one pass over draws
+LEARNING_RATE = 1e-3  # of Adam, in the published script
 INITIAL, TRAINING, VALIDATION, DRAWS = range(4)  # purposes of the streams of one network
+Keys = Sequence[Sequence[int]]  # what the streams of each network are called
 
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -30,7 +32,7 @@ def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def draw_noise(keys: Sequence[Sequence[int]], start: int, stop: int, size: int) -> Tensor:
+def draw_noise(keys: Keys, start: int, stop: int, size: int) -> Tensor:
     """Return the normal numbers of draws start..stop-1 of each network, (S, T, size): draw t by (key, t) alone."""
 
     def draw(*key: int) -> Tensor:
@@ -43,15 +45,7 @@ class Stack:
     """S networks in training on x (S, N, Q), y (S, N, D); `keys[s]` names the streams of each."""
 
     def __init__(
-        self,
-        network: MNFNetwork,
-        x: Tensor,
-        y: Tensor,
-        keys: Sequence[Sequence[int]],
-        *,
-        batch_size: int = 100,
-        learning_rate: float = 1e-3,
-        max_steps: int = 0,
+        self, network: MNFNetwork, x: Tensor, y: Tensor, keys: Keys, *, batch_size: int = 100, max_steps: int = 0
     ) -> None:
         (S, N), M = x.shape[:2], min(batch_size, x.shape[1])
         self.network, self.x, self.y, self.device = network, x, y, x.device
@@ -63,7 +57,7 @@ class Stack:
         steps = max(1, min(BLOCK_STEPS, BLOCK // size))
         self.blocks, self.used = (self.index.new_zeros(S, steps, M), self.noise.new_zeros(S, steps, size)), steps
         on_gpu = self.device.type == "cuda"
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True, capturable=on_gpu)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE, fused=True, capturable=on_gpu)
         self.loss: Callable[..., Tensor]
         self.step = self._prepared_step(compiled=max_steps >= COMPILE_FROM)
 
@@ -181,7 +175,7 @@ def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor])
 
 
 @torch.no_grad()
-def drawn(network: MNFNetwork, x: Tensor, keys: Sequence[Sequence[int]], n_samples: int) -> Iterator[Tensor]:
+def drawn(network: MNFNetwork, x: Tensor, keys: Keys, n_samples: int) -> Iterator[Tensor]:
     """Draw T networks of each, by the streams called `keys`, and run them on x (S, n, Q): (S, t, n, D) at a time."""
     widest = x.shape[0] * max(1, x.shape[1]) * max(network.sizes)
     step = max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // widest)

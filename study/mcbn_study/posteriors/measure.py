@@ -40,14 +40,6 @@ Bayes = MCBN[RegressionPrediction]
 Networks = Sequence[tuple[nn.Module, dict[str, Any]]]  # each with what `load_networks` says of it
 
 
-class TunedPosterior(NamedTuple):
-    """The batch size and tau of least validation CRPS."""
-
-    batch_size: int
-    tau: float
-    crps: float
-
-
 class FamilyScores(NamedTuple):
     """What one family of one network predicts for the test rows, its scores, and what it costs."""
 
@@ -60,9 +52,9 @@ class FamilyScores(NamedTuple):
 
 
 def measure(
-    network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: TunedPosterior
+    network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: tuple[int, float]
 ) -> dict[str, FamilyScores]:
-    """Predict the test rows of a network's split with every family."""
+    """Predict the test rows of a network's split with every family; tuned: the M' and tau that were chosen for it."""
     x, M, seed = data.x.float(), info["config"]["batch_size"], info["seed"]
     test = split(len(data.y), info["split"]).test
     rows = x[test], data.y[test], info["tau_constant"]
@@ -77,13 +69,13 @@ def measure(
             measured["linear" if family == "sample" else "linear_gaussian"] = linear
         if family == "sample":
             measured["plain_mean"] = _score(bayes, *rows, seconds, "sample", "plain")
-            bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned.batch_size), tuned.tau
+            bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned[0]), tuned[1]
             measured["tuned"] = _score(bayes, *rows, seconds, "sample")
     bounds = measured["sample"].scores
     return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in measured.items()}
 
 
-def choose_batch_size(networks: Networks, data: Regression, T: int) -> TunedPosterior:
+def choose_batch_size(networks: Networks, data: Regression, T: int) -> tuple[int, float]:
     """Choose M' and tau for one split by CRPS on the validation rows of its fold networks, averaged over the folds."""
     moments: dict[int, list[tuple[Tensor, Tensor]]] = {}
     targets = []
@@ -100,15 +92,16 @@ def choose_batch_size(networks: Networks, data: Regression, T: int) -> TunedPost
             pred = bayes.predict(data.x[rows].float())
             moments.setdefault(candidate, []).append((pred.mean.flatten(), pred.epistemic.flatten()))
     bounds = TAU_RANGES[networks[0][1]["dataset"]]
-    return min((_tuned(M, pairs, _pad(targets), bounds) for M, pairs in moments.items()), key=lambda c: c.crps)
+    tuned = {M: _tune(pairs, _pad(targets), bounds) for M, pairs in moments.items()}
+    best = min(tuned, key=lambda candidate: tuned[candidate][1])
+    return best, tuned[best][0]
 
 
-def _tuned(M: int, pairs: Sequence[tuple[Tensor, Tensor]], y: Tensor, bounds: tuple[float, float]) -> TunedPosterior:
-    """Tune tau at one batch size; pairs hold mean and variance (n,) of each fold, y (F, n)."""
+def _tune(pairs: Sequence[tuple[Tensor, Tensor]], y: Tensor, bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return tau and its CRPS; pairs hold mean and variance (n,) of each fold, y (F, n)."""
     mean, variance = map(_pad, zip(*pairs, strict=True))
     tau = tune_tau(mean, variance, y, bounds)
-    log_tau = torch.tensor(math.log(tau), dtype=torch.float64)
-    return TunedPosterior(M, tau, float(validation_crps(mean, variance, y)(log_tau)))
+    return tau, float(validation_crps(mean, variance, y)(torch.tensor(math.log(tau), dtype=torch.float64)))
 
 
 def _pad(rows: Iterable[Tensor]) -> Tensor:

@@ -10,8 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mcbn.data import NAMES, load, split
 from mcbn.errors import MCBNError
 from mcbn.progress import tracked
@@ -26,31 +24,23 @@ STUDY = "posteriors"
 METHODS = {"mcbn_linear": "linear", "mcbn_gaussian": "gaussian", "mcbn_tuned": "tuned"}  # in the regression study
 
 
-def run(
-    profile: Profile,
-    out: str | Path = "results/posteriors",
-    *,
-    regression: str | Path = "results/regression",
-    datasets: Sequence[str] = (),
-) -> CellJournal:
+def run(profile: Profile, out: str | Path, *, regression: str | Path, datasets: Sequence[str] = ()) -> CellJournal:
     """Compare the families on the networks in `regression`, of all sets by default; append to both folders' records."""
     check_request(datasets, ("mcbn",), Setup())
-    folder = Path(regression)
-    saved = [name for name in profile.datasets if (folder / "networks" / f"{name}.safetensors").exists()]
-    files = _network_files(folder, datasets or saved or NAMES[:1])
+    folder = Path(regression) / "networks"
+    saved = [name for name in profile.datasets if (folder / f"{name}.safetensors").exists()]
+    files = {n: [folder / f"{n}{end}.safetensors" for end in ("", "_folds")] for n in datasets or saved or NAMES[:1]}
+    for name, path in ((name, path) for name, paths in files.items() for path in paths):
+        if not path.exists():
+            command = f"mcbn reproduce regression --datasets {name} --methods mcbn --out {regression}"
+            raise MCBNError(f"there is no {path}; make it with `{command}`")
     regression_study, study = Study("regression", profile, regression), Study(STUDY, profile, out)
     for name in tracked(files, STUDY, "set"):
-        compared = _has_runs(study, kind="posterior", dataset=name, family=FAMILIES)
-        if not (compared and _has_runs(regression_study, kind="test", dataset=name, method=METHODS)):
+        compared = all(study.has_runs(kind="posterior", dataset=name, family=family) for family in FAMILIES)
+        tested = all(regression_study.has_runs(kind="test", dataset=name, method=method) for method in METHODS)
+        if not (compared and tested):
             _compare(study, regression_study, name, *(load_networks(path) for path in files[name]))
     return study.journal
-
-
-def _has_runs(study: Study, **fields: Any) -> bool:
-    """Tell whether every split and seed of every name in the last field is on record."""
-    *_, kinds = fields
-    runs = product(fields[kinds], study.profile.splits, study.profile.seeds)
-    return all(study.journal.has(**fields | {kinds: name, "split": s, "seed": seed}) for name, s, seed in runs)
 
 
 def _compare(study: Study, regression: Study, dataset: str, final: Networks, trained: Networks) -> None:
@@ -63,11 +53,8 @@ def _compare(study: Study, regression: Study, dataset: str, final: Networks, tra
     measured = [(info, measure(network, info, data, T, choices[info["split"]])) for network, info in final]
     for (method, family), s in product(METHODS.items(), study.profile.splits):
         runs = [(info, by_family[family]) for info, by_family in measured if info["split"] == s]
-        y = data.y[split(len(data.y), s).test]
-        error = torch.stack([y - one.mean for _, one in runs])  # (seeds, n)
-        std = torch.stack([(one.variance + 1 / one.tau).sqrt() for _, one in runs])
-        constant_stds = [info["tau_constant"] ** -0.5 for info, _ in runs]
-        save_predictions(regression, dataset, method, s, error, std, constant_stds)
+        predicted = [(one.mean, one.variance, one.tau, info["tau_constant"]) for info, one in runs]
+        save_predictions(regression, dataset, method, s, data.y[split(len(data.y), s).test], predicted)
     methods = {family: method for method, family in METHODS.items()}
     pairs = [(info, family, one) for info, by_family in measured for family, one in by_family.items()]
     tests = [_record(regression, "test", info, one, method=methods[f]) for info, f, one in pairs if f in methods]
@@ -82,14 +69,3 @@ def _record(study: Study, kind: str, info: dict[str, Any], one: FamilyScores, **
     place |= {"n_train": len(info["train"]), "n_test": len(one.mean)}
     seconds = one.costs["fit_seconds"] + one.costs["predict_seconds"]
     return study.record(kind, seconds, **place, **one.scores, **one.costs)
-
-
-def _network_files(folder: Path, datasets: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the files of the tested networks and of the fold networks of each set."""
-    ends = ("", "_folds")
-    files = {name: [folder / "networks" / f"{name}{end}.safetensors" for end in ends] for name in datasets}
-    for dataset, path in ((dataset, path) for dataset, paths in files.items() for path in paths):
-        if not path.exists():
-            command = f"mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}"
-            raise MCBNError(f"there is no {path}; make it with `{command}`")
-    return files

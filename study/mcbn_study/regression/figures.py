@@ -97,9 +97,8 @@ def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, Vector]:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
             arrays = {name: saved[name].astype(np.float64) for name in dimensions}
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise MCBNError(
-            f"{file} is no whole predictions file ({error}); remove it and run `mcbn reproduce regression` again"
-        ) from error
+        cure = "remove it and run `mcbn reproduce regression` again"
+        raise MCBNError(f"{file} is no whole predictions file ({error}); {cure}") from error
     for name, array in arrays.items():
         if array.ndim != dimensions[name] or array.size == 0:
             raise MCBNError(f"{file}: {name} should have {dimensions[name]} dimensions; it has shape {array.shape}")

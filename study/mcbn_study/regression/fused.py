@@ -26,10 +26,8 @@ ROWS = 32  # of a batch that lie in shared memory at a time
 def fits(family: Family, batch_size: int, hidden: int) -> bool:
     """Tell whether a block of threads can hold such a network; there must be a GPU to ask for."""
     if not kernels.available():
-        raise MCBNError(
-            "fused steps are a CUDA kernel, which needs a GPU, CUDA's compiler and PyTorch 2.8 or later; run without "
-            "--fused"
-        )
+        needed = "a GPU, CUDA's compiler and PyTorch 2.8 or later"
+        raise MCBNError(f"fused steps are a CUDA kernel, which needs {needed}; run without --fused")
     return hidden in UNITS and batch_size in [2**i for i in range(3, 11) if 2**i <= LARGEST_BATCH[family]]
 
 

@@ -4,30 +4,23 @@ Symbols as in `stack`; T draws, n query rows. Predictions are in standardised un
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import relu_
 
 from mcbn import metrics
-from mcbn.errors import MCBNError
 from mcbn.noise import minimize_bounded
 from mcbn.stacked import Values
 from mcbn_study.regression.problem import Problem, batch_draws, row_orders, uniforms
 from mcbn_study.regression.stack import Affine, Networks, fold, matrices, population_statistics, take
 
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**26}  # that one activation of a chunk may hold
+Scores = dict[str, float | None]  # by name; None where a score is not finite
+Moments = tuple[Tensor, Tensor]  # mean and variance (with 1/T) of the T draws, each (S, n) float64
 GRID = 60  # points of log tau looked at before the fine search
-
-
-class Moments(NamedTuple):
-    """Mean and variance (with 1/T) of the T draws, each (S, n) float64."""
-
-    mean: Tensor
-    variance: Tensor
 
 
 class Evaluator:
@@ -58,7 +51,7 @@ class Evaluator:
             total[0, some] += exact.sum(1)
             total[1, some] += exact.square_().sum(1)
         mean, square = total / self.n_samples
-        return Moments(mean, (square - mean.square()).clamp_(min=0))
+        return mean, (square - mean.square()).clamp_(min=0)
 
     @torch.no_grad()
     def samples(self, values: Values, networks: Networks) -> Tensor:
@@ -172,12 +165,9 @@ def rmse(prediction: Tensor, problem: Problem, stream: Tensor) -> Tensor:
 
 def original_units(moments: Moments, problem: Problem, stream: Tensor) -> Moments:
     """Undo the scaling of the target, (S, n); rows that are padding become NaN."""
-    mean, std = problem.y_mean[stream, None], problem.y_std[stream, None]
-    padding = ~problem.query.mask[stream]
-    return Moments(
-        (moments.mean * std + mean).masked_fill(padding, torch.nan),
-        (moments.variance * std.square()).masked_fill(padding, torch.nan),
-    )
+    (mean, variance), std, padding = moments, problem.y_std[stream, None], ~problem.query.mask[stream]
+    mean = mean * std + problem.y_mean[stream, None]
+    return mean.masked_fill(padding, torch.nan), (variance * std.square()).masked_fill(padding, torch.nan)
 
 
 def tune_tau(mean: Tensor, variance: Tensor, y: Tensor, bounds: tuple[float, float]) -> float:
@@ -201,7 +191,7 @@ def validation_crps(mean: Tensor, variance: Tensor, y: Tensor) -> Callable[[Tens
     return lambda log_tau: (weight * metrics.crps_gaussian(mean, variance + torch.exp(-log_tau), y)).sum()
 
 
-def score_run(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> dict[str, float | None]:
+def score_run(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> Scores:
     """Score T draws (T, n) of one network at y (n,), original units, as the paper does.
 
     crps of N(mean, variance + 1/tau); pll of the T-component mixture; *_constant of the same mean with variance
@@ -212,16 +202,14 @@ def score_run(samples: Tensor, y: Tensor, tau: float, tau_constant: float) -> di
     return _scores(mean, variance + 1 / tau, metrics.pll(samples, y, tau), y, tau_constant)
 
 
-def score_gaussian(
-    mean: Tensor, variance: Tensor, y: Tensor, tau: float, tau_constant: float
-) -> dict[str, float | None]:
+def score_gaussian(mean: Tensor, variance: Tensor, y: Tensor, tau: float, tau_constant: float) -> Scores:
     """Score N(mean, variance), (n,), as `score_run` does infinitely many of its draws: that mixture is Gaussian."""
     mean, total, y = mean.double(), variance.double() + 1 / tau, y.double()
     log_density = -0.5 * ((y - mean).square() / total + torch.log(2 * math.pi * total))  # (n,)
     return _scores(mean, total, log_density, y, tau_constant)
 
 
-def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant: float) -> dict[str, float | None]:
+def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant: float) -> Scores:
     """Average the scores of a prediction with this total variance and log density, each (n,)."""
     constant = torch.full_like(mean, 1 / tau_constant)
     scores = {"crps": metrics.crps_gaussian(mean, variance, y), "pll": pll}
@@ -233,18 +221,13 @@ def _scores(mean: Tensor, variance: Tensor, pll: Tensor, y: Tensor, tau_constant
     return with_bounds(finite, finite)
 
 
-def with_bounds(scores: Mapping[str, float | None], bounds: Mapping[str, float | None]) -> dict[str, float | None]:
+def with_bounds(scores: Scores, bounds: Scores) -> Scores:
     """Normalise scores between the constant and the optimum of a prediction, their own or another's."""
     names = [f"{name}_{bound}" for bound in ("constant", "optimum") for name in ("crps", "pll")]
     bounded = {**scores, **{name: bounds[name] for name in names}}
-    return bounded | {f"{name}_normalized": _normalized(bounded, name) for name in ("crps", "pll")}
-
-
-def _normalized(scores: Mapping[str, float | None], name: str) -> float | None:
-    score, constant, optimum = (scores[key] for key in (name, f"{name}_constant", f"{name}_optimum"))
-    if score is None or constant is None or optimum is None:
-        return None
-    try:
-        return float(metrics.normalized(score, constant, optimum))
-    except MCBNError:  # the bounds coincide
-        return None
+    for name in ("crps", "pll"):
+        ends = [end for key in (f"{name}_constant", f"{name}_optimum") if (end := bounded[key]) is not None]
+        score, possible = bounded[name], len(set(ends)) == 2  # bounds that coincide leave nothing between
+        normalized = float(metrics.normalized(score, *ends)) if score is not None and possible else None
+        bounded[f"{name}_normalized"] = normalized
+    return bounded

@@ -25,18 +25,16 @@ from mcbn_study.regression.search import Choice
 
 HIDDEN = (50, 50)
 BATCH_SIZE = 100
-LEARNING_RATE = 1e-3
 VALIDATION_PASSES = 10
 PUBLISHED_APART = 20  # epochs between new bests in the published script
 SEARCH, TEST = 0, 1  # streams of the network that is searched with, and of those that are tested
-Keys = Sequence[tuple[int, ...]]
 
 
 def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -> list[Choice]:
     """Find epochs, tau and the constant tau of every split on the last fifth of its train+CV rows."""
     rows = [data.split(data.describe(dataset).n, s).train for s in splits]
     cut = len(rows[0]) * 8 // 10
-    problem = _problem(dataset, [(train[:cut], train[cut:]) for train in rows], device)
+    problem = make_problem(data.load(dataset), [Part(train[:cut], train[cut:], 0) for train in rows], device)
     keys = [(data.NAMES.index(dataset), s, SEARCH, 0) for s in splits]
     training = _stack(problem, keys, profile.max_epochs)
     judged = [(*key, stack.VALIDATION) for key in keys]
@@ -52,33 +50,26 @@ def search(dataset: str, splits: Sequence[int], profile: Profile, device: str) -
     return [choice.tuned(mean[i], variance[i], targets[i], dataset) for i, choice in enumerate(choices)]
 
 
-def train_and_draw(
-    dataset: str, splits: Sequence[int], seeds: Sequence[int], epochs: Sequence[int], n_samples: int, device: str
-) -> Tensor:
+def train_and_draw(dataset: str, splits: Sequence[int], epochs: Sequence[int], profile: Profile, device: str) -> Tensor:
     """Train on train+CV for each split's epochs; draw for the test rows, (splits x seeds, T, n) in original units."""
-    runs = [(s, seed) for s in splits for seed in seeds]
-    problem = _problem(dataset, [data.split(data.describe(dataset).n, s) for s, _ in runs], device)
+    runs = [(s, seed) for s in splits for seed in profile.seeds]
+    parts = [Part(*data.split(data.describe(dataset).n, s), 0) for s, _ in runs]
+    problem = make_problem(data.load(dataset), parts, device)
     keys = [(data.NAMES.index(dataset), s, TEST, seed) for s, seed in runs]
     training = _stack(problem, keys, max(epochs))
-    stack.train_for(training, [count for count in epochs for _ in seeds])
-    return _samples(training.network, problem, keys, n_samples)
+    stack.train_for(training, [count for count in epochs for _ in profile.seeds])
+    return _samples(training.network, problem, keys, profile.n_samples)
 
 
-def _stack(problem: Problem, keys: Keys, epochs: int) -> stack.Stack:
+def _stack(problem: Problem, keys: stack.Keys, epochs: int) -> stack.Stack:
     x, y = problem.train.x, problem.train.y.unsqueeze(2)
     generators = [stack.generator(*key, stack.INITIAL) for key in keys]
     network = MNFNetwork([x.shape[2], *HIDDEN, 1], generators=generators).to(x)
-    steps = epochs * (x.shape[1] // BATCH_SIZE)
-    return stack.Stack(network, x, y, keys, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE, max_steps=steps)
+    return stack.Stack(network, x, y, keys, batch_size=BATCH_SIZE, max_steps=epochs * (x.shape[1] // BATCH_SIZE))
 
 
-def _samples(network: MNFNetwork, problem: Problem, keys: Keys, n_samples: int) -> Tensor:
+def _samples(network: MNFNetwork, problem: Problem, keys: stack.Keys, n_samples: int) -> Tensor:
     """Draw T networks of each and run them on the new rows: (S, T, n), original units."""
     x = problem.query.x
     mean, std = (value.to(x).view(-1, 1, 1) for value in (problem.y_mean, problem.y_std))
     return torch.cat([some.squeeze(3) * std + mean for some in stack.drawn(network, x, keys, n_samples)], 1)
-
-
-def _problem(dataset: str, rows: Sequence[tuple[Tensor, Tensor]], device: str) -> Problem:
-    """Standardise by each network's own training rows; rows (training, new) of each."""
-    return make_problem(data.load(dataset), [Part(*each, 0) for each in rows], device)

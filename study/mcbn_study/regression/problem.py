@@ -133,8 +133,7 @@ def row_orders(keys: Tensor, n_rows: Tensor, epochs: Tensor) -> Tensor:
 def batch_draws(stream: int, n_rows: int, n_samples: int, batch_size: int) -> np.ndarray[tuple[int, int], np.dtype]:
     """Draw T batches of M distinct rows, independently of each other: (T, M)."""
     generator = np.random.default_rng(purpose_key(stream, "batch draws"))
-    draws = [generator.choice(n_rows, batch_size, replace=False, shuffle=False) for _ in range(n_samples)]
-    return np.stack(draws)
+    return np.stack([generator.choice(n_rows, batch_size, replace=False, shuffle=False) for _ in range(n_samples)])
 
 
 def _shift(z: Tensor, places: int) -> Tensor:

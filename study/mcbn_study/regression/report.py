@@ -49,11 +49,7 @@ class RegressionReport(NamedTuple):
 
 
 def write(results: str | Path = "results") -> list[Path]:
-    """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from the records there.
-
-    Reads what `read` reads and predictions/. What has not been run yet is a dash; no run at all is an error. The same
-    records give the same files.
-    """
+    """Write summary.csv, tables.md, tables.tex and figures/ into results/regression, from records and predictions."""
     out, report = Path(results) / "regression", read(results)
     if not report.profiles:
         raise MCBNError(f"{out} holds no records of test runs; make them with `{_COMMAND}`")
@@ -75,14 +71,12 @@ def read(results: str | Path) -> RegressionReport:
     summary = over_searches(list(searches.values()))
     repeated = [row for name in NAMES for row in _repeat_rows(name, searches)]
     published_mnf = summarise(runs(journal.read(results / "mnf_published" / RECORDS)))
-    boston = _boston_rows(results / "boston", searches)
     repeats = [table(_WORDS["repeats"], repeated)] if repeated else []
-    repeats += [table(_WORDS["boston"], boston, **_standing(boston))] if boston else []
     return RegressionReport(
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
         fidelity=fidelity_tables(summary, published_mnf),
-        repeats=repeats,
+        repeats=repeats + _boston_tables(results / "boston", searches),
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
         further=[*further_tables(searches[1]), coverage_table(summary)],
@@ -189,7 +183,7 @@ def _repeat_rows(dataset: str, searches: Mapping[int, Summary]) -> list[tuple[st
     return [*rows, ("", "paper", *(cell(paper.find(*key)) for key in keys))]
 
 
-def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[str, ...]]:
+def _boston_tables(folder: Path, searches: Mapping[int, Summary]) -> list[Table]:
     """Lay out Boston's RMSE over searches by what was done as in the published code; nothing without records."""
     key = ("boston", "mcbn", "rmse")
     means = {"ours": [summary[key].mean for summary in searches.values() if key in summary]}
@@ -204,14 +198,9 @@ def _boston_rows(folder: Path, searches: Mapping[int, Summary]) -> list[tuple[st
         below = f"{(mean(m) - printed.mean) / stdev(m):.1f}" if m[1:] and printed else MISSING
         numbers = (f"{mean(m):.3f}", f"{stdev(m):.3f}" if m[1:] else MISSING, f"{min(m):.3f}", below)
         rows.append((name, str(len(m)), *numbers, str(sum(printed is not None and rmse <= printed.mean for rmse in m))))
-    return rows
-
-
-def _standing(boston: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Count the searches that reach the paper's RMSE, and how far any row's mean is from ours, the first."""
-    searches, reached = (sum(int(row[column]) for row in boston) for column in (1, -1))
-    moved = max(abs(float(row[2]) - float(boston[0][2])) for row in boston)
-    return {"searches": searches, "reached": reached or "none", "moved": f"{moved:.3f}"}
+    searched, reached = (sum(int(row[column]) for row in rows) for column in (1, -1))
+    moved = max(abs(float(row[2]) - float(rows[0][2])) for row in rows)  # from ours, the first
+    return [table(_WORDS["boston"], rows, searches=searched, reached=reached or "none", moved=f"{moved:.3f}")]
 
 
 class Gap(NamedTuple):
@@ -221,16 +210,9 @@ class Gap(NamedTuple):
     ours: Estimate
     printed: Estimate
 
-    @property
-    def excess(self) -> float:
-        """Ours minus the paper's."""
-        return self.ours.mean - self.printed.mean
-
-    def beyond(self, excess: float, *, rounding: bool = False, searched: bool = True) -> bool:
-        """Whether an excess is above 2 sqrt(e^2 + e_paper^2), e of runs and search or of runs alone.
-
-        rounding: half a unit of the last printed digit is granted.
-        """
+    def beyond(self, *, above: bool = False, rounding: bool = False, searched: bool = True) -> bool:
+        """Whether the means are over 2 sqrt(e^2 + e_paper^2) apart, or ours above; e of runs and search, or of runs."""
+        excess = self.ours.mean - self.printed.mean if above else abs(self.ours.mean - self.printed.mean)
         ours, printed = self.ours.apart if searched else self.ours.standard_error, self.printed.standard_error
         return excess - (self.printed.half_unit if rounding else 0.0) > 2 * math.hypot(ours or 0.0, printed or 0.0)
 
@@ -247,7 +229,7 @@ def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> l
     rows = []
     for metric, method in product(("rmse", "crps"), ("mcbn", "mcdo")):  # where lower is better
         compared = gaps(summary, method, metric)
-        strict, lenient = (sum(not gap.beyond(gap.excess, rounding=r) for gap in compared) for r in (False, True))
+        strict, lenient = (sum(not gap.beyond(above=True, rounding=r) for gap in compared) for r in (False, True))
         claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
     normalised = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
@@ -265,41 +247,32 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
 
 def _differences(summary: Summary, published_mnf: Summary) -> Table:
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
-    apart = [gap for gap in compared if gap.beyond(abs(gap.excess))]
+    apart = [gap for gap in compared if gap.beyond()]
     rows: list[tuple[str, ...]] = []
     for gap in apart:
         dataset, method, metric = gap.key
-        better = "better" if (gap.excess > 0) == (metric not in ("rmse", "crps")) else "worse"
+        better = "better" if (gap.ours.mean > gap.printed.mean) == (metric not in ("rmse", "crps")) else "worse"
         shown = cell(gap.ours), cell(gap.printed), difference(gap.ours, gap.printed)
         names = METRICS[metric], METHODS[method], describe(dataset).title
-        rows.append((*names, *shown, better, _finding(gap, published_mnf)))
-    runs_alone = sum(gap.beyond(abs(gap.excess), searched=False) for gap in compared)
+        stopped = f"; MNF stopped as published: {cell(published_mnf[gap.key])}" if gap.key in published_mnf else ""
+        finding = f"not explained{stopped}" if gap.beyond(rounding=True) else "rounding"
+        rows.append((*names, *shown, better, finding))
+    runs_alone = sum(gap.beyond(searched=False) for gap in compared)
     counts: dict[str, Any] = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
     return table(_WORDS["differences"], rows or [("none", *[""] * 7)], chance=0.05 * len(compared), **counts)
-
-
-def _finding(gap: Gap, published_mnf: Summary) -> str:
-    """Say what an experiment found about a difference, or that none explains it."""
-    if not gap.beyond(abs(gap.excess), rounding=True):
-        return "rounding"
-    stopped = published_mnf.get(gap.key)
-    return f"not explained; MNF stopped as published: {cell(stopped)}" if stopped else "not explained"
 
 
 def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] = ()) -> list[Record]:
     """Return the records of a kind, one per run; `also` names what tells runs apart besides set, method, split, seed.
 
-    Of a run recorded again with the same configuration the last counts; with another configuration it is an error, as
-    no one can say which was meant.
+    Of a run recorded again with the same configuration the last counts; with another configuration it is an error.
     """
     newest: dict[str, Record] = {}
     for record in (r for r in records if r.get("kind") == kind):
         run = ", ".join(f"{name} {_field(record, name)}" for name in (*_IDENTITY, *also))
         if newest.setdefault(run, record).get("config_hash") != record.get("config_hash"):
-            raise MCBNError(
-                f"recorded more than once, with different configurations: {run}; move the records of one of them to "
-                "another folder"
-            )
+            cure = "move the records of one of them to another folder"
+            raise MCBNError(f"recorded more than once, with different configurations: {run}; {cure}")
         newest[run] = record
     return list(newest.values())
 
@@ -351,10 +324,9 @@ def summary_csv(summary: Summary) -> str:
 def check_names(record: Record) -> None:
     """Refuse a record whose data set or method no table would show."""
     if record["dataset"] not in NAMES or record["method"] not in METHODS:
-        raise MCBNError(
-            f"a record has data set {record['dataset']!r} and method {record['method']!r}; known are"
-            f" {', '.join(NAMES)} and {', '.join(METHODS)}; remove it or run it under a known name"
-        )
+        names = f"data set {record['dataset']!r} and method {record['method']!r}"
+        known = f"{', '.join(NAMES)} and {', '.join(METHODS)}"
+        raise MCBNError(f"a record has {names}; known are {known}; remove it or run it under a known name")
 
 
 def score(record: Record, name: str) -> float | None:

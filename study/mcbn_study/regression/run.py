@@ -32,6 +32,8 @@ from mcbn_study.study import Setup, Study, Task, run_study
 
 STUDY = "regression"
 Names = Sequence[str]
+Choices = Sequence[Choice]  # of each split
+Predicted = tuple[Tensor, Tensor, float, float]  # mean and epistemic variance (n,), tau, tau of constant uncertainty
 Trained = Sequence[tuple[Networks, Values]]  # networks of one stream each
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
 TESTED: dict[str, tuple[Family, Criterion]] = {
@@ -67,23 +69,19 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
     tasks: dict[str, Task] = {}
     for dataset, method in product(datasets, methods):
         name, needed = f"{dataset}-test-{method}", []
-        if on_record(study, dataset, method) or study.journal.load(name) is not None:
+        seeds = study.profile.seeds[: 1 if method == "ensemble" else None]
+        recorded = study.has_runs(seeds, kind="test", dataset=dataset, method=method)
+        if recorded or study.journal.load(name) is not None:
             continue
         if method in TESTED:
             family, _ = TESTED[method]
-            for cell in cells(study.profile, dataset, family):
-                tasks.setdefault(cell.name, Task(cell.name, dataset, search_cell, {"family": family, "cell": cell}))
-                needed.append(cell.name)
+            for cell, grid in cells(study.profile, dataset, family).items():
+                searched = {"family": family, "cell": cell, "grid": grid}
+                tasks.setdefault(cell, Task(cell, dataset, search_cell, searched))
+                needed.append(cell)
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
         tasks[name] = Task(name, dataset, step, {"method": method}, needed)
     return list(tasks.values())
-
-
-def on_record(study: Study, dataset: str, method: str) -> bool:
-    """Tell whether every run of a method is on record."""
-    seeds = study.profile.seeds[:1] if method == "ensemble" else study.profile.seeds
-    run = {"kind": "test", "dataset": dataset, "method": method}
-    return all(study.journal.has(**run, split=s, seed=seed) for s, seed in product(study.profile.splits, seeds))
 
 
 def score_networks(study: Study, method: str) -> None:
@@ -115,7 +113,7 @@ def score_ensemble(study: Study, method: str) -> None:
     study.journal.finish(f"{study.dataset}-test-{method}", {"tau": taus}, records)
 
 
-def _tune_ensemble(study: Study, choices: Sequence[Choice]) -> list[Choice]:
+def _tune_ensemble(study: Study, choices: Choices) -> list[Choice]:
     """Train an ensemble on every fold and tune tau on its validation rows."""
     F, K = study.profile.n_folds, len(study.profile.seeds)
     problem = fold_problem(study, seeds=study.profile.seeds)
@@ -131,7 +129,7 @@ def _tune_ensemble(study: Study, choices: Sequence[Choice]) -> list[Choice]:
     return tuned
 
 
-def _members(study: Study, choices: Sequence[Choice]) -> Tensor:
+def _members(study: Study, choices: Choices) -> Tensor:
     """Return the test outputs of the plain BN networks, (B K, n): those of method "bn" if tested, else made anew."""
     finished = study.journal.load(f"{study.dataset}-test-bn")
     if finished is not None:
@@ -144,8 +142,7 @@ def score_mnf(study: Study, method: str) -> None:
     """Search, train and test MNF; `seconds` are shared by all runs."""
     p, dataset, device, started = study.profile, study.dataset, study.device, time.perf_counter()
     choices = mnf.search(dataset, p.splits, p, device)
-    epochs = [choice.epochs for choice in choices]
-    samples = mnf.train_and_draw(dataset, p.splits, p.seeds, epochs, p.n_samples, device).double()
+    samples = mnf.train_and_draw(dataset, p.splits, [choice.epochs for choice in choices], p, device).double()
     study.journal.append(_score_splits(study, method, choices, by_split(study, samples), started))
 
 
@@ -164,7 +161,7 @@ def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
     return make_problem(study.data, parts, study.device)
 
 
-def train_chosen(study: Study, problem: Problem, choices: Sequence[Choice], family: Family) -> Trained:
+def train_chosen(study: Study, problem: Problem, choices: Choices, family: Family) -> Trained:
     """Train a network for every stream with the choice of its split."""
     each = len(problem.streams) // len(choices)
     chosen = [(choice.configuration, choice.epochs) for choice in choices for _ in range(each)]
@@ -203,31 +200,29 @@ def final_targets(study: Study, s: int) -> Tensor:
     return study.data.y[split(len(study.data.y), s).test].to(study.device)
 
 
-def _score_splits(
-    study: Study, method: str, choices: Sequence[Choice], runs: Sequence[Any], started: float
-) -> list[Record]:
+def _score_splits(study: Study, method: str, choices: Choices, runs: Sequence[Any], started: float) -> list[Record]:
     """Make the records of a test, from draws (T, n) of the runs of each split, and write the predictions."""
     seconds = (time.perf_counter() - started) / sum(map(len, runs))  # shared alike
     records = []
     for s, choice, samples in zip(study.profile.splits, choices, runs, strict=True):
-        error = torch.stack([final_targets(study, s) - drawn.mean(0) for drawn in samples])
-        std = torch.stack([(drawn.var(0, correction=0) + 1 / choice.tau).sqrt() for drawn in samples])
-        save_predictions(study, study.dataset, method, s, error, std, [choice.tau_constant**-0.5] * len(samples))
+        moments = [(drawn.mean(0), drawn.var(0, correction=0)) for drawn in samples]
+        predicted = [(*moment, choice.tau, choice.tau_constant) for moment in moments]
+        save_predictions(study, study.dataset, method, s, final_targets(study, s), predicted)
         records += score_runs(study, "test", method, s, samples, choice, seconds)
     return records
 
 
-def save_predictions(
-    study: Study, dataset: str, method: str, s: int, error: Tensor, std: Tensor, constant_std: Sequence[float]
-) -> None:
-    """Write error and std (seeds, n) of one method and split."""
+def save_predictions(study: Study, dataset: str, method: str, s: int, y: Tensor, runs: Sequence[Predicted]) -> None:
+    """Write error and std (seeds, n) of one method and split, whose targets are y (n,)."""
+    error = torch.stack([y - mean for mean, *_ in runs])
+    std = torch.stack([(variance + 1 / tau).sqrt() for _, variance, tau, _ in runs])
     arrays: dict[str, Any] = {"error": error.half().cpu().numpy(), "std": std.half().cpu().numpy()}
-    arrays["constant_std"] = np.array(constant_std, dtype=np.float32)
+    arrays["constant_std"] = np.array([tau_constant**-0.5 for *_, tau_constant in runs], dtype=np.float32)
     with replacing(study.journal.folder / "predictions" / f"{dataset}-{method}-{s}.npz") as temporary:
         np.savez_compressed(temporary, **arrays)
 
 
-def _save_networks(study: Study, problem: Problem, trained: Trained, choices: Sequence[Choice]) -> None:
+def _save_networks(study: Study, problem: Problem, trained: Trained, choices: Choices) -> None:
     """Write the networks of the test, by split, seed, and the fold networks of the winning configurations."""
     states = [state for networks, values in trained for state in network_states(values, networks, problem)]
     folds, F = fold_problem(study), study.profile.n_folds

@@ -18,7 +18,7 @@ from mcbn.data import describe, folds, split
 from mcbn.stacked import Values
 from mcbn_study.journal import Record
 from mcbn_study.profiles import TAU_RANGES
-from mcbn_study.regression.measure import Evaluator, Moments, original_units, rmse, tune_tau
+from mcbn_study.regression.measure import Evaluator, original_units, rmse, tune_tau
 from mcbn_study.regression.problem import Part, Problem, make_problem, stream_key
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.stack import Family, Networks, take
@@ -32,29 +32,22 @@ CRITERIA: tuple[Criterion, ...] = ("mc", "plain")
 # parameters of the winners' fold networks; mean, variance, y (2, B, F, n) of their validation rows in original units,
 # NaN beyond a fold's own.
 Search = dict[str, Tensor]
+Grid = tuple[Configuration, ...]  # of one cell: all share a batch size
 SHRINK = 0.75  # the stack is rebuilt once so small a part of it is still in training
 WIDE = 50  # above so many units a dropout cell holds one rate: a larger stack saves no time, but more is lost with it
 
 
 class CrossValidation:
-    """Trains B F C networks on streams ordered by split, then fold; `winner`: each split's configuration, if known."""
+    """Trains networks as (B, F, C); `winner`: each split's configuration, if known."""
 
     def __init__(
-        self,
-        problem: Problem,
-        profile: Profile,
-        configurations: Sequence[Configuration],
-        *,
-        hidden: int,
-        family: Family,
-        fused: bool = False,
-        winner: Sequence[int] | None = None,
+        self, problem: Problem, profile: Profile, networks: Networks, *, fused: bool = False, winner: Sequence[int] = ()
     ) -> None:
-        self.problem, self.profile, self._winner = problem, profile, winner
-        self.F, self.B, self.C = profile.n_folds, len(problem.streams) // profile.n_folds, len(configurations)
-        self.networks = grid_networks(problem, configurations, family, hidden)  # as (B, F, C)
-        self._place = ascending(problem, self.networks)  # of each network in the trainer: where it is in (B, F, C)
-        self.trainer = Trainer(problem, self.networks[self._place], fused=fused)
+        self.problem, self.profile, self.networks, self._winner = problem, profile, networks, winner
+        R = len(problem.streams)  # ordered by split, then fold
+        self.F, self.B, self.C = profile.n_folds, R // profile.n_folds, len(networks.stream) // R
+        self._place = ascending(problem, networks)  # of each network in the trainer: where it is in (B, F, C)
+        self.trainer = Trainer(problem, networks[self._place], fused=fused)
         # The best evaluation of each criterion, split and configuration, and the parameters it had: none yet
         self.rmse = torch.full((2, self.B, self.C), torch.inf, dtype=torch.float64, device=problem.device)
         self.epoch, self.waited = (torch.zeros_like(self.rmse, dtype=torch.int64) for _ in range(2))
@@ -87,7 +80,7 @@ class CrossValidation:
         places = self._place[local]
         at = places // (self.F * self.C), places % self.C
         networks, values = self.trainer.networks[local], take(self.trainer.values, local)
-        predictions = evaluator.moments(values, networks).mean, evaluator.plain(values, networks)
+        predictions = evaluator.moments(values, networks)[0], evaluator.plain(values, networks)
         for i, prediction in enumerate(predictions):
             scores = rmse(prediction, self.problem, networks.stream)
             mean = scores.new_zeros(self.B, self.C).index_put_(at, scores, accumulate=True) / self.F
@@ -105,7 +98,7 @@ class CrossValidation:
     def _result(self) -> Search:
         """Gather the scores, and evaluate the best networks of each split and criterion with all T draws."""
         winner = self.rmse.argmin(2)  # (2, B)
-        if self._winner is not None:
+        if self._winner:
             winner = torch.tensor([self._winner] * len(CRITERIA), device=self.problem.device)
         folds = torch.arange(0, self.B * self.F * self.C, self.C, device=winner.device)
         at = [folds + row.repeat_interleave(self.F) for row in winner]  # (B F,) each
@@ -125,7 +118,7 @@ class CrossValidation:
             moments = evaluator.moments(values, networks)
         else:
             mean = evaluator.plain(values, networks).double()
-            moments = Moments(mean, torch.zeros_like(mean))
+            moments = mean, torch.zeros_like(mean)
         return *original_units(moments, self.problem, networks.stream), self.problem.targets[networks.stream]
 
 
@@ -133,13 +126,6 @@ def grid_networks(problem: Problem, configurations: Sequence[Configuration], fam
     """List every configuration for every stream, stream first. All share one batch size."""
     streams = [stream for stream in range(len(problem.streams)) for _ in configurations]
     return networks_of(problem, family, streams, [*configurations] * len(problem.streams), hidden)
-
-
-class Cell(NamedTuple):
-    """One stacked cross-validation: configurations that share a batch size."""
-
-    name: str
-    configurations: tuple[Configuration, ...]
 
 
 class Choice(NamedTuple):
@@ -163,17 +149,17 @@ class Choice(NamedTuple):
         return {"weight_decay": weight_decay, "batch_size": batch_size, "dropout": rate, "epochs": self.epochs}
 
 
-def cells(profile: Profile, dataset: str, family: Family) -> list[Cell]:
-    """List the stacked programs of a data set's search."""
+def cells(profile: Profile, dataset: str, family: Family) -> dict[str, Grid]:
+    """Return the stacked programs of a data set's search by name: the configurations of each."""
     decays = profile.weight_decays
     if family == "bn":
         sizes = profile.batch_sizes_of(dataset)
-        return [Cell(f"{dataset}-bn-{M}", tuple(Configuration(decay, M) for decay in decays)) for M in sizes]
+        return {f"{dataset}-bn-{M}": tuple(Configuration(decay, M) for decay in decays) for M in sizes}
     M = profile.dropout_batch_size
     grid = [tuple(Configuration(decay, M, rate) for decay in decays) for rate in profile.rates]
     if describe(dataset).hidden_units <= WIDE:
-        return [Cell(f"{dataset}-dropout", sum(grid, ()))]
-    return [Cell(f"{dataset}-dropout-{row[0].rate}", row) for row in grid]
+        return {f"{dataset}-dropout": sum(grid, ())}
+    return {f"{dataset}-dropout-{row[0].rate}": row for row in grid}
 
 
 def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[int] = ()) -> Problem:
@@ -187,48 +173,43 @@ def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[in
     return make_problem(study.data, parts, study.device)
 
 
-def search_cell(study: Study, family: Family, cell: Cell) -> Search:
+def search_cell(study: Study, family: Family, cell: str, grid: Grid) -> Search:
     """Return what one cell of the cross-validation found; one that has no file yet is run and written."""
-    search = study.journal.load(cell.name)
+    search = study.journal.load(cell)
     if search is None:
         started = time.perf_counter()
-        search = cross_validate(study, fold_problem(study), cell.configurations, family)
-        records = _records(study, family, cell, search, time.perf_counter() - started)
-        study.journal.finish(cell.name, search, records)
+        problem = fold_problem(study)
+        networks = grid_networks(problem, grid, family, describe(study.dataset).hidden_units)
+        search = cross_validate(study, problem, networks)
+        records = _records(study, family, grid, search, {"cell": cell, "seconds": time.perf_counter() - started})
+        study.journal.finish(cell, search, records)
     return search
 
 
 def cross_validate(
-    study: Study,
-    problem: Problem,
-    configurations: Sequence[Configuration],
-    family: Family,
-    *,
-    winner: Sequence[int] | None = None,
-    **samples: Any,
+    study: Study, problem: Problem, networks: Networks, *, winner: Sequence[int] = (), **samples: Any
 ) -> Search:
     """Run a cross-validation by the profile; samples: its selection_samples and n_samples, where others are wanted."""
-    p, facts = study.profile, describe(study.dataset)
-    searched = p.selection_samples_large if facts.n > p.large else p.selection_samples
+    p = study.profile
+    searched = p.selection_samples_large if describe(study.dataset).n > p.large else p.selection_samples
     rules = replace(p, **({"selection_samples": searched} | samples))
-    how: dict[str, Any] = {"hidden": facts.hidden_units, "family": family, "fused": study.fused, "winner": winner}
-    return CrossValidation(problem, rules, configurations, **how).run()
+    return CrossValidation(problem, rules, networks, fused=study.fused, winner=winner).run()
 
 
-def _records(study: Study, family: Family, cell: Cell, search: Search, seconds: float) -> list[Record]:
+def _records(study: Study, family: Family, grid: Grid, search: Search, whole: Record) -> list[Record]:
     """Make one record a split and batch size or dropout rate: RMSE and epoch of every lambda."""
     C, records = len(study.profile.weight_decays), []
-    for (b, s), first in product(enumerate(study.profile.splits), range(0, len(cell.configurations), C)):
+    for (b, s), first in product(enumerate(study.profile.splits), range(0, len(grid), C)):
         row = slice(first, first + C)
-        configurations = cell.configurations[row]
-        place = {"dataset": study.dataset, "split": s, "family": family}
+        configurations = grid[row]
+        place: Record = {"dataset": study.dataset, "split": s, "family": family}
         place |= {"batch_size": configurations[0].batch_size, "dropout": configurations[0].rate}
         scores: Record = {"weight_decay": [c.weight_decay for c in configurations]}
         for i, name in enumerate(CRITERIA):
             scores[f"rmse_{name}"] = [x if x < torch.inf else None for x in search["rmse"][i, b, row].tolist()]
             scores[f"epoch_{name}"] = search["epoch"][i, b, row].tolist()
-        scores |= {"stopped": search["stopped"][b, row].tolist(), "cell": cell.name}
-        records.append(study.record("selection", seconds, **place, **scores))
+        scores |= {"stopped": search["stopped"][b, row].tolist()}
+        records.append(study.record("selection", **place, **scores, **whole))
     return records
 
 
@@ -239,11 +220,12 @@ def winners(search: Search, *at: int) -> Values:
 
 def choose(study: Study, family: Family, criterion: Criterion) -> list[Choice]:
     """Choose the configuration and tau of each split."""
-    searches = [(cell, search_cell(study, family, cell)) for cell in cells(study.profile, study.dataset, family)]
+    grids = cells(study.profile, study.dataset, family)
+    searches = [(grid, search_cell(study, family, cell, grid)) for cell, grid in grids.items()]
     choices, i = [], CRITERIA.index(criterion)
     for b in range(len(study.profile.splits)):
-        cell, best = min(searches, key=lambda pair: float(pair[1]["rmse"][i, b].min()))
+        grid, best = min(searches, key=lambda pair: float(pair[1]["rmse"][i, b].min()))
         c = int(best["winner"][i, b])
-        choice = Choice(cell.configurations[c], int(best["epoch"][i, b, c]), values=winners(best, i, b))
+        choice = Choice(grid[c], int(best["epoch"][i, b, c]), values=winners(best, i, b))
         choices.append(choice.tuned(best["mean"][i, b], best["variance"][i, b], best["y"][i, b], study.dataset))
     return choices

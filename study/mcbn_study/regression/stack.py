@@ -6,7 +6,7 @@ of three Linear layers with bias, ReLU between. The loss of one network is 1/2 m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,13 +35,13 @@ class Networks:
     hidden: int = 50
 
     def __getitem__(self, index: Tensor) -> "Networks":
-        chosen = (self.stream[index], self.weight_decay[index], self.rate[index])
-        return Networks(self.family, *chosen, self.batch_size, self.hidden)
+        return replace(self, stream=self.stream[index], weight_decay=self.weight_decay[index], rate=self.rate[index])
 
     def like(self, x: Tensor) -> "Networks":
         """Bring the tensors to the device and the precision of x."""
-        moved = (self.stream.to(x.device), self.weight_decay.to(x), self.rate.to(x))
-        return Networks(self.family, *moved, self.batch_size, self.hidden)
+        return replace(
+            self, stream=self.stream.to(x.device), weight_decay=self.weight_decay.to(x), rate=self.rate.to(x)
+        )
 
 
 def take(values: Values, index: Tensor) -> Values:

@@ -3,16 +3,15 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from mcbn import stacked
-from mcbn.data import folds, split
-from mcbn.data import load as load_data
+from mcbn import data, stacked
 from mcbn.engine.capture import capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized
@@ -32,29 +31,21 @@ ORDER_NUMBERS = 2**24  # rows permuted at a time
 EPOCH_STEPS = 2**16  # more than any epoch has: positions of dropout masks
 FORMAT = "mcbn study networks"
 Block = tuple[Tensor, Tensor, Tensor]  # what k steps read: x (S, k M, Q), y (S, k M), uniform (R, k M, Q + 2H)
+Group = tuple[slice, int]  # consecutive networks whose streams have so many batches in an epoch
 GRADIENTS: dict[Family, Callable[..., Values]] = {"bn": stacked.gradients, "dropout": dropout_gradients}
-
-
-class _Group(NamedTuple):
-    """Consecutive networks whose streams have equally many batches in an epoch."""
-
-    rows: slice
-    steps: int
 
 
 class Trainer:
     """S networks in training: `advance` trains them further, `values` holds their parameters, `keep` drops some.
 
     What becomes of a network depends on its stream and configuration alone. Networks come in ascending order of their
-    number of batches: those that have none left wait, unchanged, until the epoch ends. graphs: capture blocks of steps
-    as CUDA graphs, the default on a GPU; fused: whole blocks are one CUDA kernel, where networks fit.
+    number of batches: those that have none left wait, unchanged, until the epoch ends. On a GPU blocks of steps are
+    CUDA graphs; fused: one CUDA kernel, where networks fit.
     """
 
-    def __init__(
-        self, problem: Problem, networks: Networks, *, fused: bool = False, graphs: bool | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, networks: Networks, *, fused: bool = False) -> None:
         self.problem, self.networks, self.epoch = problem, networks.like(problem.train.x), 0
-        self._graphs = problem.device.type == "cuda" if graphs is None else graphs
+        self._graphs = problem.device.type == "cuda"
         self._fits = fused and fused_steps.fits(networks.family, networks.batch_size, networks.hidden)
         drawn = initial_values(networks.family, problem.streams, problem.train.x.shape[2], networks.hidden)
         values = take({name: value.to(problem.train.x) for name, value in drawn.items()}, self.networks.stream)
@@ -85,9 +76,9 @@ class Trainer:
         self.values, self.moments = values, (first, second)
         self._groups = _groups((self.problem.train.n // self.networks.batch_size)[self.networks.stream])
         self._fuses = self._fits and len(self._groups) == 1
-        taken = [float(self.epoch * group.steps) for group in self._groups]
+        taken = [float(self.epoch * steps) for _, steps in self._groups]
         self._taken = [[torch.tensor(steps, device=self.problem.device) for _ in values] for steps in taken]
-        self._count = self.epoch * self._groups[0].steps  # without a look at the GPU
+        self._count = self.epoch * self._groups[0][1]  # without a look at the GPU
         self._blocks: dict[int, Block] = {}
         self._captured: dict[tuple[int, int], Callable[[], None] | None] = {}
 
@@ -97,11 +88,11 @@ class Trainer:
         equal = len(self._groups) == 1
         for some in [slice(None)] if equal else [slice(e, e + 1) for e in range(len(epochs))]:
             first = 0
-            for active, group in enumerate(self._groups):
-                steps = torch.arange(first, group.steps, device=epochs.device)
-                rows = orders[:, some, first * M : group.steps * M].flatten(1)
+            for active, (_, last) in enumerate(self._groups):
+                steps = torch.arange(first, last, device=epochs.device)
+                rows = orders[:, some, first * M : last * M].flatten(1)
                 yield rows, (epochs[some, None] * EPOCH_STEPS + steps).flatten(), active
-                first = group.steps
+                first = last
 
     def _block_steps(self) -> int:
         S, R = len(self.networks.stream), len(self.problem.streams)
@@ -147,7 +138,7 @@ class Trainer:
             rest = (uniform[:, batch], n.stream, n.rate) if n.family == "dropout" else ()
             every = GRADIENTS[n.family](self.values, x[:, batch], y[:, batch, None], n.weight_decay, *rest)
             values, grads, first, second = (
-                [tensors[name][group.rows] for group in self._groups[active:] for name in self.values]
+                [tensors[name][rows] for rows, _ in self._groups[active:] for name in self.values]
                 for tensors in (self.values, every, *self.moments)
             )
             taken = [steps for group in self._taken[active:] for steps in group]
@@ -155,19 +146,14 @@ class Trainer:
             adam(values, grads, first, second, [], taken, lr=LEARNING_RATE, **ADAM, **how)
 
 
-def _groups(steps: Tensor) -> list[_Group]:
+def _groups(steps: Tensor) -> list[Group]:
     """Cut the networks, (S,) batches an epoch, into groups of equal number."""
     numbers, counts = (each.tolist() for each in torch.unique_consecutive(steps, return_counts=True))
     if numbers != sorted(set(numbers)) or numbers[0] < 1:
-        raise MCBNError(
-            f"networks must come in ascending order of batches an epoch, at least 1; got {numbers}: sort them by the "
-            "size of their training part and leave out batch sizes above it"
-        )
-    groups, start = [], 0
-    for number, count in zip(numbers, counts, strict=True):
-        groups.append(_Group(slice(start, start + count), number))
-        start += count
-    return groups
+        cure = "sort them by the size of their training part and leave out batch sizes above it"
+        raise MCBNError(f"networks must come in ascending order of batches an epoch, from 1 on; got {numbers}: {cure}")
+    ends = accumulate(counts)
+    return [(slice(end - count, end), number) for number, count, end in zip(numbers, counts, ends, strict=True)]
 
 
 def train_streams(
@@ -225,12 +211,12 @@ def load_networks(path: str | Path) -> list[tuple[Standardized, dict[str, Any]]]
     if metadata.get("format") != FORMAT:
         raise MCBNError(f"{path} holds no networks of a study; they are written by `mcbn reproduce regression`")
     infos = json.loads(metadata["networks"])
-    sets, networks = {name: load_data(name) for name in {info["dataset"] for info in infos}}, []
+    sets, networks = {name: data.load(name) for name in {info["dataset"] for info in infos}}, []
     for i, info in enumerate(infos):
         x, y = sets[info["dataset"]]
         state = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith(f"{i}.")}
-        train = split(len(y), info["split"]).train
-        info["train"] = folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
+        train = data.split(len(y), info["split"]).train
+        info["train"] = data.folds(train, info["n_folds"])[info["fold"]].train if "fold" in info else train
         hidden, n_inputs = state["0.weight"].shape
         network = RegressionMLP(n_inputs, (hidden, hidden), seed=0)
         network.load_state_dict(state, strict=False)  # counters of batches are not saved
