@@ -51,7 +51,7 @@ def run(
     journal, split = Journal(out, CLASSES), images or PAPER.load()
     counts = (split.validation, CLASSES["n_validation"]), (split.test, CLASSES["n_test"])
     parts = [DataLoader(TensorDataset(standardize(part.x[:n]), part.y[:n]), AT_ONCE) for part, n in counts]
-    how = {name: CLASSES[name] for name in ("n_samples", "batch_size")}
+    how: dict[str, Any] = {name: CLASSES[name] for name in ("n_samples", "batch_size")}
     for seed, network in sorted(load_classifiers(networks).plain.items()):
         if not journal.has(seed=seed):
             bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **how)
