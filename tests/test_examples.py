@@ -155,6 +155,33 @@ def test_photographs_are_cropped_at_random_or_at_their_centre(monkeypatch, tmp_p
     assert not torch.equal(crops[0], crops[0])
 
 
+class Tiny(nn.Module):
+    """Takes photographs, gives 1000 logits, has batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 4, 9, 9), nn.BatchNorm2d(4), nn.Linear(4, 1000)
+
+    def forward(self, x):
+        return self.last(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+@pytest.mark.slow
+def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(monkeypatch, tmp_path, voc):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Tiny().eval()
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(foreign, "load_efficientnet", lambda: network)
+    foreign.run(tmp_path, n_test=4, n_samples=3)
+    rows = read_records(tmp_path / "records.jsonl")
+    methods = ("plain, {} scale", "MCBN, M = 32, {} scale", "MCBN, M = 32, {} scale, recentred")
+    assert [r["method"] for r in rows] == [m.format(s) for s in ("stated", "fitting") for m in methods]
+    assert all("drawn batch statistics disagree" in r["warning"] for r in rows[1::3])  # it was never trained
+    assert not any(r["warning"] for r in rows[2::3])  # nothing to disagree with
+    assert "drawn batch statistics disagree" in (tmp_path / "table.md").read_text()
+
+
 def test_black_photographs_are_the_lower_end_of_the_scale():
     from PIL import Image
 

@@ -105,6 +105,11 @@ def shift(out: Path, foreign: Path, frost: Path, profile: str, measure: bool, **
     return _report("shift", out, Path("docs/field.md"))
 
 
+def foreign(**options: Any) -> None:
+    """Score a network of ImageNet."""
+    _load("foreign.run").run(**options)
+
+
 def _split(names: list[str] | None) -> list[str]:
     return [name.strip() for text in names or () for name in text.split(",") if name.strip()]
 
@@ -140,7 +145,7 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     reproduce.command(name, help=f"{words['help']}\n\n\b\nExample:\n  mcbn reproduce {words['example']}")(run)
 
 
-_WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift)
+_WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift, foreign)
 _EXPERIMENTS: dict[str, Callable[..., Lines | None]] = {function.__name__: function for function in _WITH_MORE}
 _EXPERIMENTS["tables"] = lambda results: _report("regression", results)
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

@@ -5,6 +5,7 @@ with flips and 4-pixel crops; their trainer looked at the test set, so that thei
 Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, stand in for its training images.
 """
 
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from mcbn_study.tables import render
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
 NETWORKS = ("resnet20", "resnet32", "efficientnet")
+# The page of EfficientNet's package names the scale of ImageNet; by its running statistics it was trained with the other
+SCALES: dict[str, Scale] = {"stated": IMAGENET, "fitting": ((0.5,) * 3, (0.5,) * 3)}
 PADDING = 4
 SIZE = 224
 # Animals of the photographs: label of VOC -> classes of ImageNet
@@ -75,6 +78,24 @@ def cifar(
         }
         journal.add([row | costs])
     return journal.path
+
+
+def run(out: Path, *, n_test: int = 200, n_samples: int = 64, device: str = "cpu") -> None:
+    """Score EfficientNet-Lite0 on photographs of five animals: plain, with draws of such, and with these recentred."""
+    journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
+    train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
+    bayes = MCBN(load_efficientnet().to(device), "classification")
+    for name, scale in SCALES.items():
+        x = torch.stack([centre(image, scale) for image in test]).to(device)
+        for method in (f"plain, {name} scale", f"MCBN, M = 32, {name} scale", f"MCBN, M = 32, {name} scale, recentred"):
+            with warnings.catch_warnings(record=True, action="always") as caught:
+                about = "running" if method.endswith("recentred") else "drawn"
+                bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
+            predict = bayes.plain_mean if method.startswith("plain") else lambda part: bayes.predict(part).probs
+            row = predict_and_score(lambda part, predict=predict: animals(predict(part)), x, y)
+            warned = " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
+            journal.add([{"kind": "foreign", "network": "efficientnet", "method": method, "warning": warned, **row}])
+    write_report(out)
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
