@@ -8,6 +8,7 @@ Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, 
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from mcbn_study.tables import render
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
 NETWORKS = ("resnet20", "resnet32", "efficientnet")
-# The page of EfficientNet's package names the scale of ImageNet; by its running statistics it was trained with the other
+# EfficientNet's page names the scale of ImageNet; by its running statistics it was trained with the other
 SCALES: dict[str, Scale] = {"stated": IMAGENET, "fitting": ((0.5,) * 3, (0.5,) * 3)}
 PADDING = 4
 SIZE = 224
@@ -91,11 +92,14 @@ def run(out: Path, *, n_test: int = 200, n_samples: int = 64, device: str = "cpu
             with warnings.catch_warnings(record=True, action="always") as caught:
                 about = "running" if method.endswith("recentred") else "drawn"
                 bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
-            predict = bayes.plain_mean if method.startswith("plain") else lambda part: bayes.predict(part).probs
-            row = predict_and_score(lambda part, predict=predict: animals(predict(part)), x, y)
+            row = predict_and_score(partial(_of_animals, bayes, method.startswith("plain")), x, y)
             warned = " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
             journal.add([{"kind": "foreign", "network": "efficientnet", "method": method, "warning": warned, **row}])
     write_report(out)
+
+
+def _of_animals(bayes: MCBN[Any], plain: bool, x: Tensor) -> Tensor:
+    return animals(bayes.plain_mean(x) if plain else bayes.predict(x).probs)
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
