@@ -29,7 +29,7 @@ def cubn(task: str, seed: int) -> ConstantUncertainty:
 
 @functools.cache
 def trained(seed: int) -> MNF:
-    return MNF(hidden=(4,)).fit(*data(), epochs=60, learning_rate=0.01, n_samples=6, seed=seed)
+    return MNF(hidden=(4,)).fit(*data(), epochs=200, n_samples=6, seed=seed)
 
 
 METHODS: dict[str, Callable[[str, int], Any]] = {

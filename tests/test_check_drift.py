@@ -116,7 +116,7 @@ def test_small_drift_of_many_layers_adds_up_to_a_warning(family: str, task: str)
     net, x = deep(by=0.12)
     assert all(d.effect < drift.EFFECT_LIMIT for d in drift.measure(given(net, x, posterior=family)[1]))
     (text,) = messages(net, x, task, posterior=family)
-    assert text.startswith("mcbn: drawn and running statistics disagree by little in every layer")
+    assert text.startswith("mcbn: drawn batch statistics disagree with the running statistics by little in every layer")
     assert "(limit 0.5)" in text
     assert "preprocessing and augmentation" in text
 

@@ -37,7 +37,7 @@ def ready(job: str):
     if job == "predict":
         return lambda out: command_line.predict("--data", "test.npz", "--out", out)
     if job == "study":
-        return lambda out: objective.run(Path(out).parent, dataset="boston", sizes=[64], steps=2, seeds=[0, 1])
+        return lambda out: objective.run(Path(out).parent, dataset="boston", sizes=[64], steps=2)
     bayes = command_line.by_hand()
     return bayes.save if job == "save" else lambda out: bayes.export(out, command_line.arrays("test.npz")[0][:4])
 

@@ -128,5 +128,5 @@ def warn_if_far(network: Network, recorded: Recorded) -> None:
     if far := [drift for drift in measure(recorded) if drift.far]:
         warnings.warn(f"mcbn: {describe(*far)}", stacklevel=3)
     elif (moved := shift(network, recorded)) and moved.far:
-        by_little = "drawn and running statistics disagree by little in every layer, but these differences add up"
-        warnings.warn(f"mcbn: {by_little}: {describe(moved)}", stacklevel=3)
+        by_little = f"running statistics by little in every layer, but these differences add up: {describe(moved)}"
+        warnings.warn(f"mcbn: drawn batch statistics disagree with the {by_little}", stacklevel=3)
