@@ -182,3 +182,34 @@ def test_members_with_a_head_start_with_the_noise_that_the_networks_give() -> No
     pred = mcbn.MCBN(heads, "regression", noise="head").fit(x, n_samples=T, batch_size=16).predict(x)
     single = [mcbn.MCBN(net, "regression", noise="head").fit(x, n_samples=T, batch_size=16).predict(x) for net in heads]
     torch.testing.assert_close(pred.aleatoric, torch.stack([one.aleatoric for one in single]).mean(0))
+
+
+def test_adapt_moves_every_member_and_leaves_the_old_one() -> None:
+    bayes, home, away = several("classification"), data(n=800)[0], 3 * data(n=200)[0] + 2
+    before = bayes.predict(away).probs
+    adapted = bayes.adapt(away, reference=home)
+    alone = [one.adapt(away, reference=home) for one in singles("classification")]
+    assert all(one.adaptation.moved for one in alone)
+    torch.testing.assert_close(adapted.predict(away).probs, sum(one.predict(away).probs for one in alone) / 2)
+    assert torch.equal(bayes.predict(away).probs, before)
+
+
+def test_a_state_dict_holds_every_member() -> None:
+    bayes, x = several(), data()[0]
+    bayes.tau = 3.0
+    empty = mcbn.MCBN(networks(), "regression")
+    again = empty.load_state_dict(bayes.state_dict())
+    assert again is empty
+    assert torch.equal(again.predict(x).variance, bayes.predict(x).variance)
+    with pytest.raises(mcbn.MCBNError, match="of 1 networks, this ensemble of 2"):
+        again.load_state_dict({k: v for k, v in bayes.state_dict().items() if k.startswith("0.")})
+    broken = bayes.state_dict() | {"1.mean.1": torch.zeros(T, 2)}
+    with pytest.raises(mcbn.MCBNError):
+        again.load_state_dict(broken)
+    assert torch.equal(again.predict(x).variance, bayes.predict(x).variance)  # nothing half taken over
+
+
+def test_a_posterior_for_all_networks_at_once_is_refused() -> None:
+    bayes = several()
+    with pytest.raises(mcbn.MCBNError, match="2 networks have a posterior each"):
+        bayes.posterior = bayes.posterior.at_batch_size(64)

@@ -1,7 +1,7 @@
 """Several networks, each with draws: `mcbn.MCBN([net_a, net_b], task)`."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ from mcbn.baselines.predictor import Predictor
 from mcbn.conformal import Calibration
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
+from mcbn.posterior import Posterior
 
 FORMAT = "mcbn members"
 
@@ -90,10 +91,25 @@ class Members(Predictor):
 
     def at_batch_size(self, M: int) -> Self:
         """Return a twin whose members have the spread of batches of M; this one stays as it is."""
+        return self._twin(m.with_posterior(m.posterior.at_batch_size(M)) for m in self.members)
+
+    def adapt(self, unlabelled: Any, *, reference: Any, strength: str | float = "auto") -> Self:
+        """Return a twin whose members are all adapted; the reference is data, since a watch belongs to one network."""
+        return self._twin(m.adapt(unlabelled, reference=reference, strength=strength) for m in self.members)
+
+    def _twin(self, members: Iterable[MCBN[Any]]) -> Self:
         twin = copy.copy(self)
-        twin.calibration = None
-        twin.members = [m.with_posterior(m.posterior.at_batch_size(M)) for m in self.members]
+        twin.calibration, twin.members = None, [*members]
         return twin
+
+    @property
+    def posterior(self) -> Posterior:
+        """The draws of the first member."""
+        return self.members[0].posterior
+
+    @posterior.setter
+    def posterior(self, value: Posterior) -> None:
+        raise MCBNError(f"{len(self.members)} networks have a posterior each; set members[0].posterior and so on")
 
     @property
     def noise_precision(self) -> Tensor:
@@ -119,8 +135,7 @@ class Members(Predictor):
     def save(self, path: str | Path) -> None:
         """Write posteriors, tau and calibration as one safetensors file."""
         tensors, text = self.calibration.pack() if self.calibration else ({}, {})
-        for number, member in enumerate(self.members):
-            tensors |= {f"{number}.{name}": tensor for name, tensor in member.state_dict().items()}
+        tensors |= self.state_dict()
         text |= {"format": FORMAT, "task": self.task, "members": str(len(self.members))}
         saving.save(path, tensors, text)
 
@@ -132,12 +147,26 @@ class Members(Predictor):
             there = f"{text.get('members', 'one')} network(s)"
             raise MCBNError(f"{path} holds the draws of {there}, but {len(models)} were given; pass the same networks")
         several = cls(models, text["task"], **options)
-        for number, member in enumerate(several.members):
-            start = f"{number}."
-            member.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
-        several.n_samples = several.posterior.n_samples
+        several.load_state_dict({name: tensor for name, tensor in tensors.items() if name[0].isdecimal()})
         several.calibration = Calibration.unpack(tensors, text) if "calibration" in text else None
         return several
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the `mcbn.MCBN.state_dict` of every member, its number before each name."""
+        states = [member.state_dict() for member in self.members]
+        return {f"{number}.{name}": tensor for number, state in enumerate(states) for name, tensor in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> Self:
+        """Take over a `state_dict` made with these networks; what does not fit is an error, and nothing is changed."""
+        split: dict[str, dict[str, Tensor]] = {}
+        for (number, _, name), tensor in ((key.partition("."), tensor) for key, tensor in state.items()):
+            split.setdefault(number, {})[name] = tensor
+        if split.keys() != {str(number) for number in range(len(self.members))}:
+            raise MCBNError(f"the state_dict is of {len(split)} networks, this ensemble of {len(self.members)}")
+        twins = [member.with_posterior(None) for member in self.members]
+        self.members = [twin.load_state_dict(split[str(number)]) for number, twin in enumerate(twins)]
+        self.n_samples, self.calibration = self.posterior.n_samples, None
+        return self
 
     def __repr__(self) -> str:
         return f"Members({self.members!r})"

@@ -38,6 +38,7 @@ CENTRES = ("drawn", "running")
 NOT_FITTED = "not fitted yet; call fit(training_data) first"
 P = TypeVar("P", RegressionPrediction, ClassificationPrediction)
 Classes = Literal["classification", "multilabel"]
+Networks = nn.Module | Sequence[nn.Module]
 
 
 class Options(TypedDict, total=False):
@@ -99,11 +100,11 @@ class MCBN(Generic[P]):
     ) -> None: ...
 
     @overload
-    def __init__(self: "MCBN[Any]", model: nn.Module, task: str, **options: Unpack[Options]) -> None: ...
+    def __init__(self: "MCBN[Any]", model: Networks, task: str, **options: Unpack[Options]) -> None: ...
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Networks,
         task: str,
         *,
         layers: Layers = None,

@@ -166,6 +166,7 @@ def agreement(case: Case, ready: Prepared, bayes: MCBN[Any]) -> Record:
     started = time.perf_counter()
     draws, fresh = min(AGREEMENT_DRAWS, case.n_samples), bayes.with_posterior(bayes.posterior)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        fresh.explain(ready.query)  # finds the fast way, which so few draws would not
         samples = fresh.sample(ready.query, n_samples=draws)  # (t, N, ...); its graphs have TF32 off, others on
         statistics = [bayes.posterior.draw(t) for t in range(draws)]
         pairs = [[(mean[name], var[name]) for name in mean] for mean, var in statistics]

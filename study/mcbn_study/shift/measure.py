@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -178,6 +179,7 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
     bayes, validation, n = subject.fit(profile), corrupted.inputs.validation, profile.n_pool
     watch = bayes.watch(subject.prepare(corrupted.home), batch_size=profile.batch_size)
     tau = temperature(subject.look(validation.x).logits[None], validation.y)
+    tuned = tune(subject, validation, profile)
     for kind, images in corrupted.at(severity):
         x, y = subject.prepare(images[n:]), corrupted.y[n:]
         repaired = _plain_repairs(subject, tau, images, x, profile) | {"mcbn": _probs(bayes, x)}
@@ -191,6 +193,18 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
                 rows = torch.isin(y, torch.tensor(pair, device=y.device))
                 facts |= {"pair": pair, f"pair_{when}": float(metrics.accuracy(of[rows], y[rows]))}
             yield {"corruption": kind, "method": method, **_scores(probs, y), **facts}
+            if method == f"adapt {profile.unlabelled[0]}":
+                twin = adapted.with_posterior(adapted.posterior.at_batch_size(tuned.posterior.batch_size))
+                twin.tau = tuned.tau
+                row = {"corruption": kind, "method": "adapt tuned", "M_tuned": tuned.posterior.batch_size}
+                yield row | _scores(_probs(twin, x), y)
+
+
+@cache
+def tune(subject: Subject, validation: Images, profile: ShiftProfile) -> MCBN[Any]:
+    """Choose M and a temperature on validation images, none of them shifted."""
+    x, y = (part[: profile.n_scored] for part in validation)
+    return subject.fit(profile).tune((subject.prepare(x), y), batch_sizes="auto")
 
 
 def _plain_repairs(subject: Subject, tau: float, images: Tensor, x: Tensor, profile: ShiftProfile) -> dict[str, Tensor]:
@@ -203,6 +217,7 @@ def _plain_repairs(subject: Subject, tau: float, images: Tensor, x: Tensor, prof
         "blend": blended(subject.network, x, size, size / (size + PSEUDO)),
         "tent": tent(subject.network, subject.prepare(images[-profile.n_tent :]))[-len(x) :],
     }
+    repaired |= {f"{method} tempered": tau * repaired[method] for method in ("batch", "blend")}
     return {method: probabilities(values[None]) for method, values in repaired.items()}
 
 
@@ -225,11 +240,14 @@ def _scores(probs: Tensor, y: Tensor) -> Row:
 
 
 def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
-    """Score the averaged probabilities of several networks."""
-    for kind, x in corrupted.at(severity):
-        logits = torch.stack([subject.look(x[profile.n_pool :]).logits for subject in subjects])
-        scores = _scores(probabilities(logits), corrupted.y[profile.n_pool :])
-        yield {"corruption": kind, "method": "ensemble", **scores}
+    """Score the averaged probabilities of several networks, as they are and with draws of each."""
+    first, together = subjects[0], MCBN([subject.network for subject in subjects], "classification")
+    together.fit(first.train, n_samples=profile.n_samples, batch_size=profile.batch_size)
+    for kind, images in corrupted.at(severity):
+        x, y = first.prepare(images[profile.n_pool :]), corrupted.y[profile.n_pool :]
+        averaged = {"ensemble": together.plain_mean(x).double(), "ensemble mcbn": _probs(together, x)}
+        for method, probs in averaged.items():
+            yield {"corruption": kind, "method": method, **_scores(probs, y)}
 
 
 def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
