@@ -55,7 +55,8 @@ def test_records_of_a_second_run_follow_those_of_the_first(quick: Path) -> None:
 def test_agreement_with_the_replay_is_rounding(quick: Path) -> None:
     errors = [record["value"] for record in read(quick) if record["method"] == "agreement"]
     assert len(errors) == 3
-    assert all(isinstance(error, float) and error < 1e-4 for error in errors)
+    assert all(isinstance(error, float) for error in errors)
+    assert 0 < max(errors) < 1e-4  # equal to the bit: the fast way did not run
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
