@@ -167,7 +167,7 @@ def compare(specimen: Specimen) -> Record:
 
 def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:
     """Return the errors of a draw's statistics and of its batch's outputs, and the query's by Algorithm 1, (N, ...)."""
-    network: Any = partial(call, specimen.model)
+    network: Any = partial(call, copy.deepcopy(specimen.model))  # its own code may change its weights
     inputs = batch(specimen, rows_of_draw(len(specimen.x), specimen.batch_size, 0, t))
     expected = algorithm.record(network, inputs)
     (mean, var), calls = bayes.posterior.draw(t), sum(statistics is not None for statistics in expected)
