@@ -60,7 +60,9 @@ def write(out: Path, page: Path | None = None) -> list[Path]:
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce shift`")
     kept = comparable(records)
     ours = Selection(r for r in kept if not r["network"].startswith("foreign"))
+    ensembles = {(r["severity"], r["corruption"], r["method"]): r for r in records if r["kind"] == "ensemble"}
     content = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES}
+    content["ensembles"] = Selection(ensembles.values())
     tables = render(__package__, **content, few=FEW, mean_cell=mean_cell)
     written = [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
     if page is not None and START in (text := page.read_text("utf-8")):
@@ -70,15 +72,24 @@ def write(out: Path, page: Path | None = None) -> list[Path]:
 
 
 def comparable(records: list[Record]) -> Selection:
-    """Keep the last record of everything, and of repairs the corruptions that every network and method has."""
+    """Keep the last record of everything, and of repairs the corruptions that every network and method has.
+
+    Repairs of one network and severity are all of the configuration that its last repair has.
+    """
     newest = Selection({tuple(str(record.get(key)) for key in KEYS): record for record in records}.values())
-    repairs, common = newest.where(kind=REPAIRS), {}
-    for network, severity in repairs.each("network", "severity"):
-        tried = repairs.where(network=network, severity=severity)
-        runs = [set(tried.where(method=m, seed=s).each("corruption")) for m, s in tried.each("method", "seed")]
-        common[network, severity] = set.intersection(*runs)
     others = (r for r in newest if r["kind"] not in REPAIRS)
-    return Selection([*others, *(r for r in repairs if r["corruption"] in common[r["network"], r["severity"]])])
+    return Selection([*others, *(r for severity in _repairs(records) for r in severity)])
+
+
+def _repairs(records: list[Record]) -> Iterator[Selection]:
+    """Yield the repairs of each network and severity that can be compared."""
+    newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
+    repairs = Selection(newest.values())
+    for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
+        config = last.where(network=network, severity=severity)[-1]["config_hash"]
+        tried = repairs.where(network=network, severity=severity, config_hash=config)
+        runs = [set(tried.where(method=m, seed=s).each("corruption")) for m, s in tried.each("method", "seed")]
+        yield tried.where(corruption=[*set.intersection(*runs)])
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:
