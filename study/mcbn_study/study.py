@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +15,12 @@ from mcbn_study.regression.profile import Profile
 
 
 class Task(NamedTuple):
-    """A cell of work on one data set: what `step(study, **options)` does once the cells it needs are done."""
+    """A cell of work on one data set: what `step(study, **options)` does."""
 
     cell: str
     dataset: str
     step: Callable[..., object]
     options: Mapping[str, Any]
-    needed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,6 @@ class Setup:
     """Where a study runs and how it computes."""
 
     device: str = "cpu"
-    engine: str = "local"  # or "ray": cells as tasks of the cluster at `address`
-    address: str | None = None
     fused: bool = False  # on a GPU: many training steps in one CUDA kernel
 
 
@@ -69,12 +66,7 @@ TaskList = Callable[[Study], Sequence[Task]]  # the cells of a study that are st
 def run_study(
     name: str, profile: Profile, out: str | Path, list_tasks: TaskList, datasets: Sequence[str], setup: Setup
 ) -> CellJournal:
-    """Do the cells of a study that have no file yet, one after the other here or as tasks of a Ray cluster."""
-    if setup.engine == "ray":
-        from mcbn_study import ray
-
-        study = Study(name, profile, out, replace(setup, device="cpu"))
-        return ray.run(study, list_tasks(study), setup)
+    """Do the cells of a study that have no file yet, one after the other."""
     sets = {dataset: load(dataset) for dataset in datasets}
     study = Study(name, profile, out, setup)
     for task in tracked(list_tasks(study), name, "cell"):

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mcbn.cli.session import ENGINES, one_line_errors, one_line_warnings
-from mcbn.errors import MCBNError, require_choice
+from mcbn.cli.session import one_line_errors, one_line_warnings
+from mcbn.errors import MCBNError
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
 KINDS = {"path": Path, "text": str, "number": int, "names": list[str]}
@@ -132,7 +132,6 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
             options["device"] = "cuda" if import_module("torch").cuda.is_available() else "cpu"
         threads = _load("machine").one_thread(options.get("device", "cpu")) if "one_thread" in words else nullcontext()
         with one_line_errors(), threads:
-            require_choice("--engine", options.get("engine", ENGINES[0]), ENGINES)
             for line in experiment(**options) or ():
                 typer.echo(line)
 

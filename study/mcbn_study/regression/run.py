@@ -55,12 +55,11 @@ def run(
 
 
 def check_request(datasets: Names, methods: Names, setup: Setup) -> None:
-    """Refuse unknown names and a GPU that is not there; on a cluster it is looked for where the tasks run."""
+    """Refuse unknown names and a GPU that is not there."""
     asked = [("data set", name, NAMES) for name in datasets] + [("method", name, METHODS) for name in methods]
-    asked += [("--device", setup.device, ("cpu", "cuda"))] if setup.engine == "local" else []
-    for kind, name, known in asked:
+    for kind, name, known in [*asked, ("--device", setup.device, ("cpu", "cuda"))]:
         require_choice(kind, name, known)
-    if setup.engine == "local" and setup.device == "cuda" and not torch.cuda.is_available():
+    if setup.device == "cuda" and not torch.cuda.is_available():
         raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
 
 
@@ -68,7 +67,7 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
     """List the cells of methods that are not on record: the search, which a family's methods share, then the test."""
     tasks: dict[str, Task] = {}
     for dataset, method in product(datasets, methods):
-        name, needed = f"{dataset}-test-{method}", []
+        name = f"{dataset}-test-{method}"
         seeds = study.profile.seeds[: 1 if method == "ensemble" else None]
         recorded = study.has_runs(seeds, kind="test", dataset=dataset, method=method)
         if recorded or study.journal.load(name) is not None:
@@ -78,9 +77,8 @@ def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) ->
             for cell, grid in cells(study.profile, dataset, family).items():
                 searched = {"family": family, "cell": cell, "grid": grid}
                 tasks.setdefault(cell, Task(cell, dataset, search_cell, searched))
-                needed.append(cell)
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
-        tasks[name] = Task(name, dataset, step, {"method": method}, needed)
+        tasks[name] = Task(name, dataset, step, {"method": method})
     return list(tasks.values())
 
 
