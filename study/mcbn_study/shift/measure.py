@@ -57,7 +57,8 @@ class Corrupted:
         self.inputs, self.kept = inputs, dict[tuple[str, int], Tensor]()
         reference, others = cut(len(inputs.test.x), profile.n_reference, 0)
         others = others[: profile.n_pool + profile.n_scored]
-        self.home, (self.x, self.y) = inputs.test.x[reference], (part[others] for part in inputs.test)
+        self.home, self.home_y = (part[reference] for part in inputs.test)
+        self.x, self.y = (part[others] for part in inputs.test)
         self.kinds = [kind for kind in profile.kinds if kind != "frost" or inputs.frost is not None]
 
     def at(self, severity: int) -> Iterator[tuple[str, Tensor]]:
@@ -176,10 +177,12 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
 
 def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
     """Score what the network says of corrupted images, as it is and repaired in every way."""
-    bayes, validation, n = subject.fit(profile), corrupted.inputs.validation, profile.n_pool
+    bayes, labelled, n = subject.fit(profile), corrupted.inputs.validation, profile.n_pool
+    if subject.name.startswith("foreign"):  # it was trained on the validation images
+        labelled = Images(corrupted.home, corrupted.home_y)
     watch = bayes.watch(subject.prepare(corrupted.home), batch_size=profile.batch_size)
-    tau = temperature(subject.look(validation.x).logits[None], validation.y)
-    tuned = tune(subject, validation, profile)
+    tau = temperature(subject.look(labelled.x).logits[None], labelled.y)
+    tuned = tune(subject, labelled, profile)
     for kind, images in corrupted.at(severity):
         x, y = subject.prepare(images[n:]), corrupted.y[n:]
         repaired = _plain_repairs(subject, tau, images, x, profile) | {"mcbn": _probs(bayes, x)}
@@ -201,9 +204,9 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
 
 
 @cache
-def tune(subject: Subject, validation: Images, profile: ShiftProfile) -> MCBN[Any]:
-    """Choose M and a temperature on validation images, none of them shifted."""
-    x, y = (part[: profile.n_scored] for part in validation)
+def tune(subject: Subject, labelled: Images, profile: ShiftProfile) -> MCBN[Any]:
+    """Choose M and a temperature on labelled images, none of them shifted."""
+    x, y = (part[: profile.n_scored] for part in labelled)
     return subject.fit(profile).tune((subject.prepare(x), y), batch_sizes="auto")
 
 
