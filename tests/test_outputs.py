@@ -441,7 +441,7 @@ def test_a_worse_mean_is_said_in_the_headline(task: str, tmp_path: Path) -> None
     y = bayes.plain(x).argmax(1) if task == "classification" else bayes.plain(x) + 0.01 * torch.randn(48, 1)
     name = "RMSE" if task == "regression" else "error rate"
     words = f"the mean over the draws is worse than the plain network's: {name}"
-    advice = 'predict(x, mean="plain") keeps that of the network'
+    advice = 'predict(x, mean="plain"), or --mean plain, keeps that of the network'
     evaluate = scoring.evaluate_regression if task == "regression" else scoring.evaluate_classification
     report = scoring.gather(bayes, evaluate(bayes, [(x, y)]), data="test", n_samples=None, tuned_on=None)
     second = scoring.as_text(report).splitlines()[1]

@@ -359,6 +359,15 @@ def test_a_resumed_job_predicts_an_input_that_changed_at_the_same_size_again(tmp
     assert read_results(tmp_path / "out").equals(read_results(tmp_path / "fresh"))
 
 
+def test_a_job_is_not_gone_on_with_after_another_calibration(tables, tmp_path):
+    x, y = torch.randn(60, 3), torch.randn(60)
+    first, second = (regressor(0).calibrate((x, size * y)) for size in (1.0, 9.0))
+    scale.predict(tables, first, out=tmp_path / "out", **OPTIONS)
+    scale.predict(tables, first, out=tmp_path / "out", resume=True, **OPTIONS)
+    with pytest.raises(MCBNError, match="belongs to another job: its network and posterior"):
+        scale.predict(tables, second, out=tmp_path / "out", resume=True, **OPTIONS)
+
+
 def test_a_part_that_an_older_version_wrote_counts_as_finished(tmp_path):
     write_tables(tmp_path / "in", suffix=".csv")
     first = scale.predict(tmp_path / "in", BAYES, out=tmp_path / "out", key="id")

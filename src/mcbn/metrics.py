@@ -262,7 +262,7 @@ def worse_mean(drawn: Tensor, plain: Tensor, name: str) -> str:
     chance = len(difference) < 2 or bool(difference.mean() < 2 * difference.std() / math.sqrt(len(difference)))
     ours, its = (float(loss.double().mean()) ** (0.5 if name == "RMSE" else 1) for loss in (drawn, plain))
     figures = f"{name} {ours:.4g} against {its:.4g}{', which may be chance' if chance else ''}"
-    cure = 'predict(x, mean="plain") keeps that of the network'
+    cure = 'predict(x, mean="plain"), or --mean plain, keeps that of the network'
     return f"the mean over the draws is worse than the plain network's: {figures}; {cure}"
 
 

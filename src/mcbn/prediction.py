@@ -115,7 +115,8 @@ def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
         lacks = f"so the {what} holds the network's own uncertainty only, no observation noise"
-        warnings.warn(f"mcbn: tau was never tuned, {lacks}; call tune(validation_data) before predict", stacklevel=3)
+        cure = "call tune(validation_data), or give --tune to mcbn fit, before predict"
+        warnings.warn(f"mcbn: tau was never tuned, {lacks}; {cure}", stacklevel=3)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

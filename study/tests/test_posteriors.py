@@ -2,7 +2,9 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,6 +204,27 @@ def test_what_is_finished_is_not_repeated_and_what_was_lost_comes_again(study):
     assert paths[1].read_text() == before[1]
     old, new = ([json.loads(line) for line in text.splitlines()] for text in (before[0], paths[0].read_text()))
     assert [r["crps"] for r in old] == [r["crps"] for r in new]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["plain_mean", "linear_gaussian", "tuned", "diagonal"])
+def test_a_family_that_is_missing_is_measured_alone(study, family, tmp_path, monkeypatch):
+    folder, fits = Path(shutil.copytree(study, tmp_path / "study")), []
+    path = folder / "posteriors" / "records.jsonl"
+    records = read_records(path)
+    path.write_text("".join(json.dumps(r) + "\n" for r in records if r["family"] != family))
+    predictions = {p: p.read_bytes() for p in (folder / "regression" / "predictions").iterdir()}
+    fit = measure._fit
+    monkeypatch.setattr(measure, "_fit", lambda *given: (fits.append(given[5:]), fit(*given))[1])
+    posteriors.run(TINY, folder / "posteriors", regression=folder / "regression")
+    again = read_records(path)
+    assert again[: -len(records) // 9] == [r for r in records if r["family"] != family]
+    scores = [[r["crps"], r["crps_normalized"]] for r in records if r["family"] == family]
+    assert [[r["crps"], r["crps_normalized"]] for r in again[-len(scores) :]] == scores
+    drawn = {"linear_gaussian": ("gaussian",), "diagonal": ("diagonal",)}.get(family, ())
+    assert {kind for kind, *_ in filter(None, fits)} == {"sample", *drawn}
+    changed = {p for p, content in predictions.items() if p.read_bytes() != content}
+    assert not changed or family == "tuned"
 
 
 def test_unknown_data_sets_and_missing_networks_are_named(tmp_path):

@@ -21,13 +21,14 @@ from mcbn.tables import Examples, Layout, open_examples, require_fits, results, 
 
 Method = Annotated[str, typer.Option(help="sample: Monte Carlo over the draws; linear: approximate, fewer of them")]
 Samples = Annotated[int | None, typer.Option(help="T: use only the first draws; by default all")]
+Mean = Annotated[str, typer.Option(help="drawn: the mean over the draws; plain: the network's own, with their spread")]
 
 
 @session.command
 def fit(
     network: NetworkOptions,
     data: Annotated[str, typer.Option(help=f"training data: {Data}")],
-    task: Annotated[str, typer.Option(help="regression or classification")],
+    task: Annotated[str, typer.Option(help="regression, classification, or multilabel: a target column a label")],
     out: Annotated[Path, typer.Option(help="file to write the posterior to")],
     batch_size: Annotated[int | None, typer.Option(help="M, as in training; a loader brings its own")] = None,
     samples: Annotated[int, typer.Option(help="T, number of draws")] = 100,
@@ -38,6 +39,8 @@ def fit(
     target: Target = None,
     key: Key = None,
     classes: Annotated[str | None, typer.Option(help="text labels a,b,c in the order of the outputs (sorted)")] = None,
+    outputs: Annotated[str, typer.Option(help="of classes: logits, probs or log_probs; auto finds out")] = "auto",
+    noise: Annotated[str, typer.Option(help="constant; head: the network gives it; full: correlated")] = "constant",
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     overwrite: Overwrite = False,
 ) -> None:
@@ -55,9 +58,11 @@ def fit(
     sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": network.weights}
     require_output(out, sources, saving.is_posterior, overwrite=overwrite)
     first = int(layers) if layers and layers.isdigit() else session.split_names(layers) or None
-    bayes: MCBN[Any] = MCBN(network.make(), task, layers=first)
+    bayes: MCBN[Any] = MCBN(network.make(), task, layers=first, outputs=outputs, noise=noise)
     named = Layout(classes=tuple(session.split_names(classes)) or None)
     keys, classify = session.split_names(key), bayes.task == "classification"
+    if classes and not classify:
+        raise MCBNError(f"--classes names those of --task classification, one label a row; the task is {bayes.task}")
     train = open_examples(data, target=target, fitted=named, passed_on=keys, classify=classify)
     opened = Fitted(bayes, train.layout, None)
     held_out, last = (opened.open(name, target) if name else None for name in (tune, calibrate))
@@ -99,6 +104,7 @@ def predict(
     tolerance: Annotated[float | None, typer.Option(help="regression, with --risk: how far off is an error")] = None,
     method: Method = "sample",
     samples: Samples = None,
+    mean: Mean = "drawn",
     watch: session.WatchFile = None,
     resume: Annotated[bool, typer.Option("--resume", help="folder: go on with an interrupted job")] = False,
     overwrite: Overwrite = False,
@@ -129,15 +135,19 @@ def predict(
         sources = {**source.sources(data), "--watch": watch}
         results.require_writable(out, sources, files.keys, overwrite=overwrite)
     fitted = source.load()
-    bayes = fitted.bayes
+    bayes, how = fitted.bayes, {"method": method, "n_samples": samples, "mean": mean}
     if is_many:
-        options: dict[str, Any] = {"method": method, "n_samples": samples, "coverage": coverage, "watch": watch}
-        return _predict_many(data, fitted, files, out, resume=resume, overwrite=overwrite, **options)
+        if risk is not None:
+            raise MCBNError(
+                "--risk marks the rows of one file; predict the files of a folder one by one, or leave it out"
+            )
+        options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "coverage": coverage, "watch": watch}
+        return _predict_many(data, fitted, files, out, **options, **how)
     inputs = fitted.open(data, files.target, need_targets=False, passed_on=files.keys)
     warn_if_untuned(bayes.noise_precision)
     rejection = {} if risk is None else {"risk": risk, "tolerance": tolerance}
-    how: Any = {"method": method, "n_samples": samples, "watch": Watch.load(watch, bayes) if watch else None}
-    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, **how), **rejection)
+    judge: Any = Watch.load(watch, bayes) if watch else None
+    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, watch=judge, **how), **rejection)
     typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 
 
@@ -180,6 +190,7 @@ def evaluate(
     coverage: Annotated[float | None, typer.Option(help="regression: one more interval to check")] = None,
     method: Method = "sample",
     samples: Samples = None,
+    mean: Mean = "drawn",
     target: Target = None,
     as_json: Annotated[bool, typer.Option("--json", help="write JSON")] = False,
 ) -> None:
@@ -204,7 +215,8 @@ def evaluate(
     if bayes.noise_precision.isinf().any():  # the log likelihood of a regression without noise does not exist
         cure = "give validation data by --tune, here or to mcbn fit"
         raise MCBNError(f"{source.posterior} knows no noise precision tau; {cure}")
-    pairs, options = (block[:2] for block in test.blocks("evaluating")), {"method": method, "n_samples": samples}
+    pairs = (block[:2] for block in test.blocks("evaluating"))
+    options: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}
     if bayes.task != "regression":
         scores = scoring.evaluate_classification(bayes, pairs, **options)
     else:

@@ -245,8 +245,8 @@ def predict(
         options: key (columns to pass on), columns (inputs of the network by name, in its order; by default all that
             are no key or target), target (columns to leave out), transform (of a PIL image to a tensor; by default RGB
             in [0, 1]), batch_size (inputs in one pass; part of the result's rounding), part_rows (of a parquet file or
-            images in one part, rounded up to whole batches), method, n_samples and coverage (as `mcbn predict`), watch
-            (file of a `Watch` that judges every input, in columns novelty_p_value, novelty_distance, novelty_combined).
+            images in one part, rounded up to whole batches), method, n_samples, mean, coverage (as `mcbn predict`),
+            watch (file of a `Watch` that judges inputs: columns novelty_p_value, novelty_distance, novelty_combined).
     """
     job = plan(inputs, bayes, out=out, **options)
     with opened(job, resume=resume, overwrite=overwrite) as done:

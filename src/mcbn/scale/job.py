@@ -22,6 +22,7 @@ from mcbn.errors import MCBNError, MissingExtraError, one_line, require_choice
 from mcbn.field.watch import Watch
 from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
+from mcbn.moments import MEANS
 from mcbn.prediction import warn_if_untuned
 from mcbn.tables import EMPTY, Layout, find_columns, require_fits, rows_of_block
 from mcbn.tables.formats import Array, ParquetTable, Table, open_table
@@ -239,12 +240,14 @@ def plan(
     part_rows: int | None = None,
     method: str = "sample",
     n_samples: int | None = None,
+    mean: str = "drawn",
     coverage: float = 0.95,
     watch: str | Path | None = None,
     reading: bool = False,
 ) -> Job:
     """Cut the inputs into parts; refuse what no worker could do, before any work is given out."""
     require_choice("method", method, METHODS)
+    require_choice("mean", mean, MEANS)
     if not 0 < coverage < 1:
         raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
     bayes.engine_for(n_samples, None)
@@ -263,7 +266,7 @@ def plan(
     reader = Reader(batch_size or 0, keys, layout, target, transform, finite=not reading).probe(files)
     parts = tuple(cut(files, reader.batch_rows, part_rows))
     _require_first(bayes, reader, parts[0])
-    options = {"method": method, "n_samples": n_samples}
+    options = {"method": method, "n_samples": n_samples} | ({} if mean == "drawn" else {"mean": mean})
     settings = {
         "format": FORMAT,
         "network and posterior": identify(bayes),
@@ -304,9 +307,10 @@ def _require_first(bayes: MCBN[Any], reader: Reader, part: Part) -> None:
 
 
 def identify(bayes: MCBN[Any]) -> str:
-    """Hash all that predictions depend on: weights, draws, tau."""
+    """Hash all that predictions depend on: weights, draws, tau, calibration."""
     drawn = bayes.posterior
     sums = [saving.checksums(tensors, {}) for tensors in (drawn.mean, drawn.var, {"tau": bayes.noise_precision})]
+    sums += [] if bayes.calibration is None else [saving.checksums(*bayes.calibration.pack())]
     return _digest([saving.fingerprint(bayes.engine.network.module), sums])
 
 

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import os
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -58,11 +59,15 @@ class CsvTable:
 
     def __init__(self, path: Path, *, finite: bool = True) -> None:
         self.path, self.finite = path, finite
-        _, cells = next(self._lines(), (0, []))
+        cells, *below = [cells for _, cells in islice(self._lines(), 2)] or [[]]
         if not cells:
             raise MCBNError(f"{path} is empty; it should hold rows of numbers")
         self.width = len(cells)
         self.names = None if all(map(is_number, cells)) else tuple(cell.strip() for cell in cells)
+        texts = [cell for first, cell in zip(cells, *below or [cells], strict=False) if not is_number(first or "0")]
+        if self.names and any(map(is_number, cells)) and not any(map(is_number, texts)):  # text stands above text
+            what = f"its first line, {','.join(cells)[:60]!r}, is taken for the names of columns"
+            warnings.warn(f"mcbn: {path}: {what}; if it is a row, put a line with names above it", stacklevel=2)
         (name, count), *_ = Counter(self.names or ("",)).most_common(1)
         if count > 1:
             raise MCBNError(f"{path} has several columns named {name!r}; give each its own name")
@@ -103,7 +108,7 @@ class CsvTable:
                 reader = csv.reader(lines, delimiter=delimiter)
                 yield from ((reader.line_num, cells) for cells in reader if cells)
             except UnicodeDecodeError as error:
-                raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}") from error
+                raise MCBNError(f"{self.path} is not a text file in UTF-8: {error}; save it as such") from error
             except csv.Error as error:
                 raise MCBNError(f"{self.path}: line {reader.line_num} is no csv: {error}") from error
 

@@ -131,7 +131,7 @@ def is_result(path: Path, columns: Set[str] = frozenset()) -> bool:
         if columns:
             return columns <= names
         singly = {name.removesuffix("_0") for name in names}
-        return set(REGRESSION) <= singly or set(CLASSIFICATION[1:]) <= names
+        return set(REGRESSION) <= singly or set(CLASSIFICATION[1:]) <= singly
     return False
 
 

@@ -34,9 +34,11 @@ from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
 
 DRAWN = ("sample", "sample_again", "gaussian", "layerwise", "diagonal")
+LINEAR = {"sample": "linear", "gaussian": "linear_gaussian"}
 FAMILIES = (*DRAWN, "linear", "linear_gaussian", "plain_mean", "tuned")
 AGAIN = 1000  # added to the seed of `sample_again`
 Bayes = MCBN[RegressionPrediction]
+Tuned = tuple[int, float] | None  # M' and tau
 Networks = Sequence[tuple[nn.Module, dict[str, Any]]]  # each with what `load_networks` says of it
 
 
@@ -52,27 +54,29 @@ class FamilyScores(NamedTuple):
 
 
 def measure(
-    network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: tuple[int, float]
+    network: nn.Module, info: dict[str, Any], data: Regression, T: int, tuned: Tuned, families: Sequence[str] = FAMILIES
 ) -> dict[str, FamilyScores]:
-    """Predict the test rows of a network's split with every family; tuned: the M' and tau that were chosen for it."""
+    """Predict the test rows of a network's split with these families; tuned: the M' and tau that were chosen for it."""
     x, M, seed = data.x.float(), info["config"]["batch_size"], info["seed"]
     test = split(len(data.y), info["split"]).test
     rows = x[test], data.y[test], info["tau_constant"]
     measured: dict[str, FamilyScores] = {}
-    for family in DRAWN:
+    wanted = {"sample", *families}  # whose scores bound those of all
+    for family in (drawn for drawn in DRAWN if wanted & {drawn, LINEAR.get(drawn)}):
         kind, shift = ("sample", AGAIN) if family == "sample_again" else (family, 0)
         bayes, seconds = timed(partial(_fit, network, x[info["train"]], T, M, seed + shift, kind))
         bayes.tau = info["tau"]
-        measured[family] = _score(bayes, *rows, seconds, "sample")
-        if family in ("sample", "gaussian"):
-            linear = _score(bayes, *rows, seconds, "linear")
-            measured["linear" if family == "sample" else "linear_gaussian"] = linear
-        if family == "sample":
+        if family in wanted:
+            measured[family] = _score(bayes, *rows, seconds, "sample")
+        if (linear := LINEAR.get(family, "")) in wanted:
+            measured[linear] = _score(bayes, *rows, seconds, "linear")
+        if family == "sample" and "plain_mean" in wanted:
             measured["plain_mean"] = _score(bayes, *rows, seconds, "sample", "plain")
+        if family == "sample" and tuned is not None:
             bayes.posterior, bayes.tau = bayes.posterior.at_batch_size(tuned[0]), tuned[1]
             measured["tuned"] = _score(bayes, *rows, seconds, "sample")
     bounds = measured["sample"].scores
-    return {family: one._replace(scores=with_bounds(one.scores, bounds)) for family, one in measured.items()}
+    return {f: measured[f]._replace(scores=with_bounds(measured[f].scores, bounds)) for f in families}
 
 
 def choose_batch_size(networks: Networks, data: Regression, T: int) -> tuple[int, float]:

@@ -36,22 +36,27 @@ def run(profile: Profile, out: str | Path, *, regression: str | Path, datasets: 
             raise MCBNError(f"there is no {path}; make it with `{command}`")
     regression_study, study = Study("regression", profile, regression), Study(STUDY, profile, out)
     for name in tracked(files, STUDY, "set"):
-        compared = all(study.has_runs(kind="posterior", dataset=name, family=family) for family in FAMILIES)
-        tested = all(regression_study.has_runs(kind="test", dataset=name, method=method) for method in METHODS)
-        if not (compared and tested):
-            _compare(study, regression_study, name, *(load_networks(path) for path in files[name]))
+        tested = {f: regression_study.has_runs(kind="test", dataset=name, method=m) for m, f in METHODS.items()}
+        compared = {f: study.has_runs(kind="posterior", dataset=name, family=f) for f in FAMILIES}
+        if missing := [family for family in FAMILIES if not (compared[family] and tested.get(family, True))]:
+            _compare(study, regression_study, name, missing, *(load_networks(path) for path in files[name]))
     return study.journal
 
 
-def _compare(study: Study, regression: Study, dataset: str, final: Networks, trained: Networks) -> None:
-    """Measure every network of a data set; write predictions, then the records of both folders."""
+def _compare(
+    study: Study, regression: Study, dataset: str, families: Sequence[str], final: Networks, trained: Networks
+) -> None:
+    """Measure every network of a data set with these families; write predictions, then the records of both folders."""
     data, T = load(dataset), study.profile.n_samples
     by_split = {s: [pair for pair in trained if pair[1]["split"] == s] for s in study.profile.splits}
-    choices = {s: choose_batch_size(networks, data, T) for s, networks in by_split.items()}
+    chosen = by_split if "tuned" in families else {}
+    choices = {s: choose_batch_size(networks, data, T) for s, networks in chosen.items()}
     network, info = final[0]
-    measure(network, info, data, T, choices[info["split"]])  # first calls compile and load: not to be timed
-    measured = [(info, measure(network, info, data, T, choices[info["split"]])) for network, info in final]
+    measure(network, info, data, T, choices.get(info["split"]), families)  # first calls compile: not to be timed
+    measured = [(info, measure(net, info, data, T, choices.get(info["split"]), families)) for net, info in final]
     for (method, family), s in product(METHODS.items(), study.profile.splits):
+        if family not in families:
+            continue
         runs = [(info, by_family[family]) for info, by_family in measured if info["split"] == s]
         predicted = [(one.mean, one.variance, one.tau, info["tau_constant"]) for info, one in runs]
         save_predictions(regression, dataset, method, s, data.y[split(len(data.y), s).test], predicted)
