@@ -13,7 +13,7 @@ def blocks(page: str) -> list[CodeType]:
     path, compiled = DOCS / page, []
     text = path.read_text()
     for found in BLOCK.finditer(text):
-        if "--8<--" not in found[1]:
+        if not text[: found.start()].endswith("-->\n"):
             above = text[: found.start(1)].count("\n")
             compiled.append(compile("\n" * above + found[1], str(path), "exec"))
     return compiled
