@@ -50,7 +50,8 @@ dist: $(READY)      ## both distributions under dist/, checked, each wheel tried
 	$(PYTHON) -m venv .venv-dist
 	.venv-dist/bin/python -m pip install --quiet -c constraints.txt torch
 	.venv-dist/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/mcbn-*.whl)[sklearn,cli]"
-	cd dist && for snippet in classification regression; do ../.venv-dist/bin/python ../docs/snippets/$$snippet.py; done
+	cd dist && for shown in ../docs/snippets/*.txt; do echo $$shown; \
+	  ../.venv-dist/bin/python $${shown%.txt}.py | diff $$shown - || exit 1; done
 	.venv-dist/bin/python -m pip install --quiet -c constraints.txt dist/mcbn_study-*.whl
 	.venv-dist/bin/mcbn reproduce --help > /dev/null
 

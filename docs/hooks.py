@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,24 +10,17 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = re.compile(
-    r"\]\((?:\.\./)+((?:results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG)[^)]*)\)"
-)
-RESULTS = (
-    *("regression", "cifar10", "alternatives", "segmentation", "posteriors", "foreign", "estimators", "zoo"),
-    *("shift", "coverage", "comparison", "labels", "statistics", "correlations", "regularizer", "objective"),
-)
+PLACES = "results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG"
+OUTSIDE = re.compile(rf"\]\((?:\.\./)+((?:{PLACES})[^)]*)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the tables of every study with their figures, the changelog, and the list of messages."""
-    for study in RESULTS:
+    for study in re.findall(r"results/(\w+)\.md", str(config.nav)):
         source = ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md")
         if not source.exists():
             raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
-        pictured = re.sub(
-            r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text()
-        )  # beneath the page's own folder
+        pictured = re.sub(r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text())  # in the page's own folder
         content = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", pictured)  # without links that leave it
         files.append(File.generated(config, f"results/{study}.md", content=content))
         for figure in source.parent.rglob("*.png"):
@@ -49,19 +41,32 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
 
 def errors_page() -> str:
     """List every message that mcbn raises or warns, by module, as written in the source."""
-    lines = ["# Every warning and error", "", "Each says what is wrong, what was received and what to do.", ""]
-    for path in sorted((ROOT / "src" / "mcbn").rglob("*.py")):
-        messages = sorted(set(_messages(ast.parse(path.read_text()))))
+    trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src" / "mcbn").rglob("*.py"))}
+    named: dict[str, ast.expr] = {}  # texts that stand in a constant, by its name
+    for node in (node for tree in trees.values() for node in tree.body):
+        if isinstance(node, ast.Assign):
+            named[ast.unparse(node.targets[0])] = node.value
+        elif isinstance(node, ast.AugAssign) and (name := ast.unparse(node.target)) in named:
+            named[name] = ast.BinOp(named[name], ast.Add(), node.value)
+    lines = [(ROOT / "docs" / "templates" / "errors.md").read_text()]
+    for path, tree in trees.items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+        raised = [call.args[0] for call in calls if ast.unparse(call.func).split(".")[-1] in ("MCBNError", "warn")]
+        messages = sorted({text for text in (_text(node, named) for node in raised) if re.search(r"\w+ \w+", text)})
         if messages:
             lines += [f"## {path.relative_to(ROOT / 'src' / 'mcbn').with_suffix('')}", ""]
-            lines += [f"- {message}" for message in messages] + [""]
+            lines += ["- " + re.sub(r"([<*_])", r"\\\1", message) for message in messages] + [""]
     return "\n".join(lines)
 
 
-def _messages(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-        if name in ("MCBNError", "warn") and node.args and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
-            pieces = node.args[0].values if isinstance(node.args[0], ast.JoinedStr) else node.args[:1]
-            text = "".join(str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in pieces)
-            yield text.replace("<", "&lt;").replace("*", r"\*")
+def _text(node: ast.expr, named: dict[str, ast.expr]) -> str:
+    """Put a text together from its pieces; what is filled in later stands in braces, by its name if it has one."""
+    if isinstance(node, ast.JoinedStr | ast.BinOp):
+        pieces = node.values if isinstance(node, ast.JoinedStr) else (node.left, node.right)
+        return "".join(_text(piece, named) for piece in pieces)
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    inner = node.value if isinstance(node, ast.FormattedValue) else node
+    if isinstance(inner, ast.Name) and inner.id in named:
+        return _text(named[inner.id], named)
+    return f"{{{inner.id}}}" if isinstance(inner, ast.Name) else "…"

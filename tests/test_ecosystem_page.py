@@ -1,27 +1,27 @@
 """The snippets of docs/ecosystem.md run as they stand."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-PAGE = (Path(__file__).parents[1] / "docs" / "ecosystem.md").read_text()
-BLOCKS = re.findall(r"## (.*?)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+from snippets import DOCS, blocks
+
+SECTIONS = re.findall(r"## (.*?)\n.*?```python\n", (DOCS / "ecosystem.md").read_text(), re.DOTALL)
 
 
 def test_every_section_has_a_snippet():
-    assert [name for name, _ in BLOCKS] == ["PyTorch", "scikit-learn", "torchmetrics", "Lightning"]
+    assert SECTIONS == ["PyTorch", "scikit-learn", "torchmetrics", "Lightning"]
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-@pytest.mark.parametrize(("name", "code"), BLOCKS)
+@pytest.mark.parametrize(("name", "code"), [*zip(SECTIONS, blocks("ecosystem.md"), strict=True)], ids=SECTIONS)
 def test_snippet_runs(name, code, capsys):
     pytest.importorskip({"PyTorch": "torch", "scikit-learn": "sklearn"}.get(name, name.lower()))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        exec(compile(code, f"docs/ecosystem.md: {name}", "exec"), {"__name__": "snippet"})
+        exec(code, {"__name__": "snippet"})
     printed = capsys.readouterr().out
     expected = {
         "PyTorch": "tensor(",

@@ -19,6 +19,7 @@ from mcbn.field import watch as watching
 from mcbn.field.distance import fit_metric, fit_null, layer_scores, pooled_p_value, rank_p_values
 from mcbn.field.reference import Reference
 from mcbn.field.watch import Martingale, Watch, needed_batches
+from snippets import blocks
 from untouched import untouched
 
 
@@ -458,9 +459,7 @@ def test_the_page_runs_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "field.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0]
-    exec(compile(code, "docs/field.md", "exec"), {"__name__": "snippet"})
+    exec(blocks("field.md")[0], {"__name__": "snippet"})
     assert "moved by 200 inputs" in capsys.readouterr().out
 
 

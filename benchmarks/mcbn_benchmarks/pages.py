@@ -1,7 +1,8 @@
 """Tables in README and documentation that come from records: each stands between its markers and is written anew.
 
 A page holds `<!-- NAME -->` and `<!-- /NAME -->`; what lies between is replaced by the table of that name.
-`<!-- quote FILE K -->` and `<!-- /quote -->` hold the K-th table of a page of results, counted from 1.
+`<!-- quote FILE K -->` and `<!-- /quote -->` hold the K-th table of a page of results, counted from 1;
+`<!-- file FILE -->` and `<!-- /file -->` a whole file.
 """
 
 import csv
@@ -17,6 +18,7 @@ import typer
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
+from mcbn_benchmarks.costs import costs
 from mcbn_benchmarks.zoo.table import latest, readme_matrix
 from mcbn_study.journal import Journal
 from mcbn_study.tables import markdown
@@ -54,8 +56,7 @@ def _renew(page: Path, root: Path, marked: re.Match[str]) -> str:
 
 def quote(root: Path, place: str, number: str) -> str:
     """Repeat one table of a page of results."""
-    tables: list[str] = re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)
-    return tables[int(number) - 1]
+    return str(re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)[int(number) - 1])
 
 
 def regression(root: Path) -> str:
@@ -122,17 +123,14 @@ def zoo(root: Path) -> str:
     return readme_matrix(latest(Journal(root / "results" / "zoo").records))
 
 
-def shift(root: Path) -> str:
-    """Show every table of the study of shifts."""
-    return (root / "results" / "shift" / "table.md").read_text().removeprefix("# Shifts")
-
-
-def _printed(snippet: str, root: Path) -> str:
-    """Show what a snippet of the documentation prints; tests run it."""
-    return f"```text\n{(root / 'docs' / 'snippets' / f'{snippet}.txt').read_text()}```"
+def file(root: Path, place: str) -> str:
+    """Repeat a file: a page as it is, a snippet and what it prints as code."""
+    fence = {".md": "", ".py": "```python\n", ".txt": "```text\n"}[Path(place).suffix]
+    return f"{fence}{(root / place).read_text().rstrip()}\n{fence[:3]}"
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    **{table.__name__: table for table in (quote, regression, cifar10, speed, zoo, shift, statistics)},
-    **{f"{name}_output": partial(_printed, name) for name in ("classification", "regression")},
+    **{table.__name__: table for table in (quote, file, regression, cifar10, speed, zoo, statistics)},
+    "shift": lambda root: (root / "results" / "shift" / "table.md").read_text().removeprefix("# Shifts"),
+    "costs": lambda root: costs(root / "benchmarks" / "results")[0],
 }

@@ -32,8 +32,6 @@ def main() -> None:
         p_values.append(watch(x).p_value)
         shares.append(float((model.predict(x).label == labels[batch]).float().mean()))
     draw(p_values, shares, Path(__file__).with_suffix(".png"))
-    stretches = shares[:BEFORE], shares[BEFORE : BEFORE + DARK], shares[BEFORE + DARK :]
-    print([round(sum(stretch) / len(stretch), 2) for stretch in stretches])
 
 
 def draw(p_values: list[float], shares: list[float], path: Path) -> None:

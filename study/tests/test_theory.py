@@ -1,8 +1,6 @@
 """Moments and tests of batch statistics and the KL divergence (appendix 1.3, 1.4), each evaluated naively."""
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from mcbn_study.theory import (
     kolmogorov_smirnov,
     ks_pvalue,
 )
+from snippets import blocks
 
 F64 = torch.float64
 
@@ -126,10 +125,10 @@ def test_bad_calls_are_refused() -> None:
 
 
 def test_the_code_of_the_page_on_theory_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
     with torch.random.fork_rng():
-        exec(compile("\n".join(blocks), "theory.md", "exec"), {})
+        for block in blocks("theory.md"):
+            exec(block, names)
     assert "independent batches" in capsys.readouterr().out
 
 
