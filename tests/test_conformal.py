@@ -211,6 +211,21 @@ def test_images_by_pixel_and_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None
         bayes.calibrate(held, groups="class", ignore_index=255)
 
 
+def test_void_in_some_batches_of_a_loader_alone() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, momentum=None))
+    x, y = scenes(60, 0)
+    network(x)
+    bayes = mcbn.MCBN(network.eval(), "classification").fit(x, n_samples=8, batch_size=16)
+    y[:10, 0], y[3] = 255, 255  # the first batch has void, and an image of nothing else; the others have none
+    bayes.calibrate(DataLoader(TensorDataset(x, y), batch_size=20), ignore_index=255)
+    assert bayes.calibration is not None
+    assert bayes.calibration.counts == {0: 59}
+    sets, valid = bayes.predict(x).set(0.8), y != 255
+    covered = covers(sets, y.masked_fill(~valid, 0)) & valid
+    shares = covered.flatten(1).sum(1) / valid.flatten(1).sum(1)
+    assert shares.nanmean() > 0.8 - 0.02  # of the calibration data itself, by 256 drawn pixels
+
+
 def test_sets_are_never_empty_and_hold_the_label() -> None:
     pred = fitted("classification", 4).calibrate(classes(99, 2)).predict(classes(50, 3)[0])
     assert covers(pred.set(0.05), pred.label).all()

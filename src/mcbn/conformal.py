@@ -206,7 +206,7 @@ def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     group = labels[kept] if settings.by == "class" else group.to(kept.device)[kept]
     top, label = probs.max(1)
     ranked = (None, None) if dense else (1 - top[kept], (label != labels)[kept].to(probs.dtype))
-    return _lay_out(scores, valid[kept], joint, seed), group, *ranked
+    return _lay_out(scores, None if ignore_index is None else valid[kept], joint, seed), group, *ranked
 
 
 def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Tensor:
@@ -216,7 +216,7 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
     mask = torch.ones_like(scores[:, 0]) if valid is None else flatten(valid, 1).to(scores)  # (N, P)
     if joint:
         return scores.masked_fill(mask.unsqueeze(1) == 0, -math.inf).flatten(1).amax(1).reshape(N, 1, 1)
-    if P > PIXELS or not bool(mask.all()):
+    if P > PIXELS or (P > 1 and valid is not None):  # also where a batch has no void: as many as of the others
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.multinomial(mask.cpu(), PIXELS, replacement=True, generator=generator)  # (N, P)
         scores = scores.gather(2, chosen.to(scores.device).unsqueeze(1).expand(-1, D, -1))
