@@ -43,7 +43,7 @@ def write(out: str | Path) -> list[Path]:
     for dataset in datasets:
         config = next(r["config"] for r in reversed(scored) if r["dataset"] == dataset)
         if figure := pictures(out / "examples", dataset, config):
-            colours = (*SCENE_SETS[dataset].colours, VOID_COLOUR)
+            colours = (*SCENE_SETS[config["dataset"]].colours, VOID_COLOUR)
             written.append(save_figure(figure, out / f"{dataset}.png", PHOTOGRAPH, colours))
     return written
 
@@ -90,7 +90,7 @@ def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Fi
     if not all(path.exists() for path in files.values()):
         return None
     shown = {method: load_shown(path) for method, path in files.items()}
-    kind, labels = SCENE_SETS[dataset], shown["mcbn"]["label"]
+    kind, labels = SCENE_SETS[config["dataset"]], shown["mcbn"]["label"]
     scenes = _find(kind, config, shown["mcbn"]["names"].tolist())
     x, y = scenes.x.permute(0, 2, 3, 1).numpy(), scenes.y.numpy()
     palette = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)

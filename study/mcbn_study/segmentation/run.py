@@ -17,23 +17,24 @@ METHODS = ("plain", "paper", "mcbn", "mcbn_tuned")
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
     """Train unless the network is there; score every method not recorded yet for it, with the maps of a few images."""
-    out, weights = Path(out), Path(out) / "networks" / f"{profile.dataset}.safetensors"
+    out, weights = Path(out), Path(out) / "networks" / f"{profile.title}.safetensors"
     with fastest_convolutions():
         if not weights.exists():
             val = profile.load("val") if profile.test_part != "val" else None
             network, facts = train(profile, profile.load("train"), val, device=device, echo=echo)
             save_network(network, profile, weights)
-            row = {"kind": "training", "dataset": profile.dataset, "method": "training", **facts}
+            row = {"kind": "training", "dataset": profile.title, "method": "training", **facts}
             Journal(out, profile.settings(), device).add([row])
         config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
         journal = Journal(out, config, device)
         # M is tuned only where there are validation images besides the test images
-        possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
+        possible = [*(METHODS if profile.tuned_batch_sizes else METHODS[:-1])]
+        possible += ["mcbn_drawn"] if profile.title != profile.dataset else []
         if wanted := [method for method in possible if not journal.has(method=method)]:
             evaluation = SceneEvaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
-                with replacing(out / "examples" / f"{profile.dataset}-{method}.npz") as temporary:
+                with replacing(out / "examples" / f"{profile.title}-{method}.npz") as temporary:
                     np.savez_compressed(temporary, **arrays)
                 journal.add([row])
                 echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")
