@@ -53,7 +53,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_tiny_study_end_to_end(data: Path) -> None:
     path = study.run(TINY, data)
     rows = journal.read(path)
-    assert [row["method"] for row in rows] == ["training", *study.METHODS]
+    methods = [method for method in study.METHODS if method != "mcbn_drawn"]
+    assert [row["method"] for row in rows] == ["training", *methods]
     assert len({row["config_hash"] for row in rows[1:]}) == 1
     assert all(row["seconds"] >= 0 and row["commit"] and row["hardware"] for row in rows)
     tuned = rows[-1]["scores"]
@@ -66,7 +67,7 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
         table = list(csv.DictReader(file))
     assert list(table[0]) == ["dataset", "method", "metric", "value"]
     value = {(row["method"], row["metric"]): row["value"] for row in table}
-    for method in study.METHODS:
+    for method in methods:
         assert float(value[method, "miou"]) == pytest.approx(
             next(r["scores"]["miou"] for r in rows if r["method"] == method), rel=1e-5
         )
@@ -101,7 +102,7 @@ def test_a_pretrained_encoder_keeps_its_weights_and_its_centre(data: Path, weigh
     profile = replace(TINY, name="pretrained", dataset="voc", test_part="val", widths=(8,), tuned_batch_sizes=())
     profile = replace(profile, epochs=12, learning_rate=0.02)  # enough for some pixels to be right
     rows = journal.read(study.run(profile, data))
-    assert [row["method"] for row in rows] == ["training", "plain", "paper", "mcbn", "mcbn_drawn"]
+    assert [row["method"] for row in rows] == ["training", "plain", "mcbn", "mcbn_drawn", "paper"]
     assert {row["dataset"] for row in rows} == {"voc_pretrained"}
     evaluation = estimators.SceneEvaluation(profile, data / "networks" / "voc_pretrained.safetensors", "cpu")
     found = evaluation.network.state_dict()

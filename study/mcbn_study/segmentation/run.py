@@ -12,7 +12,7 @@ from mcbn_study.segmentation.measure import SceneEvaluation
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.train import Echo, save_network, train
 
-METHODS = ("plain", "paper", "mcbn", "mcbn_tuned")
+METHODS = ("plain", "mcbn", "mcbn_drawn", "paper", "mcbn_tuned")
 
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
@@ -28,9 +28,8 @@ def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Ec
         config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
         journal = Journal(out, config, device)
         # M is tuned only where there are validation images besides the test images
-        possible = [*(METHODS if profile.tuned_batch_sizes else METHODS[:-1])]
-        possible += ["mcbn_drawn"] if profile.title != profile.dataset else []
-        if wanted := [method for method in possible if not journal.has(method=method)]:
+        ways = {"mcbn_tuned": bool(profile.tuned_batch_sizes), "mcbn_drawn": profile.title != profile.dataset}
+        if wanted := [method for method in METHODS if ways.get(method, True) and not journal.has(method=method)]:
             evaluation = SceneEvaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
