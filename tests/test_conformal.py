@@ -1,5 +1,6 @@
 """Calibrated intervals and sets: scores as printed, thresholds as counted, promises that hold, and mistakes."""
 
+import json
 import math
 import re
 import warnings
@@ -118,12 +119,36 @@ def test_class_scores_are_those_of_the_papers(penalty: tuple[float, int]) -> Non
                 p = probs[n, :, pixel].tolist()
                 rank = sum(other >= p[k] for other in p)
                 naive = sum(other for other in p if other >= p[k]) + penalty[0] * max(0, rank - penalty[1])
-                assert scores[n, k, pixel].item() == pytest.approx(naive, abs=1e-12)
+                assert scores[n, k, pixel].item() == pytest.approx(naive - 1, abs=1e-12)
 
 
-def test_the_least_probable_class_scores_exactly_one() -> None:
+def test_the_least_probable_class_scores_exactly_nothing() -> None:
     probs = torch.softmax(3 * torch.randn(500, 7, generator=torch.Generator().manual_seed(0)), 1)
-    assert (set_scores(probs).gather(1, probs.argmin(1, keepdim=True)) == 1).all()
+    assert (set_scores(probs).gather(1, probs.argmin(1, keepdim=True)) == 0).all()
+
+
+def test_rounding_does_not_put_every_class_into_the_sets_of_a_sure_network() -> None:
+    """The second class of three scores what is left to the third: 1e-9 and 1e-20 differ, though 1 less either is 1."""
+    left = 10 ** torch.linspace(-3, -30, 400)
+    probs = torch.stack([1 - 2 * left, left.sqrt() / 9, left / 9], 1)
+    y = (torch.arange(400) % 8 == 7).long()  # one in eight is of the second class
+    scores = set_scores(probs).gather(1, y[:, None]).double()
+    sets = conformal.Calibration("aps", {0: scores.sort(0).values}, {0: 400}).set(probs, 0.95)
+    assert 0.95 <= covers(sets, y).double().mean() < 0.96
+    assert sets.sum(1).double().mean() < 1.7
+    assert not sets[:, 2].any()
+
+
+def test_calibrations_saved_before_scores_lost_their_one_give_the_same_sets() -> None:
+    bayes, x = fitted("classification", 4).calibrate(classes(99, 2)), classes(50, 3)[0]
+    sets = bayes.predict(x).set(0.8)
+    assert bayes.calibration is not None
+    tensors, text = bayes.calibration.pack()
+    old = {n: t + 1 if ".scores." in n else t for n, t in tensors.items()}
+    settings = json.loads(text["calibration"])
+    settings.pop("less")
+    found = conformal.Calibration.unpack(old, {"calibration": json.dumps(settings)})
+    assert torch.equal(found.set(bayes.predict(x).probs, 0.8), sets)
 
 
 def mean_coverage(bayes: mcbn.MCBN, draw: Any, count: Any, n: int, **options: Any) -> tuple[float, float]:
@@ -211,11 +236,26 @@ def test_images_by_pixel_and_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None
         bayes.calibrate(held, groups="class", ignore_index=255)
 
 
+def test_void_in_some_batches_of_a_loader_alone() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, momentum=None))
+    x, y = scenes(60, 0)
+    network(x)
+    bayes = mcbn.MCBN(network.eval(), "classification").fit(x, n_samples=8, batch_size=16)
+    y[:10, 0], y[3] = 255, 255  # the first batch has void, and an image of nothing else; the others have none
+    bayes.calibrate(DataLoader(TensorDataset(x, y), batch_size=20), ignore_index=255)
+    assert bayes.calibration is not None
+    assert bayes.calibration.counts == {0: 59}
+    sets, valid = bayes.predict(x).set(0.8), y != 255
+    covered = covers(sets, y.masked_fill(~valid, 0)) & valid
+    shares = covered.flatten(1).sum(1) / valid.flatten(1).sum(1)
+    assert shares.nanmean() > 0.8 - 0.02  # of the calibration data itself, by 256 drawn pixels
+
+
 def test_sets_are_never_empty_and_hold_the_label() -> None:
     pred = fitted("classification", 4).calibrate(classes(99, 2)).predict(classes(50, 3)[0])
     assert covers(pred.set(0.05), pred.label).all()
     scores = conformal.set_scores(pred.probs)
-    assert (scores.gather(1, pred.label[:, None]) == 0).all()
+    assert (scores.gather(1, pred.label[:, None]) == -1).all()
     others = torch.ones_like(scores, dtype=torch.bool).scatter(1, pred.label[:, None], False)
     assert torch.equal(scores[others], published_scores(pred.probs)[others])
 

@@ -9,8 +9,8 @@ and `tune` (Vovk et al. 2005; Lei et al. 2018, arXiv 1604.04173). Where the data
 
 Scores: "std" |y - mean| / std; "absolute" |y - mean|; "quantile" -log min(F(y), 1 - F(y)), F that of the T-component
 mixture (Chernozhukov et al. 2021, arXiv 1909.07889, in logarithms); "aps": probability of the classes down to y, the
-most probable first (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+ (arXiv 2009.14193). The
-most probable class scores 0 in both, so that no set is empty.
+most probable first, less 1 (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+ (arXiv
+2009.14193). The most probable class scores least in both, so that no set is empty.
 """
 
 import json
@@ -111,7 +111,7 @@ class Calibration:
         """Describe it by tensors and text, as `MCBN.save` keeps it."""
         tensors = {f"calibration.scores.{group}": scores for group, scores in self.scores.items()}
         tensors |= {f"calibration.{n}": getattr(self, n) for n in TENSORS[1:] if getattr(self, n) is not None}
-        text = {name: value for name, value in asdict(self).items() if name not in TENSORS}
+        text = {name: value for name, value in asdict(self).items() if name not in TENSORS} | {"less": 1}
         return tensors, {"calibration": json.dumps(text)}
 
     @classmethod
@@ -120,7 +120,8 @@ class Calibration:
         settings: dict[str, Any] = json.loads(metadata["calibration"])
         settings |= {"counts": {int(g): n for g, n in settings["counts"].items()}, "penalty": (*settings["penalty"],)}
         settings |= {name: tensors.get(f"calibration.{name}") for name in TENSORS[1:]}
-        return cls(scores={g: tensors[f"calibration.scores.{g}"] for g in settings["counts"]}, **settings)
+        more = (1 - settings.pop("less", 0)) * (settings["score"] in SCORES["classification"])  # in files of before
+        return cls(scores={g: tensors[f"calibration.scores.{g}"] - more for g in settings["counts"]}, **settings)
 
 
 def calibrate(
@@ -206,7 +207,7 @@ def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     group = labels[kept] if settings.by == "class" else group.to(kept.device)[kept]
     top, label = probs.max(1)
     ranked = (None, None) if dense else (1 - top[kept], (label != labels)[kept].to(probs.dtype))
-    return _lay_out(scores, valid[kept], joint, seed), group, *ranked
+    return _lay_out(scores, None if ignore_index is None else valid[kept], joint, seed), group, *ranked
 
 
 def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Tensor:
@@ -216,7 +217,7 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
     mask = torch.ones_like(scores[:, 0]) if valid is None else flatten(valid, 1).to(scores)  # (N, P)
     if joint:
         return scores.masked_fill(mask.unsqueeze(1) == 0, -math.inf).flatten(1).amax(1).reshape(N, 1, 1)
-    if P > PIXELS or not bool(mask.all()):
+    if P > PIXELS or (P > 1 and valid is not None):  # also where a batch has no void: as many as of the others
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.multinomial(mask.cpu(), PIXELS, replacement=True, generator=generator)  # (N, P)
         scores = scores.gather(2, chosen.to(scores.device).unsqueeze(1).expand(-1, D, -1))
@@ -224,19 +225,20 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
 
 
 def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
-    """Score every class k: sum_{j: p_j >= p_k} p_j - u p_k + weight (rank_k - free)+, shaped as probs (N, K, ...).
+    """Score every class k: -sum_{j: p_j < p_k} p_j - u p_k + weight (rank_k - free)+, shaped as probs (N, K, ...).
 
-    u is the random share (N, 1, ...) that makes coverage exact. Without it u is 0 and the most probable class scores 0.
-    That differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed. The sum
-    is 1 less what is ranked below, so that the last class scores exactly 1 and rounding decides nothing there.
+    u is the random share (N, 1, ...) that makes coverage exact. Without it u is 0 and the most probable class scores
+    -1. That differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed. So
+    does the 1 that is missing everywhere: beside it, what a sure network leaves to the classes below is rounded away,
+    all of them score alike, and sets hold them all.
     """
     ordered, order = probs.topk(probs.shape[1], 1)  # all, sorted: ONNX knows no stable sort
-    below = ordered.flip(1).cumsum(1).flip(1) - ordered
+    below = torch.cat([ordered[:, 1:].flip(1).cumsum(1).flip(1), torch.zeros_like(ordered[:, :1])], 1)
     weight, free = penalty
     rank = torch.arange(1, probs.shape[1] + 1, device=probs.device).reshape(1, -1, *(1,) * (probs.ndim - 2))
-    scores = 1 - below + weight * (rank - free).clamp(min=0).to(probs)
+    scores = weight * (rank - free).clamp(min=0).to(probs) - below
     scores = torch.zeros_like(probs).scatter(1, order, scores if share is None else scores - share * ordered)
-    return scores if share is not None else scores.scatter(1, probs.argmax(1, keepdim=True), 0.0)
+    return scores if share is not None else scores.scatter(1, probs.argmax(1, keepdim=True), -1.0)
 
 
 def mixture_scores(samples: Tensor, tau: Tensor, y: Tensor) -> Tensor:

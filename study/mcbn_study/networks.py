@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ IMAGE = (3, 32, 32)
 CLASSES = 10
 SEGNET_WIDTHS = (64, 96, 128, 128, 128)  # VGG-16 has 64, 128, 256, 512, 512
 SEGNET_DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each stage, as in VGG-16
+# expansion, channels, blocks, stride of the first of them; Sandler et al. 2018, Table 2
+MOBILENET = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+LEVELS = {3: 24, 6: 32, 13: 96, 18: 1280}  # blocks of the encoder that the decoder sees, and their channels
 
 
 class CifarResNet(nn.Module):
@@ -184,9 +187,13 @@ def _he_convolution(inputs: int, outputs: int, generator: torch.Generator, *, bi
     return convolution
 
 
-def _normalised(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+def _normalised(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+def _rectified(*how: int) -> nn.Sequential:
+    return _normalised(*how).append(nn.ReLU6())
 
 
 class Basic(nn.Module):
@@ -239,6 +246,56 @@ def resnet50() -> nn.Module:
     blocks = [Bottleneck(64, 64, 1), *(Bottleneck(4 * a, b, 1 + (b > a)) for a, b in pairwise(widths))]
     stem = [_normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     return nn.Sequential(*stem, *blocks, _Pool(), nn.Linear(2048, 1000))
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to more channels, 3x3 of each, 1x1 to few, added to the input where it fits (Sandler et al. 2018)."""
+
+    def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        wide, self.fits = inputs * expansion, stride == 1 and inputs == outputs
+        first = [_rectified(inputs, wide, 1)] if expansion > 1 else []
+        self.conv = nn.Sequential(*first, _rectified(wide, wide, 3, stride, wide), *_normalised(wide, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, C, H, W) to (N, C', H / stride, W / stride)."""
+        return x + self.conv(x) if self.fits else cast(Tensor, self.conv(x))
+
+
+class MobileSegmenter(nn.Module):
+    """Label every pixel by a frozen MobileNetV2 and a decoder: x (N, 3, H, W) -> logits (N, K, H, W).
+
+    Decoder, from the smallest level up: 1x1 of the encoder's level, plus what came before at that size, then 3x3. The
+    encoder stays in eval mode; its weights have torchvision's names. widths: channels of the decoder alone.
+    """
+
+    def __init__(self, n_classes: int, *, widths: Sequence[int] = (64,), seed: int = 0) -> None:
+        super().__init__()
+        stages = [(32, 1, 1), *((c, e, s if i == 0 else 1) for e, c, n, s in MOBILENET for i in range(n))]
+        width, stem, last = widths[0], (3, stages[0][0], 3, 2), (stages[-1][0], LEVELS[18], 1)
+        with isolated_random(seed):
+            blocks = [InvertedResidual(a[0], *b) for a, b in pairwise(stages)]
+            self.features = nn.Sequential(_rectified(*stem), *blocks, _rectified(*last)).requires_grad_(False)
+            self.sides = nn.ModuleList([_normalised(channels, width, 1) for channels in LEVELS.values()])
+            self.joins = nn.ModuleList([_rectified(width, width, 3) for _ in LEVELS])
+            self.classifier = nn.Conv2d(width, n_classes, 3, padding=1)
+
+    def train(self, mode: bool = True) -> Self:
+        """Change the mode of the decoder alone."""
+        super().train(mode).features.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (N, K, H, W)."""
+        size, sides = x.shape[-2:], list[Tensor]()
+        for number, block in enumerate(self.features):
+            x = block(x)
+            if number in LEVELS:
+                sides.append(self.sides[len(sides)](x))
+        x = torch.zeros_like(sides[-1])
+        for side, join in zip(sides[::-1], self.joins, strict=True):
+            x = join(side + F.interpolate(x, side.shape[-2:], mode="bilinear"))
+        return F.interpolate(self.classifier(x), size, mode="bilinear")
 
 
 class UNet(nn.Module):

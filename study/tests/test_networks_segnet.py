@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import MCBN, MCBNError
-from mcbn_study.networks import SegNet, unpool
+from mcbn_study.networks import LEVELS, InvertedResidual, MobileSegmenter, SegNet, unpool
 from untouched import generators
 
 SMALL = (8, 8, 8, 8, 8)
@@ -115,3 +115,35 @@ def test_the_first_two_layers_are_those_of_the_first_stage() -> None:
 def test_other_images_are_refused(x: Tensor) -> None:
     with pytest.raises(MCBNError, match=r"SegNet takes RGB images .* at least 32; got"):
         SegNet(3, widths=SMALL)(x)
+
+
+def test_mobile_segmenter_trains_its_decoder_alone() -> None:
+    before = generators()
+    network = MobileSegmenter(5, widths=(8,)).train()
+    assert generators() == before
+    x = torch.randn(2, 3, 40, 72, generator=torch.Generator().manual_seed(0))
+    kept = {name: value.clone() for name, value in network.features.state_dict().items()}
+    output = network(x)
+    assert output.shape == (2, 5, 40, 72)
+    output.square().mean().backward()
+    assert all(torch.equal(value, kept[name]) for name, value in network.features.state_dict().items())
+    assert all((p.grad is None) == name.startswith("features.") for name, p in network.named_parameters())
+    assert not torch.equal(network.sides[0][1].running_mean, torch.zeros(8))
+
+
+def test_mobile_segmenter_has_the_encoder_of_the_paper() -> None:
+    features = MobileSegmenter(5).features
+    assert sum(p.numel() for p in features.parameters()) == 2_223_872  # 3.5 million with the classifier's 1.28
+    blocks = [block for block in features if isinstance(block, InvertedResidual)]
+    assert len(blocks) == 17
+    assert sum(block.fits for block in blocks) == 10
+    x, sizes = torch.zeros(1, 3, 224, 224), {}
+    for number, block in enumerate(features.eval()):
+        x = block(x)
+        sizes[number] = tuple(x.shape[1:])
+    assert {number: sizes[number] for number in LEVELS} == {
+        3: (24, 56, 56),
+        6: (32, 28, 28),
+        13: (96, 14, 14),
+        18: (1280, 7, 7),
+    }

@@ -1,5 +1,6 @@
 """The pages under results/ are what their records say: written anew, they do not differ by a byte."""
 
+import json
 import os
 import shutil
 from importlib import import_module
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+from mcbn_study.journal import digest, read
 
 RESULTS = Path(__file__).parents[2] / "results"
 TEXTS = (".md", ".csv", ".tex")
@@ -70,3 +73,11 @@ def test_pages_written_from_the_records_are_those_that_are_there(folder: str, co
 def test_every_folder_with_pages_is_written_anew() -> None:
     with_pages = {path.parent.name for path in RESULTS.glob("*/*.md")} - {"solar_cells"}  # an example writes it
     assert with_pages == set(WRITERS)
+
+
+def test_settings_beside_records_are_those_of_the_records() -> None:
+    folders = [path.parent for path in RESULTS.rglob("settings.json")]
+    assert folders
+    for folder in folders:
+        settings = digest(json.loads((folder / "settings.json").read_text()))
+        assert {record["config_hash"] for record in read(folder / "records.jsonl")} == {settings}, folder

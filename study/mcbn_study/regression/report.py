@@ -143,7 +143,7 @@ def further_tables(summary: Summary) -> list[Table]:
         scored = {method for _, method, name in summary if name == metric}
         methods = ["mcbn", *(method for method in METHODS if method in scored - printed)]
         rows = [(describe(d).title, *(cell(summary.get((d, method, metric))) for method in methods)) for d in NAMES]
-        fields = {"name": METRICS[metric], "metric": metric, "runs": _WORDS["notes"]["runs"]}
+        fields = {"name": METRICS[metric], "metric": metric}
         if methods[1:]:
             tables.append(table(_WORDS["further"], rows, [METHODS[method] for method in methods], **fields))
     return tables

@@ -103,7 +103,7 @@ class SceneEvaluation:
         seconds = round(time.perf_counter() - started, 2)
         values = scores.result() | extra | {"milliseconds_per_image": 1000 * predicting / len(self.test)}
         finite = {name: value if np.isfinite(value) else None for name, value in values.items()}
-        row = {"kind": "scores", "dataset": self.profile.dataset, "method": method, "seconds": seconds}
+        row = {"kind": "scores", "dataset": self.profile.title, "method": method, "seconds": seconds}
         return row | {"scores": finite}, shown
 
     def _prepare(self, method: str) -> tuple[Estimator, dict[str, float]]:
@@ -115,14 +115,19 @@ class SceneEvaluation:
             return inside, {"batch_size": M}
         if method == "mcbn":
             return shared_draws(self.bayes, T), {"batch_size": M} | self._peak_memory()
+        if method == "mcbn_drawn":
+            return shared_draws(self._fit("drawn"), T), {"batch_size": M}
         return self._tuned()
 
     @cached_property
     def bayes(self) -> MCBN[ClassificationPrediction]:
-        """MCBN of all layers, on batches of images made as in training."""
+        """MCBN of all layers, on batches of images made as in training; a frozen encoder keeps its own centre."""
+        return self._fit("drawn" if self.profile.title == self.profile.dataset else "running")
+
+    def _fit(self, centre: str) -> MCBN[ClassificationPrediction]:
         T = max(self.profile.n_samples, *self.profile.memory_samples)
         batches = training_batches(self.train, self.profile.batch_size, T, seed=self.profile.seed)
-        return MCBN(self.network, "classification").fit(batches, n_samples=T, seed=self.profile.seed)
+        return MCBN(self.network, "classification").fit(batches, n_samples=T, seed=self.profile.seed, centre=centre)
 
     def _tuned(self) -> tuple[Estimator, dict[str, float]]:
         """Choose M by the log likelihood of the validation part; draws are stretched, training images not needed."""

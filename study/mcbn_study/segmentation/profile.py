@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, Size, load_scenes
-from mcbn_study.networks import SEGNET_WIDTHS
+from mcbn_study.networks import SEGNET_WIDTHS, MobileSegmenter, SegNet
 from mcbn_study.profiles import read_profiles
 
 
@@ -31,6 +31,16 @@ class SceneProfile:
     size: Size | None = None
     limit: int | None = None
     seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """Name its network, records and pictures."""
+        return f"{self.dataset}_pretrained" if self.name == "pretrained" else self.dataset
+
+    def network(self) -> SegNet | MobileSegmenter:
+        """Build the network, with its first weights."""
+        kind = SegNet if self.title == self.dataset else MobileSegmenter
+        return kind(len(SCENE_SETS[self.dataset].classes), widths=self.widths, seed=self.seed)
 
     def settings(self) -> dict[str, Any]:
         """Return all of it as a record keeps it."""

