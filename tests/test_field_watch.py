@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +331,18 @@ def test_a_loaded_watch_goes_on_where_it_was(tmp_path: Path) -> None:
         loaded(x[:5])
     whole = Watch.load(tmp_path / "watch.safetensors", bayes, reference=reference("images"))
     assert whole(x[:5]).distance == watch(x[:5]).distance
+
+
+@pytest.mark.parametrize("kind", ["table", "images"])
+def test_a_used_watch_can_be_pickled_and_copied(kind: str) -> None:
+    x = (table if kind == "table" else images)(3 * M + 2, 25)[0]
+    watch = fitted(kind).watch(reference(kind), batch_size=M)
+    watch.update(x)
+    watch.novelty(x)
+    for twin in (pickle.loads(pickle.dumps(watch)), copy.deepcopy(watch)):
+        assert twin.evidence == watch.evidence
+        assert twin(x[:M]).p_value == watch(x[:M]).p_value
+        assert twin(x[:5]).distance == pytest.approx(watch(x[:5]).distance, rel=1e-4)  # its reference is there
 
 
 def test_a_watch_of_another_network_is_refused(tmp_path: Path) -> None:
