@@ -174,7 +174,7 @@ def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(monkeypatch
         network = Tiny().eval()
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(foreign, "load_published", lambda name, folder: network)
-    foreign.run(tmp_path, networks=["efficientnet"], weights=tmp_path, n_test=4, n_samples=3)
+    foreign.run(tmp_path, networks=["efficientnet"], weights=tmp_path, n_test=4, n_samples=3, device="cpu")
     rows = read_records(tmp_path / "records.jsonl")
     methods = ("plain, {} scale", "MCBN, M = 32, {} scale", "MCBN, M = 32, {} scale, recentred")
     assert [r["method"] for r in rows] == [m.format(s) for s in ("stated", "fitting") for m in methods]
@@ -203,7 +203,7 @@ def test_a_detector_is_compared_box_by_box(monkeypatch, tmp_path, voc):
         network = Detector().eval()
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(foreign, "load_published", lambda name, folder: network)
-    foreign.run(tmp_path, networks=["yolo26n"], weights=tmp_path, n_test=4, n_samples=3)
+    foreign.run(tmp_path, networks=["yolo26n"], weights=tmp_path, n_test=4, n_samples=3, device="cpu")
     plain, drawn, recentred = read_records(tmp_path / "records.jsonl")
     assert (plain["kept"], plain["method"], recentred["method"]) == (1, "plain", "MCBN, M = 32, recentred")
     images, scale = foreign.photographs("val", 4)[0], foreign.PUBLISHED["yolo26n"]["scales"][""]

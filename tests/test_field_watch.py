@@ -405,6 +405,14 @@ def test_inputs_of_another_shape_are_refused() -> None:
         fitted("images").watch(reference("table"))
 
 
+def test_a_reference_with_nan_is_refused() -> None:
+    x = reference("images").clone()
+    x[::7, 0, 0, 0] = math.nan
+    watch = fitted("images").watch(x, batch_size=M)
+    with pytest.raises(mcbn.MCBNError, match="non-finite statistics on the reference"):
+        watch(images(M, 1)[0])
+
+
 def test_one_input_of_a_table_has_no_statistics() -> None:
     with pytest.raises(mcbn.MCBNError, match=r"layer '1' sees one value a channel.*novelty"):
         watched("table")(table(1, 1)[0])

