@@ -405,12 +405,12 @@ def test_inputs_of_another_shape_are_refused() -> None:
         fitted("images").watch(reference("table"))
 
 
-def test_a_reference_with_nan_is_refused() -> None:
+@pytest.mark.parametrize(("value", "says"), [(math.nan, "non-finite values"), (1e30, "statistics on the reference")])
+def test_a_reference_that_is_not_finite_is_refused(value: float, says: str) -> None:
     x = reference("images").clone()
-    x[::7, 0, 0, 0] = math.nan
-    watch = fitted("images").watch(x, batch_size=M)
-    with pytest.raises(mcbn.MCBNError, match="non-finite statistics on the reference"):
-        watch(images(M, 1)[0])
+    x[::7, 0, 0, 0] = value
+    with pytest.raises(mcbn.MCBNError, match=says):
+        fitted("images").watch(x, batch_size=M)(images(M, 1)[0])
 
 
 def test_one_input_of_a_table_has_no_statistics() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mcbn.errors import MCBNError
 
@@ -27,15 +28,23 @@ def load_published(name: str, folder: Path) -> Any:
         if not maker:  # a pickle of the network: it runs code of its own
             return torch.load(path, weights_only=False)["model"].float().eval()
         network = attrgetter(maker)(module)(kind)
-        _read_keras(network, path) if path.suffix == ".json" else _read_in_order(network, path)
+        if path.suffix == ".json":
+            _read_keras(network, path)
+        else:
+            read_in_order(network, torch.load(path, weights_only=True))
     except (ImportError, OSError) as error:
         raise MCBNError(f"{error}; {name} needs: {PUBLISHED[name]['needs']}") from error
     return network.eval()
 
 
-def _read_in_order(network: nn.Module, path: Path) -> None:
-    weights = torch.load(path, weights_only=True).values()
-    network.load_state_dict(dict(zip(network.state_dict(), weights, strict=True)))
+def read_in_order(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Read tensors under other names that come in the order of the network's own; counts of batches are left out."""
+    pairs = zip(*([n for n in names if "tracked" not in n] for names in (network.state_dict(), tensors)), strict=True)
+    same = {own: other for own, other in pairs if own.rpartition(".")[2] == other.rpartition(".")[2]}
+    missing, _ = network.load_state_dict({own: tensors[other] for own, other in same.items()}, strict=False)
+    if lost := [name for name in missing if "tracked" not in name]:
+        raise ValueError(f"{lost[0]} is missing, or in another place")
+    return network
 
 
 def _read_keras(network: Any, path: Path) -> None:

@@ -8,6 +8,7 @@ photographs come as packages (networks.toml); those of animals, from VOC, stand 
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from mcbn.model import MCBN
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10
 from mcbn_study.data.scenes import list_pairs, open_pair
-from mcbn_study.foreign.published import ANIMALS, PUBLISHED, load_published
+from mcbn_study.foreign.published import ANIMALS, PUBLISHED, load_published, read_in_order
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import cifar_resnet
@@ -147,25 +148,11 @@ def load_resnet(path: Path) -> nn.Module:
         raise MCBNError(f"there is no {path}; save the weights of {published}, there as an npz of its state dict")
     with np.load(path) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    units = len({name.split(".")[1] for name in tensors if name.startswith("layer1.")})
-    network = cifar_resnet(max(1, units))
-    state = {_place(name, units): value for name, value in tensors.items()}
-    missing, unexpected = network.load_state_dict(state, strict=False)
-    lost = [name for name in missing if not name.endswith("num_batches_tracked")]
-    if lost or unexpected:
-        raise MCBNError(f"{path} holds no ResNet for CIFAR-10: missing {lost[:3]}, unexpected {unexpected[:3]}")
-    return network.eval()
-
-
-def _place(name: str, units: int) -> str:
-    """Translate a name of the published state dict to ours: layer2.1.conv1 is block units + 1, after two others."""
-    for old, new in (("conv1", "first.0"), ("bn1", "first.1"), ("conv2", "second.0"), ("bn2", "second.1")):
-        name = name.replace(f".{old}.", f".{new}.")
-    first, _, rest = name.partition(".")
-    if first.startswith("layer"):
-        block, _, rest = rest.partition(".")
-        return f"{2 + units * (int(first[5:]) - 1) + int(block)}.{rest}"
-    return f"{({'conv1': '0.0', 'bn1': '0.1', 'linear': str(3 * units + 3)}).get(first, first)}.{rest}"
+    network = cifar_resnet(max(1, len({name.split(".")[1] for name in tensors if name.startswith("layer1.")})))
+    try:
+        return read_in_order(network, tensors).eval()
+    except (RuntimeError, ValueError) as error:
+        raise MCBNError(f"{path} holds no ResNet for CIFAR-10: {error}") from error
 
 
 def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
@@ -197,11 +184,12 @@ def centre(image: Image.Image, scale: Scale) -> Tensor:
     return prepare(image.crop((left, top, left + side, top + side)).resize((SIZE, SIZE)), scale)
 
 
+@dataclass
 class RandomCrops(Dataset[Tensor]):
     """Photographs augmented as usual for ImageNet: a random part of 8 to 100 % of the area, resized; flipped or not."""
 
-    def __init__(self, images: Sequence[Image.Image], scale: Scale) -> None:
-        self.images, self.scale = images, scale
+    images: Sequence[Image.Image]
+    scale: Scale
 
     def __len__(self) -> int:
         return len(self.images)
@@ -213,8 +201,7 @@ class RandomCrops(Dataset[Tensor]):
         height = min(image.height, round((area * image.width * image.height / ratio) ** 0.5))
         left, top = np.random.randint(image.width - width + 1), np.random.randint(image.height - height + 1)
         crop = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-        flipped = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop
-        return prepare(flipped, self.scale)
+        return prepare(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop, self.scale)
 
 
 def write_report(out: Path) -> Path:

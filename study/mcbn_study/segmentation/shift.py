@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mcbn.field.watch import Watch
 from mcbn.files import write_text
 from mcbn.model import MCBN
-from mcbn_study.data.scenes import Scenes
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import timed
 from mcbn_study.segmentation.measure import Estimator, measure, plain, shared_draws
@@ -29,7 +27,6 @@ from mcbn_study.shift.measure import cut, p_values
 from mcbn_study.tables import render
 
 SETTINGS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-Row = dict[str, Any]
 SCORES = ("pixel_accuracy", "miou", "nll", "ece")
 
 
@@ -55,9 +52,8 @@ def run(profile: SceneProfile, networks: Path, out: Path, **others: Any) -> Path
     x, y = (torch.cat([getattr(part, name) for part in parts]) for name in "xy")
     home, away = cut(len(x), use["n_reference"], profile.seed)
     watch = bayes.watch(normalize(x[home]), **{name: use[name] for name in ("batch_size", "false_alarms")})
-    n = use["n_watched"]
     for kind, share, repaired in use["changes"]:
-        images, about = change(x[away], kind, share), {"dataset": profile.dataset, "change": kind, "share": share}
+        images, n, about = change(x[away], kind, share), use["n_watched"], {"change": kind, "share": share}
         p, seconds = timed(p_values, watch, normalize(images[:n]), torch.arange(n).reshape(-1, watch.batch_size))
         found = int((p <= watch.false_alarms).sum())
         journal.add([about | {"method": "watch", "found": found, "n": len(p), "seconds": seconds}])
@@ -68,7 +64,7 @@ def run(profile: SceneProfile, networks: Path, out: Path, **others: Any) -> Path
     return write_report(out)
 
 
-def _repairs(bayes: MCBN[Any], network: nn.Module, watch: Watch, pools: list[Tensor], scored: Scenes) -> Iterator[Row]:
+def _repairs(bayes: MCBN[Any], network: Any, watch: Any, pools: list[Tensor], scored: Any) -> Iterator[dict[str, Any]]:
     """Score the network as it is, by statistics of the scored images themselves, as fitted, and adapted to others."""
     adapted = {f"adapt {len(pool)}": bayes.adapt(pool, reference=watch) for pool in pools}
     ways: dict[str, Estimator] = {
@@ -84,5 +80,5 @@ def _repairs(bayes: MCBN[Any], network: nn.Module, watch: Watch, pools: list[Ten
 
 def write_report(out: Path) -> Path:
     """Write table.md: what the watch found, and the scores of each method, of the last records."""
-    records = latest(read(out / RECORDS), ("dataset", "change", "share", "method"))
+    records = latest(read(out / RECORDS), ("change", "share", "method"))
     return write_text(out / "table.md", render(__package__, "shift.md.j2", records=records))
