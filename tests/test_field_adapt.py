@@ -233,6 +233,7 @@ def test_centring_is_its_equation() -> None:
     bayes = mcbn.MCBN(net, "classification")
     with pytest.warns(UserWarning, match="disagree with the running statistics"):
         drawn = bayes.fit(other, n_samples=10, batch_size=8).posterior
+    assert 'where nobody has that data, fit(data, centre="running")' in str(bayes.check(other))
     centred = bayes.fit(other, n_samples=10, batch_size=8, centre="running").posterior
     for name in ("1", "4"):
         norm, mean, var = net[int(name)], drawn.mean[name].double(), drawn.var[name].double()

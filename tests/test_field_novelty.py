@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from deployed import fitted, images, reference, table, trained, watched
+from mcbn.field import novelty
 from mcbn.field.distance import EPS
 from mcbn.field.novelty import class_proportions, class_weights, combined_p_values, see
 from test_field_watch import within_binomial
@@ -50,6 +51,16 @@ def test_an_input_is_judged_alone_whatever_comes_with_it() -> None:
     torch.testing.assert_close(watch.novelty(x[7:8]).distance, together.distance[7:8], rtol=1e-3, atol=0)
     order = torch.randperm(300)
     torch.testing.assert_close(watch.novelty(x[order]).distance, together.distance[order], rtol=1e-3, atol=0)
+
+
+def test_large_inputs_go_through_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, watch, sizes = images(10, 4)[0], watched("images"), list[int]()
+    whole, run = see(watch.network, "classification", watch.centre, x), watch.network.run_copy
+    monkeypatch.setattr(watch.network, "run_copy", lambda inputs: (sizes.append(len(inputs)), run(inputs))[1])
+    monkeypatch.setattr(novelty, "BLOCK_VALUES", 4 * x[0].numel())
+    few = see(watch.network, "classification", watch.centre, x)
+    assert sizes == [4, 4, 2]
+    torch.testing.assert_close(few.coordinates, whole.coordinates, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["table", "images"])

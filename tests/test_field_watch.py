@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,18 @@ def test_a_loaded_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert whole(x[:5]).distance == watch(x[:5]).distance
 
 
+@pytest.mark.parametrize("kind", ["table", "images"])
+def test_a_used_watch_can_be_pickled_and_copied(kind: str) -> None:
+    x = (table if kind == "table" else images)(3 * M + 2, 25)[0]
+    watch = fitted(kind).watch(reference(kind), batch_size=M)
+    watch.update(x)
+    watch.novelty(x)
+    for twin in (pickle.loads(pickle.dumps(watch)), copy.deepcopy(watch)):
+        assert twin.evidence == watch.evidence
+        assert twin(x[:M]).p_value == watch(x[:M]).p_value
+        assert twin(x[:5]).distance == pytest.approx(watch(x[:5]).distance, rel=1e-4)  # its reference is there
+
+
 def test_a_watch_of_another_network_is_refused(tmp_path: Path) -> None:
     path, x = tmp_path / "watch.safetensors", table(600, 1)[0]
     watched("table").save(path)
@@ -391,6 +404,14 @@ def test_inputs_of_another_shape_are_refused() -> None:
         watch(DataLoader(TensorDataset(images(M, 1)[0])))
     with pytest.raises(mcbn.MCBNError, match="could not run"):
         fitted("images").watch(reference("table"))
+
+
+@pytest.mark.parametrize(("value", "says"), [(math.nan, "non-finite values"), (1e30, "statistics on the reference")])
+def test_a_reference_that_is_not_finite_is_refused(value: float, says: str) -> None:
+    x = reference("images").clone()
+    x[::7, 0, 0, 0] = value
+    with pytest.raises(mcbn.MCBNError, match=says):
+        fitted("images").watch(x, batch_size=M)(images(M, 1)[0])
 
 
 def test_one_input_of_a_table_has_no_statistics() -> None:

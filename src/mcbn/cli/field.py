@@ -79,7 +79,7 @@ def watch(
 
         x, y = (None, None) if files.engine == "ray" else _inputs(data, fitted, files, finite=False)
         after: MCBN[Any] | None = MCBN.load(adapted, fitted.bayes.model) if adapted else None
-        write_watch_page(page, home, x, y, rows=rows, bayes=fitted.bayes, adapted=after)
+        write_watch_page(page, home, x, y, rows=rows, bayes=fitted.bayes, adapted=after, names=fitted.layout.columns)
     if watch is not None and go_on:
         home.save(watch)
     _end(rows, home)

