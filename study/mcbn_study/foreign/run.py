@@ -7,7 +7,7 @@ photographs come as packages (networks.toml); those of animals, from VOC, stand 
 
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,11 +76,45 @@ def cifar(
 
 
 def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_samples: int, device: str) -> None:
-    """Score networks, all where none is named, on photographs of five animals; weights: of `load_published`."""
+    """Score networks, of photographs all where none is named, on five animals; weights: of `load_published`."""
     journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
+    chosen = [require_choice("--networks", network, NETWORKS) for network in networks or PUBLISHED]
+    for network in chosen:
+        score = partial(score_photographs, weights) if network in PUBLISHED else score_resnet
+        for row in score(network, n_test, n_samples, device):
+            journal.add([{"kind": "foreign", "network": network, **row}])
+    write_report(out)
+
+
+def score_resnet(name: str, n_test: int, n_samples: int, device: str) -> Iterator[Row]:
+    """Score a ResNet of CIFAR-10 with draws of crops as in its training, of another M, and of images as they are."""
+    bayes = MCBN(load_resnet(data_folder() / "cifar10_resnet" / f"{name}.npz").to(device), "classification")
+    train, test = cifar10("train").x, cifar10("test")
+    x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
+    yield {"method": "plain", "warning": "", **predict_and_score(bayes.plain_mean, x, y)}
+    crops, plain, bare = framed_crops(train), normalise(train[:10_000]), "32, not augmented"
+    ways = (
+        (crops, "drawn", "32"),
+        (crops, "drawn", "16"),
+        (plain, "drawn", bare),
+        (plain, "running", f"{bare}, recentred"),
+    )
+    for images, about, M in ways:
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            bayes.fit(images, n_samples=n_samples, batch_size=32, centre=about)
+        bayes.posterior = bayes.posterior.at_batch_size(int(M[:2]))  # another spread needs no data
+        yield {"method": f"MCBN, M = {M}", "warning": told(caught), **predict_and_score(partial(_mean, bayes), x, y)}
+
+
+def told(caught: Sequence[warnings.WarningMessage]) -> str:
+    """Join what mcbn warned of."""
+    return " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
+
+
+def score_photographs(weights: Path, network: str, n_test: int, n_samples: int, device: str) -> Iterator[Row]:
+    """Score a network plain, with draws of such photographs, and with these centred on the running statistics."""
     train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
-    chosen = [require_choice("--networks", network, tuple(PUBLISHED)) for network in networks or PUBLISHED]
-    for network, (name, scale) in ((n, s) for n in chosen for s in PUBLISHED[n]["scales"].items()):
+    for name, scale in PUBLISHED[network]["scales"].items():
         model, classes = load_published(network, weights).to(device), PUBLISHED[network]["classes"]
         finds = classes == "coco"
         bayes: MCBN[Any] = MCBN(model, "regression", output=0) if finds else MCBN(model, "classification")
@@ -91,12 +125,10 @@ def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_sam
                     bayes.fit(RandomCrops(train, scale), n_samples=n_samples, batch_size=32, centre=about)
             output, seconds = _in_parts(partial(_mean, bayes) if about else bayes.plain_mean, x)
             first = output if first is None else first
-            warned = " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
-            row = {"kind": "foreign", "network": network, "n": len(y), "seconds": seconds, "warning": warned}
+            row = {"n": len(y), "seconds": seconds, "warning": told(caught)}
             row |= class_scores(animals(output[:, 4:].amax(2) if finds else output, classes), y)
             row |= _boxes(first, output) if finds else {}
-            journal.add([row | {"method": method.format(f", {name} scale" if name else "")}])
-    write_report(out)
+            yield row | {"method": method.format(f", {name} scale" if name else "")}
 
 
 def _mean(bayes: MCBN[Any], x: Tensor) -> Tensor:
