@@ -3,7 +3,7 @@
 from mcbn_benchmarks import costs, fresh, gpu, pages, ray
 from mcbn_benchmarks.commands import app, command
 
-for lines in (pages.pages, gpu.chunks, gpu.narrow, costs.costs, costs.sweep):
+for lines in (pages.pages, gpu.chunks, gpu.narrow, costs.costs):
     command(lines)
 for records in (fresh.first, fresh.memory, ray.ray):
     command(records, kept=True)
