@@ -100,7 +100,52 @@ def test_tables_tune() -> None:
     torch.testing.assert_close(bayes.tune((x, y.tolist())).tau, tau)
 
 
-SCALE = "turn whole numbers into floats scaled as in training, such as x / 255 for images,"
+def test_columns_of_a_table_are_taken_by_name() -> None:
+    bayes, x = rows()
+    bayes.fit(frame(x), n_samples=4, batch_size=8)
+    expected = bayes.predict(x)
+    for other in (frame(x)[list("edcba")], frame(x).assign(city="Bonn")[["city", *"cabed"]]):
+        close(bayes.predict(other), expected)
+        torch.testing.assert_close(bayes.tune((other, x[:, :2])).tau, bayes.tune((x, x[:, :2])).tau)
+    with pytest.raises(
+        mcbn.MCBNError, match=r"give the columns of the fit: the table lacks \['c'\], it has \['a', 'b'"
+    ):
+        bayes.predict(frame(x).drop(columns="c"))
+    bayes.fit((frame(x), x[:, 0]), n_samples=4, batch_size=8)
+    close(bayes.predict(frame(x)[list("edcba")]), bayes.predict(x))
+
+
+def test_tables_of_several_kinds_of_numbers_are_numbers() -> None:
+    bayes, x = fitted_rows()
+    mixed = frame(x).assign(a=lambda t: t.a > 0, b=lambda t: t.b.round().astype("Int64"))
+    numbers = x.clone()
+    numbers[:, 0], numbers[:, 1] = (x[:, 0] > 0).float(), x[:, 1].round()
+    close(bayes.predict(mixed), bayes.predict(numbers))
+    mixed.loc[3, "b"] = pd.NA
+    with pytest.raises(mcbn.MCBNError, match="the inputs hold 1 non-finite values"):
+        bayes.predict(mixed)
+
+
+def test_targets_of_a_table_are_scored() -> None:
+    bayes, x = fitted_rows()
+    bayes.tau, y = 2.0, x[:, :2]
+    torch.testing.assert_close(bayes.predict(x).log_prob(pd.DataFrame(y.numpy())), bayes.predict(x).log_prob(y))
+    classifier, _ = fitted_rows("classification")
+    labels = (x[:, 0] > 0).long()
+    expected = classifier.predict(x).log_prob(labels)
+    torch.testing.assert_close(classifier.predict(x).log_prob(pd.Series(labels.numpy())), expected)
+
+
+def test_batches_one_by_one_are_predicted_and_tuned_on() -> None:
+    bayes, x = fitted_rows()
+    close(bayes.predict(iter(x.split(8))), bayes.predict(x))
+    y = torch.randn(40, 2)
+    pairs = list(zip(x.split(8), y.split(8), strict=True))
+    torch.testing.assert_close(bayes.tune(pairs).tau, bayes.tune((x, y)).tau)
+    torch.testing.assert_close(bayes.tune(pairs, score="pll").tau, bayes.tune((x, y), score="pll").tau)
+
+
+SCALE = "turn whole numbers into floats scaled as in training, such as x / 255 for images"
 Try = tuple[Callable[[], tuple[mcbn.MCBN[Any], Tensor]], Callable[[mcbn.MCBN[Any], Tensor], Any], str]
 MISTAKES: dict[str, Try] = {
     "one row": (fitted_rows, lambda b, x: b.predict(x[0]), "add the axis of inputs, x[None]: Sequential"),
@@ -178,6 +223,11 @@ MISTAKES: dict[str, Try] = {
         lambda: fitted_rows("classification"),
         lambda b, x: b.tune((x, torch.eye(2)[torch.zeros(40, dtype=torch.long)])),
         "pass y.argmax(1): labels must be whole numbers of shape (40,); got (40, 2)",
+    ),
+    "several labels an input": (
+        lambda: fitted_rows("classification"),
+        lambda b, x: b.tune((x, (x[:, :2] > 0).long())),
+        'take task="multilabel": labels must be whole numbers of shape (40,); got (40, 2)',
     ),
     "targets of one output of two": (
         fitted_rows,

@@ -488,6 +488,23 @@ def test_a_tau_at_its_bound_is_said_and_kept(tmp_path: Path) -> None:
         bayes.tune((x, y + 3 * torch.randn(24, 2, dtype=torch.float64)))
 
 
+@pytest.mark.parametrize("name", ["softmax", "logit"])
+def test_a_temperature_that_nothing_bounds_is_said(name: str) -> None:
+    """Labels are those of the network itself: the surer, the likelier."""
+    bayes, _, x = two_ways(name)
+    bayes.fit(x, n_samples=12, batch_size=40)
+    y = bayes.predict(x).label
+    sure = bayes.predict(x).probs.max(1).values > 0.9
+    with pytest.warns(UserWarning, match="upper bound: every label of the validation data is right"):
+        bayes.tune((x[sure], y[sure]))
+    assert bayes.tau == pytest.approx(100, rel=1e-3)
+    assert "! tau stopped at its upper bound: every label" in str(bayes.check(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bayes.tune((x, bayes.plain_mean(x).multinomial(1).flatten()))
+    assert "upper bound" not in str(bayes.check(x))
+
+
 def test_std_before_tune_says_that_noise_is_missing(regression: tuple[mcbn.MCBN, Tensor]) -> None:
     bayes, x = regression
     pred = bayes.predict(x)

@@ -34,6 +34,8 @@ def as_tensor(leaf: Any) -> Any:
     if values.dtype.kind not in "biuf":
         kinds = dict(getattr(leaf, "dtypes", {})) if getattr(leaf, "ndim", 0) == 2 else {}
         text = [str(name) for name, kind in kinds.items() if getattr(kind, "kind", "O") not in "biuf"]
+        if kinds and not text:  # numbers of several kinds, or some that are missing
+            return torch.as_tensor(leaf.to_numpy(dtype=np.float64, na_value=np.nan))
         raise MCBNError(f"encode text as numbers first: {f'columns {text}' if text else 'values'} are {values.dtype}")
     return torch.as_tensor(values if values.flags.writeable else values.copy())
 
@@ -41,6 +43,14 @@ def as_tensor(leaf: Any) -> Any:
 def is_table(data: Any) -> bool:
     """Tell whether data are one array or table of numbers."""
     return isinstance(data, Tensor | np.ndarray) or hasattr(data, "to_numpy")
+
+
+def by_name(data: Any, names: list[Any]) -> Any:
+    """Take the columns of a table by their names in the fit, whatever their order; leave alone what has none."""
+    there = list(getattr(data, "columns", []))
+    if lacking := [name for name in names if there and name not in there]:
+        raise MCBNError(f"give the columns of the fit: the table lacks {lacking[:8]}, it has {there[:8]}")
+    return data[names] if names and there else data
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:

@@ -183,6 +183,7 @@ class MCBN(Generic[P]):
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
             network.settle(recorded.first)
+            network.columns = list(getattr(data[0] if isinstance(data, tuple) else data, "columns", []))
             if centre == "running":
                 from mcbn.field.adapt import centre_on_running
 
@@ -324,7 +325,7 @@ class MCBN(Generic[P]):
             M = levels.best(tuned, score)
             self.posterior = drawn.at_batch_size(M)
         self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
-        levels.warn_if_bound(tuned[M], M)
+        levels.warn_if_bound(tuned[M], self.task, M)
         return self
 
     def calibrate(self, data: Any, *, level: float | None = None, **options: Any) -> Self:

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -23,7 +23,7 @@ from mcbn.randomness import Undisturbed, isolated_random, iterate
 OUTPUT_KEYS = ("out", "logits")
 BOXES = "of a detector, a function that gives as many numbers in every draw: boxes come and go"
 COPY = "and mcbn runs a private copy so that yours is never touched"
-SCALED = "turn whole numbers into floats scaled as in training, such as x / 255 for images,"
+SCALED = "turn whole numbers into floats scaled as in training, such as x / 255 for images"
 CURES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("", lambda x: x),
     ("add the axis of inputs, x[None]", lambda x: x[None]),
@@ -133,6 +133,7 @@ class Network:
         self.module, self._of_user = snapshot(model)
         self.output, self.reading = output, reading
         self.proven = self.draws_random = False  # whether one pass showed that it leaves what is the user's alone
+        self.columns: list[Any] = []  # names of a table that it was fitted on
         self.left_alone: set[str] | None = None  # who calls batch norm and is not stochastic, where all others are
         self._look()
 
@@ -176,7 +177,7 @@ class Network:
             return result if home == self.device else result.to(home)  # type: ignore[no-any-return]
 
         if not is_stream(x):
-            return run_batch(self.gather(x, inputs))
+            return run_batch(self.gather(list(x) if isinstance(x, Iterator) else x, inputs))
         keys = self.accepted_keys
         return join([run_batch(batches.pick_inputs(batch, inputs, keys)) for batch in iterate(as_loader(x))])
 
@@ -186,6 +187,7 @@ class Network:
 
     def gather(self, data: Any, inputs: batches.Picker = None) -> Any:
         """Make one batch of inputs of a list of batches or of examples; leave alone what forward takes as it is."""
+        data = batches.by_name(data, self.columns)
         entries = [batches.tensors_of(entry) for entry in data] if isinstance(data, list) else []
         several = len({entry[0].shape[1:] for entry in entries if entry}) > 1 or len(self.accepted_keys[1]) > 1
         if not entries or (several and self._takes(*data)):

@@ -76,14 +76,17 @@ def require_score(task: str, score: str | None, noise: str = "constant") -> str:
     return require_choice("score", score or known[0], known)
 
 
-def warn_if_bound(tuned: Tuned, batch_size: int | None = None) -> None:
+def warn_if_bound(tuned: Tuned, task: str, batch_size: int | None = None) -> None:
     """Warn whoever called the caller of a tau that stopped at its bound, and say what that means."""
     if tuned.at_bound:
-        warnings.warn(f"mcbn: {explain_bound(batch_size)}", stacklevel=3)
+        warnings.warn(f"mcbn: {explain_bound(task, batch_size)}", stacklevel=3)
 
 
-def explain_bound(batch_size: int | None = None) -> str:
-    """Say what the tau of a regression at its bound means and what to do."""
+def explain_bound(task: str, batch_size: int | None = None) -> str:
+    """Say what a tau at its bound means and what to do."""
+    if task != "regression":
+        what = "every label of the validation data is right, so probabilities become 0 and 1"
+        return f"tau stopped at its upper bound: {what}; tune on more data that training has not seen, or set tau = 1"
     what = "the draws alone spread wider than the errors on the validation data, so intervals are too wide"
     cure = f"fit with a larger batch_size{'' if batch_size is None else f' (now {batch_size})'}"
     return f'tau stopped at its upper bound: {what}; {cure}, or let tune(data, batch_sizes="auto") choose one'
@@ -98,7 +101,7 @@ def tune(
         options: dict[str, Any] = {"n_samples": n_samples} | ({"covariance": True} if full else {})
         columns = _gather(_moments_and_targets(predictor.predict(x, **options), y, full) for x, y in pairs)
         return _tune_full(*columns) if full else _tune_crps(*columns)
-    loader = as_loader(data) if is_stream(data) else [data]
+    loader = _batches(data)
     n_batches = 1000 if isinstance(getattr(loader, "dataset", None), IterableDataset) else len(loader)
     read = partial(_samples_and_targets, predictor, n_samples, max(2, BUDGET // n_batches), ignore_index)
     samples, y = _gather(read(x, y) for x, y in pairs)
@@ -108,21 +111,24 @@ def tune(
     return _tune_mixture(*(split_head(samples, 2) if head else (samples, torch.zeros_like(samples))), y)
 
 
-def _tuned(
-    loss: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80, bounded: bool = True
-) -> Tuned:
+def _tuned(loss: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tuned:
     """Minimise a loss of log tau between bounds; one output gets a plain number for its tau."""
     log_tau = minimize_bounded(loss, low, high, steps=steps)
     tau, losses = log_tau.exp(), loss(log_tau).reshape(-1)  # (D,)
-    at_bound = bounded and bool((high - log_tau < 1e-3).any())
+    at_bound = bool((high - log_tau < 1e-3).any())
     return Tuned((tau.reshape(()) if tau.numel() == 1 else tau).double().cpu(), losses.double().cpu(), at_bound)
 
 
 def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and targets of every batch of held-out data."""
     keys = predictor.network.accepted_keys
-    for batch in iterate(as_loader(data)) if is_stream(data) else [data]:
+    for batch in iterate(_batches(data)):
         yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
+
+
+def _batches(data: Any) -> Any:
+    several = isinstance(data, list) and all(isinstance(batch, tuple | Mapping) for batch in data)
+    return as_loader(data) if is_stream(data) else data if several else [data]
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:
@@ -215,7 +221,7 @@ def _tune_classes(logits: Tensor, y: Tensor) -> Tuned:
         log_p = torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2)  # (T, n)
         return -torch.logsumexp(log_p, 0).mean()
 
-    return _tuned(loss, -bound, bound, steps=40, bounded=False)
+    return _tuned(loss, -bound, bound, steps=40)
 
 
 def _moments_and_targets(pred: RegressionPrediction, y: Tensor, full: bool) -> list[Tensor]:

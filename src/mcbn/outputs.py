@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mcbn.batches import as_tensor
 from mcbn.errors import MCBNError, require_choice
 
 OUTPUTS = ("auto", "logits", "probs", "log_probs")
@@ -161,6 +162,7 @@ def noise_variance(tau: Tensor, mean: Tensor) -> Tensor:
 
 def match_shape(y: Tensor, mean: Tensor) -> Tensor:
     """Bring regression targets to the outputs' shape; (N,) and (N, 1) stand for each other, nothing else does."""
+    y = torch.as_tensor(as_tensor(y))
     sizes = [[size for size in values.shape[1:] if size != 1] for values in (y, mean)]
     if y.shape[:1] == mean.shape[:1] and sizes[0] == sizes[1]:
         y = y.reshape(mean.shape)
@@ -172,14 +174,15 @@ def match_shape(y: Tensor, mean: Tensor) -> Tensor:
 
 def require_labels(y: Tensor, probs: Tensor) -> Tensor:
     """Check class labels (N, ...) against probabilities (N, K, ...)."""
-    y, K = torch.as_tensor(y).to(probs.device), probs.shape[1]
+    y, K = torch.as_tensor(as_tensor(y)).to(probs.device), probs.shape[1]
     expected = probs.shape[:1] + probs.shape[2:]
     if y.is_floating_point() and bool((y == y.round()).all()):
         y = y.long()
     if y.shape == (*expected, 1):
         y = y.squeeze(-1)
     if y.is_floating_point() or y.shape != expected:
-        cure = "pass y.argmax(1): " if y.shape == probs.shape else ""
+        one = y.shape == probs.shape and bool((y.sum(1) == 1).all())
+        cure = "pass y.argmax(1): " if one else 'take task="multilabel": ' if y.shape == probs.shape else ""
         there = f"{tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}"
         raise MCBNError(f"{cure}labels must be whole numbers of shape {tuple(expected)}; got {there}")
     if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < K:

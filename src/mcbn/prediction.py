@@ -115,8 +115,9 @@ def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
         lacks = f"so the {what} holds the network's own uncertainty only, no observation noise"
-        cure = "call tune(validation_data), or give --tune to mcbn fit, before predict"
-        warnings.warn(f"mcbn: tau was never tuned, {lacks}; {cure}", stacklevel=3)
+        warnings.warn(
+            f"mcbn: tau was never tuned, {lacks}; tune(validation_data), or mcbn fit --tune, first", stacklevel=3
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -203,7 +204,7 @@ class RegressionPrediction(_Prediction):
         """
         if bool(torch.isinf(self.tau).any()):
             raise MCBNError("log_prob needs the noise precision tau; call tune(validation_data) or set bayes.tau")
-        y = match_shape(torch.as_tensor(y), self.mean)
+        y = match_shape(y, self.mean)
         if self.shift is not None:
             y = y - self.shift
         log_sum = torch.full(self.mean.shape[:1], -math.inf, dtype=self.mean.dtype, device=self.mean.device)

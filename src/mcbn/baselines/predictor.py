@@ -100,7 +100,7 @@ class Predictor(ABC):
         score = noise.require_score(self.task, score)
         tuned = noise.tune(self, data, score=score, n_samples=self._count(n_samples), **options)
         self.tau = tuned.tau
-        noise.warn_if_bound(tuned)
+        noise.warn_if_bound(tuned, self.task)
         return self
 
     def calibrate(self, data: Any, **options: Any) -> Self:

@@ -213,7 +213,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
         shift=drift.shift(network, recorded),
         no_shares=failure,
         rescaled=None if rescaled is posterior else rescaled.batch_size,
-        at_bound=explain_bound(rescaled.batch_size) if bayes.tau_at_bound else "",
+        at_bound=explain_bound(bayes.task, rescaled.batch_size) if bayes.tau_at_bound else "",
         worse_mean=worse_mean,
     )
 

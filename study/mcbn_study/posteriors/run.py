@@ -49,18 +49,15 @@ def _compare(
     """Measure every network of a data set with these families; write predictions, then the records of both folders."""
     data, T = load(dataset), study.profile.n_samples
     by_split = {s: [pair for pair in trained if pair[1]["split"] == s] for s in study.profile.splits}
-    chosen = by_split if "tuned" in families else {}
-    choices = {s: choose_batch_size(networks, data, T) for s, networks in chosen.items()}
+    choices = {s: choose_batch_size(nets, data, T) for s, nets in by_split.items() if "tuned" in families}
     network, info = final[0]
     measure(network, info, data, T, choices.get(info["split"]), families)  # first calls compile: not to be timed
     measured = [(info, measure(net, info, data, T, choices.get(info["split"]), families)) for net, info in final]
-    for (method, family), s in product(METHODS.items(), study.profile.splits):
-        if family not in families:
-            continue
+    methods = {family: method for method, family in METHODS.items() if family in families}
+    for (family, method), s in product(methods.items(), study.profile.splits):
         runs = [(info, by_family[family]) for info, by_family in measured if info["split"] == s]
         predicted = [(one.mean, one.variance, one.tau, info["tau_constant"]) for info, one in runs]
         save_predictions(regression, dataset, method, s, data.y[split(len(data.y), s).test], predicted)
-    methods = {family: method for method, family in METHODS.items()}
     pairs = [(info, family, one) for info, by_family in measured for family, one in by_family.items()]
     tests = [_record(regression, "test", info, one, method=methods[f]) for info, f, one in pairs if f in methods]
     regression.journal.append(tests)
