@@ -3,7 +3,6 @@
 import gc
 import linecache
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,12 +148,14 @@ def test_sources_are_not_forgotten_under_whoever_reads_them(monkeypatch) -> None
     file = modules[0].forward.__code__.co_filename
     monkeypatch.setattr(linecache, "cache", {__file__: (1, 1.0, [], __file__), file: (1, None, [], file)})
 
+    stat = os.stat
+
     def collecting(path: str) -> os.stat_result:
         modules.clear()
         gc.collect()
-        return os.stat(path)
+        return stat(path)
 
-    monkeypatch.setattr(linecache, "os", SimpleNamespace(stat=collecting))
+    monkeypatch.setattr(os, "stat", collecting)  # `linecache` imports it when it is called, from Python 3.13 on
     linecache.checkcache()
     identity()
     assert file not in linecache.cache
