@@ -213,3 +213,19 @@ def test_memory_can_be_given_back_at_any_time():
     kept = torch.arange(10)
     recording.release_memory()
     assert kept.tolist() == list(range(10))
+
+
+def test_a_network_that_keeps_the_shape_of_its_inputs_is_fitted() -> None:
+    class Detecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.shape = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), torch.Size([1, 2])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.shape = x.shape
+            return self.norm(self.conv(x)).mean((2, 3))
+
+    x = torch.randn(40, 3, 8, 8)
+    network = Detecting()
+    network(x)
+    assert MCBN(network.eval(), "regression").fit(x, n_samples=4, batch_size=8).predict(x[:2]).mean.shape == (2, 4)

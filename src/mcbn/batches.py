@@ -22,7 +22,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return {key: map_leaves(function, value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         values = [map_leaves(function, value) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        kind: Any = tuple if isinstance(tree, torch.Size) else type(tree)  # a size holds nothing but numbers
+        return kind(*values) if hasattr(tree, "_fields") else kind(values)
     return function(tree)
 
 
