@@ -229,8 +229,7 @@ def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tens
 
     u is the random share (N, 1, ...) that makes coverage exact. Without it u is 0 and the most probable class scores
     -1. That differs from the papers: no set is empty, and sure inputs do not use up the share that may be missed. So
-    does the 1 that is missing everywhere: beside it, what a sure network leaves to the classes below is rounded away,
-    all of them score alike, and sets hold them all.
+    does the 1 missing everywhere: beside it what is left to the classes below is rounded away, and sets hold them all.
     """
     ordered, order = probs.topk(probs.shape[1], 1)  # all, sorted: ONNX knows no stable sort
     below = torch.cat([ordered[:, 1:].flip(1).cumsum(1).flip(1), torch.zeros_like(ordered[:, :1])], 1)

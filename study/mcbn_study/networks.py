@@ -19,9 +19,9 @@ IMAGE = (3, 32, 32)
 CLASSES = 10
 SEGNET_WIDTHS = (64, 96, 128, 128, 128)  # VGG-16 has 64, 128, 256, 512, 512
 SEGNET_DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each stage, as in VGG-16
-# expansion, channels, blocks, stride of the first of them; Sandler et al. 2018, Table 2
+# Sandler et al. 2018, Table 2: expansion, channels, blocks, stride of the first; then blocks the decoder sees
 MOBILENET = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-LEVELS = {3: 24, 6: 32, 13: 96, 18: 1280}  # blocks of the encoder that the decoder sees, and their channels
+LEVELS = {3: 24, 6: 32, 13: 96, 18: 1280}  # block: channels
 
 
 class CifarResNet(nn.Module):
@@ -30,11 +30,7 @@ class CifarResNet(nn.Module):
     Teye et al. 2018, section 4.3: depth 32, 5 units a stage. Weights of a k x k convolution to C channels start as
     N(0, 2 / (k^2 C)) (He et al. 2015, fan-out), those of the linear layer as U(-a, a) with a = sqrt(3 / inputs), as the
     authors' code has them. Running statistics have momentum 0.1: the moving average with decay 0.9 of that code.
-
-    Args:
-        depth: 8, 14, 20, 26, 32, ...
-        dropout: rate before the second convolution of each unit; 0 as in the paper, more for MC dropout.
-        seed: of the initial weights.
+    dropout: rate before the second convolution of each unit; 0 as in the paper. seed: of the initial weights.
     """
 
     def __init__(self, depth: int = 32, *, dropout: float = 0.0, seed: int) -> None:
@@ -44,13 +40,11 @@ class CifarResNet(nn.Module):
         if not 0 <= dropout < 1:
             raise MCBNError(f"dropout must be a rate from 0 up to 1; got {dropout!r}")
         self.depth, self.dropout = depth, float(dropout)
-        units = depth // 6
-        widths = [RESNET_WIDTHS[0], *(width for width in RESNET_WIDTHS for _ in range(units))]
+        widths = [RESNET_WIDTHS[0], *(width for width in RESNET_WIDTHS for _ in range(depth // 6))]
         with isolated_random():  # layers draw first weights of their own
             self.first = _three_by_three(IMAGE[0], RESNET_WIDTHS[0])
-            self.units = nn.Sequential(
-                *(Unit(a, b, dropout=dropout, activate_shortcut=i == 0) for i, (a, b) in enumerate(pairwise(widths)))
-            )
+            units = [Unit(a, b, dropout, activate_shortcut=i == 0) for i, (a, b) in enumerate(pairwise(widths))]
+            self.units = nn.Sequential(*units)
             self.norm = nn.BatchNorm2d(RESNET_WIDTHS[-1], eps=EPSILON)
             self.last = nn.Linear(RESNET_WIDTHS[-1], CLASSES)
         _initialize(self, torch.Generator().manual_seed(seed))
@@ -66,14 +60,12 @@ class CifarResNet(nn.Module):
 class Unit(nn.Module):
     """Batch norm, leaky ReLU, 3x3 convolution, twice, added to a shortcut (He et al. 2016, arXiv 1603.05027).
 
-    The shortcut has no parameters: where the unit widens, average pooling and zero channels on both sides. In the
-    first unit of a network the shortcut starts after the activation.
+    The shortcut pools and adds zero channels where the unit widens; in the first unit it starts after the activation.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, dropout: float, activate_shortcut: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, dropout: float, *, activate_shortcut: bool) -> None:
         super().__init__()
-        self.stride, self.extra = (2 if outputs > inputs else 1), outputs - inputs
-        self.activate_shortcut = activate_shortcut
+        self.stride, self.extra, self.activate_shortcut = 1 + (outputs > inputs), outputs - inputs, activate_shortcut
         self.norm1, self.conv1 = nn.BatchNorm2d(inputs, eps=EPSILON), _three_by_three(inputs, outputs, self.stride)
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs, eps=EPSILON), _three_by_three(outputs, outputs)
         self.drop = nn.Dropout(dropout)
@@ -83,18 +75,15 @@ class Unit(nn.Module):
         y = F.leaky_relu(self.norm1(x), SLOPE)
         shortcut = y if self.activate_shortcut else x
         y = F.leaky_relu(self.norm2(self.conv1(y)), SLOPE)
-        y = cast(Tensor, self.conv2(self.drop(y)))
         if self.extra:
-            shortcut = F.avg_pool2d(shortcut, self.stride)
-            shortcut = F.pad(shortcut, (0, 0, 0, 0, self.extra // 2, self.extra // 2))
-        return y + shortcut
+            shortcut = F.pad(F.avg_pool2d(shortcut, self.stride), (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return cast(Tensor, self.conv2(self.drop(y))) + shortcut
 
 
 def standardize(images: Tensor) -> Tensor:
     """Bring each image to mean 0 and deviation 1 over its own pixels and channels: bytes (N, 3, H, W) to float32.
 
-    (x - mean) / max(std, 1 / sqrt(n)), n = 3 H W values, std with 1/n: TensorFlow's `per_image_standardization`,
-    which the authors' code calls. A constant image becomes 0.
+    (x - mean) / max(std, 1 / sqrt(n)), n = 3 H W, std with 1/n: the authors' `per_image_standardization` of TensorFlow.
     """
     if images.ndim != 4 or images.shape[1] != IMAGE[0] or images.is_floating_point():
         wanted = "bytes of colour images, (N, 3, H, W) in 0..255"
@@ -125,11 +114,9 @@ class SegNet(nn.Module):
     """Label every pixel (Badrinarayanan et al. 2017): x (N, 3, H, W) -> logits (N, K, H, W), for any H and W.
 
     Encoder: stages of 3x3 convolution -> batch norm -> ReLU, each followed by 2x2 max-pooling that remembers where the
-    maxima were. Decoder: the stages mirrored, each after putting values back to those places (zeros elsewhere). The
-    last convolution gives the logits; all others have batch norm. 13 + 13 convolutions by default, as in Kendall et
-    al. 2015 (Bayesian SegNet), whose weights Teye et al. 2018 used.
-    Differs: narrower (2.9 instead of 29.5 million weights), no dropout, trained from scratch.
-    widths: channels of each stage, from full resolution down; seed: of the initial weights (He et al. 2015).
+    maxima were. Decoder: the stages mirrored, each after putting values back to those places (zeros elsewhere). 13 + 13
+    convolutions, as in Kendall et al. 2015, whose weights Teye et al. 2018 used; all but the last have batch norm.
+    Differs: narrower (2.9 instead of 29.5 million weights), no dropout, trained from scratch. widths: of each stage.
     """
 
     def __init__(self, n_classes: int, *, widths: Sequence[int] = SEGNET_WIDTHS, seed: int = 0) -> None:
@@ -163,8 +150,7 @@ class SegNet(nn.Module):
 def unpool(x: Tensor, place: Tensor, size: Sequence[int]) -> Tensor:
     """Put values (N, C, h, w) to the places they were pooled from in (N, C, H, W), zeros elsewhere.
 
-    What `F.max_unpool2d` does, by an operation that `torch.vmap` knows, so that several draws can share a pass. The
-    size is given, as 45 rows pool to 22, which alone would come back as 44.
+    What `F.max_unpool2d` does, by an operation that `torch.vmap` knows. 45 rows pool to 22, so the size is given.
     """
     (N, C), (H, W) = x.shape[:2], size
     return x.new_zeros(N, C, H * W).scatter(2, place.flatten(2), x.flatten(2)).view(N, C, H, W)
@@ -266,16 +252,16 @@ class MobileSegmenter(nn.Module):
     """Label every pixel by a frozen MobileNetV2 and a decoder: x (N, 3, H, W) -> logits (N, K, H, W).
 
     Decoder, from the smallest level up: 1x1 of the encoder's level, plus what came before at that size, then 3x3. The
-    encoder stays in eval mode; its weights have torchvision's names. widths: channels of the decoder alone.
+    encoder stays in eval mode, with torchvision's names. widths: channels of the decoder.
     """
 
     def __init__(self, n_classes: int, *, widths: Sequence[int] = (64,), seed: int = 0) -> None:
         super().__init__()
         stages = [(32, 1, 1), *((c, e, s if i == 0 else 1) for e, c, n, s in MOBILENET for i in range(n))]
-        width, stem, last = widths[0], (3, stages[0][0], 3, 2), (stages[-1][0], LEVELS[18], 1)
         with isolated_random(seed):
             blocks = [InvertedResidual(a[0], *b) for a, b in pairwise(stages)]
-            self.features = nn.Sequential(_rectified(*stem), *blocks, _rectified(*last)).requires_grad_(False)
+            ends, width = (_rectified(3, 32, 3, 2), _rectified(320, LEVELS[18], 1)), widths[0]
+            self.features = nn.Sequential(ends[0], *blocks, ends[1]).requires_grad_(False)
             self.sides = nn.ModuleList([_normalised(channels, width, 1) for channels in LEVELS.values()])
             self.joins = nn.ModuleList([_rectified(width, width, 3) for _ in LEVELS])
             self.classifier = nn.Conv2d(width, n_classes, 3, padding=1)

@@ -22,7 +22,6 @@ from mcbn_study.segmentation.scores import PixelScores
 from mcbn_study.segmentation.train import load_network, normalize, training_batches
 
 AT_ONCE = 8  # images of one prediction
-MEMORY_IMAGES = 2
 PAPER_LAYERS = 2  # "the first 2 blocks only": Teye et al. 2018, Section 4.5
 Segmented = tuple[Tensor, dict[str, Tensor]]  # probabilities (N, K, H, W) and uncertainty maps (N, H, W) by name
 Estimator = Callable[[Tensor], Segmented]  # of byte images (N, 3, H, W)
@@ -41,10 +40,9 @@ def shared_draws(bayes: MCBN[ClassificationPrediction], n_samples: int) -> Estim
 
 
 def query_inside(network: nn.Module, pool: Tensor, *, batch_size: int, n_samples: int, seed: int = 0) -> Estimator:
-    """The paper's: for each image and pass a batch of the image itself and M - 1 training images.
+    """The paper's: for each image and pass a batch of the image and M - 1 training images, drawn with replacement.
 
-    Training images (byte, (N, 3, H, W)) are drawn with replacement; the first 2 batch norm layers take the statistics
-    of that batch, the others their running ones (Teye et al. 2018, Section 4.5, and the authors' code).
+    The first 2 batch norm layers take its statistics, the others their running ones (Section 4.5, authors' code).
     """
     inner = Network(network, None)
     batch_norm.watch(inner.module)
@@ -69,8 +67,7 @@ def query_inside(network: nn.Module, pool: Tensor, *, batch_size: int, n_samples
 class QueryInside(batch_norm.Record):
     """Normalise the chosen layers by the batch; after the last of them only the first image, the query, goes on.
 
-    Exact where nothing goes around the chosen layers and all that follows treats images one by one, as in SegNet,
-    whose first two lie before the first pooling.
+    Exact where nothing goes around the chosen layers and all that follows treats images one by one, as here.
     """
 
     def answer(self, call: batch_norm.BatchNormCall) -> Tensor:
@@ -142,11 +139,9 @@ class SceneEvaluation:
         """Measure by how many MiB memory grows in a prediction at few and at many draws, on a GPU."""
         if self.device != "cuda":
             return {}
-        x, peaks = normalize(self.test.x[:MEMORY_IMAGES]), {}
-        self.bayes.predict(x, n_samples=self.profile.memory_samples[0])  # finds how to run: not to be counted
-        for T in self.profile.memory_samples:
-            peaks[f"peak_mib_at_{T}"] = gpu_growth(partial(self.bayes.predict, x, n_samples=T)) / 2**20
-        return peaks
+        predict, few = partial(self.bayes.predict, normalize(self.test.x[:2])), self.profile.memory_samples
+        predict(n_samples=few[0])  # finds how to run: not to be counted
+        return {f"peak_mib_at_{T}": gpu_growth(partial(predict, n_samples=T)) / 2**20 for T in few}
 
 
 def measure(estimator: Estimator, scenes: Scenes, shown: Sequence[int]) -> tuple[PixelScores, dict[str, Any], float]:

@@ -39,10 +39,7 @@ def boundary(y: Tensor) -> Tensor:
 
 
 def error_auroc(histogram: Tensor) -> float:
-    """Probability that a wrong pixel is more uncertain than a right one, ties half; histogram (2, L), right then wrong.
-
-    sum_b w_b (sum_{a<b} r_a + r_b / 2) / (R W), R right and W wrong pixels.
-    """
+    """P(a wrong pixel is more uncertain than a right one), ties half: sum_b w_b (sum_{a<b} r_a + r_b / 2) / (R W)."""
     right, wrong = histogram.double()  # (L,) each
     below = right.cumsum(0) - right
     return float((wrong * (below + right / 2)).sum() / (right.sum() * wrong.sum()))
@@ -50,8 +47,7 @@ def error_auroc(histogram: Tensor) -> float:
 
 def accuracy_after_refusal(histogram: Tensor, percent: float) -> float:
     """Accuracy in percent of what is left when the most uncertain pixels are refused; of equal ones an even share."""
-    right, total = histogram[0].double(), histogram.sum(0).double()  # (L,)
-    kept = (1 - percent / 100) * total.sum()
+    right, kept = histogram[0].double(), (1 - percent / 100) * (total := histogram.sum(0).double()).sum()  # (L,), ()
     taken = (kept - (total.cumsum(0) - total)).clamp(min=0).minimum(total)
     return (100 * (taken * right / total.clamp(min=1)).sum() / kept).item()
 

@@ -91,10 +91,7 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
 def train(
     profile: SceneProfile, scenes: Scenes, val: Scenes | None, *, device: str = "cpu", echo: Echo = lambda line: None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train for the epochs of the profile; on a GPU in bfloat16. Return the network in eval mode, and what to record.
-
-    val: images whose mIoU is noted every few epochs; echo: is told every few epochs how it goes.
-    """
+    """Train, on a GPU in bfloat16, with the mIoU of `val` on the way; return the network and what to record."""
     if len(scenes) < profile.batch_size:
         raise MCBNError(f"{len(scenes)} training images make no batch of {profile.batch_size}")
     started, losses, checks = time.perf_counter(), list[float](), list[list[float]]()
@@ -147,11 +144,10 @@ def learning_rate(profile: SceneProfile, step: int, steps: int) -> float:
 def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
     """Return the weights of the classes in the loss, (K,): the published ones, or median over frequency, softened.
 
-    w_k = (median_j f_j / f_k)^p, f_k = pixels of k / pixels of the images that show k (Eigen and Fergus 2015, used by
-    SegNet); a class that no image shows has weight 0. Differs: p = 1/2 by default instead of 1.
+    w_k = (median_j f_j / f_k)^p, f_k = pixels of k / those of images that show it (Eigen and Fergus 2015); p = 1/2.
     """
-    published, K = SCENE_SETS[profile.dataset].weights, len(scenes.kind.classes)
-    if published:
+    K = len(scenes.kind.classes)
+    if published := SCENE_SETS[profile.dataset].weights:
         return torch.tensor(published) ** profile.weight_power
     counts = torch.stack([torch.bincount(y.flatten().long(), minlength=256)[:K] for y in scenes.y.cpu()])  # (N, K)
     shown = (counts > 0).sum(0) * scenes.y[0].numel()  # (K,)
@@ -165,7 +161,7 @@ def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
 def validate(network: nn.Module, scenes: Scenes) -> float:
     """Return the mean IoU of the plain network, which is left in eval mode."""
     network.eval()
-    few, classes = zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True), scenes.kind.classes
+    few, classes = zip(scenes.x.split(AT_ONCE), scenes.y.split(AT_ONCE), strict=True), scenes.kind.classes
     with torch.autocast(device := scenes.x.device.type, torch.bfloat16, enabled=device == "cuda"):
         counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
     return iou(torch.stack(counts).sum(0)).nanmean().item()
