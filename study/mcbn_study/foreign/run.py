@@ -7,6 +7,7 @@ photographs come as packages (networks.toml); those of animals, from VOC, stand 
 
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -238,8 +239,11 @@ class RandomCrops(Dataset[Tensor]):
 
 
 def write_report(out: Path) -> Path:
-    """Write table.md: of each network and method in a folder the last record of the most images, and its warnings."""
-    last = latest(sorted(read(out / RECORDS), key=lambda r: int(r["n"])), ("network", "method"))
+    """Write table.md: of each network the last records of the number of images that most methods were tried on."""
+    records = latest(read(out / RECORDS), ("network", "method", "n"))
+    tried = Counter((r["network"], r["n"]) for r in records)
+    best = {name: max((tried[k], k[1]) for k in tried if k[0] == name)[1] for name, _ in tried}
+    last = [r for r in records if r["n"] == best[r["network"]]]
     last.sort(key=lambda r: NETWORKS.index(r["network"]))
     devices, hardware = (sorted({r[name] for r in last}) for name in ("device", "hardware"))
     return write_text(out / "table.md", render(__package__, last=last, devices=devices, hardware=hardware))
