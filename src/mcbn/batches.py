@@ -35,7 +35,7 @@ def as_tensor(leaf: Any) -> Any:
     if values.dtype.kind not in "biuf":
         kinds = dict(getattr(leaf, "dtypes", {})) if getattr(leaf, "ndim", 0) == 2 else {}
         text = [str(name) for name, kind in kinds.items() if getattr(kind, "kind", "O") not in "biuf"]
-        if kinds and not text:  # numbers of several kinds, or some that are missing
+        if kinds and not text:  # several kinds of numbers
             return torch.as_tensor(leaf.to_numpy(dtype=np.float64, na_value=np.nan))
         raise MCBNError(f"encode text as numbers first: {f'columns {text}' if text else 'values'} are {values.dtype}")
     return torch.as_tensor(values if values.flags.writeable else values.copy())

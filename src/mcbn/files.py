@@ -88,8 +88,7 @@ def require_output(
 ) -> Path:
     """Refuse to write where something of the user's is, before any work is done for it.
 
-    inputs are what the command reads, by option: one of them under another name, a link, is found out. Only an old
-    result of the same command (`is_result`) is ever replaced, and only to `overwrite` it.
+    inputs: what the command reads, by option; links are found out. `is_result`: an old result, which may be replaced.
     """
     if path.is_dir():
         raise MCBNError(f"--out {path} is a folder; name a file")

@@ -150,10 +150,9 @@ class MCBN(Generic[P]):
             n_samples: T. T * M may exceed N.
             batch_size: M, as in training; the loader's where it is not given.
             seed: draw t depends on (seed, t) alone; the global generators are left as they were.
-            posterior: the family of q(omega). "sample": the drawn statistics themselves. "gaussian": a Gaussian with
-                their full covariance (`mcbn.gaussian`), which gives any number of draws; "layerwise": the same without
-                covariance between layers. "diagonal": the factorised Gaussian of Teye et al. 2018, appendix 1.3, from
-                one pass over the data (`mcbn.diagonal`). Statistics do move together, so prefer "gaussian".
+            posterior: the family of q(omega). "sample": the drawn statistics. "gaussian": a Gaussian with their full
+                covariance (`mcbn.gaussian`), which gives any number of draws; "layerwise": without covariance between
+                layers; "diagonal": factorised, by one pass (Teye et al. 2018, appendix 1.3). Prefer "gaussian" to both.
             inputs: overrides the constructor's.
             draws: compute only these t of the T draws of posterior="sample", a share for `Posterior.merge`.
             centre: "drawn": the draws as they are. "running", where nobody has the training data: the spread of the
@@ -302,7 +301,7 @@ class MCBN(Generic[P]):
         the draws goes with 1 / sqrt(M) and is lost as training batches grow (Mukhoti et al. 2020, arXiv 2012.13220).
 
         Args:
-            data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y).
+            data: DataLoader, Dataset or list of (x, y) batches, or a tuple (x, y).
             score: regression: "crps" to minimise (as the paper does) or "pll" to maximise; "pll" of classes and of
                 noise="full". Beyond 2^23 samples, as of many images, tau is tuned on points chosen at random.
             targets: what of a batch is the target, where it is not the second element or a usual key.

@@ -312,9 +312,11 @@ def is_stream(x: Any) -> bool:
     return isinstance(x, DataLoader | Dataset)
 
 
-def as_loader(data: Any) -> DataLoader[Any]:
-    """Read a Dataset in batches; a DataLoader stays as it is."""
-    return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=DEFAULT_BATCH_SIZE)
+def as_loader(data: Any) -> Any:
+    """Read a Dataset in batches; a DataLoader or a list of batches (x, y) stays as it is, all else is one batch."""
+    several = isinstance(data, list) and all(isinstance(batch, tuple | Mapping) for batch in data)
+    ready = data if several or isinstance(data, DataLoader) else [data]
+    return DataLoader(data, batch_size=DEFAULT_BATCH_SIZE) if isinstance(data, Dataset) else ready
 
 
 def read_place(device: Any, dtype: torch.dtype | None) -> tuple[torch.device | None, torch.dtype | None]:

@@ -15,7 +15,7 @@ from mcbn import batches
 from mcbn.engine.agree import agree
 from mcbn.errors import MCBNError, require_choice
 from mcbn.metrics import crps_gaussian
-from mcbn.network import as_loader, is_stream
+from mcbn.network import as_loader
 from mcbn.outputs import as_float, as_logits, match_shape, require_labels, split_head
 from mcbn.prediction import RegressionPrediction
 from mcbn.randomness import iterate
@@ -101,7 +101,7 @@ def tune(
         options: dict[str, Any] = {"n_samples": n_samples} | ({"covariance": True} if full else {})
         columns = _gather(_moments_and_targets(predictor.predict(x, **options), y, full) for x, y in pairs)
         return _tune_full(*columns) if full else _tune_crps(*columns)
-    loader = _batches(data)
+    loader = as_loader(data)
     n_batches = 1000 if isinstance(getattr(loader, "dataset", None), IterableDataset) else len(loader)
     read = partial(_samples_and_targets, predictor, n_samples, max(2, BUDGET // n_batches), ignore_index)
     samples, y = _gather(read(x, y) for x, y in pairs)
@@ -122,13 +122,8 @@ def _tuned(loss: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps
 def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and targets of every batch of held-out data."""
     keys = predictor.network.accepted_keys
-    for batch in iterate(_batches(data)):
+    for batch in iterate(as_loader(data)):
         yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
-
-
-def _batches(data: Any) -> Any:
-    several = isinstance(data, list) and all(isinstance(batch, tuple | Mapping) for batch in data)
-    return as_loader(data) if is_stream(data) else data if several else [data]
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:

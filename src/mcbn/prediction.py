@@ -115,9 +115,7 @@ def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
         lacks = f"so the {what} holds the network's own uncertainty only, no observation noise"
-        warnings.warn(
-            f"mcbn: tau was never tuned, {lacks}; tune(validation_data), or mcbn fit --tune, first", stacklevel=3
-        )
+        warnings.warn(f"mcbn: tau was never tuned, {lacks}; call tune, or mcbn fit --tune, first", stacklevel=3)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -50,10 +50,9 @@ def watch(
         --data today.csv --out today_p.csv || mail -s shifted me@here < today_p.csv
 
     Each row is a batch of M inputs: p_value (exact rank among batches of the reference), distance, kind (none, inputs,
-    classes, not finite), evidence of the stream so far, and how far each layer is (about 1 at home). The command ends
-    with code 3 when the evidence has reached 1 / false_alarms, which without a shift happens with probability
-    false_alarms at most over any time, or when a batch is not finite; with 0 when not; with 2 after a mistake.
-    Inputs at the end, of each table of a folder, that fill no batch are not read.
+    classes, not finite), evidence of the stream so far, and how far each layer is (about 1 at home). The code is 3 when
+    the evidence has reached 1 / false_alarms, which without a shift happens with probability false_alarms at most over
+    any time, or when a batch is not finite; else 0; 2 after a mistake. Inputs that fill no batch are not read.
     """
     sources = {**source.sources(data), "--reference": reference, "--watch": watch, "--adapted": adapted}
     if go_on and watch is None:

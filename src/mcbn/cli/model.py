@@ -51,9 +51,8 @@ def fit(
       mcbn fit --model nets:make --weights w.pt --data train.csv --target price \\
         --task regression --batch-size 32 --tune val.csv --out net.mcbn
 
-    An npz file holds inputs x and targets y. The first line of a csv file may name the columns; the names are kept, and
-    later tables are read by them; so are the names of classes where the target is text. Data comes as in training,
-    augmentation included: take a loader_factory for that.
+    An npz file holds inputs x and targets y. Names of columns are kept, and later tables are read by them; so are the
+    names of classes where the target is text. Data comes as in training: augmentation needs a loader_factory.
     """
     sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": network.weights}
     require_output(out, sources, saving.is_posterior, overwrite=overwrite)
@@ -115,13 +114,11 @@ def predict(
     Example:
       mcbn predict --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out pred.csv
 
-    Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification writes prob_0,
-    prob_1, ..., label, entropy, mutual_information. After a fit with calibration data low and high keep their promise,
-    classification writes set_0, set_1, ..., and --risk adds ask_human: the share of errors among the other rows stays
-    below the risk, with probability 0.9. --watch adds novelty_p_value, novelty_distance and novelty_combined: is this
-    row like anything in the reference of the watch? An npz file holds them as arrays, probabilities as probs; outputs
-    of any shape go there. Classes with names in the fit go by them: prob_cat, prob_dog, and the label. --key passes
-    columns of a csv or parquet file on, before the results. The file appears whole or not at all.
+    Regression writes mean, std, low, high (mean_0, mean_1, ... for several outputs); classification prob_0, prob_1, ...
+    (or prob_cat, by names of the fit), label, entropy, mutual_information. After a fit with calibration data low and
+    high keep their promise, classification writes set_0, set_1, ..., and --risk adds ask_human: errors among the other
+    rows stay below the risk, with probability 0.9. --watch adds novelty_p_value, novelty_distance, novelty_combined.
+    An npz file holds outputs of any shape. --key passes columns on. The file appears whole or not at all.
 
     \b
     Many files, here or on a cluster, into a folder of parquet files:
@@ -135,7 +132,8 @@ def predict(
         sources = {**source.sources(data), "--watch": watch}
         results.require_writable(out, sources, files.keys, overwrite=overwrite)
     fitted = source.load()
-    bayes, how = fitted.bayes, {"method": method, "n_samples": samples, "mean": mean}
+    bayes = fitted.bayes
+    how: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}
     if is_many:
         if risk is not None:
             raise MCBNError(
@@ -146,8 +144,8 @@ def predict(
     inputs = fitted.open(data, files.target, need_targets=False, passed_on=files.keys)
     warn_if_untuned(bayes.noise_precision)
     rejection = {} if risk is None else {"risk": risk, "tolerance": tolerance}
-    judge: Any = Watch.load(watch, bayes) if watch else None
-    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, watch=judge, **how), **rejection)
+    how["watch"] = Watch.load(watch, bayes) if watch else None
+    rows = _write(out, inputs, coverage, lambda x: bayes.predict(x, **how), **rejection)
     typer.echo(f"{out}: {rows} predictions, T = {samples or bayes.posterior.n_samples}")
 
 
@@ -200,9 +198,8 @@ def evaluate(
     Example:
       mcbn evaluate --posterior net.mcbn --model nets:make --weights w.pt --data test.csv
 
-    Regression: RMSE, CRPS, PLL beside the constant twin (the same mean, one variance for all), normalised (0 the twin,
-    100 the best variance for every point), and the coverage of intervals. Classification: accuracy, NLL, Brier score,
-    ECE and the AUROC of errors by entropy, beside the plain network.
+    Regression: RMSE, CRPS, PLL beside the constant twin (same mean, one variance), normalised (0 the twin, 100 the best
+    variance of every point), coverage. Classification: accuracy, NLL, Brier score, ECE, AUROC of errors, beside plain.
     """
     fitted = source.load()
     bayes, test = fitted.bayes, fitted.open(data, target)
@@ -245,9 +242,8 @@ def export(
     Example:
       mcbn export --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out net.onnx
 
-    The file takes inputs x and gives mean, variance and epistemic, or probs, entropy and mutual_information. It is
-    compared with the numbers of `mcbn predict` before it is written. With --watch it is the watch instead: x, a batch
-    of its M inputs, gives distance and p_value; with --each any number of inputs does, one of each an input.
+    It takes inputs x and gives mean, variance and epistemic, or probs, entropy and mutual_information, compared with
+    `mcbn predict` before. With --watch it is the watch: M inputs give distance and p_value; with --each, each does.
     """
     if out.suffix != ".onnx":
         raise MCBNError(f"--out {out} must end in .onnx")

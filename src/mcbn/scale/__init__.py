@@ -1,10 +1,9 @@
 """Prediction of many files, on one machine here and on a cluster in `mcbn.ray`: parts, resumable, every row once.
 
-The input is cut into parts, parts into batches, by the files alone: by the place of a row in its file, never by who
-works on it or when. The rounding of a row depends on the batch it is computed in, so this makes the output the same bit
-for bit whatever the number of workers, and equal to that of `mcbn predict` on the file alone. In the folder of a job
-`job.json` says what the results depend on; each part is one parquet file, there whole or not at all; `manifest.json`
-appears when all are done, and `bad_files.jsonl` names every input that was left out, with the reason.
+The input is cut into parts, parts into batches, by the place of a row in its file, never by who works on it or when.
+Rounding depends on the batch, so the output is the same bit for bit whatever the number of workers, and that of
+`mcbn predict` on the file alone. `job.json` says what results depend on; each part is one parquet file, there whole or
+not at all; `manifest.json` appears when all are done; `bad_files.jsonl` names what was left out, with the reason.
 """
 
 import json
@@ -242,11 +241,10 @@ def predict(
             time of change now.
         overwrite: replace an old job in that folder.
         on_part: called with the outcome of each part.
-        options: key (columns to pass on), columns (inputs of the network by name, in its order; by default all that
-            are no key or target), target (columns to leave out), transform (of a PIL image to a tensor; by default RGB
-            in [0, 1]), batch_size (inputs in one pass; part of the result's rounding), part_rows (of a parquet file or
-            images in one part, rounded up to whole batches), method, n_samples, mean, coverage (as `mcbn predict`),
-            watch (file of a `Watch` that judges inputs: columns novelty_p_value, novelty_distance, novelty_combined).
+        options: key (columns to pass on), columns (inputs by name, in order; by default all that are no key or target),
+            target (columns to leave out), transform (of a PIL image to a tensor; by default RGB in [0, 1]), batch_size
+            (inputs in one pass; part of the rounding), part_rows (rows or images in one part, up to whole batches),
+            method, n_samples, mean, coverage (as `mcbn predict`), watch (file of a `Watch` that judges inputs).
     """
     job = plan(inputs, bayes, out=out, **options)
     with opened(job, resume=resume, overwrite=overwrite) as done:

@@ -133,9 +133,8 @@ def open_examples(
 ) -> Examples:
     """Open a csv, parquet, npy or npz file, or a `module:loader_factory`, as a posterior was `fitted` on such data.
 
-    target: columns of a table by name or place ("price", "a,b", "-1"), or an array of an npz file; keys: entries of a
-    loader's dict batches that the network takes; passed_on: columns of a table that are no inputs; classify: where a
-    target column holds text, take its sorted values for the names of the classes; finite: refuse NaN and infinity.
+    target: columns by name or place ("price", "a,b", "-1"), or an array of an npz file; keys: entries of dict batches
+    that it takes; passed_on: columns that are no inputs; classify: sorted texts of a target are names of classes.
     """
     path = Path(spec)
     is_table = path.suffix.lower() in (".csv", ".parquet")

@@ -52,10 +52,7 @@ def require_finite(label: object, block: Array, first: int, names: Sequence[obje
 
 
 class CsvTable:
-    """A csv file: commas, semicolons or tabs; a first row that is not all numbers is the header.
-
-    finite: refuse NaN, infinity and empty cells; otherwise they come through, an empty cell as NaN.
-    """
+    """A csv file (, ; or tab): a first row not all numbers is the header; finite: refuse NaN, infinity, empty cells."""
 
     def __init__(self, path: Path, *, finite: bool = True) -> None:
         self.path, self.finite = path, finite
@@ -66,8 +63,8 @@ class CsvTable:
         self.names = None if all(map(is_number, cells)) else tuple(cell.strip() for cell in cells)
         texts = [cell for first, cell in zip(cells, *below or [cells], strict=False) if not is_number(first or "0")]
         if self.names and any(map(is_number, cells)) and not any(map(is_number, texts)):  # text stands above text
-            what = f"its first line, {','.join(cells)[:60]!r}, is taken for the names of columns"
-            warnings.warn(f"mcbn: {path}: {what}; if it is a row, put a line with names above it", stacklevel=2)
+            what = f"{path}: its first line, {','.join(cells)[:60]!r}, is taken for the names of columns"
+            warnings.warn(f"mcbn: {what}; if it is a row, put names above it", stacklevel=2)
         (name, count), *_ = Counter(self.names or ("",)).most_common(1)
         if count > 1:
             raise MCBNError(f"{path} has several columns named {name!r}; give each its own name")

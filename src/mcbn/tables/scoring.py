@@ -1,7 +1,6 @@
-"""How good predictions are on held-out data: scores beside those of a twin that knows less, and their sheet.
+"""Scores on held-out data beside those of a twin that knows less, and their sheet.
 
-Regression is compared with the constant twin (the same mean, one variance for all inputs; Teye et al. 2018, Section
-4.2), classification with the plain network (its own running statistics, no draws).
+Regression has the constant twin (same mean, one variance; Teye et al. 2018, Section 4.2), classes the plain network.
 """
 
 from collections.abc import Iterable

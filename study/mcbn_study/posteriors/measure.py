@@ -5,14 +5,12 @@
     gaussian         a Gaussian with their full covariance
     layerwise        the same across the units of each layer only
     diagonal         a factorised Gaussian
-    linear           the covariance of `sample` through the network's gradient, the mean from 8 draws; PLL is the log
-                     density of the Gaussian that results
+    linear           the covariance of `sample` through the network's gradient, mean from 8 draws; PLL of a Gaussian
     linear_gaussian  the same with the covariance of `gaussian`
     plain_mean       the network's own mean with the spread of `sample`; PLL as for linear
     tuned            `sample` rescaled to the M', with the tau, of least validation CRPS on the folds; no test data
 
-Normalised scores of all of them lie between the constant twin (CUBN) and the optimum of `sample`, so that families rank
-as by CRPS: bounds of their own would reward a worse mean.
+Scores are normalised between the constant twin (CUBN) and the optimum of `sample`: own bounds would reward bad means.
 """
 
 import math
