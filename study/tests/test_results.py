@@ -29,6 +29,7 @@ WRITERS = {  # by the folder they write to: module and function, of mcbn_study w
     "regression": "regression.report:write",
     "regularizer": "regularizer:report",
     "segmentation": "segmentation.report:write",
+    "segmentation_shift": "segmentation.shift:write_report",
     "shift": "shift.report:write",
     "statistics": "statistics:report",
     "zoo": "mcbn_benchmarks.zoo.table:write",
