@@ -82,9 +82,7 @@ class Engine:
         """Yield samples of draws start to T-1 in order, some at a time, (t, N, ...); all inputs meet the same draws."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
             return (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
-        run = (
-            torch.no_grad()(self._chunks) if torch.is_grad_enabled() else self._chunks
-        )  # as plans are traced: code asks
+        run = torch.no_grad()(self._chunks) if torch.is_grad_enabled() else self._chunks  # plans are traced so
         chunks = run(inputs, start, n_samples, chunk_size)
         return chunks if chunk_size is not None else _gathered(chunks)
 
