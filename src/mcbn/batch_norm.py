@@ -145,6 +145,8 @@ class Survey(BatchNormMode):
         self.module, self.watched = module, False
         children = ((n, getattr(child, k, None)) for n, child in module.named_modules() for k in STATISTICS)
         self.statistics = {storage_of(value): name for name, value in children if isinstance(value, Tensor)}
+        others = (AnyBatchNorm, nn.modules.instancenorm._InstanceNorm)  # refused elsewhere, and no batch norm
+        self.own = {n for n, m in module.named_modules() if n in self.statistics.values() and not isinstance(m, others)}
 
     def unseen(self, network: Callable[[Any], Any], inputs: Any) -> dict[str, str]:
         """Run a private network once more; return module -> how it normalises where this mode does not see it."""
@@ -164,7 +166,7 @@ class Survey(BatchNormMode):
         if "batch_norm" in operator.name() and not alone:
             self.hidden.setdefault(layer, f"by {operator}")
         used = {self.statistics.get(storage_of(t), layer) for t in arguments.values() if isinstance(t, Tensor)}
-        for name in used - {layer}:
+        for name in used if layer in self.own else used - {layer}:
             self.hidden.setdefault(name, f"by arithmetic in {layer or 'the network'!r}")
 
     def answer(self, call: BatchNormCall) -> Tensor:
@@ -197,6 +199,9 @@ class Record(BatchNormMode):
         """Record this call's statistics and normalise by them."""
         if call.layer not in self.chosen:
             return call.unchanged()
+        if not storage_of(call.x):
+            what = f"layer {call.name!r} runs inside torch.func (vmap, grad), where a batch's statistics cannot be had"
+            raise MCBNError(f"{what}; call it on whole batches, or leave it out with layers=")
         self.values[call.name] = call.x.numel() // max(call.x.shape[1], 1)
         if self.values[call.name] < 2:
             raise MCBNError(

@@ -1,25 +1,31 @@
 """Batches of any structure: pick what goes to the network, move it, describe it in errors."""
 
+import copy
 import math
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcbn.copying import private_copy, shared
 from mcbn.errors import MCBNError
 
 Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
 PLAIN = (int, float, str, bool, type(None))
+SPREAD = 4  # times its numbers that the memory of a tensor may span for a copy to lie as it does
 TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to all that a nest of tuples, lists and dicts holds; keep the nest."""
     if isinstance(tree, Mapping):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
+        entries = {key: map_leaves(function, value) for key, value in tree.items()}
+        twin: Any = copy.copy(tree) if type(tree) is not dict and isinstance(tree, dict | UserDict) else {}
+        twin.update(entries)
+        return twin  # of its own kind
     if isinstance(tree, tuple | list):
         values = [map_leaves(function, value) for value in tree]
         kind: Any = tuple if isinstance(tree, torch.Size) else type(tree)  # a size holds nothing but numbers
@@ -32,13 +38,17 @@ def as_tensor(leaf: Any) -> Any:
     values = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
     if not isinstance(values, np.ndarray):
         return leaf
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        raise MCBNError(f"{int(values.mask.sum())} values of an array are masked; fill them, or leave these rows out")
     if values.dtype.kind not in "biuf":
         kinds = dict(getattr(leaf, "dtypes", {})) if getattr(leaf, "ndim", 0) == 2 else {}
         text = [str(name) for name, kind in kinds.items() if getattr(kind, "kind", "O") not in "biuf"]
         if kinds and not text:  # several kinds of numbers
             return torch.as_tensor(leaf.to_numpy(dtype=np.float64, na_value=np.nan))
         raise MCBNError(f"encode text as numbers first: {f'columns {text}' if text else 'values'} are {values.dtype}")
-    return torch.as_tensor(values if values.flags.writeable else values.copy())
+    native = values.dtype.newbyteorder("=") if values.itemsize <= 8 else np.float64
+    plain = values.flags.writeable and values.dtype == native and min(values.strides, default=0) >= 0
+    return torch.as_tensor(values if plain else np.array(values, native, order="C"))
 
 
 def is_table(data: Any) -> bool:
@@ -65,13 +75,38 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """Copy inputs for a network that may change them: every tensor, and every object that could hold one."""
-    return map_leaves(_copied_leaf, tree)
+    """Copy inputs for a network that may change them: every tensor, and every object that could hold one, once."""
+    return map_leaves(_once(_copied_leaf), tree)
+
+
+def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let what is given twice become one and the same again: networks ask `a is b`, and change a to see it in b."""
+    results = dict[int, tuple[Any, Any]]()  # by id, with the leaf, so that no other gets its id
+
+    def of(leaf: Any) -> Any:
+        if id(leaf) not in results:
+            results[id(leaf)] = leaf, function(leaf)
+        return results[id(leaf)][1]
+
+    return of
+
+
+def _cloned(tensor: Tensor) -> Tensor:
+    """Copy a tensor as it is: its strides, where memory allows, and that gradients are wanted."""
+    twin, size = tensor.clone(), tensor.numel()
+    if tensor.layout is torch.strided and twin.stride() != tensor.stride() and size and not tensor.is_nested:
+        span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if span <= SPREAD * size and not (tensor.is_conj() or tensor.is_neg()):
+            covered = torch.as_strided(tensor, (span,), (1,), tensor.storage_offset()).clone()
+            twin = torch.as_strided(covered, tensor.shape, tensor.stride(), 0)
+    if vars(tensor):
+        vars(twin).update(copy.deepcopy(vars(tensor)))
+    return twin.requires_grad_() if tensor.requires_grad and not twin.is_inference() else twin
 
 
 def _copied_leaf(leaf: Any) -> Any:
     if isinstance(leaf, (Tensor, np.ndarray, *PLAIN)):
-        return map_tensors(torch.clone, leaf)
+        return map_tensors(_cloned, leaf)
     kind = f"an input of type {type(leaf).__name__}"
     cure = "and networks may change what they are given: pass its tensors, or give it a __deepcopy__ that copies"
     try:
@@ -99,22 +134,26 @@ def same(one: Any, other: Any) -> bool:
 def outline(tree: Any) -> Any:
     """Describe the nest without its tensors, as a value that compares and hashes."""
     if isinstance(tree, Tensor | np.ndarray):
-        return "tensor"
+        return "tensor" if _is_plain_leaf(tree) else type(tree)
     if isinstance(tree, Mapping):
-        return tuple((key, outline(value)) for key, value in tree.items())
+        return (type(tree), *((key, outline(value)) for key, value in tree.items()))
     if isinstance(tree, tuple | list):
-        return (type(tree).__name__, *(outline(value) for value in tree))
-    return (type(tree), tree if isinstance(tree, PLAIN) else None)  # 1, 1.0 and True compare equal
+        return (type(tree), *(outline(value) for value in tree))
+    return (type(tree), repr(tree) if isinstance(tree, PLAIN) else None)  # 1, 1.0 and True compare equal, 0.0 and -0.0
 
 
 def key_of(inputs: Any) -> Any:
     """Identify what a trace depends on: structure, shapes, layouts, dtypes, device, autocast and TF32."""
     tensors = tensors_of(inputs)
     strides = (t.stride() if t.layout is torch.strided else None for t in tensors)
-    kinds = tuple((tuple(t.shape), stride, t.dtype, t.device) for t, stride in zip(tensors, strides, strict=True))
+    kinds = tuple(
+        (t.shape, stride, t.dtype, t.device, t.requires_grad) for t, stride in zip(tensors, strides, strict=True)
+    )
     device = tensors[0].device.type if tensors else "cpu"
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return outline(inputs), kinds, autocast, tf32()
+    ids = [id(t) for t in tensors] if len(tensors) > 1 else []
+    switches = autocast, tf32(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    return outline(inputs), kinds, tuple(map(ids.index, ids)), switches
 
 
 def tf32() -> tuple[bool, bool]:
@@ -131,14 +170,19 @@ def is_plain(tree: Any) -> bool:
     """Tell whether a nest holds tensors and plain constants only, no objects with tensors of their own inside."""
     leaves: list[Any] = []
     map_leaves(leaves.append, tree)
-    return all(isinstance(leaf, (Tensor, np.ndarray, *PLAIN)) for leaf in leaves)
+    return all(map(_is_plain_leaf, leaves))
+
+
+def _is_plain_leaf(leaf: Any) -> bool:
+    bare = type(leaf) in (Tensor, nn.Parameter) and not vars(leaf)  # of other tensors code may ask more than numbers
+    return bare or isinstance(leaf, (np.ndarray, *PLAIN))
 
 
 def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
     """Move every tensor to a device, floating ones to a dtype; objects with a `.to` of their own too."""
     if not isinstance(tree, Tensor | np.ndarray | Mapping | tuple | list) and hasattr(tree, "to"):
         return tree.to(device)
-    return map_tensors(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), tree)
+    return map_tensors(_once(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None)), tree)
 
 
 def cut(inputs: Any, count: int) -> list[Any]:
@@ -148,8 +192,12 @@ def cut(inputs: Any, count: int) -> list[Any]:
 
 
 def concatenate(blocks: Sequence[Any]) -> Any:
-    """Join batches of one structure along the first axis of every tensor."""
-    columns = zip(*(tensors_of(block) for block in blocks), strict=True)
+    """Join batches of one structure along the first axis of every tensor, those of dicts by their keys."""
+    blocks = [{key: block[key] for key in blocks[0]} if isinstance(block, Mapping) else block for block in blocks]
+    nests = [str(map_leaves(lambda leaf: isinstance(leaf, Tensor | np.ndarray), block)) for block in blocks]
+    if other := [block for block, nest in zip(blocks, nests, strict=True) if nest != nests[0]]:
+        raise MCBNError(f"batches of one list must be alike; got {describe(blocks[0])} and {describe(other[0])}")
+    columns = zip(*map(tensors_of, blocks), strict=True)
     return _filled(blocks[0], [torch.cat(column) for column in columns])
 
 

@@ -98,7 +98,7 @@ class Stream(NamedTuple):
             source = DataLoader(source, batch_size=batch_size or DEFAULT_BATCH_SIZE)
         elif batch_size is not None and batch_size != self.batch_size:
             raise MCBNError(f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with it")
-        first = next(iterate(source, seed), None)
+        first = batches.copied(next(iterate(source, seed), None))
         if first is None:
             raise MCBNError("the training data gives no batch at all")
         if isinstance(source, Iterator):  # a generator: what was taken from it goes back in front
@@ -117,7 +117,7 @@ def _full_batches(source: Iterable[Any], n_samples: int, M: int, seed: int) -> I
         for batch in islice(full, n_samples - count):
             if count == before > 0:
                 warn(f"the stream gave {before} full batches and starts over; draws repeat unless it shuffles itself")
-            yield batch
+            yield batches.copied(batch)  # several are held at once, and a stream may reuse its memory
             count += 1
         if count == before:
             raise MCBNError(f"the stream ended after {count} full batches of {M}; n_samples={n_samples} need as many")

@@ -31,8 +31,10 @@ def reachable(root: Any) -> list[tuple[str, Any]]:
     seen, reached = {id(root)}, [("", root)]
     for label, value in reached:  # which grows
         inside = gc.get_referents(value) if not isinstance(value, CONTAINERS) or len(value) < MANY else []
+        if isinstance(value, FunctionType) and _is_foreign(value):  # which keep notes of their own as attributes
+            inside = [inner for inner in inside if inner is not vars(value)]
         for name, inner in [*((label, inner) for inner in inside), *_beyond(value)]:
-            if id(inner) not in seen and (isinstance(inner, STRUCTURE) or not _is_library(type(inner))):  # type: ignore[arg-type]
+            if id(inner) not in seen and (isinstance(inner, STRUCTURE) or not is_library(type(inner))):  # type: ignore[arg-type]
                 seen.add(id(inner))
                 reached += [] if isinstance(inner, dict) and "__builtins__" in inner else [(name, inner)]
     return reached
@@ -45,7 +47,7 @@ def _beyond(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, FunctionType):
         yield from _globals(value)
     elif isinstance(value, nn.Module) or not isinstance(value, STRUCTURE):
-        for kind in (kind for kind in type(value).__mro__ if not _is_library(kind)):
+        for kind in (kind for kind in type(value).__mro__ if not is_library(kind)):
             for name, inner in vars(kind).items():
                 if name == "forward" or (isinstance(inner, (Tensor, *CONTAINERS)) and not name.startswith("__")):
                     yield f"{kind.__name__}.{name}", inner
@@ -55,7 +57,7 @@ def _beyond(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _globals(function: FunctionType) -> list[tuple[str, Any]]:
     """List the global objects that a user's function mentions."""
-    if any(folder in function.__code__.co_filename for folder in LIBRARIES):
+    if _is_foreign(function):
         return []
     names, codes = set[str](), [function.__code__]
     for code in codes:  # which grows
@@ -64,8 +66,13 @@ def _globals(function: FunctionType) -> list[tuple[str, Any]]:
     return [(name, function.__globals__[name]) for name in names & function.__globals__.keys()]
 
 
+def _is_foreign(function: FunctionType) -> bool:
+    return any(folder in function.__code__.co_filename for folder in LIBRARIES)
+
+
 @lru_cache(1024)
-def _is_library(kind: type) -> bool:
+def is_library(kind: type) -> bool:
+    """Tell classes of Python, of installed packages and of mcbn from a user's."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", "") or ""
     return kind.__module__ == "builtins" or issubclass(kind, type) or any(folder in file for folder in LIBRARIES)
 
@@ -108,6 +115,13 @@ def shared(value: Any, twin: Any) -> list[tuple[str, Any]]:
     """List modules, tensors and containers that belong to an object as well as to its copy."""
     theirs, kinds = {id(inner) for _, inner in reachable(value)}, (nn.Module, Tensor, *CONTAINERS)
     return [(label, inner) for label, inner in reachable(twin) if id(inner) in theirs and isinstance(inner, kinds)]
+
+
+def contents_of(module: nn.Module) -> list[int]:
+    """Identify all that modules hold, in containers too, and count how often their tensors were changed in place."""
+    held = [value for child in module.modules() for value in vars(child).values()]
+    held += [inner for value in held if isinstance(value, CONTAINERS) for inner in gc.get_referents(value)]
+    return [*map(id, held), *(version_of(value) for value in held if isinstance(value, Tensor))]
 
 
 class Contents:

@@ -2,26 +2,38 @@
 
 import inspect
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dis import get_instructions
 from functools import partial
-from types import CellType, CodeType, FunctionType
+from itertools import pairwise
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import Survey
+from mcbn.copying import is_library
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
-from mcbn.private_torch import AnyBatchNorm
+from mcbn.private_torch import AnyBatchNorm, global_hooks
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
-LONGEST_SETTING = 1000  # as text: longer ones are tables
-_settings: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # of networks: where their settings are
+MANY = 1000  # entries of a setting: of longer ones which objects they are, not what each holds
 CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
+ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass begins with
+SPACES = ("types", "argparse")  # Python's modules whose objects hold what a user put there
+UNSEEN = {"globals", "exec", "to_dlpack", "_to_dlpack"}  # names of functions that get past all that watches
+NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
+GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
+CLOCKS = {"time", "datetime", "secrets", "uuid"}  # modules whose functions give something else each time
+THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
+_settings: WeakKeyDictionary[nn.Module, "Settings"] = WeakKeyDictionary()
 LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
@@ -46,25 +58,40 @@ def candidates(module: nn.Module) -> list[str]:
     return names
 
 
-def _codes(module: nn.Module) -> dict[CodeType, dict[str, Any]]:
-    """Find the code that a module's class and the objects it holds can reach by name, each with its global names."""
-    waiting = [(f.__code__, f.__globals__) for f in _functions(module)]
+def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[str, Any]]:
+    """Find the code that a module's class and the objects it holds can reach by name, each with its global names.
+
+    called: of methods those alone that `forward`, a hook or another one that they call names.
+    """
+    methods = _methods(module) if called else []
+    entries = {f for name, f in methods if name not in ENTRIES}
+    waiting = [(f.__code__, f.__globals__) for f in _functions(module) if f not in entries]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
         code, names = waiting.pop()
         if code not in codes:
             codes[code] = names
-            called = (inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType))
+            named = [inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType)]
+            named += [f for name, f in methods if name in code.co_names]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
-            waiting += [(f.__code__, f.__globals__) for f in called if isinstance(f, FunctionType)]
+            waiting += [(f.__code__, f.__globals__) for f in named if isinstance(f, FunctionType)]
     return codes
 
 
-def _functions(module: nn.Module) -> list[FunctionType]:
-    """List the functions of a module's class and of the objects it holds, and functions that these close over."""
+def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:
+    """List the functions of a module's class and of the classes of objects it holds, properties too, by name."""
     owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
-    held = [*(f for cls in _classes(*owners) for f in vars(cls).values()), *owners]
-    functions = [f for f in held if isinstance(f, FunctionType)]
+    held = ((name, value) for cls in _classes(*owners) for name, value in vars(cls).items())
+    plain = ((name, getattr(value, "fget", None) or getattr(value, "__func__", value)) for name, value in held)
+    return [(name, f) for name, f in plain if isinstance(f, FunctionType)]
+
+
+def _functions(module: nn.Module) -> list[FunctionType]:
+    """List a module's methods, the functions it holds, its hooks, and functions that these close over."""
+    held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    bare = (getattr(f, "__func__", getattr(f, "func", f)) for f in held)  # of methods and partials
+    own = (f for f in bare if isinstance(f, FunctionType) and f.__module__ != Survey.__module__)
+    functions = [*(f for _, f in _methods(module)), *own]
     for function in functions:  # grows on the way
         inner = (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
         functions += [f for f in inner if isinstance(f, FunctionType) and f not in functions]
@@ -76,31 +103,81 @@ def _classes(*owners: Any) -> set[type]:
     return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
 
 
-def settings_of(module: nn.Module) -> Any:
-    """Return the plain values outside a network that its code names (globals, closures): plans hold while they stay."""
-    if module not in _settings:
+class Settings:
+    """What the code of a network names outside it (globals, closures, attributes): plans hold while that stays."""
+
+    def __init__(self, module: nn.Module) -> None:
         children = list(module.modules())
-        spaces: list[tuple[Any, Any]] = [(vars(cls), tuple(vars(cls))) for cls in _classes(*children)]
-        for code, names in [pair for child in children for pair in _codes(child).items()]:
-            objects = [vars(value) for value in map(names.get, code.co_names) if _holds(value)]
-            spaces += [(space, code.co_names) for space in (names, *objects)]
+        codes = [pair for child in children for pair in _codes(child, called=True).items()]
+        spaces: list[tuple[Any, Any, Iterable[str]]] = [(cls, vars(cls), vars(cls)) for cls in _classes(*children)]
+        for code, names in codes:
+            owners = [names[n] for n in code.co_names if isinstance(names.get(n), ModuleType | FunctionType | type)]
+            owners += [kind for value in owners if isinstance(value, type) for kind in (*value.__mro__, type(value))]
+            spaces += [(names, names, code.co_names), *((owner, vars(owner), code.co_names) for owner in owners)]
+        present = {id(owner): (space.get, dict[str, Any]()) for owner, space, _ in spaces}
+        for owner, space, named in spaces:
+            present[id(owner)][1].update({n: space[n] for n in named if n in space and not n.startswith("__")})
         cells = [c for child in children for f in _functions(child) for c in f.__closure__ or () if c != CellType()]
-        spaces += [(vars(o), tuple(vars(o))) for o in (cell.cell_contents for cell in cells) if _holds(o)]
-        named = {(id(space), n): partial(space.get, n) for space, ns in spaces for n in ns if _is_setting(space.get(n))}
-        closed = [partial(getattr, cell, "cell_contents") for cell in cells if _is_setting(cell.cell_contents)]
-        _settings[module] = [*named.values(), *closed]
-    values = [value() for value in _settings[module]]
-    return batches.outline(values) if values else ()
+        known = [(partial(get, n), n, value) for get, held in present.values() for n, value in held.items()]
+        known += [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
+        self.by_value = [get for get, _, value in known if _compares(value)]
+        self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
+        held = [*((n, value) for _, n, value in known), *(pair for child in children for pair in vars(child).items())]
+        reads = (name for code, _ in codes for name in code.co_names if name in UNSEEN)
+        self.changing = next(reads, "") or next((name for name, value in held if _changes(value)), "")
+
+    def now(self) -> Any:
+        """Return them as a value that compares and hashes."""
+        ids = tuple([id(get()) for get, _ in self.by_id])
+        return ids, tuple([identify(get()) for get in self.by_value]), global_hooks()
 
 
-def _holds(value: Any) -> bool:
-    """Tell an object with attributes from functions, classes, tensors and networks."""
-    return hasattr(value, "__dict__") and not isinstance(value, FunctionType | type | Tensor | nn.Module)
+def settings_of(module: nn.Module) -> Settings:
+    """Return where the settings of a network are."""
+    return _settings.get(module) or _settings.setdefault(module, Settings(module))
 
 
-def _is_setting(value: Any) -> bool:
-    plain = value is not None and batches.is_plain(value) and not batches.tensors_of(value)
-    return plain and len(str(value)) < LONGEST_SETTING
+def identify(value: Any, depth: int = 3) -> Any:
+    """Return a value that compares and hashes: plain ones and what objects hold by value, functions by what they are.
+
+    Of tensors, modules and the libraries' objects nothing is told: a trace sees what is done with them.
+    """
+    if isinstance(value, batches.PLAIN):
+        return type(value), repr(value)
+    inside = _inside(value) if depth else None
+    name = id(value) if isinstance(value, NAMED) else type(value)
+    if inside is None:
+        return name
+    return name, *(map(id, inside) if len(inside) > MANY else (identify(inner, depth - 1) for inner in inside))
+
+
+def _inside(value: Any) -> list[Any] | None:
+    """List what a container holds, a context variable, a small array or an object of the user's; None of others."""
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return sorted(value, key=repr) if isinstance(value, set | frozenset) else [*value]
+    if isinstance(value, ContextVar):
+        return [value.get(None)]
+    if isinstance(value, np.ndarray):
+        return [*value.flat[: MANY + 1].tolist()]
+    is_own = isinstance(value, FunctionType) or type(value).__module__ in SPACES or not is_library(type(value))  # type: ignore[arg-type]
+    if isinstance(value, Tensor | nn.Module | type) or not is_own:
+        return None
+    slots = (n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ()) if hasattr(value, n))
+    return [*(getattr(value, n) for n in slots), *getattr(value, "__dict__", {}).values()] or None
+
+
+def _compares(value: Any) -> bool:
+    return isinstance(value, batches.PLAIN) or _inside(value) is not None
+
+
+def _changes(value: Any) -> bool:
+    """Tell what gives something else each time it is asked: clocks, threads, generators of numbers, iterators."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", type(value).__module__)
+    if isinstance(value, NAMED):
+        return str(home).split(".")[0] in THREADS | CLOCKS
+    return isinstance(value, Iterator) or str(home).split(".")[0] in THREADS or str(home).startswith(GENERATORS)
 
 
 def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]:
@@ -146,10 +223,9 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
         raise MCBNError(f"{type(network.module).__name__} ran without a single batch norm call; {unused}")
     chosen = choose(layers, names, network.module)
     _refuse_unusable(network.module, survey, chosen)
-    names_used = {name for child in network.module.modules() for code in _codes(child) for name in code.co_names}
-    watchable = layers is None and not names_used & CONTROL
+    controls = (_controls(*pair) for child in network.module.modules() for pair in _codes(child).items())
     with network.undisturbed():
-        unseen = survey.unseen(network.run_copy, x) if watchable else {}
+        unseen = survey.unseen(network.run_copy, x) if layers is None and not any(controls) else {}
     for name, how in unseen.items():
         kept = f"runs {how}, where it cannot be set, so it keeps its running statistics and adds no uncertainty"
         cure = "call torch.nn.functional.batch_norm in the thread that runs the network, or choose layers with layers="
@@ -161,6 +237,12 @@ def stochastic_layers(network: Network, x: Any, layers: Layers) -> frozenset[str
     network.left_alone = survey.calls.keys() - survey.layers.keys() if layers is None else None
     others = [n for n, child in bare_modules(network.module) if layers is None and isinstance(child, AnyBatchNorm)]
     return frozenset((*chosen, *others))  # others: on a path that this pass did not take
+
+
+def _controls(code: CodeType, names: Mapping[str, Any]) -> bool:
+    """Tell whether code names control flow of torch, `torch.cond` say, not an attribute of the same name."""
+    steps = ["", *(step.argval for step in get_instructions(code))] if CONTROL & {*code.co_names} else []
+    return any(step in CONTROL and (step in names or before in names) for before, step in pairwise(steps))
 
 
 def _refuse_unusable(module: nn.Module, survey: Survey, chosen: Sequence[str]) -> None:

@@ -27,10 +27,10 @@ from torch import Tensor
 from mcbn import batches
 from mcbn.batch_norm import BatchNormCall, Replay, scale_and_shift
 from mcbn.engine.jacobian import Differentiator, PerExample
-from mcbn.engine.run import Engine, ProcessLock, keep
+from mcbn.engine.run import Engine, keep
 from mcbn.errors import MCBNError
 from mcbn.gaussian import join, split
-from mcbn.network import Network
+from mcbn.network import Network, ProcessLock
 from mcbn.posterior import Posterior
 
 BLOCK_VALUES = 2**20  # inputs and statistics of the examples that go through together

@@ -151,7 +151,7 @@ def plain_mean(network: "Network", inputs: Any, *, head: bool = False) -> Tensor
         output = network.run_copy(inputs)
     if network.reading is not None:
         return probabilities(output, network.reading.several)
-    return split_head(output, 1)[0] if head else as_float(output)
+    return split_head(output, 1)[0] if head else as_float(output).clone()  # which may be the network's own
 
 
 class Probabilities(Moments):

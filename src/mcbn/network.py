@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mcbn import batches
 from mcbn.batching import DEFAULT_BATCH_SIZE
-from mcbn.copying import Contents, private_copy, shared
+from mcbn.copying import Contents, contents_of, is_library, private_copy, shared
 from mcbn.errors import MCBNError
 from mcbn.outputs import Ending, OutputReading, recognise
 from mcbn.randomness import Undisturbed, isolated_random, iterate
@@ -78,6 +80,7 @@ def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
         what = f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error})"
         raise MCBNError(f"{what}, {COPY}: keep open files, locks and generators out of it") from error
     common = shared(model, frozen)
+    refuse_other_values(model, frozen)
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     names = {id(value): name or "network" for name, value in named}
     for label, value in common:
@@ -119,6 +122,39 @@ def bare_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def refuse_other_values(model: nn.Module, copied: nn.Module) -> None:
+    """Refuse a copy with other tensors or settings than the network, as __deepcopy__ and __getstate__ may make it."""
+    for (name, module), twin in zip(model.named_modules(), copied.modules(), strict=False):
+        kinds = Tensor if is_library(type(module)) else (Tensor, *batches.PLAIN)  # type: ignore[arg-type]
+        there, here = ({**vars(m), **m._parameters, **m._buffers} for m in (module, twin))
+        for key, value in there.items():
+            if isinstance(value, kinds) and key[0] != "_" and not _equal(value, here.get(key)):
+                what = f"a copy of {type(model).__name__} has another {f'{name}.{key}'.strip('.')!r}, {COPY}"
+                raise MCBNError(f"{what}: let __deepcopy__ and __getstate__ keep all that a pass needs")
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return isinstance(value, Tensor) or repr(value) == repr(other)
+    return isinstance(other, Tensor) and (torch.equal(value, other) or bool((value != value).any()))
+
+
+class ProcessLock:
+    """A lock that every process has for itself: the threads that hold its parent's are not in a forked child."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}  # by process
+
+    def __enter__(self) -> None:
+        self._locks.setdefault(os.getpid(), threading.RLock()).acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._locks[os.getpid()].release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
 class NotRunError(MCBNError):
     """The network raised an error of its own."""
 
@@ -135,6 +171,8 @@ class Network:
         self.proven = self.draws_random = False  # whether one pass showed that it leaves what is the user's alone
         self.columns: list[Any] = []  # names of a table that it was fitted on
         self.left_alone: set[str] | None = None  # who calls batch norm and is not stochastic, where all others are
+        # Held by a pass, until one shows that passes leave nothing on the network that another thread's would find
+        self.busy: AbstractContextManager[Any] = ProcessLock()
         self._look()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
@@ -218,8 +256,11 @@ class Network:
         """Run for the first time: refuse a network that changes what is the user's, warn of one that draws."""
         kept = [(path, value) for path, value in self._of_user if not isinstance(value, nn.Module | nn.Parameter)]
         guarded, undisturbed = [(path, Contents(value)) for path, value in kept], Undisturbed()
+        before = contents_of(self.module)
         with torch.no_grad():
-            undisturbed(lambda: self.raw(inputs), 0, torch.equal)
+            first = undisturbed(lambda: self.raw(inputs), 0, torch.equal)
+            if (left := contents_of(self.module)) != before and not undisturbed.draws:
+                self._warn_if_stateful(inputs, first)
         changed = [path for path, contents in guarded if contents.restore()]
         if changed:
             what = f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has"
@@ -229,7 +270,18 @@ class Network:
             who = f"{type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?)"
             then = "every draw gets noise of its own, and the global generators are put back after each call"
             warnings.warn(f"mcbn: {who}; {then}", stacklevel=2)
+        if contents_of(self.module) == left:
+            self.busy = nullcontext()
         self.proven, self.draws_random = True, undisturbed.draws
+
+    def _warn_if_stateful(self, inputs: Any, first: Tensor) -> None:
+        """Run other inputs, and the same again, on a network that a pass changed: is the result what it was?"""
+        with suppress(MCBNError):  # it takes no other
+            self.raw(batches.map_tensors(lambda t: t.flip(0) if t.ndim else t, inputs))
+            again = self.raw(inputs)
+            if first.shape != again.shape or not torch.allclose(first, again, 1e-3, 1e-6, equal_nan=True):
+                who = f"{type(self.module).__name__} keeps a state from call to call, so draws depend on those before"
+                warnings.warn(f"mcbn: {who}; reset it in forward, or give it as an input", stacklevel=2)
 
     def settle(self, inputs: Any) -> None:
         """Find out on the first prepared inputs whether the network gives logits or probabilities."""
@@ -251,7 +303,7 @@ class Network:
 
     def raw(self, inputs: Any) -> Tensor:
         """Run on a copy of prepared inputs and return what the network itself gives, (N, ...)."""
-        return pick_output(self._run(batches.copied(inputs)), self.output)
+        return pick_output(self._run(batches.copied(inputs)), self.output).clone()  # it may be the network's own
 
     def __call__(self, inputs: Any) -> Tensor:
         """Run the network on prepared inputs and read its output."""
@@ -287,11 +339,12 @@ class Network:
 
     def call_module(self, inputs: Any) -> Any:
         """Call with one value, or spread a tuple or dict that fits the signature of forward."""
-        if isinstance(inputs, Mapping) and self._takes(**inputs):
-            return self.module(**inputs)
-        if isinstance(inputs, tuple | list) and self._takes(*inputs):
-            return self.module(*inputs)
-        return self.module(inputs)
+        with self.busy:
+            if isinstance(inputs, Mapping) and self._takes(**inputs):
+                return self.module(**inputs)
+            if isinstance(inputs, tuple | list) and self._takes(*inputs):
+                return self.module(*inputs)
+            return self.module(inputs)
 
     def _takes(self, *args: Any, **kwargs: Any) -> bool:
         with suppress(TypeError):
@@ -349,6 +402,8 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
         cure = "a function of it" if not boxes else BOXES
         what = f"the network returned {batches.describe(result)}, of which output={output!r} gives no tensor"
         raise MCBNError(f"{what}; pass output= (a key, an index, or {cure})")
+    if picked.is_complex():
+        raise MCBNError("the network gives complex numbers, which have no order; pass output=torch.view_as_real, say")
     return picked
 
 

@@ -123,7 +123,7 @@ def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tup
     """Yield inputs and targets of every batch of held-out data."""
     keys = predictor.network.accepted_keys
     for batch in iterate(as_loader(data)):
-        yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets)
+        yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets).clone()  # kept
 
 
 def minimize_bounded(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps: int = 80) -> Tensor:

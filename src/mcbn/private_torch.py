@@ -12,7 +12,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.cuda import _utils
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,12 @@ decompositions: Callable[[list[Any]], dict[Any, Any]] = torch._decomp.get_decomp
 def version_of(tensor: Tensor) -> int:
     """Count how often a tensor was changed in place; those of inference mode are not counted."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def global_hooks() -> tuple[int, ...]:
+    """Identify the hooks that now run before or after every module there is."""
+    hooks = nn.modules.module
+    return (*map(id, hooks._global_forward_hooks.values()), *map(id, hooks._global_forward_pre_hooks.values()))
 
 
 def compiled_from(function: Any) -> Any:

@@ -1,22 +1,8 @@
 """Same numbers? Whether two ways to one result agree up to rounding: the only place where this is decided.
 
-A faster way is used only where it agrees with the network's own code. Of samples the bound is, output by output,
+    |plan - own| <= FRACTION spread + TIMES rounding
 
-    |plan - own| <= FRACTION spread + TIMES rounding,
-
-and the root mean square of n of them relative to it at most TYPICAL + (1 - TYPICAL) / sqrt(n).
-
-spread: the standard deviation of the output over draws, root mean square over inputs: what the user asked for. T draws
-know it to 1 / sqrt(2 T), 7 % at T = 100, so a typical error of an eighth of a percent is nothing. rounding: how far the
-network's own pass is from the same pass in double precision, root mean square over a few inputs. A rounding is never
-less than one digit of the output's size, nor than what the typical output of this network has in units of its spread:
-of few inputs one output's own may be small by chance. All are of one output: 500 for the 1 of outputs (1,000,000, 1) is
-refused. Right plans of ResNet-50 and a UNet in half precision are typically 1.1 roundings away, the largest of 16,000
-differences 5, of 360,000 8 and growing; their own rounding is 0.1 (float16) to 1 (bfloat16) of the spread. So three
-typically and 24 at most neither refuse by chance nor take more than the network's own precision takes.
-
-In single precision the first term alone is enough, and rounding is measured only where it is not. A plan that is wrong
-(another layer's statistics, a value overwritten too early) is parts in ten of the spread away, so it is refused.
+Why these numbers stands in `agree.md` beside this file.
 """
 
 import math

@@ -6,7 +6,7 @@ of the widest intermediate result of a pass, all its inputs together.
 
 # Plans: when they are prepared and compared
 DRAWS_BEFORE_PLAN = 32  # of a shape, those asked for counted in, from which a plan is prepared; it costs about as many
-GROWN_RANGE = 2  # inputs so many times larger than those a plan was compared on: it is compared again
+GROWN_RANGE = 2  # inputs so many times larger or smaller than those a plan was compared on: it is compared again
 EXACT_INPUTS = 8  # at most, by which rounding is measured; of fewer inputs several draws
 CPU_EXACT_WIDTH = 2**17  # of all of them, but two at least: double precision is slow
 GPU_EXACT_WIDTH = 2**23

@@ -1,40 +1,6 @@
 """A traced pass as an `fx` graph: what is known of each operation, and which changes to the graph that allows.
 
-A trace (`mcbn.engine.trace`) notes once, as `Facts`, what the result of every operation was for the inputs traced.
-Every later step reads `facts(node)` alone: the tensors are gone by then. All of them rest on two words.
-
-*Memory.* Two results share memory if one is a view of the other, or the other changed in place. The trace compares
-storages: a result in the storage of an operand carries the operand's memory, any other has memory of its own, named by
-the node that made it. So equal names mean "may overlap", and different names mean "do not".
-
-*Depends.* A node depends on the draw if it is a stochastic batch norm or reads what depends on the draw.
-
-Why each change is safe:
-
-1. Sharing what comes before the first batch norm (`split`). The other nodes run once, all before the dependent ones of
-   every draw. Nodes of either kind keep their order among themselves; a reordered pair could only disturb each other
-   through memory. `depends_on_draw` refuses a trace in which a dependent node changes memory it did not make (every
-   draw would find the changes of the last), or another node later changes memory that a dependent node has read.
-2. Folding into weights (`rewrite.fold`). (x W + b) scale + shift = x (W scale) + (b scale + shift). Only where the
-   Linear or convolution is read by that batch norm alone, and its weights are constants of the network. Only in the
-   dependent part: elsewhere the product runs once for all draws, and folding would make it run for each.
-3. Working in place (`rewrite.work_in_place`). An activation or sum may overwrite its first operand if that operand is
-   a dependent result with memory of its own (no view of anything, nothing a view of it: a view is one more user), and
-   this node is its only reader. Then nobody can see the difference, within a draw; and no draw sees another's memory.
-4. Stacking draws (`rewrite.is_stackable`). Operations that work value by value or on the last axis do the same to
-   (t, N, C) as to (N, C), so t draws go through as they are. Everything else goes through `torch.vmap`, or is refused
-   by it, and then draws go one by one.
-5. Reusing memory (`rewrite.Buffers`). Stacked products write into buffers kept from pass to pass. A buffer belongs
-   to one place in the program, so no result of a pass overwrites another; a pass writes each before it reads it; the
-   samples are copied out before the next pass, and buffers are those of one call alone.
-6. Fusing in kernels (`mcbn.engine.fuse`). A convolution, the batch norm, shortcut and rectifier behind it become one
-   kernel that reads the shortcut when the last of them would have run. Only if each is read by the next alone, and no
-   other node in between changes anything in place: the kernel would otherwise read an operand too late, or too early.
-7. Leaving out what nobody reads (`matters`). A node without readers stays if it changes memory, which others may read
-   under another name. Kernels take the place of nodes that worked in place; those are taken out by name.
-
-None of this is trusted: a plan is used only after it agreed with the network's own code (`mcbn.engine.agree`) on two
-draws. The rules are for what two draws of one input cannot show.
+Why each change is safe stands in `graph.md` beside this file.
 """
 
 import weakref

@@ -26,11 +26,11 @@ from mcbn.engine import constants, rewrite
 from mcbn.engine.agree import GRADIENTS, agree
 from mcbn.engine.graph import as_code, facts
 from mcbn.engine.rows import are_independent
-from mcbn.engine.run import ProcessLock, keep
+from mcbn.engine.run import keep
 from mcbn.engine.trace import ReplayTracer, UntraceableError, batch_norm
 from mcbn.errors import MCBNError
 from mcbn.layers import settings_of
-from mcbn.network import Network
+from mcbn.network import Network, ProcessLock
 
 MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
 SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
@@ -76,7 +76,7 @@ class Differentiator:
 
     def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
-        key = batches.key_of(inputs), settings_of(self.network.module)
+        key = batches.key_of(inputs), settings_of(self.network.module).now()
         with self._lock:
             method = self.methods.get(key, self.plain) or self.fastest(inputs)  # the fastest for what was seen before
             keep(self.methods, key, method if key in self.methods else None, constants.PLANS_KEPT)

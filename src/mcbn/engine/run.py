@@ -8,8 +8,6 @@ that follow.
 """
 
 import math
-import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -30,23 +28,10 @@ from mcbn.engine.rows import are_independent
 from mcbn.engine.trace import ReplayTracer
 from mcbn.errors import MCBNError
 from mcbn.layers import settings_of
-from mcbn.network import Network
+from mcbn.network import Network, ProcessLock
 from mcbn.posterior import Posterior
 
 V = TypeVar("V")
-
-
-class ProcessLock:
-    """A lock that every process has for itself: the threads that hold its parent's are not in a forked child."""
-
-    def __init__(self) -> None:
-        self._locks: dict[int, threading.RLock] = {}  # by process
-
-    def __enter__(self) -> None:
-        self._locks.setdefault(os.getpid(), threading.RLock()).acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._locks[os.getpid()].release()
 
 
 class RefutedError(Exception):
@@ -61,14 +46,16 @@ class History:
     postponed: int = 0  # calls while the kernels of a plan were being compiled
     calls: int = 0  # of the plan
     largest: float = 0.0  # value of an input that the plan was compared on
+    smallest: float = math.inf  # of such largest values
     width: int = 0  # of its widest result
     digit: float = 0.0  # to which its convolutions may round
 
     def is_due(self, largest: float) -> bool:
         """Count a call, and tell whether the plan is to be compared on its inputs, whose largest value is this."""
         self.calls += 1
-        grown = largest > constants.GROWN_RANGE * self.largest
-        self.largest = largest if grown else self.largest
+        grown = largest > constants.GROWN_RANGE * self.largest or self.smallest > constants.GROWN_RANGE * largest
+        if grown:
+            self.largest, self.smallest = max(self.largest, largest), min(self.smallest, largest)
         return grown or (self.calls > 1 and self.calls.bit_count() == 1)
 
 
@@ -95,7 +82,8 @@ class Engine:
         """Yield samples of draws start to T-1 in order, some at a time, (t, N, ...); all inputs meet the same draws."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in batches.tensors_of(inputs)):
             return (self.replay(inputs, t).unsqueeze(0) for t in range(start, n_samples))
-        chunks = self._chunks(inputs, start, n_samples, chunk_size)
+        run = torch.no_grad()(self._chunks) if torch.is_grad_enabled() else self._chunks  # plans are traced so
+        chunks = run(inputs, start, n_samples, chunk_size)
         return chunks if chunk_size is not None else _gathered(chunks)
 
     def _chunks(self, inputs: Any, start: int, stop: int, chunk_size: int | None) -> Iterator[Tensor]:
@@ -218,7 +206,7 @@ class Engine:
 
     def _key(self, inputs: Any, *others: Any) -> Any:
         """Identify all that a trace depends on, and what else is given."""
-        return batches.key_of(inputs), settings_of(self.network.module), *others
+        return batches.key_of(inputs), settings_of(self.network.module).now(), *others
 
     def _find_plan(self, inputs: Any, chunk_size: int | None) -> Plan | OwnCode:
         """Trace the network and keep the first plan that agrees with its own code."""
@@ -253,7 +241,8 @@ class Engine:
         """Return the first plan that agrees with the network's own code, whose first sample is known."""
         own, program = {0: first} | {t: self.replay(inputs, t) for t in self._references() if t}, choices[0].program
         history.digit = TF32_DIGIT if program.convolutional and is_tf32(first) else 0.0
-        history.largest, history.width = _largest(inputs), program.width
+        history.largest = history.smallest = _largest(inputs)
+        history.width = program.width
         return next((p for p in choices if self._agrees(self._samples(p, inputs), own, inputs, history)), None)
 
     def _references(self) -> list[int]:

@@ -25,7 +25,7 @@ from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
 from mcbn.engine.graph import KEY, UNKNOWN, Facts, as_code, facts, matters, reached
 from mcbn.errors import MCBNError
-from mcbn.layers import settings_of
+from mcbn.layers import identify, settings_of
 from mcbn.network import Network
 from mcbn.private_torch import Dispatched, gives_tensors, storage_of, written_by
 from mcbn.randomness import get_state
@@ -34,7 +34,7 @@ METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.
 CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 # What a tensor says of its memory without an operator: the dispatcher does not see it
 BY_MEMORY = {"tolist", "__repr__", "__str__", "data_ptr", "_version", "__reduce_ex__", "storage_type", "__set__"}
-BY_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_"}
+BY_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_", "tensor_split"}
 LEFT_ALIGNED = "_nested_tensor_from_mask_left_aligned"  # chooses a fast path of attention that any mode switches off
 NAMESPACES = ("aten", "prims", "mcbn")  # whose operators' schemas say all that they do
 INDEX, MASKS = torch.ops.aten.index.Tensor, (torch.bool, torch.uint8)
@@ -75,6 +75,8 @@ class Tracer(BatchNormMode):
         """Run the network on copies of the inputs and write its operations down; return its output."""
         if not batches.is_plain(inputs):
             raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
+        if changing := settings_of(network.module).changing:
+            raise UntraceableError(f"it uses {changing!r}, which may give something else each time")
         copies = batches.copied(inputs)
         tensors = batches.tensors_of(copies)
         module = network.module  # tensors may also be plain attributes of its modules
@@ -313,15 +315,9 @@ def attributes_of(module: nn.Module) -> list[Any]:
 
 
 def state_of(module: nn.Module) -> list[Any]:
-    """List the plain values that modules, and objects they hold, keep as attributes, and what they read elsewhere."""
-    held = [value for child in module.modules() for value in attributes_of(child)]
-    leaves = [value for value in held if isinstance(value, batches.PLAIN)]
-    for value in held:
-        if isinstance(value, list | tuple | dict):
-            batches.map_leaves(leaves.append, value)
-        elif hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type)):
-            leaves += vars(value).values()
-    return [*(value for value in leaves if isinstance(value, batches.PLAIN)), settings_of(module)]
+    """List what modules, and objects they hold, keep as attributes, tensors apart, and what they read elsewhere."""
+    held = [identify(value) for child in module.modules() for value in attributes_of(child)]
+    return [*held, settings_of(module).now()]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:

@@ -32,6 +32,8 @@ class Reference:
     def __init__(self, data: Any, network: Network, picker: batches.Picker, *, run: int = 1, seed: int = 0) -> None:
         self.keys, self.picker, self.run, self.seed = network.accepted_keys, picker, run, seed
         self.source, self.undisturbed = _by_row(data), Undisturbed()
+        if isinstance(self.source.fetch, Take):  # read again for every size of batches: the caller may reuse its memory
+            self.source = self.source._replace(fetch=Take(batches.copied(self.source.fetch.data)))
         self.n_inputs = len(self.source.population)
         if self.n_inputs < 2:
             raise MCBNError(f"the reference holds {self.n_inputs} input(s); give inputs as deployed, hundreds or more")
@@ -112,7 +114,7 @@ def _by_row(data: Any) -> Source:
     if not isinstance(source, Stream):
         return source
     loader = as_loader(source.source) if isinstance(source.source, IterableDataset) else source.source
-    blocks = list(islice(iterate(loader, 0), STREAM_BATCHES))
+    blocks = [*map(batches.copied, islice(iterate(loader, 0), STREAM_BATCHES))]  # which may reuse its memory
     if not blocks:
         raise MCBNError("the data gives no batch at all")
     kept = batches.concatenate(blocks)

@@ -1,0 +1,404 @@
+"""What lies outside the tensors of a network: settings, objects given, memory reused, threads, copies that are none."""
+
+import contextvars
+import copy
+import itertools
+import os
+import random
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset
+
+from drawn import check_equal
+from mcbn import MCBN, MCBNError, algorithm
+
+pytestmark = pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics:UserWarning")
+T, M = 40, 8
+NESTED = SimpleNamespace(model=SimpleNamespace(gain=1.0))
+CONTEXT = contextvars.ContextVar("gain", default=1.0)
+FUNCTIONS = {"scale": lambda x: x}
+MEMBERS = {1}
+LONG = dict.fromkeys(range(300), 1.0)
+LATE = None
+POOL = ThreadPoolExecutor(1)
+
+
+class Slots:
+    __slots__ = ("gain",)
+
+
+class Kind:
+    gain = 1.0
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * scaled.gain
+
+
+SLOTS = Slots()
+SLOTS.gain = scaled.gain = 1.0
+
+
+class Outside(nn.Module):
+    def __init__(self, how: Callable[[Any, Any], Tensor] = lambda net, x: x) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.bn, self.last, self.how = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2), how
+
+    def forward(self, x: Any) -> Tensor:
+        return self.last(self.bn(self.first(self.how(self, x))).relu())
+
+
+def data(n: int = 48, seed: int = 1, width: int = 5) -> Tensor:
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def fitted(net: nn.Module, x: Any = None) -> MCBN:
+    return MCBN(net.double().eval(), "regression").fit(data() if x is None else x, n_samples=T, batch_size=M)
+
+
+def by_loop(bayes: MCBN, x: Any) -> Tensor:
+    draws = [[(mean[n], var[n]) for n in mean] for mean, var in map(bayes.posterior.draw, range(T))]
+    return torch.stack([algorithm.replay(bayes.model, draw, copy.deepcopy(x)) for draw in draws]).detach()
+
+
+def environment(net: nn.Module, x: Tensor) -> Tensor:
+    return x * float(os.environ.get("MCBN_TEST_GAIN", "1"))
+
+
+SETTINGS = {
+    "nested object": (lambda net, x: x * NESTED.model.gain, lambda p: p.setattr(NESTED.model, "gain", 3.0)),
+    "slots": (lambda net, x: x * SLOTS.gain, lambda p: p.setattr(SLOTS, "gain", 3.0)),
+    "environment": (environment, lambda p: p.setenv("MCBN_TEST_GAIN", "3")),
+    "context variable": (lambda net, x: x * CONTEXT.get(), lambda p: CONTEXT.set(3.0)),
+    "attribute of a function": (lambda net, x: scaled(x), lambda p: p.setattr(scaled, "gain", 3.0)),
+    "attribute of a class": (lambda net, x: x * Kind.gain, lambda p: p.setattr(Kind, "gain", 3.0)),
+    "table of functions": (
+        lambda net, x: FUNCTIONS["scale"](x), lambda p: p.setitem(FUNCTIONS, "scale", lambda x: 3 * x)
+    ),
+    "function": (lambda net, x: scaled(x), lambda p: p.setattr(sys.modules[__name__], "scaled", lambda x: 3 * x)),
+    "set": (lambda net, x: x * len(MEMBERS), lambda p: p.setattr(sys.modules[__name__], "MEMBERS", {1, 2, 3})),
+    "long table": (lambda net, x: x * LONG[7], lambda p: p.setitem(LONG, 7, 3.0)),
+    "None": (lambda net, x: x * (LATE or 1.0), lambda p: p.setattr(sys.modules[__name__], "LATE", 3.0)),
+    "default dtype": (
+        lambda net, x: x * (3 if torch.get_default_dtype() == torch.float64 else 1),
+        lambda p: torch.set_default_dtype(torch.float64),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+def test_a_plan_ends_where_what_the_code_names_changes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, change = SETTINGS[how]
+    q = data(7)
+    bayes = contextvars.copy_context().run(fitted, Outside(read))
+    try:
+        for _ in range(5):
+            bayes.sample(q)
+        assert "own code" not in bayes.explain(q)
+        change(monkeypatch)
+        check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        CONTEXT.set(1.0)
+
+
+def test_a_plan_ends_where_a_hook_on_all_modules_comes() -> None:
+    bayes, q = fitted(Outside()), data(7)
+    for _ in range(5):
+        bayes.sample(q)
+    double = lambda module, args, out: 2 * out if isinstance(module, nn.Linear) else None  # noqa: E731
+    hook = nn.modules.module.register_module_forward_hook(double)
+    try:
+        check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda net, x: x * (3 if POOL.submit(lambda: float(x.abs().max())).result() < 0.5 else 1),
+        lambda net, x: x * (1 if next(net.counter) < 10**6 else 2),
+        lambda net, x: x if net.random.random() < 0.999 else -x,
+        lambda net, x: x * globals().get("NOT_THERE_YET", 1.0),
+    ],
+    ids=["thread", "iterator", "generator of its own", "globals"],
+)
+def test_what_may_give_something_else_each_time_is_not_traced(how: Any) -> None:
+    net = Outside(how)
+    if how.__code__.co_names[0] == "next":
+        net.counter = itertools.count()
+    elif "random" in how.__code__.co_names:
+        net.random = random.Random(0)
+    bayes = fitted(net, 3 * data())
+    assert "own code" in bayes.explain(data(7), chunk_size=1)
+    for q in (3 * data(7), 3 * data(7, 2), 0.01 * data(7, 3)):
+        check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+
+
+def test_a_plan_is_compared_again_on_inputs_much_smaller() -> None:
+    bayes, q = fitted(Outside()), data(7)
+    for _ in range(3):
+        bayes.sample(q)
+    (history,) = bayes.engine._histories.values()
+    assert history.is_due(0.1 * history.smallest)
+    assert not history.is_due(0.1 * history.largest)
+
+
+class Doubled(dict):
+    def __getitem__(self, key: str) -> Tensor:
+        return 2 * super().__getitem__(key)
+
+
+class Named(Outside):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x["a"] * (3 if isinstance(x, OrderedDict) else 1) + x["b"])
+
+
+def entries(seed: int, n: int = 7) -> dict[str, Tensor]:
+    return {"a": data(n, seed), "b": data(n, seed + 1)}
+
+
+@pytest.mark.parametrize("kind", [Doubled, OrderedDict])
+def test_dicts_keep_their_kind(kind: type) -> None:
+    bayes = fitted(Named(), entries(3, 48))
+    for q in (entries(5), kind(entries(5)), entries(7), kind(entries(7))):
+        check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+
+
+def test_batches_of_a_list_are_joined_by_key_or_refused() -> None:
+    bayes, one, other = fitted(Named(), entries(3, 48)), entries(5), entries(7)
+    expected = torch.cat([bayes.sample(one), bayes.sample(other)], 1)
+    check_equal(bayes.sample([one, dict(reversed(other.items()))]), expected, 1e-12)
+    with pytest.raises(MCBNError, match="must be alike"):
+        bayes.sample([one, {"a": data(7), "b": 1.0}])
+
+
+class InPlace(Outside):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        return super().forward(b)
+
+
+def test_one_tensor_given_twice_is_one_for_the_network() -> None:
+    net, q, other = InPlace().double().eval(), data(7), data(7, 2)
+    bayes = MCBN(net, "regression", inputs=lambda batch: batch).fit((data(), data()), n_samples=4, batch_size=M)
+    for _ in range(12):
+        check_equal(bayes.sample((q, q)), bayes.sample((other, 2 * q)), 1e-9)
+        check_equal(bayes.sample((other, q)), bayes.sample((data(7, 5), q)), 1e-9)
+
+
+@pytest.mark.parametrize("x", [data(14)[::2], data(7, width=10)[:, ::2], data(1).expand(7, 5), data(5, width=7).T])
+def test_copies_of_inputs_lie_as_they_do(x: Tensor) -> None:
+    def by_layout(net: nn.Module, x: Tensor) -> Tensor:
+        return x * (1 + x.stride(0)) * (2 if x.is_contiguous() else 1)
+
+    bayes = fitted(Outside(by_layout))
+    assert torch.equal(bayes.plain(x), bayes.model(x).detach())
+
+
+def test_tensors_keep_what_is_put_on_them() -> None:
+    bayes = fitted(Outside(lambda net, x: x * getattr(x, "gain", 1.0)))
+    for _ in range(5):
+        bayes.sample(data(7))
+    tagged = data(7)
+    tagged.gain = 3.0
+    check_equal(bayes.sample(tagged), bayes.sample(3 * data(7)), 1e-9)
+
+
+def test_arrays_of_any_make_are_read_and_masked_ones_refused() -> None:
+    bayes, x = fitted(Outside()), data(7)
+    array = x.numpy()
+    for other in (array[::-1][::-1], array.astype(">f8"), array.astype(np.longdouble)):
+        check_equal(bayes.sample(other), bayes.sample(x), 1e-12)
+    check_equal(bayes.sample(array[::-1]), bayes.sample(x.flip(0)), 1e-12)
+    with pytest.raises(MCBNError, match="1 values of an array are masked"):
+        bayes.sample(np.ma.masked_array(array, array == array.max()))
+
+
+class Reused(IterableDataset):
+    """Hands out the same memory every time."""
+
+    def __init__(self, x: Tensor, y: Tensor | None = None) -> None:
+        self.tensors = [t for t in (x, y) if t is not None]
+        self.memory = [torch.empty(M, t.shape[1], dtype=t.dtype) for t in self.tensors]
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self.tensors[0]), M):
+            for memory, t in zip(self.memory, self.tensors, strict=True):
+                memory.copy_(t[start : start + M])
+            yield tuple(self.memory) if len(self.memory) > 1 else self.memory[0]
+
+
+@pytest.mark.parametrize("as_loader", [True, False])
+def test_a_stream_may_reuse_its_memory(as_loader: bool) -> None:
+    x = data(M * T)
+    stream = DataLoader(Reused(x), batch_size=None) if as_loader else iter(Reused(x))
+    reused = MCBN(Outside().double().eval(), "regression").fit(stream, n_samples=T).posterior
+    right = MCBN(Outside().double().eval(), "regression").fit(iter(x.split(M)), n_samples=T).posterior
+    check_equal(reused.mean["bn"], right.mean["bn"], 1e-12)
+
+
+def test_held_out_data_and_references_may_reuse_their_memory() -> None:
+    x, y = data(320), data(320, 2, width=2)
+    one, other = fitted(Outside()), fitted(Outside())
+    tau = one.tune(DataLoader(Reused(x, y), batch_size=None)).tau
+    check_equal(tau, other.tune((x, y)).tau, 1e-9)
+    watches = [one.watch(r, batch_size=M, false_alarms=0.1) for r in (DataLoader(Reused(x), batch_size=None), x)]
+    kept = x.clone()
+    p_values = [watch(kept[:M] + 0.3).p_value for watch in watches]
+    assert p_values[0] == p_values[1]
+    watch = one.watch(x, batch_size=M, false_alarms=0.1)
+    x.zero_()
+    assert watch(kept[:M] + 0.3).p_value == p_values[1]
+
+
+class Keeps(Outside):
+    def forward(self, x: Tensor) -> Tensor:
+        float(x.mean())  # so that no plan takes over
+        self.h = self.bn(self.first(x))
+        torch.sin(self.h).sum()
+        return self.last(self.h.relu())
+
+
+def test_threads_do_not_meet_on_a_network_that_keeps_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes, inputs, wrong = fitted(Keeps()), (data(7), data(7, 2)), []
+    expected = [by_loop(bayes, q) for q in inputs]
+
+    def run(k: int) -> None:
+        for _ in range(10):
+            wrong.extend([k] * (not torch.allclose(bayes.sample(inputs[k]), expected[k])))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(number % 2,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+class Streams(Outside):
+    last_h = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.bn(self.first(x))
+        h = h if self.last_h is None or len(self.last_h) != len(h) else 0.5 * (h + self.last_h)
+        self.last_h = h
+        return self.last(h.relu())
+
+
+def test_a_network_that_keeps_a_state_is_named() -> None:
+    with pytest.warns(UserWarning, match="Streams keeps a state from call to call"):
+        fitted(Streams())
+
+
+class Remade(Outside):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Remade":
+        return Remade().double().eval()
+
+
+class Forgets(Outside):
+    gain = 1.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "gain"}
+
+
+def test_a_copy_that_is_none_is_refused() -> None:
+    remade, forgets = Remade(), Forgets()
+    nn.init.ones_(remade.first.weight)
+    forgets.gain = 3.0
+    for net, name in ((remade, "first.weight"), (forgets, "gain")):
+        with pytest.raises(MCBNError, match=f"has another '{name}'"):
+            fitted(net)
+
+
+class Cached(Outside):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if getattr(self, "grid", None) is None or len(self.grid) != len(x):
+            self.grid = torch.zeros(len(x), 2, dtype=x.dtype)
+        return {"out": super().forward(x) + self.grid, "grid": self.grid}
+
+
+def test_outputs_are_not_the_networks_own_memory() -> None:
+    bayes = fitted(Cached())
+    bayes.output = bayes.network.output = "grid"
+    bayes.plain(data(7)).add_(1)
+    assert not bayes.plain(data(7)).any()
+
+
+class Frozen1d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.rand(6))
+        self.register_buffer("running_var", torch.rand(6) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.running_mean) * self.running_var.rsqrt()
+
+
+class HidesOne(Outside):
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self.own, self.cond, self.more, self.other = own, nn.Identity(), Frozen1d(), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.cond(self.bn(self.first(x)))
+        mean, var = self.other.running_mean, self.other.running_var
+        return self.last(
+            self.more(h) if self.own else torch.native_batch_norm(h, None, None, mean, var, False, 0, 0)[0]
+        )
+
+
+@pytest.mark.parametrize(("own", "name"), [(True, "more"), (False, "other")])
+def test_batch_norm_by_own_arithmetic_is_named_whatever_modules_are_called(own: bool, name: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fitted(HidesOne(own=own))
+    assert any(f"batch norm of '{name}' runs by arithmetic" in str(warning.message) for warning in told)
+
+
+def test_batch_norm_under_vmap_is_refused() -> None:
+    class Mapped(Outside):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.last(torch.vmap(self.bn)(torch.stack([h, 2 * h])).mean(0))
+
+    with pytest.raises(MCBNError, match="'bn' runs inside torch"):
+        fitted(Mapped())
+
+
+def test_checkpointed_networks_are_fitted() -> None:
+    class Checkpointed(Outside):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.bn, self.first(x), use_reentrant=False))
+
+    bayes = fitted(Checkpointed())
+    check_equal(bayes.sample(data(7)), by_loop(bayes, data(7)), 1e-9)
+
+
+def test_complex_outputs_are_refused() -> None:
+    class Complex(Outside):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.complex(super().forward(x), super().forward(x))
+
+    with pytest.raises(MCBNError, match="complex numbers"):
+        fitted(Complex()).predict(data(7))
