@@ -161,7 +161,7 @@ def class_weights(profile: SceneProfile, scenes: Scenes) -> Tensor:
 def validate(network: nn.Module, scenes: Scenes) -> float:
     """Return the mean IoU of the plain network, which is left in eval mode."""
     network.eval()
-    few, classes = zip(*(torch.split(part, AT_ONCE) for part in (scenes.x, scenes.y)), strict=True), scenes.kind.classes
+    few, classes = zip(torch.split(scenes.x, AT_ONCE), torch.split(scenes.y, AT_ONCE), strict=True), scenes.kind.classes
     with torch.autocast(device := scenes.x.device.type, torch.bfloat16, enabled=device == "cuda"):
         counts = [confusion(network(normalize(x)).argmax(1), y, len(classes), scenes.kind.void) for x, y in few]
     return iou(torch.stack(counts).sum(0)).nanmean().item()
