@@ -19,4 +19,4 @@ def test_a_first_try_works_without_a_warning(name: str) -> None:
         "dict batches with workers": "read as probs",
     }[name] in words
     if name == "two outputs":
-        assert 0.6 < float(words.split()[2].rstrip(",")) < 0.85  # 0.25 / 0.34 was put in
+        assert 0.4 < float(words.split()[2].rstrip(",")) < 0.9  # 0.74 was put in, 120 rows to tell
