@@ -219,7 +219,7 @@ def test_a_network_that_keeps_the_shape_of_its_inputs_is_fitted() -> None:
     class Detecting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.norm, self.shape = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), torch.Size([1, 2])
+            self.conv, self.norm, self.shape = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None), torch.Size([1, 2])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.shape = x.shape

@@ -17,7 +17,6 @@ import mcbn.ray
 from inputs import regressor, write_tables
 from mcbn import MCBNError
 from mcbn.cli import app
-from mcbn_study.journal import CellJournal
 from workplace import furnish
 
 BAYES = regressor()
@@ -160,26 +159,6 @@ def test_the_commands_name_the_extra_without_ray(folder, without_ray):
     where = ("--data", "test.csv", "--out", "fresh", "--engine", "ray")
     assert "pip install 'mcbn[ray]'" in refused("--model", f"{MODULE}:make", *where)
     assert not (folder / "fresh").exists()
-    study = "reproduce regression --profile quick --datasets yacht --methods bn --engine ray --out records"
-    result = CliRunner().invoke(app, study.split())
-    assert (result.exit_code, "pip install 'mcbn[ray]'" in result.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(("name", "module"), [("regression", "regression.run"), ("sensitivity", "sensitivity")])
-def test_the_study_goes_to_the_cluster_that_is_named(name, module, tmp_path, monkeypatch):
-    asked: dict[str, object] = {}
-
-    def run(profile: object, out: Path, **options: object) -> CellJournal:
-        asked.update(options, out=out)
-        return CellJournal(tmp_path, {})
-
-    monkeypatch.setattr(f"mcbn_study.{module}.run", run)
-    command = f"reproduce {name} --profile quick --datasets yacht --engine ray --address head:6379 --out there"
-    assert CliRunner().invoke(app, command.split()).exit_code == 0
-    assert (asked["engine"], asked["address"]) == ("ray", "head:6379")
-    assert (asked["datasets"], asked["out"]) == (["yacht"], Path("there"))
-    result = CliRunner().invoke(app, f"reproduce {name} --engine spark".split())
-    assert (result.exit_code, "--engine must be one of ['local', 'ray']" in result.stderr) == (2, True)
 
 
 def test_a_folder_is_predicted_as_its_files_one_by_one(folder):

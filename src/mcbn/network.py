@@ -276,10 +276,12 @@ class Network:
 
     def _warn_if_stateful(self, inputs: Any, first: Tensor) -> None:
         """Run other inputs, and the same again, on a network that a pass changed: is the result what it was?"""
+        from mcbn.engine.agree import agree
+
         with suppress(MCBNError):  # it takes no other
             self.raw(batches.map_tensors(lambda t: t.flip(0) if t.ndim else t, inputs))
             again = self.raw(inputs)
-            if first.shape != again.shape or not torch.allclose(first, again, 1e-3, 1e-6, equal_nan=True):
+            if first.shape != again.shape or not agree(again.nan_to_num(), first.nan_to_num()):
                 who = f"{type(self.module).__name__} keeps a state from call to call, so draws depend on those before"
                 warnings.warn(f"mcbn: {who}; reset it in forward, or give it as an input", stacklevel=2)
 
