@@ -165,14 +165,15 @@ class Network:
     Of a classifier that is its logits, by `reading`, even where it ends in a softmax or sigmoid; `raw` is its own word.
     """
 
+    busy: AbstractContextManager[Any] = nullcontext()  # held by a pass
+
     def __init__(self, model: nn.Module, output: Output = None, reading: OutputReading | None = None) -> None:
         self.module, self._of_user = snapshot(model)
         self.output, self.reading = output, reading
         self.proven = self.draws_random = False  # whether one pass showed that it leaves what is the user's alone
         self.columns: list[Any] = []  # names of a table that it was fitted on
         self.left_alone: set[str] | None = None  # who calls batch norm and is not stochastic, where all others are
-        # Held by a pass, until one shows that passes leave nothing on the network that another thread's would find
-        self.busy: AbstractContextManager[Any] = ProcessLock()
+        self.busy = ProcessLock()  # until a pass shows that it leaves nothing there for another thread's to find
         self._look()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
