@@ -137,8 +137,7 @@ def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: st
     location, deviations = torch.cat([m for m, _ in fitted]), torch.cat([d for _, d in fitted], 1)  # (P,), (T, P)
     blocks = [_block(columns) for columns in torch.split(deviations, block_sizes(family, channels), 1)]
     diagonal = torch.cat([alone for _, alone in blocks]).to(like)
-    factors = tuple(factor.to(like) for factor, _ in blocks)
-    return Gaussian(family, channels, location.to(like), factors, diagonal)
+    return Gaussian(family, channels, location.to(like), tuple(factor.to(like) for factor, _ in blocks), diagonal)
 
 
 def _moments(drawn: Tensor) -> tuple[Tensor, Tensor]:
