@@ -171,8 +171,7 @@ def calibrate(
 def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
     if not sum(len(scores) for scores, *_ in rows):
         raise MCBNError("calibrate needs held-out examples with targets, got none")
-    columns: Any = zip(*rows, strict=True)
-    joined: Any = (None if column[0] is None else torch.cat(column).cpu() for column in columns)
+    joined: Any = (None if column[0] is None else torch.cat(column).cpu() for column in zip(*rows, strict=True))
     scores, group, uncertainty, loss = joined
     by_group = {int(g): scores[group == g] for g in group.unique()}
     counts = {g: len(some) for g, some in by_group.items()}

@@ -5,6 +5,7 @@ Symbols: T draws, N inputs, K classes; `samples` are raw outputs (T, N, K), as `
 
 import math
 import warnings
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -146,10 +147,7 @@ def _drawn(probs: Tensor, count: int, seed: int) -> Tensor:
     T, b, K = probs.shape
     rows = probs[torch.arange(count) % T].reshape(-1, K).cpu()  # (C b, K)
     labels = torch.multinomial(rows, 1, generator=torch.Generator().manual_seed(seed)).reshape(count, b)
-    joint = probs.new_ones(count, T)
-    for i in range(b):
-        joint = joint * probs[:, i].T[labels[:, i].to(probs.device)]
-    return joint
+    return reduce(torch.mul, (probs[:, i].T[labels[:, i].to(probs.device)] for i in range(b)))
 
 
 def _gains(joint: Tensor, weights: Tensor, probs: Tensor, entropies: Tensor) -> Tensor:

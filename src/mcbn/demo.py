@@ -62,10 +62,8 @@ def run(out: Path, *, splits: int = 5, epochs: int | None = None, seed: int = 0)
     toy = replace(TOY, epochs=epochs or TOY.epochs)
     total = sum(2 * splits * s.epochs for s in settings.values()) + toy.epochs
     with bar("training", total, "epoch") as tick:
-        scored = {
-            name: [score_split(name, number, setting, tick, seed) for number in range(1, splits + 1)]
-            for name, setting in settings.items()
-        }
+        numbers = range(1, splits + 1)
+        scored = {name: [score_split(name, n, s, tick, seed) for n in numbers] for name, s in settings.items()}
         figures = [plot_errors(out, scored), out / "toy.png"]
         figure = plots.new_figure(6.5, 4.2)
         plots.toy(**predict_toy(toy, tick, seed), ax=figure.subplots())  # type: ignore[arg-type]

@@ -92,11 +92,10 @@ def _share(twin: MCBN[Any], data: Any, options: dict[str, Any], rank: int, W: in
     # running statistics of drawn layers differ between ranks after training, draws do not
     running = {f"{layer_of(name)}.{statistic}" for name in drawn.layers for statistic in RUNNING}
     weights = {n: t for n, t in twin.engine.network.module.state_dict().items() if n not in running}
+    digest = hashlib.sha256(repr(sorted(checksums(weights, {}).items())).encode())
     return {
         "error": None,
-        "weights of the network": hashlib.sha256(repr(sorted(checksums(weights, {}).items())).encode()).hexdigest()[
-            :12
-        ],
+        "weights of the network": digest.hexdigest()[:12],
         "layers": [(name, value.shape[1], value.dtype) for name, value in drawn.mean.items()],
         "draws": drawn if numbers else None,
     }

@@ -131,15 +131,13 @@ def from_draws(mean: Mapping[str, Tensor], var: Mapping[str, Tensor], family: st
     """
     channels, like = {name: value.shape[1] for name, value in mean.items()}, next(iter(mean.values()))
     if len(like) < 2:
-        raise MCBNError(
-            f"posterior={family!r} needs a covariance, so at least 2 draws; got {len(like)}: raise n_samples"
-        )
+        what = f"posterior={family!r} needs a covariance, so at least 2 draws"
+        raise MCBNError(f"{what}; got {len(like)}: raise n_samples")
     fitted = [fit for name in mean for fit in (_moments(mean[name]), _log_moments(var[name].sqrt()))]
     location, deviations = torch.cat([m for m, _ in fitted]), torch.cat([d for _, d in fitted], 1)  # (P,), (T, P)
     blocks = [_block(columns) for columns in torch.split(deviations, block_sizes(family, channels), 1)]
     diagonal = torch.cat([alone for _, alone in blocks]).to(like)
-    factors = tuple(factor.to(like) for factor, _ in blocks)
-    return Gaussian(family, channels, location.to(like), factors, diagonal)
+    return Gaussian(family, channels, location.to(like), tuple(factor.to(like) for factor, _ in blocks), diagonal)
 
 
 def _moments(drawn: Tensor) -> tuple[Tensor, Tensor]:

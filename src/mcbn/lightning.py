@@ -82,13 +82,11 @@ class MCBNCallback(Callback):
         self._restore.callback(own.pop, "predict_step")  # undone first
         own["predict_step"] = predict_step
 
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_predict_end(self, *_: Any, **__: Any) -> None:
         """Put the module's own `predict_step` back."""
         self._restore.close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the module's own `predict_step` back."""
-        self._restore.close()
+    on_exception = on_predict_end
 
 
 def _first(loaders: Any) -> Any:

@@ -263,8 +263,7 @@ def workers_of(ray: Any, threads: int, asked: int | None) -> tuple[int, int]:
     """Return how many workers run at once, and how many GPUs each has: one where the cluster has any."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
-    most = gpus or max(1, int(resources.get("CPU", 1)) // threads)
-    return asked or most, 1 if gpus else 0
+    return asked or gpus or max(1, int(resources.get("CPU", 1)) // threads), 1 if gpus else 0
 
 
 def pack(bayes: MCBN[Any], *more: Any) -> bytes:

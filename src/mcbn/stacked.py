@@ -104,8 +104,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """Multiply (S, M, K) by (S, K, H) into memory laid out as (M, S, H)."""
     if a.shape[2] == 1:  # an outer product
         return torch.mul(a.transpose(0, 1), b.transpose(0, 1)).transpose(0, 1)
-    result = a.new_empty(a.shape[1], a.shape[0], b.shape[2]).transpose(0, 1)
-    return torch.bmm(a, b, out=result)
+    return torch.bmm(a, b, out=a.new_empty(a.shape[1], a.shape[0], b.shape[2]).transpose(0, 1))
 
 
 def _channels(a: Tensor) -> Tensor:

@@ -51,9 +51,7 @@ class MCDropout(Predictor):
                 fault = f"layer {name!r} ({type(module).__name__}) drops units inside one fused call"
                 cure = f"set its dropout (now {module.dropout}) to 0 to keep that part deterministic"
                 raise MCBNError(f"{fault}, which cannot be thinned; {cure}")
-        known = all(
-            type(m).__module__.startswith("torch.nn.") for m in modules.values()
-        )  # no function calls of its own
+        known = all(type(m).__module__.startswith("torch.nn.") for m in modules.values())  # calls no functions
         if known and not any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules.values()):
             raise MCBNError(_none_found(unwrap(model)))
         self.model, self.output = model, output

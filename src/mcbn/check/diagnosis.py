@@ -143,11 +143,10 @@ class Diagnosis:
         low, high = (max(1 - 2 / (9 * k) + z * math.sqrt(2 / (9 * k)), 0.0) ** 1.5 for z in (-3.09, 3.09))
         largest = max(first.mean_spread, first.std_spread)
         if largest > max(high, SPREAD_LIMIT) or first.mean_spread < min(low, 1 / SPREAD_LIMIT):
-            yield (
-                f"spread: statistics of the first layer, {first.layer!r}, vary {first.mean_spread:.2f} (means) and "
-                f"{first.std_spread:.2f} (standard deviations) times as much as those of random batches of this data; "
-                "draw from shuffled data, the same as given here"
-            )
+            ratios = f"{first.mean_spread:.2f} (means) and {first.std_spread:.2f} (standard deviations)"
+            more = f"vary {ratios} times as much as those of random batches of this data"
+            cure = "draw from shuffled data, the same as given here"
+            yield f"spread: statistics of the first layer, {first.layer!r}, {more}; {cure}"
 
     def _of_constant_units(self) -> Iterator[str]:
         if counts := {row.layer: row.constant for row in self.layers if row.constant}:
@@ -294,8 +293,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
 
 def _summed(network: Network, output: Tensor) -> Network:
     """Return the same network with random sums of its outputs (N, ...) in their place, (N, SUMS)."""
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(output[0].numel(), SUMS, generator=generator).to(output)
+    weights = torch.randn(output[0].numel(), SUMS, generator=torch.Generator().manual_seed(0)).to(output)
     twin = copy.copy(network)
     twin.output, twin.reading = lambda result: network.read(result).flatten(1) @ weights, None
     return twin

@@ -62,10 +62,8 @@ class Dataset:
 
 
 _EMBEDDED = resources.files("mcbn.data").joinpath("embedded")
-_DATASETS = {
-    name: Dataset(name, **facts)
-    for name, facts in tomllib.loads(_EMBEDDED.joinpath("sets.toml").read_text("utf-8")).items()
-}
+_FACTS = tomllib.loads(_EMBEDDED.joinpath("sets.toml").read_text("utf-8"))
+_DATASETS = {name: Dataset(name, **facts) for name, facts in _FACTS.items()}
 NAMES = tuple(_DATASETS)
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,12 @@ from mcbn.errors import MCBNError, MissingExtraError
 from mcbn.export import predictors
 from mcbn.export.predictors import PROMISED, RESULTS, summary_of
 from mcbn.export.tracing import grows, trace_open
+from mcbn.field.watch import Watch
 from mcbn.files import replacing, require_folder
 from mcbn.linear import Gather
+from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.randomness import isolated_random
-
-if TYPE_CHECKING:
-    from mcbn.field.watch import Watch
-    from mcbn.model import MCBN
 
 CHUNK_VALUES = 2**19  # of the widest result of one pass on the example: onnxruntime is fastest while it stays in cache
 MOST_VALUES = 2**29  # a wider result (2 GiB in single precision) is refused
@@ -44,7 +42,7 @@ LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 def to_torch_export(
-    bayes: "MCBN[Any]",
+    bayes: MCBN[Any],
     example_x: Any,
     *,
     method: str = "sample",
@@ -92,7 +90,7 @@ def as_program(graph: nn.Module, inputs: Any, *, fixed: bool = False) -> torch.e
     return torch.export.export(graph, (inputs,), dynamic_shapes=(axes,), strict=False)
 
 
-def to_onnx(bayes: "MCBN[Any]", path: str | Path, example_x: Any, *, method: str = "sample", **how: Any) -> None:
+def to_onnx(bayes: MCBN[Any], path: str | Path, example_x: Any, *, method: str = "sample", **how: Any) -> None:
     """Write the predictor as one ONNX file, whole or not at all; `MCBN.export` documents the arguments."""
     path = require_exportable(path)
     program, level = to_torch_export(bayes, example_x, method=method, **how), _level(bayes, how.get("level"))
@@ -109,7 +107,7 @@ def to_onnx(bayes: "MCBN[Any]", path: str | Path, example_x: Any, *, method: str
         temporary.write_bytes(content)
 
 
-def watch_to_onnx(watch: "Watch", path: str | Path, example_x: Any, *, each: bool) -> None:
+def watch_to_onnx(watch: Watch, path: str | Path, example_x: Any, *, each: bool) -> None:
     """Write a watch as an ONNX file, whole or not at all; `Watch.export` documents the arguments."""
     path = require_exportable(path)
     watch.require_inputs(example_x)
@@ -146,7 +144,7 @@ def input_names(inputs: Any) -> list[str]:
     return [f"x{number}" for number, _ in enumerate(batches.tensors_of(inputs))]
 
 
-def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
+def _level(bayes: MCBN[Any], level: float | None) -> float | None:
     """Choose the level of the intervals or sets to export; None where there is no calibration."""
     kept = bayes.calibration
     if kept is not None and kept.score != "quantile" and kept.by != "group" and not kept.randomized:
@@ -159,7 +157,7 @@ def _level(bayes: "MCBN[Any]", level: float | None) -> float | None:
     raise MCBNError(f'{fault}; calibrate with score "std", "absolute", "aps" or "raps", or export without level=')
 
 
-def _predictor(bayes: "MCBN[Any]", inputs: Any, method: str, T: int, chunk: int | None) -> Any:
+def _predictor(bayes: MCBN[Any], inputs: Any, method: str, T: int, chunk: int | None) -> Any:
     engine, _ = bayes.engine_for(T, chunk)
     with Gather(engine.posterior) as mode:
         output = engine.network.run_copy(inputs)  # (N, ...)
@@ -187,7 +185,7 @@ def _chunk(T: int, width: int, chunk_size: int | None) -> int:
     return max(size for size in range(1, most + 1) if T % size == 0)
 
 
-def _linear(bayes: "MCBN[Any]", engine: Engine, inputs: Any, T: int, output: Tensor) -> predictors.LinearPredictor:
+def _linear(bayes: MCBN[Any], engine: Engine, inputs: Any, T: int, output: Tensor) -> predictors.LinearPredictor:
     """Trace the pass and its gradient at the average statistics."""
     bayes.linearizer(inputs, T)  # refuses what has no gradient per input
     expansion = bayes.linearizer.expansion(inputs, T)

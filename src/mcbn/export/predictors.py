@@ -1,7 +1,7 @@
 """The whole predictor, or watch, as one module: inputs in, moments out, or distance and p-value; plain operations."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,11 @@ from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.field.distance import Metric, coordinates
 from mcbn.field.novelty import PerInput
+from mcbn.field.watch import Watch
 from mcbn.linear import Expansion, Linearised
 from mcbn.outputs import as_float, as_logits, noise_variance, spread
 from mcbn.prediction import SMALLEST, divergence
 from mcbn.private_torch import scan
-
-if TYPE_CHECKING:
-    from mcbn.field.watch import Watch
 
 CLASSES = ("probs", "entropy", "mutual_information")
 RESULTS = {"regression": ("mean", "variance", "epistemic"), "classification": CLASSES, "multilabel": CLASSES}
@@ -30,11 +28,9 @@ State = tuple[Tensor, ...]
 class RegressionSummary(nn.Module):
     """Mean and variance over draws; `aleatoric` is 1/tau, one number or one an output (D, 1, ...)."""
 
-    aleatoric: Tensor
-
     def __init__(self, aleatoric: Tensor) -> None:
         super().__init__()
-        self.register_buffer("aleatoric", aleatoric)
+        self.aleatoric = nn.Buffer(aleatoric)
 
     def of(self, outputs: Tensor) -> State:
         """Return mean and biased variance of some draws (t, N, ...)."""
@@ -60,12 +56,10 @@ class RegressionSummary(nn.Module):
 class ClassificationSummary(nn.Module):
     """Averaged probabilities, their entropy and the draws' disagreement in it; `tau` multiplies the logits."""
 
-    tau: Tensor
-
     def __init__(self, tau: Tensor, several: bool) -> None:
         super().__init__()
         self.several = several  # labels that do not exclude each other, a logit each
-        self.register_buffer("tau", tau)
+        self.tau = nn.Buffer(tau)
 
     def of(self, outputs: Tensor) -> State:
         """Return averaged probabilities and the mutual information of some draws (t, N, ...)."""
@@ -114,8 +108,6 @@ def _constants(tensors: Sequence[Tensor]) -> nn.ParameterList:
 class SamplePredictor(nn.Module):
     """Monte Carlo over T draws that are constants, scale and shift (T, C) of every call; `chunk` of them a pass."""
 
-    shares: Tensor  # (steps,), of each chunk among the draws up to it
-
     def __init__(
         self, program: OpenProgram, drawn: Sequence[Tensor], summary: Summary, *, chunk: int, output: Sequence[int]
     ) -> None:
@@ -123,7 +115,8 @@ class SamplePredictor(nn.Module):
         self.program, self.summary, self.chunk, self.output = program, summary, chunk, tuple(output)
         self.steps = len(drawn[0]) // chunk
         self.drawn = _constants([rows.reshape(self.steps, chunk, -1) for rows in drawn])  # (steps, chunk, C) each
-        self.register_buffer("shares", 1 / torch.arange(1, self.steps + 1, dtype=drawn[0].dtype))
+        # (steps,), of each chunk among the draws up to it
+        self.shares = nn.Buffer(1 / torch.arange(1, self.steps + 1, dtype=drawn[0].dtype))
 
     def forward(self, inputs: Any) -> State:
         """Map inputs of N rows to the moments over the draws."""
@@ -153,10 +146,6 @@ class LinearPredictor(nn.Module):
     inputs, copy d of output d; `chosen` holds scale and shift of the K draws, (K, C) each.
     """
 
-    deviations: Tensor  # (T, S)
-    offset: Tensor  # (S,)
-    diagonal: Tensor | None  # (S,)
-
     def __init__(
         self, program: OpenProgram, expansion: Expansion, chosen: Sequence[Tensor], summary: Summary, *, n_outputs: int
     ) -> None:
@@ -167,9 +156,8 @@ class LinearPredictor(nn.Module):
         self.points = nn.ModuleList(_constants(point) for point in points)
         self.chosen, self.factors = _constants(chosen), _constants(expansion.factors)
         self.sizes = [len(point.scale) for point in points for _ in range(2)]
-        for name in ("deviations", "offset", "diagonal"):
-            value = getattr(expansion, name)
-            self.register_buffer(name, None if value is None else value.clone())
+        self.deviations, self.offset = nn.Buffer(expansion.deviations.clone()), nn.Buffer(expansion.offset.clone())
+        self.diagonal = None if expansion.diagonal is None else nn.Buffer(expansion.diagonal.clone())  # (S,)
 
     def forward(self, inputs: Any) -> State:
         """Map inputs of N rows to the moments over the draws."""
@@ -205,12 +193,11 @@ class WholePredictor(nn.Module):
     """Moments over the draws of one network or several, with the calibrated interval or set of one level, if any."""
 
     summary: Summary
-    threshold: Tensor | None
 
     def __init__(self, members: Sequence[Any], calibration: Calibration | None, threshold: Tensor | None) -> None:
         super().__init__()
         self.members, self.summary, self.calibration = nn.ModuleList(members), members[0].summary, calibration
-        self.register_buffer("threshold", threshold)
+        self.threshold = None if threshold is None else nn.Buffer(threshold)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Map inputs of N rows to the named results."""
@@ -231,7 +218,7 @@ class Watcher(nn.Module):
 
     held_out: Tensor
 
-    def __init__(self, watch: "Watch", inputs: Any, each: bool) -> None:
+    def __init__(self, watch: Watch, inputs: Any, each: bool) -> None:
         super().__init__()
         null = watch.input_null if each else watch.null(batches.size_of(inputs))
         self.module, self.watch, self.each = watch.network.module, watch, each

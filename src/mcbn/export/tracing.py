@@ -73,11 +73,8 @@ class OpenProgram(nn.Module):
 
     def tile(self, values: Sequence[Tensor], copies: int) -> list[Tensor]:
         """Repeat results of the shared part for each copy, along their batch axis."""
-        tiled = list(values)
-        for number, axis in enumerate(self.axes):
-            if axis is not None and copies > 1:
-                tiled[number] = tiled[number].repeat([copies if a == axis else 1 for a in range(tiled[number].ndim)])
-        return tiled
+        times = [[copies if a == axis else 1 for a in range(v.ndim)] for v, axis in zip(values, self.axes, strict=True)]
+        return [v.repeat(t) if max(t, default=1) > 1 else v for v, t in zip(values, times, strict=True)]
 
 
 def trace_open(network: Network, inputs: Any, names: Sequence[str], parameters: Sequence[Tensor]) -> OpenProgram:
@@ -105,9 +102,8 @@ def _halve(whole: fx.GraphModule, n_inputs: int, N: int) -> OpenProgram:
     parameters = [node for node in nodes if node.op == "placeholder"][n_inputs:]
     drawn = reached(whole.graph, lambda node: node in parameters)
     sizes = _sizes_read(drawn, nodes)
-    first, second, crossing = split(
-        whole.graph, drawn, both=sizes, needed=lambda node: node.op in ("placeholder", "output")
-    )
+    ends = ("placeholder", "output")
+    first, second, crossing = split(whole.graph, drawn, both=sizes, needed=lambda node: node.op in ends)
     for argument, node in zip(second.nodes, crossing, strict=False):
         argument.meta["val"] = node.meta["val"]
     results = [node.meta.get("val") for node in nodes if node.op != "get_attr"]

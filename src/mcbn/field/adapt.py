@@ -22,7 +22,7 @@ have collapsed. The first is kept unless the second needs a clearly smaller move
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,13 +33,11 @@ from mcbn.batching import Take, draw_batches
 from mcbn.engine.record import Recorded, Recorder, join, record
 from mcbn.errors import MCBNError
 from mcbn.field.novelty import centre_of, class_proportions, class_weights, see
-from mcbn.field.reference import gather
+from mcbn.field.reference import cut_batches, gather
 from mcbn.field.watch import Watch, times
+from mcbn.model import MCBN
 from mcbn.posterior import Posterior
 from mcbn.randomness import isolated_random
-
-if TYPE_CHECKING:
-    from mcbn.model import MCBN
 
 DEAD = 1e-10  # variance of a channel that is constant in the reference: it has no rho
 ROUNDS = 3  # of mixing the reference, at most
@@ -109,7 +107,7 @@ class _Candidate(NamedTuple):
     classes: Tensor | None = None
 
 
-def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | float) -> "MCBN[Any]":
+def adapt(bayes: MCBN[Any], unlabelled: Any, reference: Any, strength: str | float) -> MCBN[Any]:
     """Return a twin with the posterior moved: `MCBN.adapt` says how."""
     number = isinstance(strength, int | float) and not isinstance(strength, bool) and 0 <= strength <= 1
     if strength != "auto" and not number:
@@ -137,7 +135,7 @@ def adapt(bayes: "MCBN[Any]", unlabelled: Any, reference: Any, strength: str | f
 class _Inputs:
     """The unlabelled inputs and the reference, in batches of one size: their statistics, and transports between."""
 
-    def __init__(self, bayes: "MCBN[Any]", pool: Any, guard: Watch) -> None:
+    def __init__(self, bayes: MCBN[Any], pool: Any, guard: Watch) -> None:
         self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
@@ -149,9 +147,7 @@ class _Inputs:
         """Cut the unlabelled inputs into batches, all of them as often."""
         generator, take = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4])), Take(self.pool)
         for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
-            order = generator.permutation(self.n_inputs)
-            for start in range(0, self.n_inputs - self.size + 1, self.size):
-                yield take(order[start : start + self.size])
+            yield from cut_batches(None, take(generator.permutation(self.n_inputs)), self.size)[0]
 
     def moved(self, strength: str | float) -> tuple[_Candidate, bool]:
         """Transport from either start; keep the clearly smaller change of the inputs that explains what is seen."""
@@ -232,7 +228,7 @@ def _transport(
     return torch.cat(shifts), torch.cat(scales)
 
 
-def record_running(bayes: "MCBN[Any]", data: Any, seed: int) -> Recorded:
+def record_running(bayes: MCBN[Any], data: Any, seed: int) -> Recorded:
     """Run one batch of a fitted network's data: running statistics, and how many values of a channel a batch has."""
     with torch.inference_mode(False), isolated_random(seed):
         one = draw_batches(data, n_samples=1, batch_size=bayes.posterior.batch_size, seed=seed)

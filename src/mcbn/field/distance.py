@@ -66,8 +66,7 @@ def fit_metric(z: Tensor, *, directions: int, ridge: float = 0.0) -> Metric:
     F, P = z.shape
     location = z.mean(0)
     scale = z.std(0).maximum(1e-6 * (1 + location.abs()))  # a constant number has no scale but its rounding
-    u = (z - location) / scale
-    variances, basis = principal(u / math.sqrt(F - 1))
+    variances, basis = principal((z - location) / scale / math.sqrt(F - 1))
     K = min(directions, max(1, F // 4), P)
     ridge = ridge * float(variances[:K].mean())
     rest = variances[K:].sum() / (P - K) + ridge if P > K else torch.tensor(math.inf, dtype=z.dtype)
@@ -76,8 +75,7 @@ def fit_metric(z: Tensor, *, directions: int, ridge: float = 0.0) -> Metric:
 
 def rank_p_values(distances: Tensor, held_out: Tensor) -> Tensor:
     """p = (1 + #{D_r >= D}) / (1 + R) of distances (n,) among held-out ones (R,)."""
-    ascending = held_out.sort().values
-    larger = len(held_out) - torch.searchsorted(ascending, distances.contiguous(), side="left")
+    larger = len(held_out) - torch.searchsorted(held_out.sort().values, distances.contiguous(), side="left")
     return (1 + larger).double() / (1 + len(held_out))
 
 
@@ -123,7 +121,6 @@ def pooled_p_value(distances: Tensor, held_out: Tensor, *, seed: int = 0, rounds
     k, everything = len(distances), torch.cat([distances, held_out])
     ranks = len(everything) - torch.searchsorted(everything.sort().values, everything, side="left")  # 1: the largest
     scores = -(ranks.double() / len(everything)).log()
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.rand(rounds, len(everything), generator=generator).argsort(1)[:, :k]
+    order = torch.rand(rounds, len(everything), generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :k]
     larger = int((scores[order].sum(1) >= scores[:k].sum() - 1e-9).sum())
     return (1 + larger) / (1 + rounds)

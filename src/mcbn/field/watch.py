@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,10 +37,8 @@ from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of
+from mcbn.model import MCBN
 from mcbn.network import is_stream
-
-if TYPE_CHECKING:
-    from mcbn.model import MCBN
 
 FORMAT = "mcbn watch"
 FITTING = 400  # batches a distance is fitted on
@@ -160,7 +158,7 @@ class Watch:
     """
 
     def __init__(
-        self, bayes: "MCBN[Any]", *, reference: Reference | None, batch_size: int, false_alarms: float, seed: int
+        self, bayes: MCBN[Any], *, reference: Reference | None, batch_size: int, false_alarms: float, seed: int
     ) -> None:
         drawn = bayes.posterior
         self.network, self.task = bayes.engine.network, bayes.task
@@ -185,9 +183,7 @@ class Watch:
             far = tuple(LayerReading(name, math.inf, p_value, math.nan, math.nan) for name in self.channels)
             return Reading(p_value, distance, "not finite", far, self.false_alarms)
         class_p = self._class_p_value(x, distance, null) if p_value <= self.false_alarms else None
-        kind = "none" if p_value > self.false_alarms else "inputs"
-        if class_p is not None and class_p > self.false_alarms:
-            kind = "classes"
+        kind = "none" if p_value > self.false_alarms else "classes" if (class_p or 0) > self.false_alarms else "inputs"
         return Reading(p_value, distance, kind, self._layers(z, null), self.false_alarms, class_p)
 
     def update(self, x: Any) -> Evidence:
@@ -290,11 +286,10 @@ class Watch:
         reference, needed = self.require_reference(f"batches of {size}"), needed_batches(self.false_alarms)
         count = reference.count(size, max(MOST_HELD_OUT, needed))
         if count < needed:
-            raise MCBNError(
-                f"false_alarms={self.false_alarms} takes {needed} held-out batches, which for batches of {size} is a "
-                f"reference of {reference.needed(size, needed)} inputs; it has {reference.n_inputs}, enough for "
-                f"batches of {reference.largest(needed)}: give more, smaller batches, or a larger false_alarms"
-            )
+            there = f"which for batches of {size} is a reference of {reference.needed(size, needed)} inputs"
+            here = f"it has {reference.n_inputs}, enough for batches of {reference.largest(needed)}"
+            fault = f"false_alarms={self.false_alarms} takes {needed} held-out batches, {there}; {here}"
+            raise MCBNError(f"{fault}: give more, smaller batches, or a larger false_alarms")
         return count
 
     @cached_property
@@ -337,7 +332,7 @@ class Watch:
         watch_to_onnx(self, path, example_x, each=each)
 
     @classmethod
-    def load(cls, path: str | Path, bayes: "MCBN[Any]", *, reference: Any = None) -> "Watch":
+    def load(cls, path: str | Path, bayes: MCBN[Any], *, reference: Any = None) -> "Watch":
         """Read a saved watch of this fitted network; with its reference it reads batches of any size again."""
         tensors, metadata = saving.read_tensors(path)
         with saving.damage_told(path):
@@ -371,7 +366,7 @@ class Watch:
             self.network.run_copy(inputs)
         return batches.require_int("the number of inputs", batches.size_of(x), 1)
 
-    def require_network_of(self, bayes: "MCBN[Any]") -> None:
+    def require_network_of(self, bayes: MCBN[Any]) -> None:
         """Refuse an MCBN of another network, or of other layers."""
         if bayes.posterior.channels != self.channels:
             fault = f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}"
@@ -432,7 +427,7 @@ def needed_batches(false_alarms: float) -> int:
 
 
 def make_watch(
-    bayes: "MCBN[Any]", data: Any, *, batch_size: int | None, false_alarms: float, run: int, seed: int
+    bayes: MCBN[Any], data: Any, *, batch_size: int | None, false_alarms: float, run: int, seed: int
 ) -> Watch:
     """Make a watch of a fitted network and reference inputs: `MCBN.watch` says how."""
     if not 0 < false_alarms < 1:

@@ -1,6 +1,6 @@
 """One HTML file that shows whether a prediction's uncertainty can be trusted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.page import evidence, examples, scores
-from mcbn.page.evidence import Spread, Votes
+from mcbn.page.evidence import Names, Spread, Votes
 from mcbn.page.templates import render, save
 
 __all__ = ["write_page", "write_prediction_page"]
@@ -28,9 +28,9 @@ def write_page(
     ignore_index: int | None = None,
     title: str = "How far can this network be trusted?",
     units: str = "target units",
-    names: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    groups: Sequence[str] | None = None,
+    names: Names = None,
+    classes: Names = None,
+    groups: Names = None,
     seed: int = 0,
 ) -> Path:
     """Predict held-out data and write one self-contained, interactive HTML file about it.
@@ -85,8 +85,8 @@ def write_prediction_page(
     constant_std: float | None = None,
     title: str = "How far can these predictions be trusted?",
     units: str = "target units",
-    names: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
+    names: Names = None,
+    classes: Names = None,
 ) -> Path:
     """Write the page about predictions that were made before, such as those of `mcbn predict`, without their network.
 
@@ -116,7 +116,7 @@ def write_prediction_page(
     return save(Path(path), render(scores=scores, **content))
 
 
-def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None) -> dict[str, Any]:
+def _regression(spread: Spread, x: Any, units: str, names: Names) -> dict[str, Any]:
     columns = {"mean": spread.mean, "std": spread.std, "target": spread.y, "|error|": spread.error}
     return {
         "template": "regression.html.j2",
@@ -127,9 +127,7 @@ def _regression(spread: Spread, x: Any, units: str, names: Sequence[str] | None)
     }
 
 
-def _classification(
-    ours: Votes, plain: Votes | None, x: Any, names: Sequence[str] | None, classes: Sequence[str] | None
-) -> dict[str, Any]:
+def _classification(ours: Votes, plain: Votes | None, x: Any, names: Names, classes: Names) -> dict[str, Any]:
     n_classes = 1 + int(max(labels.max() for labels in (ours.label, ours.truth, (plain or ours).label)))
     if classes is not None and len(classes) < n_classes:
         raise MCBNError(f"classes holds {len(classes)} names, but there are {n_classes} classes or more")

@@ -3,7 +3,6 @@
 A point is one output of one input: a row of a table, an image with its class, a pixel of a segmentation.
 """
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from mcbn.prediction import central_interval, entropy, smallest_set
 from mcbn.progress import bar, counting
 
 Vector: TypeAlias = NDArray[np.float64]
+Names: TypeAlias = Sequence[str] | None  # of columns, classes or groups, where they are given
 Block: TypeAlias = dict[str, Tensor | None]  # some points by the names of `Spread` or `Votes`
 LEVEL, LEAST = 0.95, 19  # of the intervals and sets on the page, and the held-out examples a calibration needs for it
 ROWS = 512  # inputs predicted at a time, at most
@@ -86,10 +86,8 @@ def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, constant_std: float | None = 
     for rows, block in _blocks(x, len(y)):
         pred = bayes.predict(block)
         if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
-            n = pred.mean.shape[1]
-            raise MCBNError(
-                f"the network has {n} outputs; write a page for each, with an output= of MCBN that returns it"
-            )
+            cure = "write a page for each, with an output= of MCBN that returns it"
+            raise MCBNError(f"the network has {pred.mean.shape[1]} outputs; {cure}")
         target, std = match_shape(y[rows], pred.mean), pred.variance.sqrt()
         low, high = pred.interval(LEVEL) if _promises(pred) else central_interval(pred.mean, std, LEVEL)
         moments = {"mean": pred.mean, "std": pred.variance.double().sqrt(), "epistemic": pred.epistemic}
@@ -111,7 +109,7 @@ def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None =
     mean, std, y = (values.double() for values in (mean, std, y))
     low, high = central_interval(mean, std, LEVEL)
     block: Block = {"mean": mean, "std": std, "y": y, "inside": ((low <= y) & (y <= high)).double()}
-    block["log_prob"] = -0.5 * ((y - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
+    block["log_prob"] = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)  # type: ignore[no-untyped-call]
     return _with_twin([block], len(y), constant_std)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.page.evidence import Spread, Vector, Votes
+from mcbn.page.evidence import Names, Spread, Vector, Votes
 
 COUNT = 6  # of each kind
 MOST_PIXELS = 192  # a side; larger pictures are thinned
@@ -22,7 +22,7 @@ Group: TypeAlias = dict[str, Any]  # inputs under one heading, or one of them: w
 
 
 def show_ends(
-    shown: Spread | Votes, order: Vector, columns: Mapping[str, NDArray[Any]], x: Any, names: Sequence[str] | None
+    shown: Spread | Votes, order: Vector, columns: Mapping[str, NDArray[Any]], x: Any, names: Names
 ) -> list[Group]:
     """Show the inputs highest and lowest in `order` (N,), with the mean of each column over their points, or its text.
 
@@ -41,9 +41,7 @@ def show_ends(
     return groups
 
 
-def show_inputs(
-    x: Any, chosen: NDArray[np.int64], header: list[str], rows: list[list[Any]], names: Sequence[str] | None
-) -> Group:
+def show_inputs(x: Any, chosen: NDArray[np.int64], header: list[str], rows: list[list[Any]], names: Names) -> Group:
     """Show inputs of x, each with its row."""
     if is_image(x):
         pairs = zip(chosen, rows, strict=True)
@@ -69,7 +67,7 @@ def is_image(x: Any) -> bool:
     return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) >= 4
 
 
-def feature_names(x: Tensor, names: Sequence[str] | None) -> list[str]:
+def feature_names(x: Tensor, names: Names) -> list[str]:
     """Return one name a column of x (N, Q)."""
     if names is None:
         return [f"x{j + 1}" for j in range(x.shape[1])]

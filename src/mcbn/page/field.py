@@ -10,6 +10,7 @@ from mcbn import metrics
 from mcbn.errors import MCBNError
 from mcbn.field.watch import Watch
 from mcbn.model import MCBN
+from mcbn.page.evidence import Names
 from mcbn.page.examples import COUNT, Group, heat, show_inputs, tile
 from mcbn.page.templates import render, save
 from mcbn.prediction import RegressionPrediction
@@ -27,7 +28,7 @@ def write_watch_page(
     rows: Rows | None = None,
     bayes: MCBN[Any] | None = None,
     adapted: MCBN[Any] | None = None,
-    names: Sequence[str] | None = None,
+    names: Names = None,
     title: str = "Are these inputs like home?",
 ) -> Path:
     """Write one self-contained, interactive HTML file about a stream of inputs.
@@ -79,7 +80,7 @@ def _layers(rows: Rows) -> dict[str, Any]:
     return {"rows": tiles, "scale": tile(heat(np.linspace(0, 1, 64)[None], 1)), "top": float(finite)}
 
 
-def _strangest(watch: Watch, x: Any, names: Sequence[str] | None) -> Group:
+def _strangest(watch: Watch, x: Any, names: Names) -> Group:
     """Show the inputs that are farthest from the reference, each by itself."""
     novelty = watch.novelty(x)
     chosen = novelty.distance.argsort(descending=True)[:COUNT].cpu().numpy()

@@ -4,7 +4,7 @@ Symbols: N points; `uncertainty` ranks them (std or entropy), `loss` is what wen
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mcbn import metrics
 from mcbn.errors import MCBNError
-from mcbn.page.evidence import Spread, Vector, Votes
+from mcbn.page.evidence import Names, Spread, Vector, Votes
 from mcbn.page.templates import number
 
 LEVELS = np.linspace(0, 1, 101)
@@ -95,9 +95,7 @@ def nodes(length: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, length - 1, MOST_NODES).astype(int))
 
 
-def coverage_by_group(
-    evidence: Spread | Votes, uncertainty: Vector, groups: Sequence[str] | None
-) -> list[tuple[str, int, float]]:
+def coverage_by_group(evidence: Spread | Votes, uncertainty: Vector, groups: Names) -> list[tuple[str, int, float]]:
     """Name, points and their share inside the 95 % interval or set, by fifths of uncertainty and groups of inputs."""
     fifth = _equal_groups(uncertainty, 5)
     masks = {f"{name} fifth by uncertainty": fifth == k for k, name in enumerate(FIFTHS)}
@@ -109,8 +107,7 @@ def coverage_by_group(
 
 def _equal_groups(values: Vector, count: int) -> NDArray[np.int64]:
     """Number the points (N,) by groups of equal size, from low values to high."""
-    rank = np.argsort(np.argsort(values, kind="stable"))
-    return rank * count // len(values)
+    return np.argsort(np.argsort(values, kind="stable")) * count // len(values)
 
 
 def interval_coverage(error: Vector, std: Vector | float) -> Curve:

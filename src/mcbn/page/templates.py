@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -15,7 +15,6 @@ from mcbn.errors import MCBNError
 from mcbn.files import to_json, write_text
 
 MISSING = "\N{EN DASH}"
-Spec: TypeAlias = dict[str, Any]  # of a chart, as chart.js takes it
 
 
 def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] = (), **content: Any) -> str:
@@ -34,19 +33,16 @@ def environment(package: str = "mcbn.page") -> Environment:
     templates.filters["each"] = lambda words, *columns: [words.format(*each) for each in zip(*columns, strict=True)]
     templates.filters["asset"] = lambda name: loader.get_source(templates, name)[0]
     templates.filters["sha256"] = lambda source: base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    templates.globals |= {"axis": axis, "series": series, "plots": plots}
+    templates.globals |= {"series": series, "plots": plots}
+    # flags of an axis are `percent` and `flag`, which marks what lies above it
+    templates.globals["axis"] = lambda label, top, low=0, **flags: {"label": label, "min": low, "max": top, **flags}
     templates.tests["finite"] = math.isfinite
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     return templates
 
 
-def axis(label: str, top: float, low: float = 0, **flags: bool) -> Spec:
-    """Describe an axis; flags are `percent` and `flag`, which marks what lies above it."""
-    return {"label": label, "min": low, "max": top, **flags}
-
-
-def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> Spec:
-    """Describe one series: a band, a line, dots or bars."""
+def series(kind: str, name: str, color: str, x: Any, y: Any, *, dash: bool = False) -> dict[str, Any]:
+    """Describe one series, a band, a line, dots or bars, as chart.js takes it."""
     return {"name": name, "kind": kind, "color": color, "dash": dash, "x": rounded(x, 6), "y": rounded(y)}
 
 

@@ -1,21 +1,17 @@
 """The two estimators: parameters, validation of input and prediction behind scikit-learn's interface."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
-from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+from sklearn.utils import check_random_state, validation  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
-from sklearn.utils.validation import (  # type: ignore[import-untyped]
-    _check_sample_weight,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mcbn.batches import require_int
@@ -60,37 +56,23 @@ PARAMETERS = """
 """
 
 
+@dataclass(repr=False, eq=False)
 class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
     """Train a batch-normalised network, then draw its batch statistics (Teye et al. 2018, Algorithm 1)."""
 
-    task: str
-
-    def __init__(
-        self,
-        hidden: int | Sequence[int] = (50, 50),
-        *,
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        weight_decay: float = 3e-4,
-        learning_rate: float = 3e-3,
-        early_stopping: bool = True,
-        patience: int = 250,
-        n_folds: int = 5,
-        random_state: Any = None,
-        device: Any = None,
-    ) -> None:
-        self.hidden = hidden
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.weight_decay = weight_decay
-        self.learning_rate = learning_rate
-        self.early_stopping = early_stopping
-        self.patience = patience
-        self.n_folds = n_folds
-        self.random_state = random_state
-        self.device = device
+    task: ClassVar[str]
+    hidden: int | Sequence[int] = (50, 50)
+    _: KW_ONLY
+    n_samples: int = 100
+    batch_size: int | None = None
+    epochs: int | None = None
+    weight_decay: float = 3e-4
+    learning_rate: float = 3e-3
+    early_stopping: bool = True
+    patience: int = 250
+    n_folds: int = 5
+    random_state: Any = None
+    device: Any = None
 
     def _train(self, rows: Rows, n_outputs: int) -> Self:
         """Check the parameters, train, tune and keep the result."""
@@ -129,7 +111,7 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _weights(sample_weight: ArrayLike | None, x: Array) -> Array:
     """Check the weight of each row, 1 where none are given."""
-    return np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True))
+    return np.asarray(validation._check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True))
 
 
 class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
@@ -215,7 +197,7 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         """Train on X (N, Q) and labels y (N,); fit and tune MCBN."""
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
-        labels = column_or_1d(labels, warn=True)
+        labels = validation.column_or_1d(labels, warn=True)
         weights = _weights(sample_weight, x)
         self.classes_ = np.unique(labels[weights > 0])
         if len(self.classes_) < 2:
