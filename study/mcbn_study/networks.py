@@ -21,6 +21,8 @@ SEGNET_WIDTHS = (64, 96, 128, 128, 128)  # VGG-16 has 64, 128, 256, 512, 512
 SEGNET_DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each stage, as in VGG-16
 # Sandler et al. 2018, Table 2: expansion, channels, blocks, stride of the first; then blocks the decoder sees
 MOBILENET = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
+IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the trainer of foreign ResNets too
 LEVELS = {3: 24, 6: 32, 13: 96, 18: 1280}  # block: channels
 
 
@@ -91,6 +93,12 @@ def standardize(images: Tensor) -> Tensor:
     x = images.float()
     std, mean = torch.std_mean(x, (1, 2, 3), correction=0, keepdim=True)  # (N, 1, 1, 1)
     return (x - mean) / std.clamp(min=1 / math.sqrt(x[0].numel() if len(x) else 1))
+
+
+def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
+    """Bring bytes (..., 3, H, W) to what networks of photographs take: (x / 255 - mean) / std of each channel."""
+    mean, std = (torch.tensor(values, device=images.device).reshape(3, 1, 1) for values in scale)
+    return (images.float() / 255 - mean) / std
 
 
 def _three_by_three(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

@@ -83,18 +83,11 @@ EFFICIENT = Case(
     "efficientnet", lambda: importlib.import_module("torchvision.models").efficientnet_b0(), (3, 224, 224), 64, 1, 32
 )
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
-MEMORY = (
-    replace(MLP, name="memory mlp", n=2000),
-    replace(MLP, name="memory mlp", n=100_000),  # where a few draws fill a chunk on a GPU too
-    replace(UNET, name="memory unet"),
-)
-FIT = (
-    replace(MLP, name="fit mlp 1,000 rows", n_samples=100),
-    replace(MLP, name="fit mlp 100,000 rows", rows=100_000, n_samples=100),
-    replace(MLP, name="fit mlp T=500", n_samples=500),
-    replace(RESNET32, name="fit resnet32", n_samples=16),
-    replace(RESNET32, name="fit resnet32 T=128"),
-)
+FITTED = (("1,000 rows", 1000, 100), ("100,000 rows", 100_000, 100), ("T=500", 1000, 500))  # title, rows, T
+MEMORY = [replace(MLP, name="memory mlp", n=n) for n in (2000, 100_000)]  # the second fills a chunk on a GPU too
+MEMORY += [replace(UNET, name="memory unet")]
+FIT = [replace(MLP, name=f"fit mlp {title}", rows=rows, n_samples=T) for title, rows, T in FITTED]
+FIT += [replace(RESNET32, name=f"fit resnet32{end}", n_samples=T) for end, T in (("", 16), (" T=128", 128))]
 PRECISION = [  # on a GPU alone
     replace(case, name=f"{case.name} {name}", dtype=dtype, n=n, n_samples=32, recorded=4)
     for case, sizes in ((RESNET50, (1, 32, 256)), (RESNET32, (1, 32, 256)), (UNET, (1, 32)), (EFFICIENT, (1, 32, 256)))

@@ -8,7 +8,7 @@ from statistics import fmean, mean, stdev
 from typing import Any, NamedTuple, TypeAlias
 
 from mcbn.data import NAMES, describe
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.files import write_text
 from mcbn_study import journal, paper
 from mcbn_study.estimates import Estimate, cell, difference, estimate, p_value
@@ -323,10 +323,8 @@ def summary_csv(summary: Summary) -> str:
 
 def check_names(record: Record) -> None:
     """Refuse a record whose data set or method no table would show."""
-    if record["dataset"] not in NAMES or record["method"] not in METHODS:
-        names = f"data set {record['dataset']!r} and method {record['method']!r}"
-        known = f"{', '.join(NAMES)} and {', '.join(METHODS)}"
-        raise MCBNError(f"a record has {names}; known are {known}; remove it or run it under a known name")
+    for name, known in (("dataset", NAMES), ("method", [*METHODS])):
+        require_choice(f"{name} of a record", record[name], known, " (remove it or run it under a known name)")
 
 
 def score(record: Record, name: str) -> float | None:
