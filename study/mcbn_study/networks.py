@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Self, cast
 
@@ -17,6 +18,7 @@ SLOPE = 0.1  # of leaky ReLU; section 4.3
 EPSILON = 1e-3  # of batch norm; code
 IMAGE = (3, 32, 32)
 CLASSES = 10
+_three_by_three = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 SEGNET_WIDTHS = (64, 96, 128, 128, 128)  # VGG-16 has 64, 128, 256, 512, 512
 SEGNET_DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each stage, as in VGG-16
 # Sandler et al. 2018, Table 2: expansion, channels, blocks, stride of the first; then blocks the decoder sees
@@ -68,7 +70,10 @@ class Unit(nn.Module):
     def __init__(self, inputs: int, outputs: int, dropout: float, *, activate_shortcut: bool) -> None:
         super().__init__()
         self.stride, self.extra, self.activate_shortcut = 1 + (outputs > inputs), outputs - inputs, activate_shortcut
-        self.norm1, self.conv1 = nn.BatchNorm2d(inputs, eps=EPSILON), _three_by_three(inputs, outputs, self.stride)
+        self.norm1, self.conv1 = (
+            nn.BatchNorm2d(inputs, eps=EPSILON),
+            _three_by_three(inputs, outputs, stride=self.stride),
+        )
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs, eps=EPSILON), _three_by_three(outputs, outputs)
         self.drop = nn.Dropout(dropout)
 
@@ -99,10 +104,6 @@ def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
     """Bring bytes (..., 3, H, W) to what networks of photographs take: (x / 255 - mean) / std of each channel."""
     mean, std = (torch.tensor(values, device=images.device).reshape(3, 1, 1) for values in scale)
     return (images.float() / 255 - mean) / std
-
-
-def _three_by_three(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
 
 
 @torch.no_grad()

@@ -49,10 +49,8 @@ def batch_sizes(profile: Profile, dataset: str) -> list[int]:
 
 def pass_counts(profile: Profile, batch_size: int) -> list[int]:
     """Return the T evaluated at a batch size: that of the first tables, and at M = 128 those of the others."""
-    counts = {profile.sensitivity_samples}
-    if batch_size == profile.sensitivity_pass_batch_size:
-        counts |= set(profile.sensitivity_pass_counts)
-    return sorted(counts)
+    more = profile.sensitivity_pass_counts if batch_size == profile.sensitivity_pass_batch_size else ()
+    return sorted({profile.sensitivity_samples, *more})
 
 
 def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:

@@ -31,8 +31,8 @@ def _profile(experiment: str, title: str) -> Any:
     return profiles[require_choice("profile", title, list(profiles))]
 
 
-def _report(experiment: str, *places: Path) -> Lines:
-    written: Lines = _load(f"{experiment}.report").write(*places)
+def _report(experiment: str, out: Path) -> Lines:
+    written: Lines = _load(f"{experiment}.report").write(out)
     return written
 
 
@@ -105,7 +105,7 @@ def shift(out: Path, foreign: Path, frost: Path, profile: str, measure: bool, **
         chosen = _profile("shift", profile)
         inputs = _load("shift.profile").load_inputs(chosen, foreign, frost, options["device"])
         _load("shift.run").run(chosen, inputs, out, **options)
-    return _report("shift", out, Path("docs/field.md"))
+    return _report("shift", out)
 
 
 def _split(names: list[str] | None) -> list[str]:

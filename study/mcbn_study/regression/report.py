@@ -86,14 +86,12 @@ def read(results: str | Path) -> RegressionReport:
 
 def paper_tables(summary: Summary) -> list[Table]:
     """Lay out the text's Table 1 and the appendix tables of scores; what was not run is a dash."""
-    tables = []
-    for words in (_WORDS[name] for name in ("main", "crps", "pll", "raw", "rmse")):
-        columns = [
-            (head, show, {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES})
-            for head, method, metric, show in words["columns"]
-        ]
-        tables.append(_comparison(words, columns, **_WORDS["notes"]))
-    return tables
+
+    def column(head: str, method: str, metric: str, show: str) -> tuple[str, str, Pairs]:
+        return head, show, {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES}
+
+    shown = [_WORDS[name] for name in ("main", "crps", "pll", "raw", "rmse")]
+    return [_comparison(words, [column(*c) for c in words["columns"]], **_WORDS["notes"]) for words in shown]
 
 
 def _comparison(words: Words, columns: Sequence[tuple[str, str, Pairs]], heading: str = "", **fields: str) -> Table:
