@@ -1,9 +1,9 @@
 """`python -m mcbn_benchmarks COMMAND`."""
 
-from mcbn_benchmarks import costs, fresh, gpu, pages, ray
+from mcbn_benchmarks import fresh, gpu, pages, ray
 from mcbn_benchmarks.commands import app, command
 
-for lines in (pages.pages, gpu.chunks, gpu.narrow, costs.costs):
+for lines in (pages.pages, gpu.chunks, gpu.narrow, pages.costs):
     command(lines)
 for records in (fresh.first, fresh.memory, ray.ray):
     command(records, kept=True)

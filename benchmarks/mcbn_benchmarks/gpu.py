@@ -14,12 +14,8 @@ from mcbn_benchmarks.commands import Device, Only
 from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, fitted, peak_bytes, prepare, time_interleaved
 
 EXPONENTS = (20, 22, 23, 24, 25, 27)  # of bounds to try; the engine's should be the least that costs no time
-CASES = (
-    *(replace(MLP, n=n) for n in (100, 2000, 20_000)),
-    *(replace(RESNET32, n=n, recorded=4) for n in (1, 32, 256)),
-    *(replace(UNET, n=n) for n in (1, 8)),
-    *(replace(RESNET50, n=n, recorded=4) for n in (1, 32)),
-)
+TRIED = {MLP: (100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32)}  # N of each
+CASES = [replace(case, n=n, recorded=4) for case, sizes in TRIED.items() for n in sizes]
 SIZES = (  # C, D, height, stride, images of each draw: of ResNet-32, and of a UNet
     *((16, 16, 32, 1, 128), (32, 32, 16, 1, 128), (64, 64, 8, 1, 128), (16, 32, 32, 2, 128), (32, 64, 16, 2, 128)),
     *((16, 16, 256, 1, 1), (48, 16, 256, 1, 1), (96, 32, 128, 1, 1), (192, 64, 64, 1, 1)),

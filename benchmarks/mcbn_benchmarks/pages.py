@@ -18,22 +18,19 @@ import typer
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_benchmarks.costs import costs
 from mcbn_benchmarks.zoo.table import latest, readme_matrix
-from mcbn_study.journal import Journal
+from mcbn_study.journal import Journal, Record, read
 from mcbn_study.tables import markdown
 
 PAGES = ("README.md", "docs/**/*.md", "benchmarks/*.md")
 MARKED = re.compile(r"<!-- (\w+)((?: \S+)*) -->\n.*?<!-- /\1 -->", re.DOTALL)
+Measured = Annotated[Path, typer.Option(help="folder of measured times")]
 SHOWN = ("rmse", "crps", "crps_normalized")
-TIMED = {  # networks of the table of speed, with their N
-    ("mlp", "1"): "MLP, T = 500",
-    ("mlp", "100"): "MLP, T = 500",
-    ("resnet32", "1"): "ResNet-32, T = 128",
-    ("resnet32", "32"): "ResNet-32, T = 128",
-    ("unet", "1"): "UNet, 256 px, T = 20",
-    ("resnet50", "32"): "ResNet-50, T = 32",
-}
+TITLES = {"mlp": "MLP, T = 500", "resnet32": "ResNet-32, T = 128", "unet": "UNet, 256 px, T = 20"}
+TITLES |= {"resnet50": "ResNet-50, T = 32"}
+TIMED = ("mlp 1", "mlp 100", "resnet32 1", "resnet32 32", "unet 1", "resnet50 32")  # in the table of speed: with N
+PRICES = {"cuda": 3.50, "cpu": 0.09}  # assumptions: US dollars an hour, of one H200, of two cores of a server
+DRAWS = (32, 100, 500)
 
 
 def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> list[object]:
@@ -96,8 +93,8 @@ def speed(root: Path) -> str:
         for case, n, _, ours, against, _, ratio, *_ in _cells(root / "benchmarks" / "results" / f"{device}.md"):
             found[device, case, n, against] = ours, ratio
     rows = []
-    for (case, n), title in TIMED.items():
-        row = [title, n]
+    for case, n in map(str.split, TIMED):
+        row = [TITLES[case], n]
         for device in ("cpu", "cuda"):
             ours, loop = found.get((device, case, n, "algorithm 1"), ("", ""))
             row += [ours, loop, found.get((device, case, n, "plain x T"), ("", ""))[1]]
@@ -121,6 +118,36 @@ def statistics(root: Path) -> str:
 def zoo(root: Path) -> str:
     """Lay out the networks of others that run exactly."""
     return readme_matrix(latest(Journal(root / "results" / "zoo").records))
+
+
+def read_costs(folder: Path) -> list[Record]:
+    """Read the latest record of every network at the largest N measured, with microseconds of an input and draw."""
+    latest: dict[tuple[str, str], Record] = {}
+    for device in PRICES:
+        for record in read(folder / f"{device}.jsonl"):
+            timed = record["method"] == "mcbn" and record["milliseconds"] and record["n_samples"] > 1
+            place = record["case"], device
+            if timed and " " not in record["case"] and record["n"] >= latest.get(place, {"n": 0})["n"]:
+                each = 1000 * record["milliseconds"] / (record["n"] * record["n_samples"])
+                latest[place] = record | {"device": device, "microseconds": each}
+    if not latest:
+        raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")
+    return list(latest.values())
+
+
+def costs(records: Measured = Path("benchmarks/results")) -> list[str]:
+    """Work out what a million predictions cost, from measured times.
+
+    N inputs with T draws take a * N * T, a from the largest N that was measured; money is time at an assumed price.
+    """
+    head = ["network", "hardware", "measured", "us an input and draw", *(f"T = {T}: hours, dollars" for T in DRAWS)]
+    rows = []
+    for r in read_costs(records):
+        hours = [1_000_000 * T * r["microseconds"] / 3.6e9 for T in DRAWS]
+        spent = [f"{each:.3g} h, ${each * PRICES[r['device']]:.3g}" for each in hours]
+        measured = f"N = {r['n']:,}, T = {r['n_samples']}"
+        rows.append([r["case"], r["hardware"], measured, f"{r['microseconds']:.3g}", *spent])
+    return [markdown(head, rows).rstrip()]
 
 
 def file(root: Path, place: str) -> str:

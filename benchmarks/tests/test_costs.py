@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mcbn import MCBNError
-from mcbn_benchmarks import costs
+from mcbn_benchmarks import pages as costs
 from mcbn_benchmarks.__main__ import app
 from mcbn_study.journal import extend
 

@@ -26,28 +26,18 @@ from mcbn_study.tables import render
 
 DATASETS = ("yacht", "boston", "concrete", "energy")
 SAMPLED, CONSTANT = "MCBN, sampled", "MCBN mean, constant variance"
-STUDIED = {  # methods of `compare`: what results/alternatives calls each, and whether it is tempered
-    "temperature": ("plain", True),
-    "MCBN, linear": ("mcbn_linear", True),
-    SAMPLED: ("mcbn", True),
-    "MCBN, tuned M": ("mcbn_joint", True),
-}
+# Methods of `compare`: what results/alternatives calls each, tempered
+STUDIED = {"temperature": "plain", "MCBN, linear": "mcbn_linear", SAMPLED: "mcbn", "MCBN, tuned M": "mcbn_joint"}
 CLASSES = {"n_samples": 16, "batch_size": 32, "n_validation": 500, "n_test": 2_000}
 AT_ONCE = 250  # images
 
 
-def run(
-    out: str | Path = "results/comparison",
-    *,
-    networks: str | Path = "results/cifar10/networks",
-    regression: str | Path = "results/regression",
-    images: Any = None,
-) -> None:
+def run(out: Path, *, networks: Path, regression: Path, images: Any = None) -> None:
     """Compare on every network that is not on record yet; then write the page."""
     journal = Journal(out, {"n_samples": 500})
     for dataset in DATASETS:
         if not journal.has(dataset=dataset):
-            journal.add(compare_values(Path(regression) / "networks" / f"{dataset}_folds.safetensors"))
+            journal.add(compare_values(regression / "networks" / f"{dataset}_folds.safetensors"))
     journal, split = Journal(out, CLASSES), images or PAPER.load()
     counts = (split.validation, CLASSES["n_validation"]), (split.test, CLASSES["n_test"])
     parts = [DataLoader(TensorDataset(standardize(part.x[:n]), part.y[:n]), AT_ONCE) for part, n in counts]
@@ -89,9 +79,9 @@ def _classes(records: list[Record], scores: list[Record]) -> Iterator[list[str]]
     """Lay out NLL less that of the plain network, mean over networks: told by `compare`, on record, the difference."""
     found = {(r["method"], r["tempered"], r["seed"]): r["nll"] for r in scores if r["data"] == "test"}
     ours = [r for r in records if r["kind"] == "classes"]
-    for method, (name, tempered) in STUDIED.items():
+    for method, name in STUDIED.items():
         told = [_loss(r, method) - _loss(r, "plain") for r in ours]
-        there = [found[name, tempered, r["seed"]] - found["plain", False, r["seed"]] for r in ours]
+        there = [found[name, True, r["seed"]] - found["plain", False, r["seed"]] for r in ours]
         gaps = [a - b for a, b in zip(told, there, strict=True)]
         yield [method, *(cell(estimate(values, decimals=4), sign="+") for values in (told, there, gaps))]
 

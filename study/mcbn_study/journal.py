@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,20 +25,8 @@ from mcbn_study.machine import environment
 Record: TypeAlias = dict[str, Any]
 Row = Mapping[str, Any]
 RECORDS = "records.jsonl"
-KEYS = {  # what makes a record of a study in cells the record of one run
-    "test": ("dataset", "method", "split", "seed"),
-    "selection": ("dataset", "family", "batch_size", "dropout", "split"),
-    "sensitivity": ("dataset", "method", "split", "seed", "batch_size", "n_samples"),
-    "posterior": ("dataset", "family", "split", "seed"),
-}
-
-_TIMED = ("regression", "sensitivity", "statistics", "objective", "regularizer", "speed")  # record by record
-_SHARED = {  # kinds of records that carry the seconds of a whole run, which they share: what tells it from others
-    "score": ("method", "seed", "config_hash"),  # seconds since a method began: its last record has them all
-    "selection": ("cell", "seconds"),  # a cell may have been run twice
-    "statistics": ("config_hash", "seconds"),
-    "regularizer": ("dataset", "split", "method", "seconds"),
-}
+_FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+KEYS, _TIMED, _SHARED = (_FACTS[name] for name in ("keys", "timed", "shared"))
 
 
 class Journal:

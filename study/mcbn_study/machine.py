@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -70,9 +71,8 @@ def one_thread(device: str) -> AbstractContextManager[None]:
     return threads(1 if device == "cpu" else torch.get_num_threads())
 
 
-def fastest_convolutions() -> AbstractContextManager[None]:
-    """Let cuDNN time its kernels once for each shape and take the fastest; they run as TF32, torch's default."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True)
+# cuDNN times its kernels once for each shape and takes the fastest; they run as TF32, torch's default
+fastest_convolutions = partial(torch.backends.cudnn.flags, enabled=True, benchmark=True)
 
 
 def _wait() -> None:

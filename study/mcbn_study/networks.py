@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Self, cast
 
@@ -17,10 +18,13 @@ SLOPE = 0.1  # of leaky ReLU; section 4.3
 EPSILON = 1e-3  # of batch norm; code
 IMAGE = (3, 32, 32)
 CLASSES = 10
+_three_by_three = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 SEGNET_WIDTHS = (64, 96, 128, 128, 128)  # VGG-16 has 64, 128, 256, 512, 512
 SEGNET_DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each stage, as in VGG-16
 # Sandler et al. 2018, Table 2: expansion, channels, blocks, stride of the first; then blocks the decoder sees
 MOBILENET = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
+IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the trainer of foreign ResNets too
 LEVELS = {3: 24, 6: 32, 13: 96, 18: 1280}  # block: channels
 
 
@@ -66,7 +70,10 @@ class Unit(nn.Module):
     def __init__(self, inputs: int, outputs: int, dropout: float, *, activate_shortcut: bool) -> None:
         super().__init__()
         self.stride, self.extra, self.activate_shortcut = 1 + (outputs > inputs), outputs - inputs, activate_shortcut
-        self.norm1, self.conv1 = nn.BatchNorm2d(inputs, eps=EPSILON), _three_by_three(inputs, outputs, self.stride)
+        self.norm1, self.conv1 = (
+            nn.BatchNorm2d(inputs, eps=EPSILON),
+            _three_by_three(inputs, outputs, stride=self.stride),
+        )
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs, eps=EPSILON), _three_by_three(outputs, outputs)
         self.drop = nn.Dropout(dropout)
 
@@ -93,8 +100,10 @@ def standardize(images: Tensor) -> Tensor:
     return (x - mean) / std.clamp(min=1 / math.sqrt(x[0].numel() if len(x) else 1))
 
 
-def _three_by_three(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
+    """Bring bytes (..., 3, H, W) to what networks of photographs take: (x / 255 - mean) / std of each channel."""
+    mean, std = (torch.tensor(values, device=images.device).reshape(3, 1, 1) for values in scale)
+    return (images.float() / 255 - mean) / std
 
 
 @torch.no_grad()

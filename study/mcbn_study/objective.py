@@ -17,14 +17,14 @@ from mcbn import data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
+from mcbn_study.regularizer import UNIT_PRIOR
 from mcbn_study.tables import write_tables
-from mcbn_study.theory import Prior, objective_gap
+from mcbn_study.theory import objective_gap
 
 SIZES = (100, 400, 1600, 6400)
 STEPS = 200
 SEEDS = (0, 1, 2)
 M, DECAY, TAU = 32, 1e-2, 10.0
-FIXED = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)
 
 
 def run(out: str | Path, *, dataset: str = "kin8nm", sizes: Sequence[int] = SIZES, steps: int = STEPS) -> None:
@@ -38,7 +38,7 @@ def run(out: str | Path, *, dataset: str = "kin8nm", sizes: Sequence[int] = SIZE
         train_regression(network, *first, batch_size=M, epochs=epochs, weight_decay=DECAY, seed=seed)
         inputs, targets = network.standardize(*first)
         compare = partial(objective_gap, network.network, inputs, targets[:, None], n=n, tau=TAU, batch_size=M)
-        fixed, implied = compare(prior=FIXED)._asdict(), compare(weight_decay=DECAY)._asdict()
+        fixed, implied = compare(prior=UNIT_PRIOR)._asdict(), compare(weight_decay=DECAY)._asdict()
         row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed, "implied": implied}
         rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
     Journal(out, {"steps": steps, "batch_size": M, "weight_decay": DECAY, "tau": TAU, "split": 1}).add(rows)

@@ -1,11 +1,8 @@
 """How large experiments are, by name: `paper`, the whole protocol, and `quick`, minutes on two cores. profiles.toml."""
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-from mcbn.errors import MCBNError
 
 P = TypeVar("P")
 
@@ -25,10 +22,3 @@ def read_profiles(experiment: str, kind: type[P], *words: str) -> dict[str, P]:
         named = dict(zip(words, title.split(), strict=True))
         profiles[title] = kind(**named, **{field: _tuples(value) for field, value in written.items()})
     return profiles
-
-
-def find_profile(profiles: Mapping[str, P], title: str) -> P:
-    """Look a profile up by its title."""
-    if title not in profiles:
-        raise MCBNError(f"there is no profile {title!r}; choose one of {', '.join(profiles)}")
-    return profiles[title]

@@ -20,7 +20,7 @@ from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
 from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks, winners
-from mcbn_study.study import Setup, Study, Task, run_study
+from mcbn_study.study import Study, Task, run_study
 
 STUDY = "sensitivity"
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
@@ -30,16 +30,16 @@ LARGEST_PRINTED = {"boston": 256, "energy": 512, "yacht": 128}
 def run(
     profile: Profile, out: str | Path, *, regression: str | Path, datasets: Sequence[str] = (), **how: Any
 ) -> CellJournal:
-    """Run the study; `regression` is the folder whose choice of lambda is kept; how: fields of `Setup`."""
-    datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
-    check_request(datasets, ("mcbn",), setup)
+    """Run the study; `regression` is the folder whose choice of lambda is kept; how: of `Study`."""
+    datasets = tuple(datasets) or profile.datasets
+    check_request(datasets, ("mcbn",), **how)
     decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
     tasks = [
         Task(f"{name}-sensitivity-{M}", name, measure, {"M": M, "decays": decays[name]})
         for name in datasets
         for M in batch_sizes(profile, name)
     ]
-    return run_study(STUDY, profile, out, lambda _: tasks, datasets, setup)
+    return run_study(STUDY, profile, out, lambda _: tasks, datasets, **how)
 
 
 def batch_sizes(profile: Profile, dataset: str) -> list[int]:
@@ -49,10 +49,8 @@ def batch_sizes(profile: Profile, dataset: str) -> list[int]:
 
 def pass_counts(profile: Profile, batch_size: int) -> list[int]:
     """Return the T evaluated at a batch size: that of the first tables, and at M = 128 those of the others."""
-    counts = {profile.sensitivity_samples}
-    if batch_size == profile.sensitivity_pass_batch_size:
-        counts |= set(profile.sensitivity_pass_counts)
-    return sorted(counts)
+    more = profile.sensitivity_pass_counts if batch_size == profile.sensitivity_pass_batch_size else ()
+    return sorted({profile.sensitivity_samples, *more})
 
 
 def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:

@@ -25,6 +25,7 @@ from mcbn_study.png import save_figure
 from mcbn_study.tables import write_tables
 from mcbn_study.theory import LiveNetwork, StatisticsModel, kolmogorov_smirnov, lilliefors
 
+Sizes = Sequence[int]
 BATCH_SIZES = (8, 32, 64, 128)  # the paper shows 32 and 128
 EPOCHS = (10, 50, 100, 200)  # the paper shows 10 and up
 LAYERS = {"network.1": "layer 1", "network.4": "layer 2"}
@@ -37,15 +38,10 @@ Curves = dict[tuple[str, str, int, int], Curve]  # by layer, statistic, M, epoch
 
 
 def run(
-    out: str | Path,
-    *,
-    dataset: str = "yacht",
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    epochs: Sequence[int] = EPOCHS,
-    n_samples: int = 500,
+    out: Path, *, dataset: str = "yacht", batch_sizes: Sizes = BATCH_SIZES, epochs: Sizes = EPOCHS, n_samples: int = 500
 ) -> None:
     """Train, draw, test; append records and write tables and figures into the folder `out`."""
-    out, start = Path(out), time.perf_counter()
+    start = time.perf_counter()
     config = {"n_samples": n_samples, "split": SPLIT, "weight_decay": DECAY, "seed": SEED, "hidden": [50, 50]}
     rows: list[dict[str, Any]] = []
     curves: Curves = {}
@@ -80,8 +76,7 @@ def _trained(dataset: str, M: int, epochs: Sequence[int]) -> list[tuple[int, Sta
 def _test(network: Standardized, x: Tensor, M: int, n_samples: int) -> Iterator[tuple[dict[str, Any], Curve]]:
     """Draw batches of M and compare their statistics, unit by unit, with the law of Eq. (6)."""
     N = len(x)
-    with warnings.catch_warnings():  # early in training the running statistics lag behind; they are not used here
-        warnings.filterwarnings("ignore", message="mcbn: drawn batch statistics disagree")
+    with warnings.catch_warnings(action="ignore"):  # early in training running statistics lag; they are not used here
         posterior = MCBN(network, "regression").fit(x, n_samples=n_samples, batch_size=M, seed=SEED).posterior
     with torch.no_grad(), StatisticsModel(M, N) as mode:  # the whole training set as the population
         LiveNetwork(network)(x)

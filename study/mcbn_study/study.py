@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,24 +22,21 @@ class Task(NamedTuple):
     options: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Where a study runs and how it computes."""
-
-    device: str = "cpu"
-    fused: bool = False  # on a GPU: many training steps in one CUDA kernel
-
-
 class Study:
-    """One study in one folder on one device; at work on a cell it has `dataset` and `data`."""
+    """One study in one folder on one device; at work on a cell it has `dataset` and `data`.
+
+    fused: on a GPU, many training steps in one CUDA kernel.
+    """
 
     dataset: str
     data: Regression
 
-    def __init__(self, name: str, profile: Profile, out: str | Path, setup: Setup = Setup()) -> None:  # noqa: B008
-        self.name, self.profile, self.device, self.fused = name, profile, setup.device, setup.fused
+    def __init__(
+        self, name: str, profile: Profile, out: str | Path, *, device: str = "cpu", fused: bool = False
+    ) -> None:
+        self.name, self.profile, self.device, self.fused = name, profile, device, fused
         self.journal = CellJournal(out, profile.settings())
-        self._where = environment(setup.device)
+        self._where = environment(device)
 
     def do(self, task: Task, data: Regression) -> None:
         """Take the step of a cell on its data set."""
@@ -64,11 +60,11 @@ TaskList = Callable[[Study], Sequence[Task]]  # the cells of a study that are st
 
 
 def run_study(
-    name: str, profile: Profile, out: str | Path, list_tasks: TaskList, datasets: Sequence[str], setup: Setup
+    name: str, profile: Profile, out: str | Path, list_tasks: TaskList, datasets: Sequence[str], **how: Any
 ) -> CellJournal:
-    """Do the cells of a study that have no file yet, one after the other."""
+    """Do the cells of a study that have no file yet, one after the other; how: device and fused, of `Study`."""
     sets = {dataset: load(dataset) for dataset in datasets}
-    study = Study(name, profile, out, setup)
+    study = Study(name, profile, out, **how)
     for task in tracked(list_tasks(study), name, "cell"):
         if study.journal.load(task.cell) is None:
             study.do(task, sets[task.dataset])

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import mcbn
 import mcbn_study.journal
 from cifar import TINY
+from mcbn.cli import app
 from mcbn_study.cifar10 import profile
 from mcbn_study.cifar10 import run as study
 from mcbn_study.cifar10.profile import PROFILES
 from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import Images, cifar10
-from mcbn_study.profiles import find_profile
 
 
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +68,13 @@ def test_study_refuses_networks_of_other_settings_and_impossible_seeds(
     for seeds in ([], [1, 1], [-1]):
         with pytest.raises(mcbn.MCBNError, match="seeds must be"):
             study.run(STUDY, tmp_path, seeds=seeds)
-    with pytest.raises(mcbn.MCBNError, match="no profile 'slow'"):
-        find_profile(PROFILES, "slow")
+    answer = CliRunner().invoke(app, ["reproduce", "cifar10", "--profile", "slow"])
+    assert answer.exit_code == 2
+    assert f"profile must be one of {list(PROFILES)}, got 'slow'" in answer.output
 
 
 @pytest.mark.slow
 def test_quick_profile_runs_from_the_command_line(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from mcbn.cli import app
-
     try:
         cifar10("test")
     except mcbn.MCBNError:

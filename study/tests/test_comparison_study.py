@@ -24,7 +24,7 @@ def test_the_page_sets_what_is_told_beside_what_is_on_record(tmp_path: Path) -> 
         "MCBN, tuned M = 64": 0.2
     }
     extend(here / RECORDS, [told("classes", classes, seed=seed) for seed in (1, 2)])
-    known = {("plain", False): 0.27} | dict.fromkeys(comparison.STUDIED.values(), 0.25)
+    known = {("plain", False): 0.27} | {(method, True): 0.25 for method in comparison.STUDIED.values()}
     scores = [{"method": m, "tempered": t, "data": "test", "kind": "score", "nll": v} for (m, t), v in known.items()]
     extend(tmp_path / "alternatives" / RECORDS, [score | {"seed": seed} for score in scores for seed in (1, 2, 3)])
     values = {comparison.SAMPLED: 0.9, comparison.CONSTANT: 1.0}

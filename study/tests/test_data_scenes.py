@@ -127,7 +127,7 @@ def test_missing_files_and_parts_say_what_to_do(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MCBN_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(MCBNError, match=r"no voc/val.zip in .*data nor .*cache: run `mcbn data voc`"):
         load_scenes(VOC, "val")
-    with pytest.raises(MCBNError, match="voc has the parts train, val, not 'test'"):
+    with pytest.raises(MCBNError, match=r"part must be one of \['train', 'val'\] of voc, got 'test'"):
         load_scenes(VOC, "test")
     write_part(tmp_path / "cache" / "voc" / "val.zip", (40, 50), classes=3)
     assert len(load_scenes(VOC, "val")) == 2

@@ -23,7 +23,7 @@ def command(*arguments):
     [
         (("regression", "--datasets", "boston,bostn"), "data set must be one of ['boston', 'concrete'"),
         (("regression", "--methods", "mcbm"), "method must be one of ['mcbn', 'bn'"),
-        (("regression", "--profile", "paprika"), "no profile 'paprika'; choose one of paper, quick"),
+        (("regression", "--profile", "paprika"), "profile must be one of ['paper', 'quick'], got 'paprika'"),
         (("regression", "--device", "tpu"), "--device must be one of ['cpu', 'cuda'], got 'tpu'"),
         (("sensitivity", "--datasets", "x"), "got 'x'"),
     ],

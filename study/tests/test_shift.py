@@ -185,12 +185,8 @@ def test_study_measures_records_once_and_reports(tmp_path: Path, monkeypatch: py
     assert {r["kind"] for r in records} == {*study.MEASUREMENTS, *study.AT_SEVERITIES, "ensemble", "near", "sensor"}
     study.run(TINY, inputs, tmp_path / "out", **options)
     assert read(path) == records
-    page = tmp_path / "page.md"
-    page.write_text(f"before {report.START} {report.END} after")
-    table, _ = report.write(tmp_path / "out", page)
+    (table,) = report.write(tmp_path / "out")
     assert all(title in table.read_text() for title in ("False alarms", "Power", "AUROC", "CIFAR-10-C", "sensor"))
-    assert page.read_text().startswith("before ")
-    assert page.read_text().endswith(" after")
 
 
 def test_no_records_no_tables(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ Beside `predict` run the loop of Algorithm 1, plain passes, and torch-uncertaint
 memory are taken of methods that do the same work.
 """
 
-import importlib
 import multiprocessing
 import re
 import resource
@@ -17,6 +16,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
@@ -79,22 +79,13 @@ MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regr
 RESNET32 = Case("resnet32", partial(cifar_resnet, 5), (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
-EFFICIENT = Case(
-    "efficientnet", lambda: importlib.import_module("torchvision.models").efficientnet_b0(), (3, 224, 224), 64, 1, 32
-)
+EFFICIENT = replace(RESNET50, name="efficientnet", build=lambda: import_module("torchvision.models").efficientnet_b0())
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
-MEMORY = (
-    replace(MLP, name="memory mlp", n=2000),
-    replace(MLP, name="memory mlp", n=100_000),  # where a few draws fill a chunk on a GPU too
-    replace(UNET, name="memory unet"),
-)
-FIT = (
-    replace(MLP, name="fit mlp 1,000 rows", n_samples=100),
-    replace(MLP, name="fit mlp 100,000 rows", rows=100_000, n_samples=100),
-    replace(MLP, name="fit mlp T=500", n_samples=500),
-    replace(RESNET32, name="fit resnet32", n_samples=16),
-    replace(RESNET32, name="fit resnet32 T=128"),
-)
+FITTED = (("1,000 rows", 1000, 100), ("100,000 rows", 100_000, 100), ("T=500", 1000, 500))  # title, rows, T
+MEMORY = [replace(MLP, name="memory mlp", n=n) for n in (2000, 100_000)]  # the second fills a chunk on a GPU too
+MEMORY += [replace(UNET, name="memory unet")]
+FIT = [replace(MLP, name=f"fit mlp {title}", rows=rows, n_samples=T) for title, rows, T in FITTED]
+FIT += [replace(RESNET32, name=f"fit resnet32{end}", n_samples=T) for end, T in (("", 16), (" T=128", 128))]
 PRECISION = [  # on a GPU alone
     replace(case, name=f"{case.name} {name}", dtype=dtype, n=n, n_samples=32, recorded=4)
     for case, sizes in ((RESNET50, (1, 32, 256)), (RESNET32, (1, 32, 256)), (UNET, (1, 32)), (EFFICIENT, (1, 32, 256)))
@@ -231,9 +222,9 @@ def load_peer(folder: Path | None) -> Any:
         package = ModuleType(spec.name + name)
         package.__path__ = [str(Path(spec.submodule_search_locations[0]) / name.lstrip("."))]
         sys.modules[package.__name__] = package
-    abstract = importlib.import_module(f"{package.__name__}.abstract")
+    abstract = import_module(f"{package.__name__}.abstract")
     package.__dict__["PostProcessing"] = abstract.PostProcessing
-    return importlib.import_module(f"{package.__name__}.mc_batch_norm").MCBatchNorm
+    return import_module(f"{package.__name__}.mc_batch_norm").MCBatchNorm
 
 
 class Timing(NamedTuple):

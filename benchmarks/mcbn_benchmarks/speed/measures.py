@@ -30,9 +30,6 @@ CPU_THREADS = 2
 MEMORY_SAMPLES = (5, 500)
 MEMORY_REPEATS = 3  # processes; the least counts: what the system's allocator holds back varies
 LINEAR_DATA, LINEAR_SPLITS = ("boston", "concrete", "yacht", "energy"), 3
-MERGED = (
-    "The newest run of every case in the file beside this one, ratios within that run; the heading is the last run's."
-)
 
 
 class Options(NamedTuple):
@@ -55,8 +52,8 @@ def run(options: Options, out: Path | None, only: str = "") -> None:
                 journal.extend(out / f"{name}.jsonl", [asdict(record) | asdict(where)])
     print(table(measured, where, quick=options.quick))
     if out is not None and measured:
-        newest = table(latest(out / f"{name}.jsonl", where), where, quick=options.quick)
-        write_text(out / f"{name}.md", f"{MERGED}\n\n{newest}\n")
+        newest = table(latest(out / f"{name}.jsonl", where), where, quick=options.quick, merged=True)
+        write_text(out / f"{name}.md", f"{newest}\n")
 
 
 def measure(options: Options, only: str = "") -> Iterator[Record]:

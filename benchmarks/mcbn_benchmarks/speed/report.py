@@ -76,10 +76,10 @@ def targets(device: str) -> list[Target]:
         ]
 
 
-def table(records: Sequence[Record], where: Environment, *, quick: bool = False) -> str:
+def table(records: Sequence[Record], where: Environment, *, quick: bool = False, merged: bool = False) -> str:
     """Lay out every comparison and target of the device as a Markdown table, then the single values.
 
-    A quick run has too few draws to be held against a target.
+    A quick run has too few draws to be held against a target. merged: of the newest run of every case.
     """
     goals = {(goal.case, goal.n, goal.against): goal for goal in targets(where.device) if not quick}
     compared = {(row.case, row.n, row.against): row for row in compare(records)}
@@ -90,7 +90,7 @@ def table(records: Sequence[Record], where: Environment, *, quick: bool = False)
     missed = [(row, goal) for row, goal, ratio in judged if goal.verdict(ratio) != "reached"]
     counts = {"reached": len(judged) - len(missed), "unmeasured": len(goals) - len(judged), "missed": missed}
     shown = {"where": where, "rows": rows, "records": records, "show_ratio": show_ratio, "size": _size}
-    return render(__package__, **counts, **shown).rstrip()
+    return render(__package__, merged=merged, **counts, **shown).rstrip()
 
 
 def compare(records: Sequence[Record]) -> list[Comparison]:

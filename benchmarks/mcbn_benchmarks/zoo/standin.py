@@ -67,9 +67,7 @@ def standing_in() -> Iterator[list[str]]:
     for name in NAMES:
         try:
             importlib.import_module(name)
-        except (
-            Exception
-        ):  # ImportError where it is missing; OSError and RuntimeError where it was built for another torch
+        except Exception:  # missing, or built for another torch: OSError, RuntimeError
             names.append(name)
     _forget(names)
     finder = _Finder(names)

@@ -64,9 +64,7 @@ def table(records: Sequence[Record]) -> str:
 def readme_matrix(records: Iterable[Record]) -> str:
     """Lay out the matrix of the networks of others alone, as the README has it."""
     records = [r for r in records if r["package"] != "mcbn"]
-    refused = [f"{r['name']} ({r['package']}): {r['reason']}" for r in ran(records) if r["outcome"] != "exact"]
-    missing = {r["package"] for r in records if r["reason"].startswith(r["package"]) and "not installed" in r["reason"]}
-    lines = [f"{summary(records)}:", "", matrix(records)]
-    lines += [f"Not exact: {'; '.join(refused)}", ""] if refused else []
-    lines += [f"Not installed where this was run: {', '.join(sorted(missing))}."] if missing else []
-    return "\n".join(lines)
+    refused = [r for r in ran(records) if r["outcome"] != "exact"]
+    missing = {r["package"] for r in records if r["reason"] == f"{r['package']} is not installed"}
+    shown = {"summary": summary(records), "matrix": matrix(records), "refused": refused, "missing": sorted(missing)}
+    return render(__package__, "readme.md.j2", **shown)

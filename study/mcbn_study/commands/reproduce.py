@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mcbn.cli.session import one_line_errors, one_line_warnings
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
 KINDS = {"path": Path, "text": str, "number": int, "names": list[str]}
@@ -27,11 +27,12 @@ def _load(module: str) -> Any:
 
 
 def _profile(experiment: str, title: str) -> Any:
-    return _load("profiles").find_profile(_load(f"{experiment}.profile").PROFILES, title)
+    profiles = _load(f"{experiment}.profile").PROFILES
+    return profiles[require_choice("profile", title, list(profiles))]
 
 
-def _report(experiment: str, *places: Path) -> Lines:
-    written: Lines = _load(f"{experiment}.report").write(*places)
+def _report(experiment: str, out: Path) -> Lines:
+    written: Lines = _load(f"{experiment}.report").write(out)
     return written
 
 
@@ -104,12 +105,7 @@ def shift(out: Path, foreign: Path, frost: Path, profile: str, measure: bool, **
         chosen = _profile("shift", profile)
         inputs = _load("shift.profile").load_inputs(chosen, foreign, frost, options["device"])
         _load("shift.run").run(chosen, inputs, out, **options)
-    return _report("shift", out, Path("docs/field.md"))
-
-
-def foreign(**options: Any) -> None:
-    """Score a network of ImageNet."""
-    _load("foreign.run").run(**options)
+    return _report("shift", out)
 
 
 def _split(names: list[str] | None) -> list[str]:
@@ -146,11 +142,13 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
     reproduce.command(name, help=f"{words['help']}\n\n\b\nExample:\n  mcbn reproduce {words['example']}")(run)
 
 
-_WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift, foreign)
+_WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift)
 _EXPERIMENTS: dict[str, Callable[..., Lines | None]] = {function.__name__: function for function in _WITH_MORE}
-_EXPERIMENTS["tables"] = lambda results: _report("regression", results)
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _SHARED = _TABLE.pop("shared")
-for _name, _words in _TABLE.items():  # a module of that name whose `run` does all there is to do, unless said otherwise
-    _run = _EXPERIMENTS.get(_name) or (lambda name=_name, **options: _load(name).run(**options))
+for _name, _words in _TABLE.items():  # `run` of a module of that name does all there is to do, unless said otherwise
+    _module, _, _function = _words.get("call", f"{_name}:run").partition(":")
+    _run = _EXPERIMENTS.get(_name) or (
+        lambda of=_module, does=_function, **options: getattr(_load(of), does)(**options)
+    )
     _register(_name, _run, _words, _SHARED)

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from mcbn.data.download import disagreement, download
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.progress import tracked
 from mcbn_study.data.files import SETS, require, unpack
 
@@ -82,8 +82,7 @@ def load_scenes(kind: SceneSet, part: str, *, folder: Path | None = None, limit:
 
     folder: holds `NAME/PART.zip`; by default $MCBN_DATA_DIR, then the cache that `mcbn data NAME` fills.
     """
-    if part not in kind.parts:
-        raise MCBNError(f"{kind.name} has the parts {', '.join(kind.parts)}, not {part!r}")
+    require_choice("part", part, kind.parts, where=f" of {kind.name}")
     file = f"{kind.name}/{part}.zip"
     path = require(kind.name, (file,), folder) / file
     try:

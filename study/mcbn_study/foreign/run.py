@@ -29,35 +29,32 @@ from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.foreign.published import ANIMALS, PUBLISHED, load_published, read_in_order
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
-from mcbn_study.networks import cifar_resnet
+from mcbn_study.networks import Scale, cifar_resnet, normalise
 from mcbn_study.scores import class_scores
 from mcbn_study.tables import render
 
-Scale = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel, of 1 = white
-IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the ResNets' trainer too
 NETWORKS = ("resnet20", "resnet32", *PUBLISHED)
 METHODS = {"plain{}": "", "MCBN, M = 32{}": "drawn", "MCBN, M = 32{}, recentred": "running"}  # of photographs: centre
 PADDING = 4
 SIZE = 224
 CONFIDENT = 0.25  # score of a box that counts
+DRAWS = {"batch_size": 32, "n_samples": 128, "seed": 0}  # of the families below
 FAMILIES = ("plain", "sample", "linear", "gaussian", "layerwise", "diagonal")
 AT_ONCE = {"cpu": 100, "cuda": 1250}  # images of 32 x 32
 Row = dict[str, Any]
 
 
-def cifar(
-    weights: Path, out: Path, *, batch_size: int = 32, n_samples: int = 128, n_test: int = 1000, device: str = "cpu"
-) -> Path:
+def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path:
     """Compare plain, sampled, Gaussian and linear predictions of the first test images; append to `out`/cifar.jsonl.
 
     weights: resnet32.npz, trained at batch size 128, so that a smaller one widens its uncertainty. Families recorded
-    with the same settings are not measured again.
+    with the same settings are not measured again. draws: other `DRAWS`.
     """
-    fit: Row = {"batch_size": batch_size, "n_samples": n_samples, "seed": 0}
-    journal = Journal(out, fit | {"n_test": n_test}, device, name="cifar.jsonl")
-    bayes = MCBN(load_resnet(weights).to(device), "classification")
+    fit: Row = DRAWS | draws
+    journal = Journal(out, fit | {"n_test": n_test}, name="cifar.jsonl")
+    bayes = MCBN(load_resnet(weights), "classification")
     train, test = framed_crops(cifar10("train").x), cifar10("test")
-    x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
+    x, y = normalise(test.x[:n_test]), test.y[:n_test]
     own: dict[str, Callable[[Tensor], Tensor]] = {  # the others draw samples
         "plain": lambda images: bayes.plain(images).softmax(1),
         "linear": lambda images: bayes.predict(images, method="linear").probs,
@@ -65,7 +62,7 @@ def cifar(
     for family in (family for family in FAMILIES if not journal.has(family=family)):
         costs: Row = {}
         if family != "plain":  # the one pass of "diagonal" covers as many images as the T batches hold
-            seen = Subset(train, range(n_samples * batch_size)) if family == "diagonal" else train
+            seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
             posterior = "sample" if family == "linear" else family
             _, seconds = timed(bayes.fit, seen, posterior=posterior, **fit)
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
@@ -94,13 +91,8 @@ def score_resnet(name: str, n_test: int, n_samples: int, device: str) -> Iterato
     x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
     yield {"method": "plain", "warning": "", **predict_and_score(bayes.plain_mean, x, y)}
     crops, plain, bare = framed_crops(train), normalise(train[:10_000]), "32, not augmented"
-    ways = (
-        (crops, "drawn", "32"),
-        (crops, "drawn", "16"),
-        (plain, "drawn", bare),
-        (plain, "running", f"{bare}, recentred"),
-    )
-    for images, about, M in ways:
+    augmented, others = ((crops, "drawn", M) for M in ("32", "16")), (plain, "running", f"{bare}, recentred")
+    for images, about, M in (*augmented, (plain, "drawn", bare), others):
         with warnings.catch_warnings(record=True, action="always") as caught:
             bayes.fit(images, n_samples=n_samples, batch_size=32, centre=about)
         bayes.posterior = bayes.posterior.at_batch_size(int(M[:2]))  # another spread needs no data
@@ -162,12 +154,6 @@ def data_folder() -> Path:
     if folder is None:
         raise MCBNError("set MCBN_DATA_DIR to the folder that holds cifar10_resnet/ and voc/")
     return folder
-
-
-def normalise(images: Tensor, scale: Scale = IMAGENET) -> Tensor:
-    """Bring bytes (..., 3, H, W) to what the network takes."""
-    mean, std = (torch.tensor(values, device=images.device).reshape(3, 1, 1) for values in scale)
-    return (images.float() / 255 - mean) / std
 
 
 def framed_crops(images: Tensor) -> Augmented:

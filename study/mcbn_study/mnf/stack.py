@@ -122,13 +122,6 @@ class Stack:
                 checkpoints.put_back(moments.values(), map(torch.zeros_like, moments.values()))  # Adam's begin at zero
 
 
-@torch.no_grad()
-def validation_rmse(network: MNFNetwork, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
-    """RMSE (S,) of the mean over draws, or of a pass without noise."""
-    mean = network.centre(x) if noise is None else network.sample(x, noise).sum(1) / noise.shape[1]  # (S, n, D)
-    return (mean - y).square().mean((1, 2)).sqrt()
-
-
 def train_until_best(
     stack: Stack, x: Tensor, y: Tensor, noise: Tensor | None, *, max_epochs: int, patience: int, apart: int = 0
 ) -> list[int]:
@@ -138,14 +131,16 @@ def train_until_best(
     nor does what it finds within `apart` epochs of its last best. x (S, n, Q), y (S, n, D) for validation; noise
     (S, T, draw_size) of the draws whose mean is judged, or None for a pass without noise.
     """
-    parameters = [parameter.detach() for parameter in stack.network.parameters()]
+    network, parameters = stack.network, [parameter.detach() for parameter in stack.network.parameters()]
     kept = [parameter.clone() for parameter in parameters]
     best = x.new_full((len(x),), torch.inf)
     best_epoch = torch.zeros_like(best, dtype=torch.int64)
     stopped = torch.zeros_like(best, dtype=torch.bool)
     for epoch in range(1, max_epochs + 1):
         stack.epoch()
-        rmse = validation_rmse(stack.network, x, y, noise)
+        with torch.no_grad():
+            mean = network.centre(x) if noise is None else network.sample(x, noise).sum(1) / noise.shape[1]  # (S, n, D)
+        rmse = (mean - y).square().mean((1, 2)).sqrt()  # (S,)
         improved = (rmse < best) & ((best_epoch == 0) | (epoch - best_epoch > apart)) & ~stopped
         best = torch.where(improved, rmse, best)
         best_epoch = torch.where(improved, epoch, best_epoch)

@@ -84,8 +84,7 @@ def choose_batch_size(networks: Networks, data: Regression, T: int) -> tuple[int
     for network, info in networks:
         rows = folds(split(len(data.y), info["split"]).train, info["n_folds"])[info["fold"]].validation
         M = info["config"]["batch_size"]
-        with warnings.catch_warnings():  # M was chosen for the whole training part: a fold may hold no more rows than M
-            warnings.filterwarnings("ignore", message="mcbn: batch_size=.* takes in all")
+        with warnings.catch_warnings(action="ignore"):  # M was chosen for the whole part: a fold may hold no more rows
             bayes = _fit(network, data.x[info["train"]].float(), T, M, info["fold"])
         drawn = bayes.posterior
         targets.append(data.y[rows])

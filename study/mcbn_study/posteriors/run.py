@@ -18,7 +18,7 @@ from mcbn_study.posteriors.measure import FAMILIES, FamilyScores, Networks, choo
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request, save_predictions
 from mcbn_study.regression.train import load_networks
-from mcbn_study.study import Setup, Study
+from mcbn_study.study import Study
 
 STUDY = "posteriors"
 METHODS = {"mcbn_linear": "linear", "mcbn_gaussian": "gaussian", "mcbn_tuned": "tuned"}  # in the regression study
@@ -26,7 +26,7 @@ METHODS = {"mcbn_linear": "linear", "mcbn_gaussian": "gaussian", "mcbn_tuned": "
 
 def run(profile: Profile, out: str | Path, *, regression: str | Path, datasets: Sequence[str] = ()) -> CellJournal:
     """Compare the families on the networks in `regression`, of all sets by default; append to both folders' records."""
-    check_request(datasets, ("mcbn",), Setup())
+    check_request(datasets, ("mcbn",))
     folder = Path(regression) / "networks"
     saved = [name for name in profile.datasets if (folder / f"{name}.safetensors").exists()]
     files = {n: [folder / f"{n}{end}.safetensors" for end in ("", "_folds")] for n in datasets or saved or NAMES[:1]}

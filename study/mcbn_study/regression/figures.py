@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,41 +45,24 @@ def first_split(predictions: Path, dataset: str, method: str) -> Path | None:
     return min(((int(split), file) for split, file in files.items() if split.isdecimal()), default=(0, None))[1]
 
 
-class Predictions(NamedTuple):
-    """What a network predicts for the test rows of a split, in target units, under a title."""
-
-    title: str
-    error: Vector
-    std: Vector
-    constant_std: float | None  # None: the method has no constant twin
-
-    @property
-    def finite(self) -> bool:
-        """Whether the run did not diverge, beyond float16."""
-        return bool(np.isfinite(self.error).all() and np.isfinite(self.std).all())
-
-
-def read_predictions(dataset: str, file: Path) -> Predictions:
-    """Read those of the first seed."""
-    error, std, constant = (array[0] for array in load_arrays(file, SHAPES).values())
-    title = f"{describe(dataset).title}, split {file.stem.rpartition('-')[2]}"
-    return Predictions(title, error, std, float(constant) if np.isfinite(constant) else None)
-
-
 def _grid(method: str, files: dict[str, Path]) -> "plots.Figure":
     figure = plots.new_figure(15.0, 6.8, dpi=100)
     panels: NDArray[Any] = figure.subplots(2, 4)
     for ax, name in zip(panels.flat, NAMES, strict=True):
-        title, shown = f"{describe(name).title}: {MISSING}", None
+        title, shown = describe(name).title, False
         if name in files:
-            shown = read_predictions(name, files[name])
-            title = shown.title if shown.finite else f"{shown.title}: not finite"
-        ax.set_title(title, fontsize="medium")
-        if shown is None or not shown.finite:
+            error, std, constant = (
+                array[0] for array in load_arrays(files[name], SHAPES).values()
+            )  # of the first seed
+            shown = bool(np.isfinite([error, std]).all())  # else it diverged, beyond float16
+            title += f", split {files[name].stem.rpartition('-')[2]}"
+        ax.set_title(title if shown else f"{title}: {'not finite' if name in files else MISSING}", fontsize="medium")
+        if not shown:
             ax.set_axis_off()
             continue
-        color, zeros = COLORS.get(method, "tab:cyan"), np.zeros_like(shown.error)
-        plots.uncertainty_error(zeros, shown.std, shown.error, constant_std=shown.constant_std, ax=ax, color=color)
+        twin = float(constant) if np.isfinite(constant) else None  # None: the method has no constant twin
+        color = COLORS.get(method, "tab:cyan")
+        plots.uncertainty_error(np.zeros_like(error), std, error, constant_std=twin, ax=ax, color=color)
         ax.legend().remove()
         ax.set(xlabel="", ylabel="")
     figure.suptitle(f"{METHODS[method]}: absolute test errors in the order of predicted std, target units")

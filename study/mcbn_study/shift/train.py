@@ -15,8 +15,8 @@ from mcbn_study.alternatives.inputs import load_networks
 from mcbn_study.alternatives.methods import look_inside
 from mcbn_study.cifar10.train import Augmented, load_network, save_network, train
 from mcbn_study.data.cifar import Images
-from mcbn_study.foreign.run import framed_crops, load_resnet, normalise
-from mcbn_study.networks import standardize
+from mcbn_study.foreign.run import framed_crops, load_resnet
+from mcbn_study.networks import normalise, standardize
 from mcbn_study.shift.profile import Inputs, ShiftProfile
 
 AT_ONCE = 1000  # images of one plain pass

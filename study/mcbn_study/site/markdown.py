@@ -22,9 +22,8 @@ def read_blocks(text: str, folder: Path) -> Iterator[dict[str, Any]]:
         elif node.type == "bullet_list":
             yield {"kind": "list", "points": [_inline(point) for point in node.children]}
         elif node.type == "table":
-            header, *rows = [
-                [_inline(cell) for cell in row.children] for part in node.children for row in part.children
-            ]
+            lines = (row for part in node.children for row in part.children)
+            header, *rows = [[_inline(cell) for cell in row.children] for row in lines]
             words = [i for i in range(1, len(header)) if not any(_NUMBER.match(row[i]) for row in rows)]
             yield {"kind": "table", "header": header, "rows": rows, "words": words}  # words: columns beside the first
         elif (named := _pictures(node)) and (path := folder / str(named[0].attrs["src"])).is_file():

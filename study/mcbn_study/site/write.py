@@ -36,9 +36,8 @@ def report(results: Path = Path("results"), out: Path = Path("site")) -> Path:
     """
     reproduction = _read(results)
     if not reproduction.folders and not any(p.records for p in reproduction.provenance.values()):
-        raise MCBNError(
-            f"{results} holds no records; make them with `{COMMANDS['regression']}`, or name another folder"
-        )
+        command = COMMANDS["regression"]
+        raise MCBNError(f"{results} holds no records; make them with `{command}`, or name another folder")
     pages = PAGES | {f"{name}.html": _title(name) for name in reproduction.folders}
     for page in tracked(pages, "writing pages", "page"):
         template, content = _content(page.removesuffix(".html"), reproduction)
