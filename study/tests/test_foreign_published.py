@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcbn_study.foreign.published import load_published
+from mcbn_study.foreign.run import load_published
 
 
 class Block(nn.Module):

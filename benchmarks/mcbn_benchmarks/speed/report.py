@@ -115,7 +115,8 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Compa
         methods.setdefault(record.method, []).append(record)
     for mine in (name for name in methods if name in OURS):
         for other in (name for name in methods if name not in OURS):
-            times, theirs = [_mean_time(methods[name]) for name in (mine, other)], methods[other][0]
+            taken = ([r.milliseconds for r in methods[name] if r.milliseconds is not None] for name in (mine, other))
+            times, theirs = [mean(each) if each else None for each in taken], methods[other][0]
             ratio = times[1] / times[0] if times[0] and times[1] else None
             few = theirs.draws_timed or theirs.n_samples
             scaled = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
@@ -125,11 +126,6 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Compa
     if splits:
         each = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}"
         yield Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), each)
-
-
-def _mean_time(records: Sequence[Record]) -> float | None:
-    times = [record.milliseconds for record in records if record.milliseconds is not None]
-    return mean(times) if times else None
 
 
 def show_ratio(against: str, ratio: float) -> str:

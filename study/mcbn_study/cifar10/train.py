@@ -18,11 +18,10 @@ from mcbn.engine.capture import WARM_UPS, capture, warm_up
 from mcbn.errors import MCBNError
 from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors, write_tensors
-from mcbn_study.checkpoints import load_weights, unchanged
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.machine import fastest_convolutions
-from mcbn_study.networks import CifarResNet, standardize
+from mcbn_study.networks import CifarResNet, load_weights, standardize
 
 PADDING = 2  # pixels on each side: 36 x 36, of which 32 x 32 are cropped (authors' code)
 OFFSETS = 2 * PADDING + 1
@@ -140,8 +139,13 @@ class ResNetTrainer:
     def captured_step(self) -> Callable[[], None]:
         """Capture a step as a CUDA graph; what the runs before the capture change is put back."""
         momenta = [self.optimizer.state[parameter]["momentum_buffer"] for parameter in self.network.parameters()]
-        with isolated_random(self.seed), unchanged([*self.network.state_dict().values(), *momenta]):
+        changed = [*self.network.state_dict().values(), *momenta]
+        before = [tensor.clone() for tensor in changed]
+        with isolated_random(self.seed):
             warm_up(self.step, WARM_UPS)
+        with torch.no_grad():
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
         self.optimizer.zero_grad(set_to_none=True)
         return capture(self.step, warm_ups=0)
 

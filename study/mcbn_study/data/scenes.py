@@ -69,8 +69,8 @@ class Scenes:
 
 
 def _scene_set(name: str, *, classes: str, colours: list[Any], size: Any, **others: Any) -> SceneSet:
-    names, palette = tuple(classes.split()), tuple(map(tuple, colours))
-    return SceneSet(name, tuple(SETS[name]["parts"]), names, palette, size=tuple(size), **others)
+    known = tuple(SETS[name]["parts"]), tuple(classes.split()), tuple(map(tuple, colours))
+    return SceneSet(name, *known, size=tuple(size), **others)
 
 
 SCENE_SETS = {name: _scene_set(name, **SETS[name]["scenes"]) for name in ("camvid", "voc")}

@@ -5,7 +5,7 @@ published script; noise and rows of network s come from a generator of its own. 
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mcbn.engine.capture import capture
-from mcbn_study import checkpoints
 from mcbn_study.mnf.layers import MNFNetwork
 
 BLOCK = 2**20  # normal numbers drawn at once for a network: depends on nothing else in the stack
@@ -114,12 +113,14 @@ class Stack:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Put back what steps inside change, and start the optimizer anew."""
+        parameters = [*self.network.parameters()]
+        before = [parameter.detach().clone() for parameter in parameters]
         try:
-            with checkpoints.unchanged(self.network.parameters()):
-                yield
+            yield
         finally:
+            put_back(parameters, before)
             for moments in self.optimizer.state.values():
-                checkpoints.put_back(moments.values(), map(torch.zeros_like, moments.values()))  # Adam's begin at zero
+                put_back(moments.values(), map(torch.zeros_like, moments.values()))  # Adam's begin at zero
 
 
 def train_until_best(
@@ -148,7 +149,7 @@ def train_until_best(
         keep_where(improved, parameters, kept)
         if epoch % WATCH_EVERY == 0 and bool(stopped.all()):
             break
-    checkpoints.put_back(parameters, kept)
+    put_back(parameters, kept)
     return [int(epoch) for epoch in best_epoch.tolist()]
 
 
@@ -160,7 +161,14 @@ def train_for(stack: Stack, epochs: Sequence[int]) -> None:
         stack.epoch()
         if epoch in epochs:
             keep_where(torch.tensor([count == epoch for count in epochs], device=stack.device), parameters, kept)
-    checkpoints.put_back(parameters, kept)
+    put_back(parameters, kept)
+
+
+@torch.no_grad()
+def put_back(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Fill tensors in place."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor]) -> None:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from mcbn import batches
 from mcbn.errors import MCBNError
 from mcbn.saving import read_tensors, write_tensors
-from mcbn_study.checkpoints import load_weights
 from mcbn_study.data.scenes import SCENE_SETS, Scenes
 from mcbn_study.journal import digest
-from mcbn_study.networks import MobileSegmenter, normalise
+from mcbn_study.networks import MobileSegmenter, load_weights, normalise
 from mcbn_study.segmentation.profile import SceneProfile
 from mcbn_study.segmentation.scores import confusion, iou
 

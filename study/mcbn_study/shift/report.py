@@ -67,17 +67,14 @@ def write(out: Path) -> list[Path]:
 
 
 def comparable(records: list[Record]) -> Selection:
-    """Keep the last record of everything, and of repairs the corruptions that every network and method has.
-
-    Repairs of one network and severity are all of the configuration that its last repair has.
-    """
+    """Keep the last record of everything, and of repairs those that can be compared."""
     newest = Selection({tuple(str(record.get(key)) for key in KEYS): record for record in records}.values())
     others = (r for r in newest if r["kind"] not in REPAIRS)
     return Selection([*others, *(r for severity in _repairs(records) for r in severity)])
 
 
 def _repairs(records: list[Record]) -> Iterator[Selection]:
-    """Yield the repairs of each network and severity that can be compared."""
+    """Yield repairs of each network and severity: one configuration, corruptions that every method and seed has."""
     newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
     repairs = Selection(newest.values())
     for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
