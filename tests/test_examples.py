@@ -17,7 +17,7 @@ import mcbn
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import read as read_records
-from mcbn_study.networks import cifar_resnet
+from mcbn_study.networks import IMAGENET, cifar_resnet
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -145,11 +145,11 @@ def test_photographs_are_cropped_at_random_or_at_their_centre(monkeypatch, tmp_p
     images, labels = foreign.photographs("train", 30)
     assert len(images) == len(labels) == 30
     assert set(labels.tolist()) == {0, 1}
-    crops = foreign.RandomCrops(images, foreign.IMAGENET)
+    crops = foreign.RandomCrops(images, IMAGENET)
     assert len(crops) == 30
-    shown = foreign.centre(images[0], foreign.IMAGENET)
+    shown = foreign.centre(images[0], IMAGENET)
     assert crops[0].shape == shown.shape == (3, 224, 224)
-    assert torch.equal(shown, foreign.centre(images[0], foreign.IMAGENET))
+    assert torch.equal(shown, foreign.centre(images[0], IMAGENET))
     assert not torch.equal(crops[0], crops[0])
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from kinds import norms_in_training
-from mcbn_study.networks import SegNet
+from mcbn_study.networks import IMAGENET, SegNet
 from mcbn_study.segmentation import measure as estimators
 from mcbn_study.segmentation import train as training
 from segmented import scenes, segnet
@@ -57,5 +57,5 @@ def test_plain_is_the_softmax_of_the_network() -> None:
 
 def test_normalize_is_the_usual_scaling() -> None:
     x = scenes(2).x
-    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (training.MEAN, training.STD))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET)
     torch.testing.assert_close(training.normalize(x), (x / 255 - mean) / std)
