@@ -6,7 +6,6 @@ batch norm, KL(q || p) of its statistics, and how far training is from it.
 
 import copy
 import math
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -183,7 +182,7 @@ class LiveNetwork(Network):
         for module in self.module.modules():
             module.training = False
         watch(self.module)
-        self.output, self.reading, self.busy = output, None, nullcontext()
+        self.output, self.reading = output, None
         self._look()
 
 
