@@ -11,6 +11,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -402,3 +403,8 @@ def test_complex_outputs_are_refused() -> None:
 
     with pytest.raises(MCBNError, match="complex numbers"):
         fitted(Complex()).predict(data(7))
+
+
+def test_a_network_that_keeps_features_is_never_taken_for_one_that_keeps_nothing() -> None:
+    networks = [fitted(Keeps()).engine.network for _ in range(60)]  # memory given anew has the address of the old
+    assert not [network for network in networks if isinstance(network.busy, nullcontext)]

@@ -117,11 +117,11 @@ def shared(value: Any, twin: Any) -> list[tuple[str, Any]]:
     return [(label, inner) for label, inner in reachable(twin) if id(inner) in theirs and isinstance(inner, kinds)]
 
 
-def contents_of(module: nn.Module) -> list[int]:
-    """Identify all that modules hold, in containers too, and count how often their tensors were changed in place."""
+def contents_of(module: nn.Module) -> tuple[list[int], list[Any]]:
+    """Identify all that modules hold, in containers too, and changes in place; with it, so that no id is given anew."""
     held = [value for child in module.modules() for value in vars(child).values()]
     held += [inner for value in held if isinstance(value, CONTAINERS) for inner in gc.get_referents(value)]
-    return [*map(id, held), *(version_of(value) for value in held if isinstance(value, Tensor))]
+    return [*map(id, held), *(version_of(value) for value in held if isinstance(value, Tensor))], held
 
 
 class Contents:

@@ -260,7 +260,7 @@ class Network:
         before = contents_of(self.module)
         with torch.no_grad():
             first = undisturbed(lambda: self.raw(inputs), 0, torch.equal)
-            if (left := contents_of(self.module)) != before and not undisturbed.draws:
+            if (left := contents_of(self.module))[0] != before[0] and not undisturbed.draws:
                 self._warn_if_stateful(inputs, first)
         changed = [path for path, contents in guarded if contents.restore()]
         if changed:
@@ -271,7 +271,7 @@ class Network:
             who = f"{type(self.module).__name__} draws random numbers in eval mode (dropout that stays on?)"
             then = "every draw gets noise of its own, and the global generators are put back after each call"
             warnings.warn(f"mcbn: {who}; {then}", stacklevel=2)
-        if contents_of(self.module) == left:
+        if contents_of(self.module)[0] == left[0]:
             self.busy = nullcontext()
         self.proven, self.draws_random = True, undisturbed.draws
 
