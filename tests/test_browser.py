@@ -255,8 +255,9 @@ def test_every_tick_can_be_told_from_the_next(undecided, report, watch):
     for address in (undecided, report):
         page = watch(address).page
         for plot in page.locator(".plot > svg").all():
-            ends = plot.locator("text[text-anchor=end]").all_text_contents()
-            assert len(set(ends)) == len(ends) > 1, ends
+            for side in ("end", "middle"):  # of the values, and of what is below
+                labels = plot.locator(f"text[text-anchor={side}]").all_text_contents()
+                assert len(set(labels)) == len(labels) > 1, labels
     bars = watch(undecided).page.locator("[data-chart=histogram] path.bars").first.get_attribute("d")
     assert "NaN" not in bars
     assert bars
