@@ -75,6 +75,19 @@ def test_tables_show_ours_beside_the_papers() -> None:
     assert "a GPU, torch 2, commit 0123456789ab" in text
 
 
+def test_a_network_trained_otherwise_stands_beside_the_papers(tmp_path: Path) -> None:
+    other = [r | {"network": "resnet32-all"} for r in study(0.01) if r.get("part") == "test"]
+    journal.extend(tmp_path / "records.jsonl", [*study(), *other])
+    report.write(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "Trained on all 50,000 images" in text
+    assert text.count("## PLL over the number of passes") == 2
+    assert text.count("## MCBN over the batch size M") == text.count("## Fresh batches") == 1
+    line = next(line for line in text.splitlines() if " ours, 50,000 images " in line)
+    gains = ["-0.2950 ± 0.0050", "-0.2450 ± 0.0050", "0.0500 ± 0.0000", MISSING]
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == gains
+
+
 def test_files_are_written_from_records_alone(tmp_path: Path) -> None:
     journal.extend(tmp_path / "records.jsonl", study())
     written = report.write(tmp_path)
@@ -104,7 +117,7 @@ def test_the_gain_is_shown_for_networks_that_others_measured(tmp_path: Path) -> 
     journal.extend(tmp_path / "alternatives" / "records.jsonl", rows)
     journal.extend(tmp_path / "foreign" / "records.jsonl", foreign)
     assert report.gains_by_network(tmp_path) == [
-        ("ours", "-0.3000", "-0.2600", "0.0400", "-0.2400"),
+        ("ours, 48,000 images", "-0.3000 ± 0.0100", "-0.2600 ± 0.0100", "0.0400 ± 0.0000", "-0.2400"),
         ("the paper's", "-0.3200", "-0.2800", "0.0400", MISSING),
         ("trained by others at M = 128", "-0.4000", "-0.3000", "0.1000", MISSING),
     ]

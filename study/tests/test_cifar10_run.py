@@ -49,6 +49,26 @@ def test_study_trains_measures_and_records_once(tmp_path: Path, monkeypatch: pyt
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics disagree")  # trained for three steps
+def test_a_profile_of_its_own_trains_on_all_images_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_study(monkeypatch)
+    every, small = PROFILES["all"], {"depth": 8, "steps": 3, "n_test": 20, "n_samples": (1, 2), "n_draws": 4}
+    assert not every.batch_sizes  # no sweep: there is nothing to choose M by
+    parts = every.load()
+    assert (len(parts.train.y), len(parts.validation.y)) == (50_000, 0)
+    rows = mcbn_study.journal.read(study.run(dataclasses.replace(every, **small), tmp_path, seeds=[1]))
+    assert [p.name for p in (tmp_path / "networks" / "all").iterdir()] == ["resnet8-all-seed1.safetensors"]
+    assert {r["network"] for r in rows} == {"resnet8-all"}
+    assert {(r["method"], r["part"], r["n_samples"]) for r in rows[1:]} == {
+        ("plain", "test", None),
+        ("mcbn", "test", 1),
+        ("mcbn", "test", 2),
+    }
+
+
 def test_study_with_dropout_trains_and_leaves_measuring_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

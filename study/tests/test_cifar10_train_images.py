@@ -33,6 +33,8 @@ def test_held_out_images_are_fixed_disjoint_and_all_there_are() -> None:
     assert (len(train_index), len(validation)) == (48_000, 2_000)
     assert torch.equal(torch.cat([train_index, validation]).sort().values, torch.arange(50_000))
     assert torch.equal(held_out()[1], validation)
+    assert torch.equal(held_out(50_000)[0], torch.arange(50_000))
+    assert len(held_out(50_000)[1]) == 0
 
 
 def test_crop_in_the_middle_without_flip_is_the_image() -> None:

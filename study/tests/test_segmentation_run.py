@@ -62,7 +62,7 @@ def test_a_tiny_study_end_to_end(data: Path) -> None:
     assert [file.name for file in written] == ["summary.csv", "table.md", "refusal.png", "camvid.png"]
     with (data / "summary.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert list(table[0]) == ["dataset", "method", "metric", "value"]
+    assert list(table[0]) == ["dataset", "method", "seed", "metric", "value"]
     value = {(row["method"], row["metric"]): row["value"] for row in table}
     for method in methods:
         assert float(value[method, "miou"]) == pytest.approx(
@@ -158,8 +158,32 @@ def test_the_report_shows_the_last_record_of_a_method_and_the_memory_it_took(tmp
     journal.extend(tmp_path / "records.jsonl", [row | {"scores": first}, row | {"scores": again}])
     report.write(tmp_path)
     assert "100 MiB at T = 5 and 100 MiB at T = 50" in (tmp_path / "table.md").read_text()
-    assert "camvid,mcbn,peak_mib_at_50,100\n" in (tmp_path / "summary.csv").read_text()
+    assert "camvid,mcbn,0,peak_mib_at_50,100\n" in (tmp_path / "summary.csv").read_text()
     assert "4852" not in (tmp_path / "table.md").read_text() + (tmp_path / "summary.csv").read_text()
+
+
+def test_tables_show_means_over_seeds_and_differences_network_by_network(tmp_path: Path) -> None:
+    refused = {f"accuracy_refused_{percent}_entropy": 90.0 for percent in report.REFUSED}
+    base = {"pixel_accuracy": 80.0, "nll": 0.5, "ece": 0.1, "milliseconds_per_image": 1.0, "iou_Sky": 9.0} | refused
+    base |= {"error_auroc_entropy": 0.9, "boundary_ratio_entropy": 2.0}
+    for seed, iou in ((1, 54.0), (0, 50.0)):
+        for method, more in (("plain", 0.0), ("mcbn", 1.0 + seed)):
+            row = {"kind": "scores", "dataset": "camvid", "method": method, "config": {"seed": seed}}
+            journal.extend(tmp_path / "records.jsonl", [row | {"scores": base | {"miou": iou + more}}])
+    report.write(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "52.00 ± 2.00" in text
+    assert "53.50 ± 2.50" in text
+    assert "+1.50 ± 0.50" in text
+    assert "camvid,mcbn,1,miou,56\n" in (tmp_path / "summary.csv").read_text()
+
+
+def test_a_seed_has_a_network_of_its_own() -> None:
+    first, second = (replace(TINY, seed=seed) for seed in (0, 1))
+    assert (first.stem, second.stem) == ("camvid", "camvid-seed1")
+    assert first.title == second.title == "camvid"
+    a, b = first.network().state_dict(), second.network().state_dict()
+    assert not all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_the_command_names_unknown_data_sets_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def difference(fresh: Tensor, shared: Tensor, y: Tensor) -> tuple[float, float]:
 class Evaluation:
     """Measures one network; every row says what was measured, on which images, in how many seconds.
 
-    Differs: draws come from the 48,000 images that the network was trained on, not from 50,000.
+    Draws come from the images that the network was trained on.
     """
 
     def __init__(self, network: nn.Module, profile: CifarProfile, images: Split, *, seed: int) -> None:
@@ -94,7 +94,7 @@ class Evaluation:
         self.network, self.profile, self.seed = network.eval(), profile, seed
         self.train = Augmented(train.x.to(device))
         parts = {"validation": validation, "test": test}
-        self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items()}
+        self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items() if len(y)}
         self.queries = Images(*(tensor[: profile.query_images] for tensor in self.images["test"]))
 
     def rows(self) -> Iterator[Row]:
@@ -115,7 +115,8 @@ class Evaluation:
                 if (part, size) != ("test", M) or T not in self.profile.n_samples:  # else it stands in the curve
                     few, seconds = timed(_in_parts, bayes.sample, x)
                     yield self._row("mcbn", part, size, curve(few, y, [T])[0], seconds)
-        yield from self._queries(logits)
+        if len(self.queries.y):
+            yield from self._queries(logits)
 
     def _draw(self, batch_size: int) -> Tensor:
         return _in_parts(self._fit(batch_size, self.profile.n_draws).sample, self.images["test"].x)

@@ -32,7 +32,7 @@ class CifarProfile:
     rates: tuple[tuple[int, float], ...] = ((0, 0.1), (40_000, 0.01), (60_000, 0.001), (80_000, 0.0001))  # from step
     momentum: float = 0.9
     weight_decay: float = 2e-4
-    n_train: int | None = None  # all that are not held out
+    n_train: int | None = None  # all that are not held out; 50,000: none is
     n_validation: int | None = None
     n_test: int | None = None
     n_samples: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)  # T; Table 2
@@ -44,6 +44,11 @@ class CifarProfile:
     query_pool: int | None = 4_096  # batches that every image has T different ones of; None: T an image. Ours
 
     @property
+    def variant(self) -> str:
+        """Name what is trained otherwise than the paper's network."""
+        return "" if self.name in ("paper", "quick") else self.name
+
+    @property
     def training(self) -> dict[str, Any]:
         """What decides on the weights, as JSON has it."""
         names = ("depth", "batch_size", "steps", "rates", "momentum", "weight_decay", "n_train")
@@ -51,7 +56,7 @@ class CifarProfile:
 
     def load(self) -> Split:
         """Read the images; those to train on and to validate on are disjoint, the first so many of each."""
-        images, test, (train, validation) = cifar10("train"), cifar10("test"), held_out()
+        images, test, (train, validation) = cifar10("train"), cifar10("test"), held_out(self.n_train)
         rows = train[: self.n_train], validation[: self.n_validation]
         training, held = (Images(images.x[row], images.y[row]) for row in rows)
         return Split(training, held, Images(test.x[: self.n_test], test.y[: self.n_test]))
@@ -61,10 +66,13 @@ PROFILES = read_profiles("cifar10", CifarProfile, "name")
 PAPER, QUICK = PROFILES["paper"], PROFILES["quick"]
 
 
-def held_out() -> tuple[Tensor, Tensor]:
+def held_out(n_train: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the indices of the 48,000 images to train on and of the 2,000 to validate on, each sorted.
 
-    One fixed random choice for all seeds. Differs: the paper trains on all 50,000 and keeps none to choose by.
+    One fixed random choice for all seeds. The paper trains on all 50,000, as here if that many are asked for, and keeps
+    none to choose by.
     """
     order = np.random.Generator(np.random.Philox(key=SPLIT_SEED)).permutation(N_IMAGES)
-    return torch.from_numpy(np.sort(order[N_VALIDATION:])), torch.from_numpy(np.sort(order[:N_VALIDATION]))
+    parts = np.split(order, [0 if n_train == N_IMAGES else N_VALIDATION])
+    validation, train = (torch.from_numpy(np.sort(part)) for part in parts)
+    return train, validation

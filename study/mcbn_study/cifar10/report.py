@@ -13,7 +13,7 @@ from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest, read
 from mcbn_study.png import save_figure
-from mcbn_study.tables import MISSING, read_words, render
+from mcbn_study.tables import read_words, render
 
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 _WORDS = read_words(__package__)
@@ -62,7 +62,7 @@ def write(out: str | Path = "results/cifar10") -> list[Path]:
     out = Path(out)
     recorded = read(out / RECORDS)
     studies = collect(recorded)
-    text = page(studies, gains_by_network(out.parent))
+    text = page(studies, gains_by_network(out.parent, studies))
     written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
     return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in studies)]
 
@@ -76,9 +76,12 @@ def collect(recorded: Iterable[Record]) -> list[Measurements]:
     return [Measurements(name, M, [r for r in rows if r["network"] == name]) for name, M in sorted(sizes.items())]
 
 
-def gains_by_network(results: Path) -> list[tuple[str, ...]]:
+def gains_by_network(results: Path, studies: Sequence[Measurements] = ()) -> list[tuple[str, ...]]:
     """Lay out PLL of plain network, MCBN, its gain, and MCBN with M and tau chosen; also of foreign networks."""
     pll = {"paper plain": [_printed(None) or 0.0], "paper": [_printed(128) or 0.0]}
+    for study in studies:
+        pll[f"{study.network} plain"] = list(study.curve[None].values())
+        pll |= {f"{study.network} {M}": list(study.values("pll", "mcbn", T=128, M=M).values()) for M in (32, 128)}
     for r in read(results / "alternatives" / RECORDS):
         if r["kind"] == "score" and r["data"] == "test" and r["tempered"] == r["method"].endswith("_joint"):
             pll.setdefault(r["method"], []).append(-r["nll"])
@@ -87,10 +90,10 @@ def gains_by_network(results: Path) -> list[tuple[str, ...]]:
             pll[f"{r['network']} {r['method']}"] = [r["pll"]]
     rows = []
     for title, *methods in _WORDS["gains"]["networks"]:
-        plain, ours, tuned = (fmean(pll[method]) if method in pll else None for method in methods)
+        plain, ours, tuned = (pll.get(method, []) for method in methods)
         if plain and ours:
-            numbers = (plain, ours, ours - plain, tuned)
-            rows.append((title, *(MISSING if value is None else f"{value:.4f}" for value in numbers)))
+            gain = [b - a for a, b in zip(plain, ours, strict=True)]
+            rows.append((title, *(mean_cell(values, decimals=4) for values in (plain, ours, gain, tuned))))
     return rows
 
 
@@ -100,8 +103,8 @@ def page(studies: Sequence[Measurements], gains_of: Sequence[tuple[str, ...]] = 
     def gains(ours: Values, theirs: Values) -> list[float]:
         return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
 
-    functions = {"mean_cell": mean_cell, "mean": fmean, "printed": _printed, "gains": gains}
-    return render(__package__, studies=studies, scores=SCORES, gains_of=gains_of, **functions)
+    content = {"mean_cell": mean_cell, "mean": fmean, "printed": _printed, "gains": gains, "trained": _WORDS["trained"]}
+    return render(__package__, studies=studies, scores=SCORES, gains_of=gains_of, **content)
 
 
 def summary(recorded: Sequence[Record]) -> str:

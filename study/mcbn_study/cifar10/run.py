@@ -32,9 +32,10 @@ def run(
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
-    journal, stem = Journal(out, asdict(profile), device), f"resnet{profile.depth}{'-dropout' if dropout else ''}"
+    stem = "-".join(filter(None, (f"resnet{profile.depth}", profile.variant, "dropout" * bool(dropout))))
+    journal, networks = Journal(out, asdict(profile), device), networks or out / "networks" / profile.variant
     for seed in tracked(seeds, "CIFAR-10", "seed"):
-        path = (networks or out / "networks") / f"{stem}-seed{seed}.safetensors"
+        path = networks / f"{stem}-seed{seed}.safetensors"
         if not path.exists():
             network, facts = train(profile, profile.load().train, seed=seed, dropout=dropout, device=device)
             save_network(network, path, facts | asdict(environment(device)))

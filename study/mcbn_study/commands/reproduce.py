@@ -89,10 +89,10 @@ def alternatives(networks: Path, out: Path, measure: bool, **options: Any) -> Li
     return _report("alternatives", out)
 
 
-def segmentation(dataset: str, device: str, profile: str, out: Path, shift: bool) -> Lines:
+def segmentation(dataset: str, device: str, profile: str, out: Path, seed: int, shift: bool) -> Lines:
     """Train and segment one data set, or try its network by night and in fog."""
     with one_line_warnings():
-        chosen = _profile("segmentation", f"{profile} {dataset}")
+        chosen = replace(_profile("segmentation", f"{profile} {dataset}"), seed=seed)
         if shift:
             return [_load("segmentation.shift").run(chosen, out / "networks", out.with_name(f"{out.name}_shift"))]
         _load("segmentation.run").run(chosen, out, device=device, echo=typer.echo)

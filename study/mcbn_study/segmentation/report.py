@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
+from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import RECORDS, Record, latest, read
 from mcbn_study.png import PHOTOGRAPH, save_figure
 from mcbn_study.segmentation.scores import REFUSED
@@ -23,17 +25,19 @@ SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))
 COLUMNS = _WORDS["columns"]["maps"]  # of a picture: method, map, title
 LINES = _WORDS["refusal"]["lines"]  # of the refusal curve: method, map, name, colour
 VOID_COLOUR = (235, 235, 235)
+Scores = Mapping[str, float | None]
 
 
 def write(out: str | Path) -> list[Path]:
     """Write summary.csv, table.md and the figures into the folder of records; return what was written."""
     out = Path(out)
-    records = latest(read(out / RECORDS), ("dataset", "method"))
+    by_seed = [{"seed": r["config"].get("seed", 0)} | r for r in read(out / RECORDS)]
+    records = sorted(latest(by_seed, ("dataset", "method", "seed")), key=lambda r: r["seed"])
     scored = [record for record in records if record["kind"] == "scores"]
     if not scored:
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
-    rows = [(r["dataset"], r["method"], name, value) for r in scored for name, value in r["scores"].items()]
-    header = ("dataset", "method", "metric", "value")
+    header = ("dataset", "method", "seed", "metric", "value")
+    rows = [(*(r[key] for key in header[:3]), name, value) for r in scored for name, value in r["scores"].items()]
     datasets = sorted({record["dataset"] for record in scored})
     written = [
         write_text(out / "summary.csv", to_csv(header, rows, digits=6)),
@@ -52,21 +56,34 @@ def tables(records: Sequence[Record]) -> str:
     """Lay out everything in Markdown."""
     sets = []
     for dataset in sorted({record["dataset"] for record in records}):
-        by_method = {r["method"]: r for r in records if r["dataset"] == dataset}
-        scored = {method: by_method[method]["scores"] for method in TITLES if method in by_method}
-        sets.append((SETS[dataset], by_method.get("training"), scored))
-    return render(__package__, sets=sets, refused=REFUSED, titles=TITLES, maps=MAPS)
+        training = [r for r in records if (r["dataset"], r["kind"]) == (dataset, "training")]
+        sets.append((SETS[dataset], training, scores_by_method(records, dataset)))
+    content = {"refused": REFUSED, "titles": TITLES, "maps": MAPS, "values": values, "mean_cell": mean_cell}
+    return render(__package__, sets=sets, **content)
+
+
+def scores_by_method(records: Sequence[Record], dataset: str) -> dict[str, list[Scores]]:
+    """Return the scores of every network, by method, both in the order shown."""
+    methods = {m: [r["scores"] for r in records if (r["dataset"], r["method"]) == (dataset, m)] for m in TITLES}
+    return {method: scores for method, scores in methods.items() if scores}
+
+
+def values(runs: Sequence[Scores], name: str, less: Sequence[Scores] = ()) -> list[float]:
+    """Return a score of every network that has it, or by how much it is above that of others, network by network."""
+    found = [value for run in runs if (value := run.get(name)) is not None]
+    return [a - b for a, b in zip(found, values(less, name), strict=True)] if less else found
 
 
 def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "plots.Figure":
     """Draw accuracy against the share of pixels refused, one panel a data set."""
     figure = plots.new_figure(5.2 * len(datasets) + 0.4, 4.4, dpi=100)
     for ax, dataset in zip(figure.subplots(1, len(datasets), squeeze=False)[0], datasets, strict=True):
-        by_method = {record["method"]: record["scores"] for record in scored if record["dataset"] == dataset}
+        by_method = scores_by_method(scored, dataset)
         for method, name, label, colour in LINES:
-            if f"error_auroc_{name}" in by_method.get(method, {}):
-                values = [by_method[method][f"accuracy_refused_{percent}_{name}"] for percent in REFUSED]
-                ax.plot(REFUSED, values, marker="o", markersize=4, color=colour, label=f"{label}: {MAPS[name]}")
+            runs = by_method.get(method, [])
+            if values(runs, f"error_auroc_{name}"):
+                accuracies = [fmean(values(runs, f"accuracy_refused_{percent}_{name}")) for percent in REFUSED]
+                ax.plot(REFUSED, accuracies, marker="o", markersize=4, color=colour, label=f"{label}: {MAPS[name]}")
         ax.set(xlabel="most uncertain pixels refused (%)", ylabel="accuracy of the pixels left (%)")
         ax.set_title(SETS[dataset])
         ax.grid(alpha=0.3)
