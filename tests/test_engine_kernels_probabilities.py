@@ -51,6 +51,17 @@ def test_equal_draws_have_no_variance_and_odd_logits_are_kept(monkeypatch, draws
     assert found[0][0, :, 0, 1].isnan().all()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel")
+def test_draws_that_are_sure_of_different_classes_give_finite_numbers(monkeypatch, draws: Tensor) -> None:
+    sure = draws.clone()
+    sure[0, :, 0] += 40  # of a class that the other draws hold for nearly impossible, not quite
+    sure[1:, :, 1] += 40
+    for found, expected in zip(*both(monkeypatch, [sure], 1.0), strict=True):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # entropies are differences
+
+
 class OnGpu(Tensor):
     """Outputs that seem to lie on a GPU."""
 

@@ -37,7 +37,7 @@ extern "C" __global__ void probabilities(const float *__restrict__ logits, float
             total[k] += away;
             square[k] += away * away;
             const float q = fmaxf(first[k], (float)least), r = (p[k] - q) / q;
-            divergence += p[k] != 0 ? q * ((1 + r) * log1pf(r) - r) : q;
+            divergence += r != -1 ? q * ((1 + r) * log1pf(r) - r) : q;  // -1: p is 0, or nothing beside q
         }
     }
 #pragma unroll
