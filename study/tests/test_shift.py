@@ -184,7 +184,10 @@ def test_study_measures_records_once_and_reports(tmp_path: Path, monkeypatch: py
     records = read(path)
     assert {r["kind"] for r in records} == {*study.MEASUREMENTS, *study.AT_SEVERITIES, "ensemble", "near", "sensor"}
     study.run(TINY, inputs, tmp_path / "out", **options)
+    study.run(TINY, inputs, tmp_path / "out", only=["resnet32 1"], **options)
     assert read(path) == records
+    with pytest.raises(mcbn.MCBNError, match=r"only must be one of \['resnet32 1'\]"):
+        study.run(TINY, inputs, tmp_path / "out", only=["resnet32 2"], **options)
     (table,) = report.write(tmp_path / "out")
     assert all(title in table.read_text() for title in ("False alarms", "Power", "AUROC", "CIFAR-10-C", "sensor"))
 
