@@ -1,7 +1,7 @@
 """The records of an experiment: an append-only file, one JSON object a line, what is asked of it, where it is from.
 
 An object cut off anywhere before its closing brace is no JSON, so a last line without a line end is either a whole
-record or no record; `read` and `extend` decide alike. Any number of runs may add to one folder: each holds it meanwhile.
+record or no record; `read` and `extend` decide alike. Any number of runs may add to a folder: each holds it meanwhile.
 """
 
 import hashlib
