@@ -1,7 +1,7 @@
 """The records of an experiment: an append-only file, one JSON object a line, what is asked of it, where it is from.
 
 An object cut off anywhere before its closing brace is no JSON, so a last line without a line end is either a whole
-record or no record; `read` and `extend` decide alike. One writer at a time; of a study in cells, any number.
+record or no record; `read` and `extend` decide alike. Any number of runs may add to a folder: each holds it meanwhile.
 """
 
 import hashlib
@@ -57,9 +57,14 @@ class Journal:
 
     def append(self, records: Iterable[Row]) -> None:
         """Add records as they are, each a whole line."""
-        new = [dict(record) for record in records]
-        extend(self.path, new)
-        self.records += new
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with held(self.folder, wait=True):
+            new = self._wanted(records)
+            extend(self.path, new)
+            self.records += new
+
+    def _wanted(self, records: Iterable[Row]) -> list[Record]:
+        return [dict(record) for record in records]
 
     def add(self, rows: Iterable[Row]) -> None:
         """Append rows, each with the configuration, its hash, and where it was made."""
@@ -88,13 +93,11 @@ class CellJournal(Journal):
                 change = f"{name} is {old!r} there, {new!r} now; use the same, or another folder with --out"
                 raise MCBNError(f"{folder} was made with another configuration: {change}")
 
-    def append(self, records: Iterable[Row]) -> None:
-        """Add the records that are not there yet, whichever run adds them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with held(self.folder, wait=True):
-            self._refresh()
-            known = set(map(record_key, self.records))
-            super().append(record for record in records if record_key(record) not in known)
+    def _wanted(self, records: Iterable[Row]) -> list[Record]:
+        """Keep the records that are not there yet, whichever run added them."""
+        self._refresh()
+        known = set(map(record_key, self.records))
+        return [dict(record) for record in records if record_key(record) not in known]
 
     def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
         """Write a cell's file, then its records."""

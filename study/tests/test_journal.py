@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -140,6 +141,17 @@ def test_what_is_no_json_is_refused_and_nothing_is_written(path, bad):
     with pytest.raises(MCBNError):
         journal.extend(path, [bad])
     assert path.read_bytes() == before
+
+
+def test_runs_that_share_a_folder_lose_nothing(tmp_path):
+    def add(number):
+        mine = journal.Journal(tmp_path)
+        for count in range(20):
+            mine.append([{"number": number, "count": count, "filler": "x" * 200_000}])
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(add, range(4)))
+    assert len({(record["number"], record["count"]) for record in journal.read(tmp_path / journal.RECORDS)}) == 80
 
 
 def test_records_reach_the_disk_before_append_returns(path, monkeypatch):

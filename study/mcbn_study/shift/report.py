@@ -74,14 +74,21 @@ def comparable(records: list[Record]) -> Selection:
 
 
 def _repairs(records: list[Record]) -> Iterator[Selection]:
-    """Yield repairs of each network and severity: one configuration, corruptions that every method and seed has."""
+    """Yield repairs of each network and severity: of the configuration with most corruptions, the newest of such.
+
+    Of it, corruptions that every method and seed has.
+    """
     newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
     repairs = Selection(newest.values())
     for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
-        config = last.where(network=network, severity=severity)[-1]["config_hash"]
-        tried = repairs.where(network=network, severity=severity, config_hash=config)
-        runs = [set(tried.where(method=m, seed=s).each("corruption")) for m, s in tried.each("method", "seed")]
-        yield tried.where(corruption=[*set.intersection(*runs)])
+        configs = last.where(network=network, severity=severity).each("config_hash")
+        tried = [repairs.where(network=network, severity=severity, config_hash=config) for config in reversed(configs)]
+        yield max(map(_shared, tried), key=lambda rows: len(rows.each("corruption")))
+
+
+def _shared(tried: Selection) -> Selection:
+    runs = [set(tried.where(method=m, seed=s).each("corruption")) for m, s in tried.each("method", "seed")]
+    return tried.where(corruption=[*set.intersection(*runs)])
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:

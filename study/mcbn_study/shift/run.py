@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mcbn.data import NAMES
+from mcbn.errors import require_choice
 from mcbn_study.journal import Journal
 from mcbn_study.machine import timed
 from mcbn_study.shift import measure
@@ -26,6 +27,7 @@ def run(
     *,
     networks: Path | None = None,
     weights: Path | None = None,
+    only: Sequence[str] = (),
     device: str = "cpu",
     kinds: Sequence[str] = (),
     severities: Sequence[str] = (),
@@ -34,11 +36,13 @@ def run(
     """Measure every network; append to `out`/records.jsonl; networks of six classes lie in its `networks`.
 
     networks: folder of those of `mcbn reproduce cifar10`, none: only foreign ones; weights: folder of foreign ResNets,
-    resnet20.npz and the like; kinds: of measurements, `MEASUREMENTS`, `AT_SEVERITIES`, ensemble, near, sensor, all by
-    default; severities: those of the profile by default; datasets: of the tables with a drifting sensor.
+    resnet20.npz and the like; only: some of all these, such as "resnet32 1"; kinds: of measurements, `MEASUREMENTS`,
+    `AT_SEVERITIES`, ensemble, near, sensor, all by default; severities: those of the profile by default; datasets: of
+    the tables with a drifting sensor. Runs of different networks or severities can share `out`.
     """
     journal = Journal(out, asdict(profile), device)
-    subjects = load_subjects(networks, weights, inputs, device)
+    found = {f"{subject.name} {subject.seed}": subject for subject in load_subjects(networks, weights, inputs, device)}
+    subjects = [found[require_choice("only", name, [*found])] for name in only or found]
     ours = [subject for subject in subjects if subject.name == "resnet32"]
     corrupted, chosen = measure.Corrupted(inputs, profile), tuple(map(int, severities)) or (0, *profile.severities)
 
@@ -53,7 +57,7 @@ def run(
     for severity, kind, subject in product(chosen, AT_SEVERITIES, subjects):
         rows = partial(getattr(measure, kind), subject, corrupted, profile)
         do(kind, subject.name, subject.seed, rows, severity=severity)
-    for severity in chosen if ours else ():
+    for severity in chosen if len(ours) > 1 else ():
         do("ensemble", ours[0].name, None, partial(measure.ensemble, ours, corrupted, profile), severity=severity)
     for subject in near_subjects(profile, inputs, out / "networks", NEAR_SEEDS) if not kinds or "near" in kinds else ():
         do("near", subject.name, subject.seed, partial(measure.novelty, subject, corrupted, profile, near=True))
