@@ -21,6 +21,8 @@ TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to all that a nest of tuples, lists and dicts holds; keep the nest."""
+    if type(tree) is Tensor:  # most often, and asked for at every call
+        return function(tree)
     if isinstance(tree, Mapping):
         entries = {key: map_leaves(function, value) for key, value in tree.items()}
         twin: Any = copy.copy(tree) if type(tree) is not dict and isinstance(tree, dict | UserDict) else {}
@@ -35,7 +37,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def as_tensor(leaf: Any) -> Any:
     """Read an array or a table (anything with `to_numpy`, as pandas and polars have it) as a tensor; leave the rest."""
-    values = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+    values = leaf.to_numpy() if type(leaf) is not Tensor and hasattr(leaf, "to_numpy") else leaf
     if not isinstance(values, np.ndarray):
         return leaf
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
@@ -144,11 +146,9 @@ def outline(tree: Any) -> Any:
 
 def key_of(inputs: Any) -> Any:
     """Identify what a trace depends on: structure, shapes, layouts, dtypes, device, autocast and TF32."""
-    tensors = tensors_of(inputs)
-    strides = (t.stride() if t.layout is torch.strided else None for t in tensors)
-    kinds = tuple(
-        (t.shape, stride, t.dtype, t.device, t.requires_grad) for t, stride in zip(tensors, strides, strict=True)
-    )
+    tensors = [inputs] if type(inputs) is Tensor else tensors_of(inputs)
+    strides = [t.stride() if t.layout is torch.strided else None for t in tensors]
+    kinds = tuple([(t.shape, s, t.dtype, t.device, t.requires_grad) for t, s in zip(tensors, strides, strict=True)])
     device = tensors[0].device.type if tensors else "cpu"
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     ids = [id(t) for t in tensors] if len(tensors) > 1 else []
