@@ -290,6 +290,17 @@ class InPlace(Outside):
         return super().forward(b)
 
 
+@pytest.mark.parametrize("part", [lambda q: q.view(q.shape), lambda q: q[:, :], lambda q: q.detach()])
+def test_inputs_in_one_memory_are_so_for_the_network(part: Callable[[Tensor], Tensor]) -> None:
+    bayes = MCBN(InPlace().double().eval(), "regression", inputs=lambda q: q).fit(
+        (data(), data()), n_samples=4, batch_size=M
+    )
+    for seed in range(12):
+        q, other = data(7, seed), data(7, seed + 50)
+        check_equal(bayes.sample((q, part(q))), bayes.sample((other, 2 * q)), 1e-9)
+        assert torch.equal(q, data(7, seed))
+
+
 def test_one_tensor_given_twice_is_one_for_the_network() -> None:
     net, q, other = InPlace().double().eval(), data(7), data(7, 2)
     bayes = MCBN(net, "regression", inputs=lambda batch: batch).fit((data(), data()), n_samples=4, batch_size=M)
