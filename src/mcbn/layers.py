@@ -154,13 +154,13 @@ class Settings:
         present = {id(owner): (space.get, dict[str, Any]()) for owner, space, _ in spaces}
         for owner, space, named in spaces:
             present[id(owner)][1].update({n: space[n] for n in named if n in space and not n.startswith("__")})
-        functions = [f for child in children for f in _functions(child)]
+        functions = list({id(f): f for child in children for f in _functions(child)}.values())
         cells = [cell for f in functions for cell in f.__closure__ or () if cell != CellType()]
         given = [v for f in functions for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())]
         known: list[tuple[Callable[[], Any], str, Any]]
         known = [(partial(get, n), n, value) for get, held in present.values() for n, value in held.items()]
         known += [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
-        known += [(partial((value,).__getitem__, 0), "a default", value) for value in given if _compares(value)]
+        known += [(partial((value,).__getitem__, 0), "a default", value) for value in given if _is_mutable(value)]
         self.by_value = [get for get, _, value in known if _compares(value)]
         self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
         held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
@@ -235,6 +235,10 @@ def _changes(value: Any) -> bool:
     if isinstance(value, Iterator) or _is_deep(value):
         return True
     return str(home).split(".")[0] in THREADS or str(home).startswith(GENERATORS)
+
+
+def _is_mutable(value: Any) -> bool:
+    return not isinstance(value, (*batches.PLAIN, *NAMED, tuple, frozenset)) and _inside(value) is not None
 
 
 def _is_deep(value: Any, depth: int = DEPTH) -> bool:
