@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 
 import mcbn
-from drawn import check_equal, fit, loop, program_of
+from drawn import check_equal, fit, loop
 from kinds import KINDS, make, settle
 from mcbn import batches
 from mcbn.engine import agree as agreement
-from mcbn.engine import constants, fuse, rewrite, run
+from mcbn.engine import constants, fuse, run
 from mcbn.engine import plan as plans
 from mcbn.engine.graph import as_code
 from mcbn_study.networks import UNet, cifar_resnet, resnet50
@@ -578,25 +578,6 @@ def test_the_first_calls_do_not_wait_for_kernels_later_ones_do(monkeypatch: pyte
         check_equal(bayes.sample(x), first, 1e-5)
     assert len(bayes.engine.plans) == 1
     assert "own code" not in bayes.explain(x[:3])  # who asks how, waits
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_folded_in_one_product_are_those_of_products_of_their_own(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(8, 3, 16, 16, dtype=dtype)
-    bayes = fit(cifar_resnet(1).to(dtype), x, n_samples=3)
-    program = program_of(bayes, x[:2], fold=True)
-    stacks = rewrite.stacked(program.norms)
-    assert [len(stack.shapes) for stack in stacks] == [3, 2]  # 16 and 32 channels; 64 alone
-    with torch.no_grad():
-        omega = program.scales_and_shifts(bayes.posterior.mean, bayes.posterior.var)
-        together, alone = (replace(program, stacks=s).run(program.run_shared(x[:2]), omega[1:2]) for s in (stacks, ()))
-        assert torch.equal(together, alone)
-        for stack in stacks:
-            for name, weight in stack.weights(omega[1].to(dtype)).items():
-                (norm,) = (norm for norm in program.norms if norm.name == name)
-                assert weight.shape == norm.folded_weight.shape
-                assert weight.stride() == norm.folded_weight.stride()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN sets convolutions up")

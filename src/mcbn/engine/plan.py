@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from mcbn import batches
 from mcbn.batch_norm import scale_and_shift
 from mcbn.engine import constants, rewrite
-from mcbn.engine.rewrite import Buffers, Stack
+from mcbn.engine.rewrite import Buffers
 from mcbn.engine.trace import Norm, ReplayTracer
 
 Sampler = Callable[[int, int], Tensor]  # draws start to stop -> samples (t, N, ...)
@@ -40,15 +40,12 @@ class Program:
     channels_last: bool = False
     folds: bool = False  # batch norm into weights, for one draw a pass
     by_kernels: fx.GraphModule | None = None  # `each` with kernels of ours, where there are any
-    stacks: tuple[Stack, ...] = ()  # of folded weights: a kernel for each of them costs more than its work
 
     def laid_out(self, *, channels_last: bool) -> "Program":
         """Return the program for values and folded weights of this layout: a convolution copies weights of another."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         norms = tuple(replace(norm, folded_weight=_in_layout(norm.folded_weight, layout)) for norm in self.norms)
-        on_gpu = any(norm.folded_weight is not None and norm.folded_weight.is_cuda for norm in norms)
-        stacks = rewrite.stacked(norms) if channels_last and on_gpu else ()  # a CPU gains nothing
-        return replace(self, norms=norms, stacks=stacks, channels_last=channels_last)
+        return replace(self, norms=norms, channels_last=channels_last)
 
     def run_shared(self, inputs: Any) -> tuple[Tensor, ...]:
         """Run what no draw changes."""
@@ -76,15 +73,12 @@ class Program:
         lower = omega.to(next(weights, omega).dtype)  # of all at once: a kernel for each costs more than its work
         pieces = torch.split(omega, sizes, -1)
         lower_pieces = pieces if lower is omega else torch.split(lower, sizes, -1)
-        folded = {norm: weight for stack in self.stacks for norm, weight in stack.weights(lower).items()}
         by_norm = zip(self.norms, pieces[::2], pieces[1::2], lower_pieces[::2], lower_pieces[1::2], strict=True)
         for norm, scale, shift, lower_scale, lower_shift in by_norm:  # (C,) each
             if (weight := norm.folded_weight) is not None:
                 if norm.folded_bias is not None:
                     lower_shift = torch.addcmul(shift, norm.folded_bias.to(scale.dtype), scale)
-                if (own := folded.get(norm.name)) is None:
-                    own = weight * lower_scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
-                scale = own
+                scale = weight * lower_scale.to(weight.dtype).view(-1, *(1,) * (weight.ndim - 1))
                 shift = lower_shift.to(weight.dtype)
             parameters += [scale, shift]
         return parameters

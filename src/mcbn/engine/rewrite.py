@@ -4,9 +4,9 @@ Why each change is safe is said in `mcbn.engine.graph`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from mcbn.batch_norm import normalize
 from mcbn.engine import constants
 from mcbn.engine.graph import UNKNOWN, as_code, facts, reached, split
-from mcbn.engine.trace import Norm, ReplayTracer, UntraceableError, batch_norm
+from mcbn.engine.trace import ReplayTracer, UntraceableError, batch_norm
 
 FOLDABLE = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.__add__)
@@ -63,41 +63,6 @@ def fold(tracer: ReplayTracer, depends: set[fx.Node]) -> dict[fx.Node, str]:
         node.replace_all_uses_with(source)
         tracer.graph.erase_node(node)
     return folded
-
-
-class Stack(NamedTuple):
-    """Folded weights (C, ...) of as many values an output, channels last, one upon another."""
-
-    rows: Tensor  # (R, L)
-    columns: Tensor  # of the scales of these outputs among those of all, (R,)
-    shapes: dict[str, torch.Size]  # by call, in the order of their rows
-
-    def weights(self, omega: Tensor) -> dict[str, Tensor]:
-        """Fold the scales of a draw (S,) into them, in one product; return weight by call."""
-        product, start, weights = self.rows * omega[self.columns].to(self.rows.dtype).unsqueeze(1), 0, {}
-        for name, (C, D, *size) in self.shapes.items():
-            weights[name] = product[start : start + C].view(C, *size, D).movedim(-1, 1)
-            start += C
-        return weights
-
-
-def stacked(norms: Sequence[Norm]) -> tuple[Stack, ...]:
-    """Stack the folded weights of convolutions by length of row, where each begins at a multiple of 16 bytes."""
-    alike: dict[Any, list[tuple[Norm, Tensor, int]]] = {}
-    start = 0  # of a call's scales: those of another's scales and shifts come before
-    for norm in norms:
-        if (w := norm.folded_weight) is not None and w.ndim == 4 and w.numel() * w.element_size() % 16 == 0:
-            alike.setdefault((w[0].numel(), w.dtype, w.device), []).append((norm, w, start))
-        start += 2 * norm.channels
-    return tuple(
-        Stack(
-            torch.cat([w.movedim(1, -1).flatten(1) for _, w, _ in members]),
-            torch.cat([torch.arange(start, start + len(w), device=w.device) for _, w, start in members]),
-            {norm.name: w.shape for norm, w, _ in members},
-        )
-        for members in alike.values()
-        if len(members) > 1
-    )
 
 
 def weights_of(root: nn.Module, node: fx.Node) -> tuple[Tensor | None, Tensor | None]:
