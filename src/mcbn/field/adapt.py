@@ -17,9 +17,9 @@ sampling does not explain (positive-part James-Stein), for means in standard dev
 Inputs of few classes move them too: the reference is mixed in the class proportions that the moved network predicts for
 the inputs, and the transport is computed again, three times. It starts from the plain transport, and once more from
 what the network predicts unmoved: the first fails where one class makes up the inputs, the second where predictions
-have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs. A heavy shift makes
-predictions favour some classes, and mixing feeds on that (docs/field.md has numbers). So the plain transport stands
-unless the proportions that come out have less than `FEW` of the reference's entropy.
+have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs. Under a heavy shift
+predictions favour some classes, and mixing feeds on that: the plain transport stands unless the proportions that come
+out have less than `FEW` of the reference's entropy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ class Adaptation:
     n_inputs: int  # unlabelled inputs used, those of earlier calls included
     p_value: float  # of the watch, for all of them together
     moves: Mapping[str, Move]  # by call; none where nothing was moved
-    classes: Tensor | None  # predicted proportions of the inputs, (K,), as the reference was mixed; None: no classes
+    classes: Tensor | None  # predicted proportions of the inputs, (K,); None: no classes
     settled: bool  # both starts led to the same proportions
     base: Posterior = field(repr=False)  # before
     pool: Any = field(repr=False)  # the inputs, for a later call with more
@@ -109,10 +109,6 @@ class _Candidate(NamedTuple):
     posterior: Posterior
     moves: Mapping[str, Move] = {}
     classes: Any = None  # (K,); None: the network gives none
-
-    @property
-    def size(self) -> float:
-        return sum(move.size for move in self.moves.values())
 
 
 def adapt(bayes: MCBN[Any], unlabelled: Any, reference: Any, strength: str | float) -> MCBN[Any]:
@@ -147,8 +143,7 @@ class _Inputs:
         self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
-        n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)
-        self.chance = self.size * (1 / self.n_inputs + 1 / n_reference)
+        self.chance = self.size * (1 / self.n_inputs + 1 / min(len(self.rows), REFERENCE_DRAWS * self.size))
         self.now = averages(guard.recorder, self._batches())
 
     def _batches(self) -> Iterator[Any]:
@@ -164,8 +159,8 @@ class _Inputs:
             return plain, True
         best, other = (self._mixed(start, strength) for start in (plain.classes, self._classes(self.drawn)))
         settled = float((best.classes - other.classes).abs().max()) < SETTLED
-        if other.size < CLEARLY * best.size:
-            best = other
+        sizes = [sum(move.size for move in mixed.moves.values()) for mixed in (best, other)]
+        best = other if sizes[1] < CLEARLY * sizes[0] else best
         few = float(entropy(best.classes, 0)) < FEW * float(entropy(self.probs.double().mean(0), 0))
         return best if few else plain, settled
 

@@ -475,6 +475,4 @@ def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str,
         watch.input_null = null(InputNull, "inputs")
     watch.shapes = [tuple(shape) for shape in settings["shapes"]]
     watch.reset()
-    state = {name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"]
-    for name, value in state.items():
-        setattr(watch.stream, name, value)
+    vars(watch.stream).update({name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"])
