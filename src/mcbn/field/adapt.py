@@ -144,13 +144,10 @@ class _Inputs:
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
         self.chance = self.size * (1 / self.n_inputs + 1 / min(len(self.rows), REFERENCE_DRAWS * self.size))
-        self.now = averages(guard.recorder, self._batches())
-
-    def _batches(self) -> Iterator[Any]:
-        """Cut the unlabelled inputs into batches, all of them as often."""
-        generator, take = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4])), Take(self.pool)
-        for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
-            yield from cut_batches(None, take(generator.permutation(self.n_inputs)), self.size)[0]
+        generator = np.random.Generator(np.random.Philox(key=[guard.seed, 4]))
+        often = 1 if self.n_inputs >= MANY else PARTITIONS
+        orders = (Take(pool)(generator.permutation(self.n_inputs)) for _ in range(often))
+        self.now = averages(guard.recorder, (b for x in orders for b in cut_batches(None, x, self.size)[0]))
 
     def moved(self, strength: str | float) -> tuple[_Candidate, bool]:
         """Transport as if classes were those of the reference, and mixed from either start; choose, and say if sure."""
@@ -206,18 +203,13 @@ def _move(before: Averages, now: Averages, chance: float, strength: str | float)
     alive = before.var > DEAD
     mean, var, mean_noise, log_var_noise = (values[alive] for values in before)
     offset, log_rho = (now.mean[alive] - mean) / var.sqrt(), (now.var[alive].clamp(min=DEAD) / var).log()
-    kept = _share(offset, mean_noise / var * chance), _share(log_rho, log_var_noise * chance)
-    if not isinstance(strength, str):
-        kept = float(strength), float(strength)
+    noises = ((offset, mean_noise / var), (log_rho, log_var_noise))
+    shares = (1 - chance * noise.sum() / move.square().sum().clamp(min=1e-30) for move, noise in noises)
+    v, w = (max(0.0, float(share)) if isinstance(strength, str) else float(strength) for share in shares)
     if not bool(alive.any()):
-        return Move(0.0, 1.0, kept)
+        return Move(0.0, 1.0, (v, w))
     width, size = (0.5 * log_rho.median()).exp(), (offset.square() + log_rho.square() / 4).sum()
-    return Move(float(offset.square().mean().sqrt()), float(width), kept, float(size))
-
-
-def _share(move: Tensor, noise: Tensor) -> float:
-    """max(0, 1 - sum_c noise_c / sum_c move_c^2)."""
-    return max(0.0, 1 - float(noise.sum() / move.square().sum().clamp(min=1e-30)))
+    return Move(float(offset.square().mean().sqrt()), float(width), (v, w), float(size))
 
 
 def _transport(
@@ -255,6 +247,5 @@ def centre_on_running(drawn: Posterior, recorded: Recorded) -> Posterior:
     now = {}
     for name in drawn.layers:
         mean, var = (value.to(before[name].mean) for value in recorded.running[name])
-        n = recorded.values[name]
-        now[name] = Averages(mean, var * (n - 1) / n, mean, var)
+        now[name] = Averages(mean, var * (1 - 1 / recorded.values[name]), mean, var)
     return drawn.moved(*_transport(before, now, {name: Move(0.0, 1.0, (1.0, 1.0)) for name in drawn.layers}))

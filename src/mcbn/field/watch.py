@@ -226,8 +226,7 @@ class Watch:
         stream, limit = self.stream, 1 / self.false_alarms
         waiting = 0 if stream.waiting is None else batches.size_of(stream.waiting)
         value = math.exp(min(stream.log_value, 700))
-        alarm = stream.highest >= math.log(limit)
-        return Evidence(value, limit, alarm, stream.n_batches, stream.p_value, waiting)
+        return Evidence(value, limit, stream.highest >= math.log(limit), stream.n_batches, stream.p_value, waiting)
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
@@ -343,8 +342,7 @@ class Watch:
             if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
                 raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
             settings = json.loads(metadata["settings"])
-            chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
-            watch = cls(bayes, reference=None, **chosen)
+            watch = cls(bayes, reference=None, **{n: settings[n] for n in ("batch_size", "false_alarms", "seed")})
             _restore(watch, tensors, settings)
             watch.require_network_of(bayes)
         if reference is not None:
