@@ -78,9 +78,8 @@ class Reading:
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of a table; layer_NAME is how far that layer is, about 1 at home."""
-        layers = {f"layer_{layer.layer}": layer.distance for layer in self.layers}
         said = {"p_value": self.p_value, "distance": self.distance, "kind": self.kind, "explanation": self.explain()}
-        return said | layers
+        return said | {f"layer_{layer.layer}": layer.distance for layer in self.layers}
 
     def explain(self) -> str:
         """Say in a sentence what was seen, and where."""
