@@ -56,7 +56,7 @@ def run(
     for severity, kind, subject in product(chosen, AT_SEVERITIES, subjects):
         rows = partial(getattr(measure, kind), subject, corrupted, profile)
         do(kind, subject.name, subject.seed, rows, severity=severity)
-    for severity in chosen if len(ours) > 1 else ():
+    for severity in chosen if len(ours) > 1 or (ours and not only) else ():
         do("ensemble", ours[0].name, None, partial(measure.ensemble, ours, corrupted, profile), severity=severity)
     for subject in near_subjects(profile, inputs, out / "networks", NEAR_SEEDS) if not kinds or "near" in kinds else ():
         do("near", subject.name, subject.seed, partial(measure.novelty, subject, corrupted, profile, near=True))
