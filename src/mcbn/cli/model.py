@@ -136,9 +136,7 @@ def predict(
     how: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}
     if is_many:
         if risk is not None:
-            raise MCBNError(
-                "--risk marks the rows of one file; predict the files of a folder one by one, or leave it out"
-            )
+            raise MCBNError("--risk marks the rows of one file; predict files of a folder one by one, or leave it out")
         options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "coverage": coverage, "watch": watch}
         return _predict_many(data, fitted, files, out, **options, **how)
     inputs = fitted.open(data, files.target, need_targets=False, passed_on=files.keys)
