@@ -129,8 +129,7 @@ def predict(
     """
     is_many = files.is_many(data) or resume
     if not is_many:
-        sources = {**source.sources(data), "--watch": watch}
-        results.require_writable(out, sources, files.keys, overwrite=overwrite)
+        results.require_writable(out, {**source.sources(data), "--watch": watch}, files.keys, overwrite=overwrite)
     fitted = source.load()
     bayes = fitted.bayes
     how: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}
@@ -254,6 +253,5 @@ def export(
         home = Watch.load(watch, fitted.bayes)
         home.export(out, x[: home.batch_size], each=each)
         return typer.echo(f"{out}: {home!r}")
-    example = x[:inputs] if isinstance(x, Tensor) else x
-    fitted.bayes.export(out, example, method=method, n_samples=samples)
+    fitted.bayes.export(out, x[:inputs] if isinstance(x, Tensor) else x, method=method, n_samples=samples)
     typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")
