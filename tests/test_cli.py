@@ -125,7 +125,15 @@ def test_demo_takes_its_own_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_its_extra_the_command_names_it_in_one_line() -> None:
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("fit", "the command line needs typer: pip install 'mcbn[cli]'"),
+        ("reproduce", "the reproduction of the paper is a distribution of its own: pip install mcbn-study"),
+    ],
+)
+def test_without_its_extra_the_command_says_what_to_install_in_one_line(command: str, told: str) -> None:
     code = "import sys; sys.modules['typer'] = None; from mcbn.cli import app"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "mcbn: the command line needs typer: pip install 'mcbn[cli]'\n")
+    run = [sys.executable, "-c", code, command]
+    done = subprocess.run(run, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"mcbn: {told}\n")

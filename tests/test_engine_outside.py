@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+import time
 import warnings
 import weakref
 from array import array
@@ -244,6 +245,26 @@ def test_what_may_give_something_else_each_time_is_not_traced(how: Any) -> None:
     assert "own code" in bayes.explain(data(7), chunk_size=1)
     for q in (3 * data(7), 3 * data(7, 2), 0.01 * data(7, 3)):
         check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+
+
+def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method, as libraries do that note how a network was made."""
+    return lambda self, *args: function(self, *args)
+
+
+class Wrapped(Outside):
+    __init__ = kept(lambda self, *args: setattr(self, "made", time.time()) or Outside.__init__(self, *args))
+    stamp = kept(lambda self, x: x * (time.time() > 0))
+
+
+class Stamped(Wrapped):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(self.stamp(x))
+
+
+@pytest.mark.parametrize(("kind", "traced"), [(Wrapped, True), (Stamped, False)])
+def test_wrapped_methods_count_where_the_pass_calls_them(kind: type[Outside], traced: bool) -> None:
+    assert ("own code" in fitted(kind()).explain(data(7))) is not traced
 
 
 def test_a_plan_is_compared_again_on_inputs_much_smaller() -> None:

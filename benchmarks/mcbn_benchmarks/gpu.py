@@ -45,8 +45,7 @@ def narrow(device: Device = "cuda") -> Iterator[str]:
 
     PyTorch's time is of its convolution alone, the kernel's also with batch norm of every draw, shortcut and rectifier.
     """
-    generator = torch.Generator(device).manual_seed(0)
-    normal = partial(torch.randn, generator=generator, device=device)
+    normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     for C, D, size, stride, images in SIZES:
         x = normal(DRAWS * images, C, size, size).relu_().contiguous(memory_format=torch.channels_last)
         weight = (normal(D, C, 3, 3) / (3 * C**0.5)).contiguous(memory_format=torch.channels_last)

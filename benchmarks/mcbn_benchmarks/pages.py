@@ -7,30 +7,32 @@ A page holds `<!-- NAME -->` and `<!-- /NAME -->`; what lies between is replaced
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_benchmarks.zoo.table import latest, readme_matrix
-from mcbn_study.journal import Journal, Record, read
-from mcbn_study.tables import markdown
+from mcbn_benchmarks.speed.measures import latest as latest_runs
+from mcbn_benchmarks.speed.report import compare, show_ratio
+from mcbn_benchmarks.zoo import table as zoo_table
+from mcbn_study.journal import Journal, Record, latest, read
+from mcbn_study.tables import render
 
 PAGES = ("README.md", "docs/**/*.md", "benchmarks/*.md")
 MARKED = re.compile(r"<!-- (\w+)((?: \S+)*) -->\n.*?<!-- /\1 -->", re.DOTALL)
 Measured = Annotated[Path, typer.Option(help="folder of measured times")]
-SHOWN = ("rmse", "crps", "crps_normalized")
-TITLES = {"mlp": "MLP, T = 500", "resnet32": "ResNet-32, T = 128", "unet": "UNet, 256 px, T = 20"}
-TITLES |= {"resnet50": "ResNet-50, T = 32"}
-TIMED = ("mlp 1", "mlp 100", "resnet32 1", "resnet32 32", "unet 1", "resnet50 32")  # in the table of speed: with N
+MEASURED = Path("benchmarks/results")
+JOB = ("changed", "part_inputs", "gpus")  # what tells simulated jobs apart
 PRICES = {"cuda": 3.50, "cpu": 0.09}  # assumptions: US dollars an hour, of one H200, of two cores of a server
-DRAWS = (32, 100, 500)
 
 
 def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> list[object]:
@@ -56,98 +58,62 @@ def quote(root: Path, place: str, number: str) -> str:
     return str(re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)[int(number) - 1])
 
 
+def _table(name: str, **content: Any) -> str:
+    return render(__package__, f"tables/{name}.md.j2", **content)
+
+
 def regression(root: Path) -> str:
     """Lay out the paper's regression sets: ours over searches, the paper's in brackets."""
     with (root / "results" / "regression" / "summary.csv").open() as file:
         rows = {(r["dataset"], r["metric"]): r for r in csv.DictReader(file) if r["method"] == "mcbn"}
-    head = ("data", "RMSE", "CRPS", "normalised CRPS, %")
-    return markdown(head, [(describe(d).title, *(_beside(rows[d, metric]) for metric in SHOWN)) for d in NAMES], "l")
-
-
-def _beside(row: dict[str, str]) -> str:
-    """Show a mean, with its error if it is a normalised score, and the paper's in brackets."""
-    fields = ("mean", "standard_error") if row["metric"] == "crps_normalized" else ("mean",)
-    digits = 3 if row["dataset"] == "kin8nm" and len(fields) == 1 else 2
-    ours, theirs = (" ± ".join(f"{float(row[prefix + f]):.{digits}f}" for f in fields) for prefix in ("", "paper_"))
-    return f"{ours} ({theirs})"
-
-
-def _cells(path: Path) -> list[list[str]]:
-    """Read the rows of all tables of a page."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def cifar10(root: Path) -> str:
-    """Lay out the log likelihood of CIFAR-10 over the number of draws, as results/cifar10 has it."""
-    rows = _cells(root / "results" / "cifar10" / "table.md")
-    start = next(i for i, row in enumerate(rows) if row[0] == "PLL")
-    head, _, *shown = [[cell.partition(" ±")[0] for cell in row] for row in rows[start : start + 4]]
-    return markdown(head, shown, "l")
+    scored = ("rmse", "crps", "crps_normalized")
+    return _table("regression", sets=[(describe(d), {score: rows[d, score] for score in scored}) for d in NAMES])
 
 
 def speed(root: Path) -> str:
     """Lay out the time of `predict` beside Algorithm 1 and T plain passes, on both devices, from the newest runs."""
-    found = {}
+    newest = {}
     for device in ("cpu", "cuda"):
-        for case, n, _, ours, against, _, ratio, *_ in _cells(root / "benchmarks" / "results" / f"{device}.md"):
-            found[device, case, n, against] = ours, ratio
-    rows = []
-    for case, n in map(str.split, TIMED):
-        row = [TITLES[case], n]
-        for device in ("cpu", "cuda"):
-            ours, loop = found.get((device, case, n, "algorithm 1"), ("", ""))
-            row += [ours, loop, found.get((device, case, n, "plain x T"), ("", ""))[1]]
-        rows.append(row)
-    head = ("network", "N", "2 CPU cores", "Algorithm 1", "T plain", "H200", "Algorithm 1", "T plain")
-    return markdown(head, rows, "l")
+        path = root / MEASURED / f"{device}.jsonl"
+        for row in compare(latest_runs(path, read(path)[-1]["hardware"])):
+            newest[device, row.case, row.n, row.against] = row
+    return _table("speed", newest=defaultdict(str, newest), show_ratio=show_ratio)
 
 
 def statistics(root: Path) -> str:
     """Lay out the shares of units whose statistics pass each test, averaged over epochs."""
     with (root / "results" / "statistics" / "table.csv").open() as file:
         head, *lines = csv.reader(file)
-    groups: dict[tuple[str, ...], list[list[float]]] = {}
-    for line in lines:
-        groups.setdefault(tuple(line[:3]), []).append([float(cell) for cell in (*line[4:7], line[8])])
-    means = {place: map(fmean, zip(*values, strict=True)) for place, values in groups.items()}
-    rows = [(*place, *(f"{mean:.2f}" for mean in columns)) for place, columns in means.items()]
-    return markdown((*head[:3], *head[4:7], head[8]), rows, "l")
+    groups = [(place, [*of_epochs]) for place, of_epochs in groupby(lines, itemgetter(0, 1, 2))]
+    return _table("statistics", head=head, groups=groups, mean=fmean)
 
 
 def zoo(root: Path) -> str:
     """Lay out the networks of others that run exactly."""
-    return readme_matrix(latest(Journal(root / "results" / "zoo").records))
+    return zoo_table.readme_matrix(zoo_table.latest(Journal(root / "results" / "zoo").records))
 
 
 def read_costs(folder: Path) -> list[Record]:
     """Read the latest record of every network at the largest N measured, with microseconds of an input and draw."""
-    latest: dict[tuple[str, str], Record] = {}
+    newest: dict[tuple[str, str], Record] = {}
     for device in PRICES:
         for record in read(folder / f"{device}.jsonl"):
             timed = record["method"] == "mcbn" and record["milliseconds"] and record["n_samples"] > 1
             place = record["case"], device
-            if timed and " " not in record["case"] and record["n"] >= latest.get(place, {"n": 0})["n"]:
+            if timed and " " not in record["case"] and record["n"] >= newest.get(place, {"n": 0})["n"]:
                 each = 1000 * record["milliseconds"] / (record["n"] * record["n_samples"])
-                latest[place] = record | {"device": device, "microseconds": each}
-    if not latest:
+                newest[place] = record | {"device": device, "microseconds": each}
+    if not newest:
         raise MCBNError(f"{folder} holds no measured times; run `mcbn bench` first")
-    return list(latest.values())
+    return list(newest.values())
 
 
-def costs(records: Measured = Path("benchmarks/results")) -> list[str]:
+def costs(records: Measured = MEASURED) -> list[str]:
     """Work out what a million predictions cost, from measured times.
 
     N inputs with T draws take a * N * T, a from the largest N that was measured; money is time at an assumed price.
     """
-    head = ["network", "hardware", "measured", "us an input and draw", *(f"T = {T}: hours, dollars" for T in DRAWS)]
-    rows = []
-    for r in read_costs(records):
-        hours = [1_000_000 * T * r["microseconds"] / 3.6e9 for T in DRAWS]
-        spent = [f"{each:.3g} h, ${each * PRICES[r['device']]:.3g}" for each in hours]
-        measured = f"N = {r['n']:,}, T = {r['n_samples']}"
-        rows.append([r["case"], r["hardware"], measured, f"{r['microseconds']:.3g}", *spent])
-    return [markdown(head, rows).rstrip()]
+    return [_table("costs", records=read_costs(records), prices=PRICES)]
 
 
 def file(root: Path, place: str) -> str:
@@ -157,7 +123,8 @@ def file(root: Path, place: str) -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    **{table.__name__: table for table in (quote, file, regression, cifar10, speed, zoo, statistics)},
+    **{table.__name__: table for table in (quote, file, regression, speed, zoo, statistics)},
     "shift": lambda root: (root / "results" / "shift" / "table.md").read_text().removeprefix("# Shifts"),
-    "costs": lambda root: costs(root / "benchmarks" / "results")[0],
+    "costs": lambda root: costs(root / MEASURED)[0],
+    "sweep": lambda root: _table("sweep", jobs=latest(read(root / MEASURED / "sweep.jsonl"), JOB)),
 }

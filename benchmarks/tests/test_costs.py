@@ -34,8 +34,7 @@ def test_a_million_inputs_cost_what_the_latest_largest_run_says(records, monkeyp
     gpu, cpu = costs.read_costs(records)
     assert (gpu["microseconds"], cpu["microseconds"]) == (1.0, 1000.0)
     monkeypatch.setattr(costs, "PRICES", {"cuda": 2.0, "cpu": 0.0})
-    monkeypatch.setattr(costs, "DRAWS", [3600])
-    assert "1 h, $2" in costs.costs(records)[0]
+    assert "0.139 h, $0.278" in costs.costs(records)[0]  # 10^6 inputs times 500 draws times 1 us
 
 
 def test_without_times_there_is_no_cost(tmp_path):

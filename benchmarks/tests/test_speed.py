@@ -117,7 +117,7 @@ def test_newest_run_of_every_case_makes_the_table(tmp_path: Path) -> None:
     append(path, [Record("unet", 1, 3, "agreement", value=0.1)], cut)
     append(path, [Record("mlp", 0, 0, "mcbn", note="skipped"), Record("linear", 0, 0, "mcbn", note="skipped")], cut)
     append(path, [Record("mlp", 1, 5, "mcbn", 9.0)], replace(cut, hardware="another machine"))
-    found = latest(path, new)
+    found = latest(path, new.hardware)
     expected = [("mlp", 2.0), ("unet", 7.0), ("linear", None)]  # what was skipped is told of until it is measured
     assert [(record.case, record.milliseconds) for record in found] == expected
 
@@ -133,7 +133,7 @@ def test_few_recorded_batches_stand_for_all_draws() -> None:
     assert records[0].note == "statistics of 3 batches, repeated"
 
 
-@pytest.mark.parametrize("command", ["speed", "zoo", "chunks", "narrow", "trainer", "ray", "costs"])
+@pytest.mark.parametrize("command", ["speed", "zoo", "chunks", "narrow", "trainer", "ray", "costs", "sweep"])
 def test_every_command_has_its_help(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], prog_name="python -m mcbn_benchmarks")
     assert result.exit_code == 0

@@ -77,15 +77,14 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
     called: of methods those alone that `forward`, a hook or another one that they call names.
     """
     methods = _methods(module) if called else []
-    entries = {f for name, f in methods if name not in ENTRIES}
-    waiting = [(f.__code__, f.__globals__) for f in _functions(module) if f not in entries]
+    waiting = [(f.__code__, f.__globals__) for f in _functions(module, [f for n, f in methods if n not in ENTRIES])]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
         code, names = waiting.pop()
         if code not in codes:
             codes[code] = names
             named = [inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType)]
-            named += [f for name, f in methods if name in code.co_names]
+            named += _closed([f for name, f in methods if name in code.co_names])
             plain = ((name, f) for cls in _classes(*_objects(code, names)) for name, f in _plain(cls))
             named += [f for name, f in plain if name in code.co_names or name[:2] == "__"]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
@@ -120,12 +119,16 @@ def _plain(cls: type) -> list[tuple[str, FunctionType]]:
     return [(name, f) for name, f in held if isinstance(f, FunctionType)]
 
 
-def _functions(module: nn.Module) -> list[FunctionType]:
-    """List a module's methods, the functions it holds, its hooks, and functions that these close over."""
+def _functions(module: nn.Module, without: Sequence[FunctionType] = ()) -> list[FunctionType]:
+    """List a module's methods but for some, the functions it holds, its hooks, and functions that these close over."""
     held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     bare = (getattr(f, "__func__", getattr(f, "func", f)) for f in held)  # of methods and partials
     own = (f for f in bare if isinstance(f, FunctionType) and f.__module__ != Survey.__module__)
-    functions = [*(f for _, f in _methods(module)), *own]
+    return _closed([*(f for _, f in _methods(module) if f not in without), *own])
+
+
+def _closed(functions: list[FunctionType]) -> list[FunctionType]:
+    """Add the functions that functions close over, what they wrap say."""
     for function in functions:  # grows on the way
         inner = (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
         functions += [f for f in inner if isinstance(f, FunctionType) and f not in functions]

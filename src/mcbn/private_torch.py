@@ -73,8 +73,7 @@ def _defaults(operator: Any) -> dict[str, Any]:
 @cache
 def written_by(operator: Any) -> tuple[str, ...]:
     """Name the arguments of an operator that it changes in place."""
-    arguments = operator._schema.arguments
-    return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    return tuple(a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 def gives_tensors(operator: Any) -> bool:

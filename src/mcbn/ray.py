@@ -136,8 +136,7 @@ def predict(
             raise
         with connected(address) as ray, opened(job, resume=again, overwrite=overwrite) as done:
             items = [part.name for part in job.parts if part.name not in done]
-            outcomes = _outcomes(ray, job, items, bayes, workers, threads) if items else ()
-            return collect(job, done, outcomes, on_part)
+            return collect(job, done, _outcomes(ray, job, items, bayes, workers, threads) if items else (), on_part)
 
 
 def _outcomes(

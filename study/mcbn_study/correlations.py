@@ -49,5 +49,4 @@ def correlate(mean: Tensor, std: Tensor) -> dict[str, Any]:
 
 def report(out: Path) -> None:
     """Write the table of the last run of each network, from records alone."""
-    records = latest(read(out / RECORDS), KEYS)
-    write_tables(out, __package__, "correlations", records=records, measured=MEASURED)
+    write_tables(out, __package__, "correlations", records=latest(read(out / RECORDS), KEYS), measured=MEASURED)

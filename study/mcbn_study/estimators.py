@@ -33,9 +33,8 @@ METHODS = {
     "random forest": (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier),
     "gaussian process": (gaussian_process.GaussianProcessRegressor, gaussian_process.GaussianProcessClassifier),
 }
-RUNS = [
-    {"dataset": d, "split": s, "random_state": r} for d, s, r in product(("boston", "concrete"), range(1, 6), (0, 1))
-]
+PLACES = product(("boston", "concrete"), range(1, 6), (0, 1))
+RUNS = [{"dataset": d, "split": s, "random_state": r} for d, s, r in PLACES]
 SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
 PEER_RUNS = [{"dataset": d, "split": s, "method": m} for d, s, m in product(SHOWN, range(1, 6), METHODS)]
 LOADERS = {"diabetes": bundled.load_diabetes, "breast cancer": bundled.load_breast_cancer}

@@ -72,10 +72,8 @@ class Unit(nn.Module):
     def __init__(self, inputs: int, outputs: int, dropout: float, *, activate_shortcut: bool) -> None:
         super().__init__()
         self.stride, self.extra, self.activate_shortcut = 1 + (outputs > inputs), outputs - inputs, activate_shortcut
-        self.norm1, self.conv1 = (
-            nn.BatchNorm2d(inputs, eps=EPSILON),
-            _three_by_three(inputs, outputs, stride=self.stride),
-        )
+        self.norm1 = nn.BatchNorm2d(inputs, eps=EPSILON)
+        self.conv1 = _three_by_three(inputs, outputs, stride=self.stride)
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs, eps=EPSILON), _three_by_three(outputs, outputs)
         self.drop = nn.Dropout(dropout)
 

@@ -100,9 +100,7 @@ class Experiment(NamedTuple):
 
         def look(epoch: int) -> None:
             if epoch in at:
-                with warnings.catch_warnings(
-                    action="ignore"
-                ):  # running statistics lag in short training; not used here
+                with warnings.catch_warnings(action="ignore"):  # running statistics lag, and are not used here
                     bayes = MCBN(network, "regression").fit(rows.x, n_samples=self.n_samples, **options)
                 trained.append((epoch, bayes))
 

@@ -222,8 +222,7 @@ def load_peer(folder: Path | None) -> Any:
         package = ModuleType(spec.name + name)
         package.__path__ = [str(Path(spec.submodule_search_locations[0]) / name.lstrip("."))]
         sys.modules[package.__name__] = package
-    abstract = import_module(f"{package.__name__}.abstract")
-    package.__dict__["PostProcessing"] = abstract.PostProcessing
+    package.__dict__["PostProcessing"] = import_module(f"{package.__name__}.abstract").PostProcessing
     return import_module(f"{package.__name__}.mc_batch_norm").MCBatchNorm
 
 

@@ -20,7 +20,7 @@ from mcbn_benchmarks.speed import cases
 from mcbn_benchmarks.speed.cases import Case, Method, Prepared, fitted, peak_bytes, prepare, time_interleaved
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
 from mcbn_study import journal, machine
-from mcbn_study.machine import Environment, environment, threads
+from mcbn_study.machine import environment, threads
 
 ALGORITHM_1, PLAIN, PEER, FORWARDS = "algorithm 1", "plain x T", "torch-uncertainty", "training forwards"
 FOLDED, SINGLE = "folded x T", "mcbn fp32"
@@ -52,7 +52,7 @@ def run(options: Options, out: Path | None, only: str = "") -> None:
                 journal.extend(out / f"{name}.jsonl", [asdict(record) | asdict(where)])
     print(table(measured, where, quick=options.quick))
     if out is not None and measured:
-        newest = table(latest(out / f"{name}.jsonl", where), where, quick=options.quick, merged=True)
+        newest = table(latest(out / f"{name}.jsonl", where.hardware), where, quick=options.quick, merged=True)
         write_text(out / f"{name}.md", f"{newest}\n")
 
 
@@ -72,7 +72,7 @@ def measure(options: Options, only: str = "") -> Iterator[Record]:
         yield from records
 
 
-def latest(path: Path, where: Environment) -> list[Record]:
+def latest(path: Path, hardware: str) -> list[Record]:
     """Read the newest finished run of every case and N on this hardware, in the order of the cases' first records.
 
     A case that was skipped, and so has no N, is left out once it has been measured.
@@ -80,7 +80,7 @@ def latest(path: Path, where: Environment) -> list[Record]:
     names = [field.name for field in fields(Record)]
     runs: dict[tuple[str, int], dict[str, list[Record]]] = {}
     for row in journal.read(path):
-        if row["hardware"] == where.hardware:
+        if row["hardware"] == hardware:
             by_date = runs.setdefault((row["case"], row["n"]), {})
             by_date.setdefault(row["date"], []).append(Record(**{name: row[name] for name in names}))
     newest = {key: max(by_date.items(), key=lambda run: (_done(run[1]), run[0]))[1] for key, by_date in runs.items()}

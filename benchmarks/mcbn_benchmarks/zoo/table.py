@@ -6,7 +6,7 @@ from pathlib import Path
 from mcbn.files import write_text
 from mcbn_study import journal
 from mcbn_study.journal import Journal, Record
-from mcbn_study.tables import markdown, render
+from mcbn_study.tables import render
 
 
 def write(folder: Path) -> list[str]:
@@ -43,15 +43,7 @@ def matrix(records: Sequence[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in ran(records):
         groups.setdefault((record["package"], record["domain"]), []).append(record)
-    rows = []
-    for (package, domain), group in groups.items():
-        exact = [r for r in group if r["outcome"] == "exact"]
-        fast = sum(not r["way"].startswith("loop") for r in exact)
-        calls = sum(r["layers"] for r in group)
-        title = f"{package} {group[-1]['version']}" if package != "mcbn" else "mcbn"
-        rows.append([f"{title}: {domain}", str(len(group)), f"{calls:,}", str(len(exact)), str(fast)])
-    head = ("package", "networks", "batch norm calls", "exact", "several draws or folded in one pass")
-    return markdown(head, rows, "l", padded=False)
+    return render(__package__, "matrix.md.j2", groups=groups)
 
 
 def table(records: Sequence[Record]) -> str:

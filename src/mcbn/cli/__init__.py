@@ -1,18 +1,21 @@
 """The command line `mcbn`: commands on models, a demo, and what plugins add."""
 
 import platform
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+from mcbn import plugins
+
 try:
     import typer
-except ImportError as error:  # the script is installed without its extra, too
-    raise SystemExit("mcbn: the command line needs typer: pip install 'mcbn[cli]'") from error
+except ImportError as error:  # the script is installed without its extra, too; what brings a command brings that
+    told = plugins.HOMES.get("".join(sys.argv[1:2]), "the command line needs typer: pip install 'mcbn[cli]'")
+    raise SystemExit(f"mcbn: {told}") from error
 
 import torch
 
 import mcbn
-from mcbn import plugins
 from mcbn.cli import field, model, session
 from mcbn.cli.report import report
 from mcbn.errors import MCBNError
@@ -26,12 +29,10 @@ def show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def main(
-    debug: session.Debug = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="say which mcbn this is")
-    ] = False,
-) -> None:
+Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="say which mcbn it is")]
+
+
+def main(debug: session.Debug = False, version: Version = False) -> None:
     """Bayesian uncertainty for trained batch-normalised networks."""
     session.debugging.set(debug)  # nothing is left of an earlier command in the same process
 

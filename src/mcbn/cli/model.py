@@ -129,16 +129,13 @@ def predict(
     """
     is_many = files.is_many(data) or resume
     if not is_many:
-        sources = {**source.sources(data), "--watch": watch}
-        results.require_writable(out, sources, files.keys, overwrite=overwrite)
+        results.require_writable(out, {**source.sources(data), "--watch": watch}, files.keys, overwrite=overwrite)
     fitted = source.load()
     bayes = fitted.bayes
     how: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}
     if is_many:
         if risk is not None:
-            raise MCBNError(
-                "--risk marks the rows of one file; predict the files of a folder one by one, or leave it out"
-            )
+            raise MCBNError("--risk marks the rows of one file; predict files of a folder one by one, or leave it out")
         options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "coverage": coverage, "watch": watch}
         return _predict_many(data, fitted, files, out, **options, **how)
     inputs = fitted.open(data, files.target, need_targets=False, passed_on=files.keys)
@@ -256,6 +253,5 @@ def export(
         home = Watch.load(watch, fitted.bayes)
         home.export(out, x[: home.batch_size], each=each)
         return typer.echo(f"{out}: {home!r}")
-    example = x[:inputs] if isinstance(x, Tensor) else x
-    fitted.bayes.export(out, example, method=method, n_samples=samples)
+    fitted.bayes.export(out, x[:inputs] if isinstance(x, Tensor) else x, method=method, n_samples=samples)
     typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")

@@ -108,8 +108,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MCBNError):
         return one_line(error), MISTAKE
     if isinstance(error, OSError):
-        where = f" {error.filename}" if error.filename else ""
-        return f"cannot use{where}: {error.strerror or error}", MISTAKE
+        return f"cannot use{f' {error.filename}' if error.filename else ''}: {error.strerror or error}", MISTAKE
     if isinstance(error, KeyboardInterrupt):
         return ("terminated", 128 + signal.SIGTERM) if error.args else ("interrupted", INTERRUPTED)
     return f"{one_line(error)} (--debug shows where)", FAILURE

@@ -8,7 +8,6 @@ each is a function of that input alone. That it is the same function for more in
 and their settings. So one look at the structure holds for all values: no operator is trusted, and none is unknown.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mcbn import batches
 from mcbn.batch_norm import Replay
+from mcbn.engine.agree import half_agree
 from mcbn.engine.trace import ReplayTracer, tensors_in
 from mcbn.network import Network
 from mcbn.private_torch import Dispatched, written_by
@@ -133,13 +133,8 @@ def _place(first: Tensor, second: Tensor, alike: list[Place], likely: Iterable[P
         if place.axis < first.ndim and place.p * FEW * place.k == first.shape[place.axis]:
             results = _by_input(first, place), _by_input(second, place).flip(place.axis + 1)
             pairs = zip(*(t.tensor_split([FEW - FEW // 2], place.axis + 1) for t in results), strict=True)
-            stayed, replaced = (_same(*pair) for pair in pairs)
+            stayed, replaced = (half_agree(*pair) for pair in pairs)
             if stayed and not replaced:
                 return place
-    unseen = alike and _same(first, second)  # a comparison, zeros of some shape
+    unseen = alike and half_agree(first, second)  # a comparison, zeros of some shape
     return alike[0] if unseen else MIXED
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    digits = math.sqrt(torch.finfo(a.dtype).eps) if a.is_floating_point() else 0
-    return torch.equal(a, b) or torch.allclose(a, b, rtol=digits, atol=digits, equal_nan=True)

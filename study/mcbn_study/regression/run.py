@@ -168,8 +168,7 @@ def train_chosen(study: Study, problem: Problem, choices: Choices, family: Famil
 
 def outputs(study: Study, trained: Trained, problem: Problem, criterion: Criterion, n_samples: int) -> list[Tensor]:
     """Return the draws (T, n), or the plain output (1, n), of each stream's network in original units."""
-    sizes = {networks.batch_size for networks, _ in trained}
-    evaluators = {M: Evaluator(problem, M, n_samples) for M in sizes}
+    evaluators = {M: Evaluator(problem, M, n_samples) for M in {networks.batch_size for networks, _ in trained}}
     drawn = []
     for networks, values in trained:
         evaluator, r = evaluators[networks.batch_size], int(networks.stream)

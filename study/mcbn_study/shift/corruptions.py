@@ -35,8 +35,7 @@ def corrupt(images: Tensor, kind: str, severity: int, *, frost: Tensor | None = 
         changed = np.stack([np.asarray(BY_PIL[kind](image, strength)) for image in pixels])
         return torch.from_numpy(changed).permute(0, 3, 1, 2).to(images.device)
     formula = FORMULAS[kind] if kind != "frost" else partial(_frost, frost=frost)
-    values = formula(images.double() / 255, strength, generator)
-    return (values.clamp(0, 1) * 255).to(torch.uint8)
+    return (formula(images.double() / 255, strength, generator).clamp(0, 1) * 255).to(torch.uint8)
 
 
 def load_frost(folder: Path) -> Tensor:
