@@ -1,7 +1,7 @@
 """What every baseline shares: the verbs of `mcbn.MCBN`, given a way to run draws. And the constant twin of any."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -13,6 +13,16 @@ from mcbn.errors import MCBNError, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network, Output, is_stream
 from mcbn.outputs import OutputReading, require_outputs
+
+
+def of_one_shape(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Pass on what several networks give, (t, N, ...); refuse outputs that cannot be averaged."""
+    shapes = dict[str, None]()
+    for output in outputs:
+        shapes[str(tuple(output.shape[1:]))] = None
+        if len(shapes) > 1:
+            raise MCBNError(f"members must give outputs of one shape; got {', '.join(shapes)}")
+        yield output
 
 
 class Predictor(ABC):

@@ -37,12 +37,13 @@ def _inside(pred: Any, y: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tens
     return torch.stack(shares, 1), torch.tensor([[promised(pred, level) for level in levels]])
 
 
-def _coverage(counted: Sequence[Tensor], levels: Sequence[float], kinds: tuple[str, str]) -> Report:
-    """Average what `_inside` counted over inputs, and name it, by level."""
-    names, (shares, calibrated) = [f"{level:g}" for level in levels], counted
-    of = [kinds[int(each)] for each in calibrated[0]]
-    coverage = shares.mean(0).tolist()
-    return {"coverage": dict(zip(names, coverage, strict=True)), "coverage_of": dict(zip(names, of, strict=True))}
+def _coverage(levels: Sequence[float], shares: Tensor, calibrated: Tensor) -> Report:
+    """Average what `_inside` counted over inputs, by level; which levels were promised."""
+    coverage = dict(zip([f"{level:g}" for level in levels], shares.mean(0).tolist(), strict=True))
+    return {
+        "coverage": coverage,
+        "calibrated": [level for level, each in zip(coverage, calibrated[0], strict=True) if each],
+    }
 
 
 def evaluate_regression(
@@ -76,7 +77,7 @@ def evaluate_regression(
             "crps": _normalized(crps, constant_crps, metrics.crps_optimum(mean, y)),
             "pll": _normalized(pll, constant_pll, metrics.pll_optimum(mean, y)),
         },
-        **_coverage(counted, levels, ("Gaussian interval", "calibrated interval")),
+        **_coverage(levels, *counted),
         "constant_tau": tau.tolist() if len(tau) > 1 else tau.item(),
     }
 
@@ -102,7 +103,7 @@ def evaluate_classification(
 
     probs, plain, y, *counted = _gather(judge(x, y) for x, y in pairs)
     scores = {"mcbn": _class_scores(probs, y), "plain": _class_scores(plain, y)}
-    scores |= _coverage(counted, levels, ("smallest set", "calibrated set")) if counted else {}
+    scores |= _coverage(levels, *counted) if counted else {}
     return {"n_points": len(y), "worse_mean": metrics.worse_probs(probs, plain, y) or None, **scores}
 
 
