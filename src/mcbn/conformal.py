@@ -226,8 +226,10 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
 
 def promised(pred: Any, level: float) -> bool:
     """Tell whether a prediction is calibrated for this level, whatever group an input belongs to."""
-    kept, least = pred.calibration, least_examples(require_level(level))
-    return kept is not None and not kept.mismatch and kept.by != "group" and min(kept.counts.values()) >= least
+    kept = pred.calibration
+    if kept is None or kept.mismatch or kept.by == "group":
+        return False
+    return bool(min(kept.counts.values()) * (1 - level) > level - 1e-6)  # enough examples, as `require_enough` asks
 
 
 def inside(pred: Any, y: Tensor, level: float) -> Tensor:
@@ -313,14 +315,10 @@ def cross_set(predictions: Sequence[Any], level: float) -> Tensor:
     return below < require_level(level) * (n + 1)
 
 
-def least_examples(level: float) -> int:
-    """Return the least n for which ceil((n + 1) level) does not exceed n."""
-    return math.ceil(round(level / (1 - level), 6))
-
-
 def require_enough(level: float, n: int, whose: str = "") -> None:
-    """Refuse a level that n held-out examples cannot promise."""
-    if n < (least := least_examples(level)):
+    """Refuse a level for which ceil((n + 1) level) exceeds n."""
+    least = math.ceil(round(level / (1 - level), 6))
+    if n < least:
         fault = f"level {level:g} needs at least {least} held-out examples{whose}, calibrate was given {n}"
         raise MCBNError(f"{fault}: give it more, or ask for {n / (n + 1):.3g} at most")
 

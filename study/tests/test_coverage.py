@@ -66,8 +66,8 @@ def test_sets_and_risks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "RESAMPLINGS", 50)
     monkeypatch.setattr(coverage, "RISK", 0.2)
     probs, y = labelled(2000)
-    plain = coverage.count_sets(probs, y, coverage.SETS["aps"])
-    by_class = coverage.count_sets(probs, y, coverage.SETS["aps by class"])
+    plain = coverage.count_sets(probs, y, **coverage.SETS["aps"])
+    by_class = coverage.count_sets(probs, y, **coverage.SETS["aps by class"])
     assert 0.88 < plain["inside"] < 0.96
     assert by_class["inside"] == pytest.approx(sum(by_class["classes"]) / 4, abs=0.01)
     assert min(by_class["classes"]) > coverage.SET_LEVEL - 0.01
@@ -85,9 +85,9 @@ def test_randomised_sets_hold_no_more_than_promised_where_the_first_label_alone_
     monkeypatch.setattr(coverage, "HALVES", 20)
     first = torch.linspace(0.9, 0.99, 4000, dtype=torch.float64)
     probs, y = torch.stack([first, 1 - first], 1), (torch.arange(4000) % 50 == 0).long()  # right in 49 of 50
-    firsts = coverage.count_sets(probs, y, coverage.SETS["aps by class"])
+    firsts = coverage.count_sets(probs, y, **coverage.SETS["aps by class"])
     assert firsts["classes"][0] == 1
-    drawn = coverage.count_sets(probs, y, coverage.SETS["aps by class, randomised"])
+    drawn = coverage.count_sets(probs, y, **coverage.SETS["aps by class, randomised"])
     assert drawn["classes"][0] == pytest.approx(coverage.SET_LEVEL, abs=0.01)
 
 

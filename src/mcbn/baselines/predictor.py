@@ -73,15 +73,7 @@ class Predictor(ABC):
         covariance: bool = False,
         mean: str = "drawn",
     ) -> Any:
-        """Predict with uncertainty: a RegressionPrediction or ClassificationPrediction, moments streamed over draws.
-
-        Args:
-            x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
-            n_samples: T; what `fit` was given where it is not.
-            return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
-            covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
-            mean: "drawn", or "plain", the network's own with the spread of the draws about it.
-        """
+        """Predict with uncertainty, moments streamed over draws; arguments as for `mcbn.MCBN.predict`."""
         T, mean = self._count(n_samples), require_choice("mean", mean, moments.MEANS)
 
         def draws(inputs: Any) -> Iterator[Tensor]:
@@ -171,6 +163,3 @@ class ConstantUncertainty(Predictor):
         """Yield the mean over the wrapped predictor's draws as the only one, (1, N, ...)."""
         mean: Tensor = self.base.predict(inputs, n_samples=n_samples).mean
         yield mean.unsqueeze(0)
-
-    def __repr__(self) -> str:
-        return f"ConstantUncertainty({self.base!r}, tau={self.tau})"

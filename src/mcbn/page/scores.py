@@ -209,9 +209,8 @@ def class_scores(ours: Votes, plain: Votes | None) -> list[Score]:
 
 def _auroc(uncertainty: Vector | None, wrong: Vector) -> float:
     """Area under the curve; NaN for a single pass, which has no such uncertainty, and where all are right or wrong."""
-    if uncertainty is None or not 0 < wrong.sum() < len(wrong):
-        return math.nan
-    return float(metrics.auroc(uncertainty, wrong))
+    found = None if uncertainty is None else metrics.error_auroc(uncertainty, wrong)
+    return math.nan if found is None else found
 
 
 CLASS_SCORES: list[tuple[str, str, Callable[[Votes], float]]] = [

@@ -17,6 +17,7 @@ from mcbn.model import MCBN
 from mcbn.outputs import flatten, match_shape, require_labels
 
 LEVELS = (0.5, 0.9, 0.95)
+Levels = Sequence[float]
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
 Scores = dict[str, float | None]
 Report = dict[str, Any]  # scores and what they were made with, as JSON has them
@@ -31,13 +32,13 @@ def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.cat(column) for column in columns]
 
 
-def _inside(pred: Any, y: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
+def _inside(pred: Any, y: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
     """Return the share of each input inside its interval or set of every level, (N, L), and which are calibrated."""
     shares = [flatten(inside(pred, y, level), 1).double().mean(1) for level in levels]
     return torch.stack(shares, 1), torch.tensor([[promised(pred, level) for level in levels]])
 
 
-def _coverage(levels: Sequence[float], shares: Tensor, calibrated: Tensor) -> Report:
+def _coverage(levels: Levels, shares: Tensor, calibrated: Tensor) -> Report:
     """Average what `_inside` counted over inputs, by level; which levels were promised."""
     coverage = dict(zip([f"{level:g}" for level in levels], shares.mean(0).tolist(), strict=True))
     return {
@@ -47,7 +48,7 @@ def _coverage(levels: Sequence[float], shares: Tensor, calibrated: Tensor) -> Re
 
 
 def evaluate_regression(
-    bayes: MCBN[Any], pairs: Pairs, *, constant: Tensor | None = None, levels: Sequence[float] = LEVELS, **options: Any
+    bayes: MCBN[Any], pairs: Pairs, levels: Levels = LEVELS, *, constant: Tensor | None = None, **options: Any
 ) -> Report:
     """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
 
@@ -89,9 +90,7 @@ def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | Non
         return None
 
 
-def evaluate_classification(
-    bayes: MCBN[Any], pairs: Pairs, *, levels: Sequence[float] = LEVELS, **options: Any
-) -> Report:
+def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, levels: Levels = LEVELS, **options: Any) -> Report:
     """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
 
     def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
@@ -108,11 +107,8 @@ def evaluate_classification(
 
 
 def _class_scores(probs: Tensor, y: Tensor) -> Scores:
-    entropy = torch.special.entr(probs).sum(1)
-    wrong = probs.argmax(1) != y
-    mixed = 0 < int(wrong.sum()) < wrong.numel()
     scores: Scores = {name: getattr(metrics, name)(probs, y).item() for name in ("accuracy", "nll", "brier", "ece")}
-    return scores | {"error_auroc": metrics.auroc(entropy, wrong).item() if mixed else None}
+    return scores | {"error_auroc": metrics.error_auroc(torch.special.entr(probs).sum(1), probs.argmax(1) != y)}
 
 
 def gather(bayes: MCBN[Any], scores: Report, *, data: str, n_samples: int | None, tuned_on: str | None) -> Report:

@@ -33,12 +33,8 @@ from mcbn_study.tables import render
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 SETTINGS = {"splits": [1, 2, 3, 4, 5], "seeds": [1, 2, 3, 4, 5], "steps": 10_000, "batch_size": 64, "n_samples": 100}
-SETS = {
-    "aps": Calibration("aps", {}, {}),
-    "raps": Calibration("raps", {}, {}, penalty=(0.01, 2)),
-    "aps by class": Calibration("aps", {}, {}, "class"),
-    "aps by class, randomised": Calibration("aps", {}, {}, "class", randomized=True),
-}
+SETS: Record = {"aps": {}, "raps": {"penalty": (0.01, 2)}, "aps by class": {"by": "class"}}
+SETS["aps by class, randomised"] = {"by": "class", "randomized": True}
 SET_LEVEL = 0.95  # above the networks' accuracy: sets of one class would do for less
 ENSEMBLES = ("ensemble", "mcbn of each")
 HALVES, RESAMPLINGS, RISK, DELTA = 100, 1000, 0.02, 0.1
@@ -125,15 +121,15 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
             sampler = methods.make(method, material)
             tau = temperature(sampler(material.validation.x), material.validation.y)
             probs, y = probabilities(sampler(images.test.x), tau).cpu(), images.test.y.cpu()
-            sets = {name: count_sets(probs, y, settings) for name, settings in SETS.items()}
+            sets = {name: count_sets(probs, y, **how) for name, how in SETS.items()}
             counts = {"sets": sets, "risk": count_risk(probs, y), "seconds": time.perf_counter() - started}
             journal.add([{**key, **class_scores(probs, y, *SCORES), **counts}])
     return journal.path
 
 
-def count_sets(probs: Tensor, y: Tensor, settings: Calibration) -> Record:
+def count_sets(probs: Tensor, y: Tensor, **how: Any) -> Record:
     """Return mean coverage, that of each class, and mean size of sets, over halves of the test images."""
-    totals = torch.zeros(2 + probs.shape[1]).double()
+    settings, totals = Calibration("aps", {}, {}, **how), torch.zeros(2 + probs.shape[1]).double()
     for number in range(HALVES):
         held, new = torch.randperm(len(y), generator=torch.Generator().manual_seed(number)).chunk(2)
         scores = settings.score_classes(probs[held], HALVES + number).gather(1, y[held, None])
