@@ -200,7 +200,7 @@ def evaluate(
 
     Regression: RMSE, CRPS, PLL beside the constant twin (same mean, one variance), normalised (0 the twin, 100 the best
     variance of every point). Classification: accuracy, NLL, Brier score, ECE, AUROC of errors, beside plain. Both: the
-    share inside the intervals or sets, after `mcbn fit --calibrate` the calibrated ones, as the table says.
+    share inside the intervals or sets, after a fit with calibration data the calibrated ones; the table names them.
     """
     fitted = source.load()
     bayes, test = fitted.bayes, fitted.open(data, target)
