@@ -257,7 +257,7 @@ def test_member_that_is_no_module_is_refused() -> None:
 
 
 def test_members_with_different_output_shapes_are_refused() -> None:
-    with pytest.raises(mcbn.MCBNError, match=r"\(20, 3\), member 1 \(20, 2\)"):
+    with pytest.raises(mcbn.MCBNError, match=r"\(20, 3\), \(20, 2\)"):
         DeepEnsemble([net(0), net(1, outputs=2)], "regression").predict(data()[0])
 
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from mcbn import noise
 from mcbn.errors import MCBNError, require_choice
 from mcbn.outputs import flatten, match_shape, require_labels
-from mcbn.prediction import require_level
+from mcbn.prediction import central_interval, require_level
 
 SCORES = {"regression": ("std", "absolute", "quantile"), "classification": ("aps", "raps")}
 PIXELS = 256  # drawn from every image: they stand for all of it
@@ -59,7 +59,8 @@ class Calibration:
         share of pixels inside is at least the level (risk control, Angelopoulos et al. 2022, arXiv 2208.02814).
         """
         if group not in self.scores:
-            raise MCBNError(f"no held-out example was of group {group}; there are {sorted(self.scores)}")
+            kind = "class" if self.by == "class" else "group"
+            raise MCBNError(f"no held-out example was of {kind} {group}; there are {sorted(self.scores)}")
         scores, n = self.scores[group], self.counts[group]
         require_enough(level, n, "" if self.by == "all" else f" of {self.by} {group}")
         k = math.ceil(round((n + 1) * level * len(scores) / n, 6))
@@ -202,7 +203,7 @@ def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     labels = require_labels(y.masked_fill(ignored, 0), probs)
     valid = ~ignored.reshape(labels.shape).to(labels.device)
     kept = flatten(valid, 1).any(1)  # (N,)
-    scores = settings.score_classes(probs, seed).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
+    scores = settings.score_classes(probs, ~seed).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
     group = labels[kept] if settings.by == "class" else group.to(kept.device)[kept]
     top, label = probs.max(1)
     ranked = (None, None) if dense else (1 - top[kept], (label != labels)[kept].to(probs.dtype))
@@ -221,6 +222,25 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
         chosen = torch.multinomial(mask.cpu(), PIXELS, replacement=True, generator=generator)  # (N, P)
         scores = scores.gather(2, chosen.to(scores.device).unsqueeze(1).expand(-1, D, -1))
     return scores.transpose(1, 2)
+
+
+def promised(pred: Any, level: float) -> bool:
+    """Tell whether a prediction is calibrated for this level, whatever group an input belongs to."""
+    kept = pred.calibration
+    if kept is None or kept.mismatch or kept.by == "group":
+        return False
+    return bool(min(kept.counts.values()) * (1 - level) > level - 1e-6)  # enough examples, as `require_enough` asks
+
+
+def inside(pred: Any, y: Tensor, level: float) -> Tensor:
+    """Tell whether the interval or set holds the target, (N, ...): the calibrated one, where it is promised."""
+    calibrated = promised(pred, level)
+    if hasattr(pred, "probs"):
+        held: Tensor = pred.set(level, calibrated=calibrated).gather(1, require_labels(y, pred.probs).unsqueeze(1))
+        return held.squeeze(1)
+    y = match_shape(y, pred.mean)
+    low, high = pred.interval(level) if calibrated else central_interval(pred.mean, pred.variance.sqrt(), level)
+    return (low <= y) & (y <= high)
 
 
 def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import noise, prediction, saving
-from mcbn.baselines.predictor import Predictor
+from mcbn.baselines.predictor import Predictor, of_one_shape
 from mcbn.conformal import Calibration
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
@@ -55,8 +55,8 @@ class Members(Predictor):
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
         """Yield outputs for prepared inputs, all draws of one member after those of the other."""
-        for member in self.members:
-            yield from member.draws(member.engine.network.prepare(inputs), n_samples)
+        prepared = ((member, member.engine.network.prepare(inputs)) for member in self.members)
+        return of_one_shape(chunk for member, own in prepared for chunk in member.draws(own, n_samples))
 
     def predict(self, x: Any, *, method: str = "sample", **options: Any) -> Any:
         """Pool what the members predict; arguments as for `mcbn.MCBN.predict`."""
@@ -70,7 +70,7 @@ class Members(Predictor):
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the average of the members' own means (N, ...) or class probabilities (N, K, ...), without draws."""
-        return torch.stack([member.plain_mean(x) for member in self.members]).mean(0)
+        return torch.cat([*of_one_shape(member.plain_mean(x).unsqueeze(0) for member in self.members)]).mean(0)
 
     def plain(self, x: Any) -> Tensor:
         """Return `plain_mean` as a network gives it, (N, ...): of classes the logarithm."""
@@ -176,10 +176,7 @@ def pool(predictions: Sequence[Any]) -> Any:
     """Join predictions for the same inputs by different networks: moments over the draws of all of them."""
     first, S = predictions[0], len(predictions)
     name, spread = ("mean", "epistemic") if hasattr(first, "mean") else ("probs", "variance")
-    shapes = [tuple(getattr(pred, name).shape) for pred in predictions]
-    if len(set(shapes)) > 1:
-        raise MCBNError(f"members must give outputs of one shape; got {', '.join(map(str, shapes))}")
-    centres = torch.stack([getattr(pred, name) for pred in predictions])  # (S, N, ...)
+    centres = torch.cat([*of_one_shape(getattr(pred, name).unsqueeze(0) for pred in predictions)])  # (S, N, ...)
     between = centres.var(0, correction=0)
     pooled: dict[str, Any] = {name: centres.mean(0), "between": between}
     pooled[spread] = sum(getattr(pred, spread) for pred in predictions) / S + between

@@ -215,6 +215,12 @@ def auroc(score: TensorLike, positive: TensorLike) -> Tensor:
     return torch.as_tensor(wins / (2 * P * Q), dtype=_floating(score).dtype, device=score.device)
 
 
+def error_auroc(uncertainty: TensorLike, wrong: TensorLike) -> float | None:
+    """AUROC of an uncertainty at finding the wrong answers; None where no answer, or every one, is wrong."""
+    wrong = _tensor(wrong, "wrong")
+    return auroc(uncertainty, wrong).item() if 0 < int(wrong.sum()) < wrong.numel() else None
+
+
 def risk_coverage(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, Tensor]:
     """Mean loss over the most certain k of N points against k / N: (coverage, risk), (P,) each (El-Yaniv, Wiener 2010).
 

@@ -21,7 +21,7 @@ def class_scores(probs: Tensor, y: Tensor, *names: str) -> dict[str, Any]:
         "accuracy": float(metrics.accuracy(probs, y)),
         "ece": float(metrics.ece(probs, y)),
         "brier": float(metrics.brier(probs, y)),
-        "error_auroc": error_auroc(1 - probs.amax(1), probs.argmax(1) != y),
+        "error_auroc": metrics.error_auroc(1 - probs.amax(1), probs.argmax(1) != y),
     }
     return {name: (scores | {"nll": -scores["pll"]})[name] for name in names or scores}
 
@@ -29,11 +29,6 @@ def class_scores(probs: Tensor, y: Tensor, *names: str) -> dict[str, Any]:
 def log_likelihood(probs: Tensor, y: Tensor) -> Tensor:
     """Log probability of the labels: probs (..., N, K), y (N,) give (..., N); finite where a probability is 0."""
     return probs.gather(-1, y.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1).clamp(min=1e-300).log()
-
-
-def error_auroc(doubt: Tensor, wrong: Tensor) -> float | None:
-    """How well a doubt (N,) tells wrong labels from right ones; None where no label, or every one, is wrong."""
-    return float(metrics.auroc(doubt, wrong)) if 0 < int(wrong.sum()) < len(wrong) else None
 
 
 def standard_error(values: Tensor) -> float:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from mcbn_study.scores import class_scores, error_auroc, log_likelihood
+from mcbn.metrics import error_auroc
+from mcbn_study.scores import class_scores, log_likelihood
 
 
 def test_class_scores_are_their_formulas() -> None:

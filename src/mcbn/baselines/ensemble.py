@@ -6,7 +6,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from mcbn import noise
-from mcbn.baselines.predictor import Predictor
+from mcbn.baselines.predictor import Predictor, of_one_shape
 from mcbn.errors import MCBNError
 from mcbn.network import Output
 
@@ -48,14 +48,8 @@ class DeepEnsemble(Predictor):
         """Yield the output of each member, (1, N, ...)."""
         if n_samples > len(self._members):
             raise MCBNError(f"n_samples={n_samples} asked of an ensemble of {len(self._members)}; train more members")
-        first = None
-        for position, member in enumerate(self._members[:n_samples]):
-            output = member.run_copy(member.prepare(inputs)).to(self.network.device)
-            shape = tuple(output.shape)
-            first = first or shape
-            if shape != first:
-                raise MCBNError(f"members must give outputs of one shape; got {first}, member {position} {shape}")
-            yield output.unsqueeze(0)
+        outputs = (member.run_copy(member.prepare(inputs)) for member in self._members[:n_samples])
+        return of_one_shape(output.to(self.network.device).unsqueeze(0) for output in outputs)
 
 
 class Temperature(DeepEnsemble):

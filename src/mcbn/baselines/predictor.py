@@ -1,7 +1,7 @@
 """What every baseline shares: the verbs of `mcbn.MCBN`, given a way to run draws. And the constant twin of any."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -13,6 +13,16 @@ from mcbn.errors import MCBNError, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network, Output, is_stream
 from mcbn.outputs import OutputReading, require_outputs
+
+
+def of_one_shape(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Pass on what several networks give, (t, N, ...); refuse outputs that cannot be averaged."""
+    shapes = dict[str, None]()
+    for output in outputs:
+        shapes[str(tuple(output.shape[1:]))] = None
+        if len(shapes) > 1:
+            raise MCBNError(f"members must give outputs of one shape; got {', '.join(shapes)}")
+        yield output
 
 
 class Predictor(ABC):
@@ -63,15 +73,7 @@ class Predictor(ABC):
         covariance: bool = False,
         mean: str = "drawn",
     ) -> Any:
-        """Predict with uncertainty: a RegressionPrediction or ClassificationPrediction, moments streamed over draws.
-
-        Args:
-            x: a tensor, whatever the network takes, or a DataLoader or Dataset of batches.
-            n_samples: T; what `fit` was given where it is not.
-            return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
-            covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
-            mean: "drawn", or "plain", the network's own with the spread of the draws about it.
-        """
+        """Predict with uncertainty, moments streamed over draws; arguments as for `mcbn.MCBN.predict`."""
         T, mean = self._count(n_samples), require_choice("mean", mean, moments.MEANS)
 
         def draws(inputs: Any) -> Iterator[Tensor]:
@@ -161,6 +163,3 @@ class ConstantUncertainty(Predictor):
         """Yield the mean over the wrapped predictor's draws as the only one, (1, N, ...)."""
         mean: Tensor = self.base.predict(inputs, n_samples=n_samples).mean
         yield mean.unsqueeze(0)
-
-    def __repr__(self) -> str:
-        return f"ConstantUncertainty({self.base!r}, tau={self.tau})"

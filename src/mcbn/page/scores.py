@@ -174,7 +174,7 @@ def regression_scores(spread: Spread) -> list[Score]:
         log_prob = np.repeat(spread.log_prob / n_each, n_each)
         rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
     ours, twin = float(spread.inside.mean()), float(interval_coverage(spread.error, spread.constant_std).y[95])
-    return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
+    return [*rows, Score(f"Share inside the {spread.kind} 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
 def worse_mean(name: str, ours: Vector, plain: Vector) -> str:
@@ -209,9 +209,8 @@ def class_scores(ours: Votes, plain: Votes | None) -> list[Score]:
 
 def _auroc(uncertainty: Vector | None, wrong: Vector) -> float:
     """Area under the curve; NaN for a single pass, which has no such uncertainty, and where all are right or wrong."""
-    if uncertainty is None or not 0 < wrong.sum() < len(wrong):
-        return math.nan
-    return float(metrics.auroc(uncertainty, wrong))
+    found = None if uncertainty is None else metrics.error_auroc(uncertainty, wrong)
+    return math.nan if found is None else found
 
 
 CLASS_SCORES: list[tuple[str, str, Callable[[Votes], float]]] = [

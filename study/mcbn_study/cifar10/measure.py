@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mcbn import batch_norm
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift
 from mcbn.engine.record import Statistics
+from mcbn.metrics import error_auroc
 from mcbn.model import MCBN
 from mcbn.network import Network
 from mcbn.prediction import entropy, mutual_information
@@ -19,7 +20,7 @@ from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.machine import timed
 from mcbn_study.networks import standardize
-from mcbn_study.scores import class_scores, error_auroc, log_likelihood, standard_error
+from mcbn_study.scores import class_scores, log_likelihood, standard_error
 
 AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL
