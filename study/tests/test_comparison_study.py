@@ -3,15 +3,20 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
 
+from mcbn import algorithm, data
 from mcbn_study import comparison
 from mcbn_study.cifar10.profile import Split
 from mcbn_study.cifar10.train import save_network
 from mcbn_study.data.cifar import Images
 from mcbn_study.journal import RECORDS, extend, read
 from mcbn_study.networks import CifarResNet
+from mcbn_study.regression.train import load_networks
 
 
 def told(kind: str, losses: dict[str, float], **place: object) -> dict[str, object]:
@@ -60,3 +65,45 @@ def test_networks_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         comparison.run(tmp_path / "out", images=split, networks=tmp_path / "cifar", regression=tmp_path)
     assert [r["kind"] for r in read(tmp_path / "out" / RECORDS)] == ["values", "classes"]
+
+
+def crps(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> float:
+    std = np.sqrt(variance)
+    z = (y - mean) / std
+    return float((std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - np.pi**-0.5)).mean())
+
+
+def best_noise(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> float:
+    """Variance of the noise that gives the least CRPS: a grid, then a search about its best."""
+    grid = np.linspace(-12, 6, 300)
+    best = grid[np.argmin([crps(mean, variance + np.exp(log), y) for log in grid])]
+    found = minimize_scalar(
+        lambda log: crps(mean, variance + np.exp(log), y), bounds=(best - 0.1, best + 0.1), method="bounded"
+    )
+    return float(np.exp(found.x))
+
+
+@pytest.mark.slow
+def test_compare_gives_on_networks_of_folds_what_the_loop_of_algorithm_1_gives() -> None:
+    records = [
+        r for r in read(Path("results/comparison") / RECORDS) if r.get("dataset") == "energy" and r["split"] == 1
+    ]
+    told = [comparison._loss(r, comparison.SAMPLED) / comparison._loss(r, comparison.CONSTANT) for r in records]
+    looped = []
+    for network, info in list(load_networks(Path("results/regression/networks/energy_folds.safetensors")))[:5]:
+        x, y = (values.float() for values in data.load("energy"))
+        part, train = data.split(len(x), info["split"]), x[info["train"]]
+        held = sorted(set(part.train.tolist()) - set(info["train"].tolist()))
+        rows = [torch.randperm(len(train))[: info["config"]["batch_size"]] for _ in range(500)]
+        samples = (
+            algorithm.sample(network, [train[r] for r in rows], torch.cat([x[held], x[part.test]])).double().numpy()
+        )
+        mean, variance = (moment.reshape(-1) for moment in (samples.mean(0), samples.var(0)))
+        y_held, y_test, n = y[held].double().numpy().ravel(), y[part.test].double().numpy().ravel(), len(held)
+        losses = []
+        for spread in (variance, 0 * variance):
+            noise = best_noise(mean[:n], spread[:n], y_held)
+            losses.append(crps(mean[n:], spread[n:] + noise, y_test))
+        looped.append(losses[0] / losses[1])
+    assert len(told) == len(looped)
+    assert np.mean(looped) == pytest.approx(np.mean(told), abs=0.002)
