@@ -197,6 +197,18 @@ def test_promise_of_each_class_and_of_each_group() -> None:
     assert width[group[1] == 1].min() > width[group[1] == 0].max()
 
 
+def test_even_a_known_spread_widens_intervals_of_a_low_level_and_narrows_those_of_a_high_one() -> None:
+    """Mean width by the true spread of each input, over the one width that holds as many: low levels gain nothing."""
+    generator = torch.Generator().manual_seed(0)
+    noise, spread = torch.randn(2, 200_000, generator=generator).double()
+    noise, spread = noise.abs(), (0.5 * spread).exp()
+    levels = torch.tensor([0.5, 0.8, 0.9, 0.95, 0.99], dtype=torch.float64)
+    ratio = spread.mean() * noise.quantile(levels) / (spread * noise).quantile(levels)
+    assert ratio[:2].min() > 1.02
+    assert ratio[2:].max() < 0.94
+    assert (ratio.diff() < 0).all()
+
+
 def test_outputs_one_by_one_and_together() -> None:
     bayes = fitted("regression", 2)
     bayes.tau = 1.0
